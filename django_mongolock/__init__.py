@@ -1,0 +1,33 @@
+"""Named locks shared by all processes of a Django project, kept in the MongoDB that it already runs."""
+
+from .decorators import SKIPPED, mongo_locked
+from .engine.locks import MongoLock
+from .exceptions import (
+    LockBackendError,
+    LockDocumentError,
+    LockError,
+    LockLostError,
+    LockNotAcquired,
+    LockQueueFull,
+    LockReentryError,
+    LockStateError,
+)
+from .locks import mongo_lock, mongo_semaphore
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SKIPPED",
+    "LockBackendError",
+    "LockDocumentError",
+    "LockError",
+    "LockLostError",
+    "LockNotAcquired",
+    "LockQueueFull",
+    "LockReentryError",
+    "LockStateError",
+    "MongoLock",
+    "mongo_lock",
+    "mongo_locked",
+    "mongo_semaphore",
+]

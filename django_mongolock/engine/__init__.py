@@ -1,0 +1,1 @@
+"""The lock engine. Nothing in this package imports Django."""

@@ -1,0 +1,225 @@
+"""The lock document: what a key may be, what an entry of the queue looks like, how an answer is read."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from bson.int64 import Int64
+
+from ..exceptions import LockDocumentError
+
+Mode = Literal["exclusive", "shared", "semaphore"]
+
+#: The version of the document's shape, its field `v`.
+SCHEMA: Final = 1
+#: The most bytes of UTF-8 that a key may have, prefix included.
+MAX_KEY_BYTES: Final = 512
+#: The most characters that an owner, a label or another fact about a holder may have.
+MAX_FACT_LENGTH: Final = 256
+#: The most that a token may be. Far above any real one: they start at the milliseconds since 1970.
+LAST_TOKEN: Final = Int64(2**62)
+#: The capacity of a shared lock: as many as like.
+UNLIMITED: Final = 2**31 - 1
+
+
+def check_text(name: str, value: object) -> str:
+    """Return *value* if it is a plain string that can be stored and shown, composed (NFC).
+
+    Raises TypeError for anything but `str` itself, and ValueError for control characters and lone surrogates.
+    """
+    if type(value) is not str:
+        raise TypeError(f"{name} must be a str, not {type(value).__name__}: pass str() of it if you mean that")
+    for character in value:
+        if unicodedata.category(character) in ("Cc", "Cs"):
+            raise ValueError(f"{name} must not have control characters or lone surrogates: found {character!a}")
+    return unicodedata.normalize("NFC", value)
+
+
+def check_key(key: object, prefix: str = "") -> str:
+    """Return the id of the document of *key*: prefix and key, composed (NFC).
+
+    Raises TypeError or ValueError, and always before anything is sent.
+    """
+    text = check_text("a lock key", key)
+    if not text:
+        raise ValueError("a lock key must not be empty")
+    text = unicodedata.normalize("NFC", prefix + text)
+    if (size := len(text.encode())) > MAX_KEY_BYTES:
+        raise ValueError(f"a lock key has at most {MAX_KEY_BYTES} bytes, prefix included: this one has {size}")
+    return text
+
+
+def check_fact(name: str, value: object) -> str | None:
+    """Return *value* as it may be stored beside a holder, or None if there is none. Raises TypeError, ValueError."""
+    if value is None:
+        return None
+    text = check_text(name, value)
+    if not text or len(text) > MAX_FACT_LENGTH:
+        raise ValueError(f"{name} has 1 to {MAX_FACT_LENGTH} characters: this one has {len(text)}")
+    return text
+
+
+def tidy_fact(value: object) -> str:
+    """Return *value* as text that may be stored, whatever it was: for facts that we look up, not the caller."""
+    text = "".join("?" if unicodedata.category(c) in ("Cc", "Cs") else c for c in str(value)[:MAX_FACT_LENGTH])
+    return unicodedata.normalize("NFC", text)[:MAX_FACT_LENGTH]
+
+
+def milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On what terms a lock is asked for. Times are in seconds.
+
+    lease: how long a grant lives without renewal. margin: how much longer the server lets it live than its holder
+    believes. patience: how long an entry in the queue lives without renewal. hold: for how long a grant stays at
+    least, even if it is given back before. capacity: how many may hold the key at once, in this mode.
+    """
+
+    mode: Mode = "exclusive"
+    capacity: int = 1
+    lease: float = 30.0
+    margin: float = 3.0
+    patience: float = 10.0
+    hold: float = 0.0
+    owner: str | None = None
+
+    @property
+    def term(self) -> float:
+        """How long the server lets a grant live without renewal."""
+        return self.lease + self.margin
+
+
+def entry(grant: str, session: str, terms: Terms, facts: Mapping[str, str | int]) -> dict[str, Any]:
+    """The entry of one grant, as it stands among the waiters and then among the holders of its document."""
+    made: dict[str, Any] = {
+        "grant": grant,
+        "session": session,
+        "mode": terms.mode,
+        "capacity": terms.capacity,
+        "lease": Int64(milliseconds(terms.lease)),
+        "term": Int64(milliseconds(terms.term)),
+        "patience": Int64(milliseconds(terms.patience)),
+        "hold": Int64(milliseconds(terms.hold)),
+        **facts,
+    }
+    if terms.owner is not None:
+        made["owner"] = terms.owner
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the server answered about one grant of one key. Times are in seconds.
+
+    left: until the grant's end by the server's clock (None: not a holder). token, acquired_at: of the grant.
+    beat: the number of the renewal that last reached it. place: how many are ahead in the queue (None: not in it).
+    waiting: how long the queue is. first_end: until the first of the holders would end (None: nobody holds it).
+    holder: one of them, in words.
+    """
+
+    left: float | None = None
+    token: int = 0
+    acquired_at: datetime | None = None
+    beat: int = 0
+    place: int | None = None
+    waiting: int = 0
+    first_end: float | None = None
+    holder: str | None = None
+
+    @property
+    def held(self) -> bool:
+        return self.left is not None
+
+    @property
+    def free(self) -> bool:
+        """Does nobody hold the key, nor wait for it?"""
+        return self.first_end is None and self.waiting == 0
+
+
+def read_reply(key: str, raw: Mapping[str, Any] | None) -> Reply:
+    """Read the answer to a step. None is the answer for a document that is not there.
+
+    Raises LockDocumentError where what came back is not what we write.
+    """
+    if raw is None:
+        return Reply()
+    now: datetime = raw["now"]
+    mine, holder, place, first_end = (raw.get(name) for name in ("mine", "holder", "place", "first_end"))
+    for entry_ in (mine, holder):
+        if entry_ is not None and not is_holder(entry_):
+            raise LockDocumentError(key, "an entry of its holders is damaged")
+    return Reply(
+        left=(mine["until"] - now).total_seconds() if mine else None,
+        token=mine["token"] if mine else 0,
+        acquired_at=mine["acquired_at"] if mine else None,
+        beat=mine.get("beat", 0) if mine else 0,
+        place=place if place is not None and place >= 0 else None,
+        waiting=raw["waiting"],
+        first_end=(first_end - now).total_seconds() if first_end else None,
+        holder=describe(holder, now) if holder else None,
+    )
+
+
+#: The type that every field has which we write; the same as in `step`, for the driver's side.
+WAITER_FIELDS: Final[dict[str, type]] = {
+    "grant": str, "session": str, "mode": str, "capacity": int, "lease": Int64, "term": Int64, "patience": Int64,
+    "hold": Int64, "since": datetime, "until": datetime,
+}  # fmt: skip
+HOLDER_FIELDS: Final[dict[str, type]] = {**WAITER_FIELDS, "acquired_at": datetime, "token": Int64}
+DOCUMENT_FIELDS: Final[dict[str, type]] = {
+    "v": int, "holders": list, "waiters": list, "graves": list, "clock": str, "token": Int64, "granted": str,
+    "purge_at": datetime, "changes": Int64, "acquisitions": Int64, "contended": Int64, "lapsed": Int64,
+    "waited_ms": Int64, "held_ms": Int64,
+}  # fmt: skip
+
+
+def _wrong_field(document: object, types: Mapping[str, type]) -> str | None:
+    if not isinstance(document, Mapping):
+        return "it is not a document"
+    for name, type_ in types.items():
+        if type(document.get(name)) is not type_:
+            return f"its field {name!r} is {_bson_name(document.get(name))}, not {type_.__name__}"
+    return None
+
+
+def _bson_name(value: object) -> str:
+    return "missing" if value is None else type(value).__name__
+
+
+def is_holder(value: object) -> bool:
+    return _wrong_field(value, HOLDER_FIELDS) is None
+
+
+def is_waiter(value: object) -> bool:
+    return _wrong_field(value, WAITER_FIELDS) is None
+
+
+def find_damage(document: Mapping[str, Any]) -> str | None:
+    """Say what makes a stored document unusable, or None if it can be used."""
+    if problem := _wrong_field(document, DOCUMENT_FIELDS):
+        return problem
+    if document["v"] != SCHEMA:
+        return f"its version is {document['v']}, and this release of django_mongolock knows version {SCHEMA}"
+    if document["token"] >= LAST_TOKEN:
+        return "its token is too large"
+    for name, types in (("holders", HOLDER_FIELDS), ("waiters", WAITER_FIELDS)):
+        for number, item in enumerate(document[name]):
+            if problem := _wrong_field(item, types):
+                return f"{name}[{number}]: {problem}"
+    return None
+
+
+def describe(holder: Mapping[str, Any], now: datetime) -> str:
+    """Say in one line who a holder is, and for how long it has held the lock. Never shows a grant id."""
+    words = [str(holder[name]) for name in ("label", "place") if holder.get(name)]
+    words += [f"{name} {holder[name]}" for name in ("owner", "user") if holder.get(name)]
+    words.append(f"host {holder.get('host', '?')} pid {holder.get('pid', '?')}")
+    words.append(f"for {(now - holder['acquired_at']).total_seconds():.1f} s")
+    return ", ".join(words)

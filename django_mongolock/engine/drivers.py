@@ -1,0 +1,51 @@
+"""The two faces of a protocol: `run` blocks, `arun` awaits. The only place that waits."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from .protocol import Action, Pause, Protocol
+
+T = TypeVar("T")
+
+
+def run(protocol: Protocol[T], send: Callable[[Action], Any], pause: Callable[[Pause], float]) -> T:
+    """Run *protocol* to its end in this thread; *send* carries out a command, *pause* waits.
+
+    Whatever is raised on the way, also by a signal handler, is thrown into the protocol, which cleans up.
+    """
+    try:
+        action = next(protocol)
+        while True:
+            try:
+                outcome = pause(action) if isinstance(action, Pause) else send(action)
+            except BaseException as error:  # noqa: BLE001 - all of it goes to the protocol
+                action = protocol.throw(error)
+            else:
+                action = protocol.send(outcome)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        protocol.close()
+
+
+async def arun(
+    protocol: Protocol[T], send: Callable[[Action], Awaitable[Any]], pause: Callable[[Pause], Awaitable[float]]
+) -> T:
+    """See run(). A cancelled coroutine is thrown CancelledError at the point where it waits, and passes it on."""
+    try:
+        action = next(protocol)
+        while True:
+            try:
+                outcome = await (pause(action) if isinstance(action, Pause) else send(action))
+            except BaseException as error:  # noqa: BLE001 - all of it goes to the protocol
+                action = protocol.throw(error)
+            else:
+                action = protocol.send(outcome)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        protocol.close()

@@ -1,0 +1,126 @@
+"""What this process knows of one grant that it asked for: the local side of an entry in a lock document."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from enum import Enum
+from typing import Final
+
+from . import clock
+from .document import Terms
+
+
+#: Why a grant was lost that is not in its document any more.
+TAKEN: Final = "it was taken away, or its lease ended on the server"
+
+
+class State(Enum):
+    """The life of a grant: asked for, held, then given back or lost. It never goes back."""
+
+    WAITING = "waiting"
+    HELD = "held"
+    RELEASED = "released"
+    LOST = "lost"
+
+
+class Grant:
+    """One acquisition of one key. Its id is unique, so nothing done to it can touch an earlier or a later one.
+
+    The deadline is by `clock.now`, counted from before the command was sent that granted or renewed it, and it
+    ends earlier than the lease does on the server. So whoever sees `held` knows that nobody else was let in.
+
+    worker: the thread or task that asked. users: ids of the lock objects that share it (reentrant locks).
+    doubtful: a command that adds it got no answer, so a copy of it may be on its way still, whatever came of the next.
+    """
+
+    def __init__(self, grant_id: str, key: str, terms: Terms, *, auto_renew: bool, worker: object) -> None:
+        self.id = grant_id
+        self.key = key
+        self.terms = terms
+        self.auto_renew = auto_renew
+        self.worker = worker
+        self.users: set[int] = set()
+        self.doubtful = False
+        self.token = 0
+        self.acquired_at: datetime | None = None
+        self.waited = 0.0
+        self.reason = ""
+        self.state = State.WAITING
+        self.lease = terms.lease
+        self.renew_at = clock.now() + terms.patience / 3
+        self.on_lost: Callable[[], object] | None = None
+        self._deadline = 0.0
+        self._mutex = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Grant {self.key!r} {self.state.value}, token {self.token}, {self.remaining:.1f} s left>"
+
+    @property
+    def held(self) -> bool:
+        """Is it held, and not past its deadline? Once this has been False after a grant, it stays so."""
+        if self.state is State.HELD and clock.now() >= self._deadline:
+            self.lose("its lease ended before it was renewed")
+        return self.state is State.HELD
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the deadline; 0 if it is not held."""
+        return max(0.0, self._deadline - clock.now()) if self.state is State.HELD else 0.0
+
+    @property
+    def ends_at(self) -> float:
+        """When the keeper must look at it at the latest: at its deadline, if it is held."""
+        return self._deadline if self.state is State.HELD else float("inf")
+
+    @property
+    def length(self) -> float:
+        """How long it lives without renewal, in seconds: as a holder, or as a waiter."""
+        return self.terms.patience if self.state is State.WAITING else self.lease
+
+    @property
+    def renewable(self) -> bool:
+        """Is it to be renewed? A waiter always is: its place must last as long as it waits."""
+        return self.state is State.WAITING or (self.state is State.HELD and self.auto_renew)
+
+    def hold(self, token: int, acquired_at: datetime | None, sent: float, waited: float) -> None:
+        """It was granted, by a command that was sent at *sent*."""
+        with self._mutex:
+            self.token, self.acquired_at, self.waited = token, acquired_at, waited
+            # The deadline first: to the keeper, who may look now, a grant held without one is a grant lost.
+            self._deadline = sent + self.lease
+            self.state = State.HELD
+        self.renewed(sent)
+
+    def renewed(self, sent: float, lease: float | None = None) -> None:
+        """It was renewed by a command that was sent at *sent*. An end that was told already stays told."""
+        with self._mutex:
+            self.lease = max(self.lease, lease or 0.0)
+            if self.state is State.HELD:
+                self._deadline = max(self._deadline, sent + self.lease)
+            self.renew_at = sent + self.length / 3
+
+    def postpone(self, until: float) -> None:
+        """The renewal did not get through: try again at *until*."""
+        self.renew_at = until
+
+    def lose(self, reason: str) -> bool:
+        """It is not ours any more. Return whether that is news."""
+        return self._end(State.LOST, reason)
+
+    def release(self) -> bool:
+        """It is about to be given back. Return whether it was held until now."""
+        return self.held and self._end(State.RELEASED, "released")
+
+    def missed(self, reason: str) -> None:
+        """It was not there any more when it was given back: it had been lost before."""
+        with self._mutex:
+            self.state, self.reason = State.LOST, reason
+
+    def _end(self, state: State, reason: str) -> bool:
+        with self._mutex:
+            if self.state not in (State.WAITING, State.HELD):
+                return False
+            self.state, self.reason = state, reason
+            return True

@@ -1,0 +1,24 @@
+"""The two indexes of the locks collection."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pymongo import IndexModel
+from pymongo.collection import Collection
+
+#: `expires_at` finds what is held and what is stale; `purge_at` is how the server removes what nobody uses any more.
+INDEXES: Final = {
+    "mongolock_expires_at": IndexModel([("expires_at", 1)], name="mongolock_expires_at"),
+    "mongolock_purge_at": IndexModel([("purge_at", 1)], name="mongolock_purge_at", expireAfterSeconds=0),
+}
+
+
+def ensure_indexes(collection: Collection[dict[str, Any]]) -> None:
+    """Create the indexes that are missing. Needs the right createIndex."""
+    collection.create_indexes(list(INDEXES.values()))
+
+
+def missing_indexes(collection: Collection[dict[str, Any]]) -> list[str]:
+    """Names of the indexes that are not there."""
+    return sorted(set(INDEXES) - set(collection.index_information()))

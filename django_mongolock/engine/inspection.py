@@ -1,0 +1,85 @@
+"""What a server is like, as far as locks are concerned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pymongo
+from pymongo.errors import OperationFailure, PyMongoError
+
+from ..exceptions import LockBackendError
+from .indexes import missing_indexes
+from .store import MongoStore
+
+#: The actions that locking needs on the collection.
+RIGHTS: Final = ("find", "insert", "update")
+#: What passes between an election and the first write that succeeds, at most, in seconds (measured: 10.3 to 16 s with
+#: the default election timeout of 10 s); twice that beyond the election timeout itself would be far too careful.
+_ELECTION_OVERHEAD: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """problem: why it cannot be used, in words without credentials. failover: seconds that one may take, None where
+    there is nothing to fail over to."""
+
+    problem: str = ""
+    standalone: bool = False
+    failover: float | None = None
+    missing_rights: tuple[str, ...] = ()
+    missing_indexes: tuple[str, ...] = ()
+
+
+def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
+    """Ask the server about itself. Changes nothing."""
+    try:
+        with pymongo.timeout(timeout):
+            admin = store.client.admin
+            hello = admin.command("hello")
+            status = admin.command("connectionStatus", showPrivileges=True)["authInfo"]
+            sharded = hello.get("msg") == "isdbgrid"
+            rights = _missing_rights(status, store.config.database, store.config.collection)
+            return ServerFacts(
+                standalone="setName" not in hello and not sharded,
+                failover=_failover(store) if len(hello.get("hosts", ())) > 1 else None,
+                missing_rights=rights,
+                missing_indexes=() if "find" in rights else tuple(_missing_indexes(store)),
+            )
+    except LockBackendError as error:
+        return ServerFacts(problem=error.problem)
+    except OperationFailure as error:
+        return ServerFacts(problem=f"it refused the connection (code {error.code})")
+    except PyMongoError as error:
+        return ServerFacts(problem=f"it did not answer within {timeout:g} s ({type(error).__name__})")
+
+
+def _missing_indexes(store: MongoStore) -> list[str]:
+    try:
+        return missing_indexes(store.collection)
+    except OperationFailure:  # no right to list them: then nobody can tell
+        return []
+
+
+def _failover(store: MongoStore) -> float:
+    """Seconds that a failover may take: the election timeout of the replica set, and what comes on top."""
+    try:
+        config = store.client.admin.command("replSetGetConfig")["config"]
+        election = config.get("settings", {}).get("electionTimeoutMillis", 10_000) / 1000
+    except OperationFailure:  # a plain user may not ask
+        election = 10.0
+    return float(election + _ELECTION_OVERHEAD)
+
+
+def _missing_rights(status: Mapping[str, Any], database: str, collection: str) -> tuple[str, ...]:
+    if not status["authenticatedUsers"]:
+        return ()  # no access control
+    granted: set[str] = set()
+    for privilege in status["authenticatedUserPrivileges"]:
+        resource = privilege["resource"]
+        everywhere = resource.get("anyResource", False)
+        here = resource.get("db") in ("", database) and resource.get("collection") in ("", collection)
+        if everywhere or here:
+            granted.update(privilege["actions"])
+    return tuple(right for right in RIGHTS if right not in granted)

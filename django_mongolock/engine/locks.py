@@ -1,0 +1,426 @@
+"""The lock object: one acquisition of one or several keys, for threads and for coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Final, Literal, Self, TypeVar
+
+from ..exceptions import LockBackendError, LockError, LockLostError, LockNotAcquired, LockReentryError, LockStateError
+from . import clock, protocol
+from .document import Terms, entry, milliseconds
+from .grant import TAKEN, Grant
+from .protocol import Answer, Protocol
+from .session import Session
+
+logger = logging.getLogger("django_mongolock")
+
+
+T = TypeVar("T")
+
+#: The longest time that makes sense, in seconds: ten years.
+_LONGEST: Final = 10 * 365 * 86_400
+
+
+class Unset:
+    """The type of `UNSET`, which stands for an argument that was not given where None means something."""
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Final = Unset()
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a lock is asked for and kept. *wait*: seconds, 0 for a single try, None without end."""
+
+    terms: Terms = Terms()
+    wait: float | None = 10.0
+    reentrant: bool = False
+    auto_renew: bool = True
+    on_lost: Callable[[MongoLock], object] | None = None
+
+
+class MongoLock:
+    """Named locks in MongoDB: held by one process, thread or task at a time, for as long as the lease is renewed.
+
+    Use it as a context manager, ``with`` or ``async with``, or through `acquire` and `release`. Leaving the block
+    raises LockLostError if the lock was lost meanwhile and the block itself raised nothing.
+
+    While the process lives, its leases are renewed in the background; when it dies, they end by themselves. A lease
+    cannot stop work that is still running when it ends, in a process that was paused for instance: compare
+    `fencing_token` where you write, and call `ensure_held` before what cannot be undone.
+
+    An object is one acquisition at a time: make a fresh one for every use, it costs nothing.
+    """
+
+    def __init__(
+        self,
+        session: Callable[[], Session],
+        keys: tuple[str, ...],
+        options: Options,
+        facts: Callable[[], Mapping[str, str | int]] = dict,
+    ) -> None:
+        self.keys = keys
+        self.options = options
+        self._session_now = session
+        self._facts = facts
+        self._session: Session | None = None
+        self._grants: tuple[Grant, ...] = ()
+        self._busy = threading.Lock()
+
+    # What it is and how it stands
+
+    @property
+    def key(self) -> str:
+        """The key, as it is stored. For a lock on several keys: LockStateError, see `keys`."""
+        return self._only(self.keys)
+
+    @property
+    def held(self) -> bool:
+        """Is every key held by this object, by a clock that ends no later than the server's?"""
+        return bool(self._grants) and self._is_ours() and all(grant.held for grant in self._grants)
+
+    @property
+    def lost(self) -> bool:
+        """Was it acquired by this object and then lost, rather than given back?"""
+        return bool(self._grants) and not self.held
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the lease ends if it is not renewed; 0 if the lock is not held."""
+        return min(grant.remaining for grant in self._grants) if self.held else 0.0
+
+    @property
+    def fencing_token(self) -> int:
+        """A number larger than that of every earlier grant of this key. LockStateError if it was not acquired."""
+        return self._only(self._acquired()).token
+
+    @property
+    def fencing_tokens(self) -> dict[str, int]:
+        """The fencing token of each key. LockStateError if the lock was not acquired."""
+        return {grant.key: grant.token for grant in self._acquired()}
+
+    @property
+    def acquired_at(self) -> datetime:
+        """When the last of the keys was granted, by the server's clock. LockStateError if none was."""
+        return max(grant.acquired_at for grant in self._acquired() if grant.acquired_at is not None)
+
+    @property
+    def waited(self) -> float:
+        """Seconds that it took to acquire the lock."""
+        return max(grant.waited for grant in self._acquired())
+
+    def ensure_held(self) -> None:
+        """Raise LockLostError unless the lock is held. Costs no command.
+
+        What you do next may still take longer than what is left of the lease (`remaining`).
+        """
+        if not self.held:
+            raise self._loss(self._grants)
+
+    def __repr__(self) -> str:
+        name = ", ".join(repr(key) for key in self.keys)
+        if not self._grants:
+            return f"<MongoLock {name} not held>"
+        token = "/".join(str(grant.token) for grant in self._grants)
+        state = f"held, token {token}, {self.remaining:.1f} s left" if self.held else f"lost, token {token}"
+        return f"<MongoLock {name} {state}>"
+
+    # Acquire, release, extend: each once, with a blocking and an awaiting face
+
+    def acquire(self, wait: float | Unset | None = UNSET) -> Self:
+        """Acquire the lock, waiting at most *wait* seconds (as made if not given; 0: one try; None: no end).
+
+        Returns itself. Raises LockNotAcquired (LockReentryError, LockQueueFull) if it is not to be had,
+        LockBackendError if MongoDB cannot be reached, and LockStateError if this object is in use.
+        """
+        try:
+            self._now().run(self._acquire(wait))
+        except LockError:
+            raise
+        except BaseException:
+            self._abandon()  # a signal may strike after the grant, before the caller has it
+            raise
+        return self
+
+    async def aacquire(self, wait: float | Unset | None = UNSET) -> Self:
+        """See acquire()."""
+        try:
+            await self._now().arun(self._acquire(wait))
+        except LockError:
+            raise
+        except BaseException:
+            self._abandon()
+            raise
+        return self
+
+    def try_acquire(self) -> bool:
+        """Acquire the lock if it is free now; return whether that was so. One command."""
+        try:
+            return bool(self.acquire(wait=0))
+        except LockNotAcquired:
+            return False
+
+    async def atry_acquire(self) -> bool:
+        """See try_acquire()."""
+        try:
+            return bool(await self.aacquire(wait=0))
+        except LockNotAcquired:
+            return False
+
+    def release(self) -> bool:
+        """Give the lock back; return whether it was still ours until then. Nothing to give back: False.
+
+        It never frees a lock that somebody else holds. If MongoDB cannot be reached, the lock is given back in the
+        background, at the latest when its lease ends.
+        """
+        try:
+            return self._is_ours() and self._now().run(self._release())
+        except BaseException:
+            self._abandon()  # a signal may strike before the first line of the body
+            raise
+
+    async def arelease(self) -> bool:
+        """See release()."""
+        try:
+            return self._is_ours() and await self._now().arun(self._release())
+        except BaseException:
+            self._abandon()
+            raise
+
+    def extend(self, lease: float | None = None) -> None:
+        """Push the end of the lease to *lease* seconds from now (its own length if not given); never nearer.
+
+        A longer lease stays the lock's lease from then on. Raises LockLostError if the lock is not held any more.
+        """
+        self._now().run(self._extend(lease))
+
+    async def aextend(self, lease: float | None = None) -> None:
+        """See extend()."""
+        await self._now().arun(self._extend(lease))
+
+    def __enter__(self) -> Self:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> Literal[False]:
+        grants = self._grants
+        if not self.release():
+            self._tell_loss(grants, error)
+        return False
+
+    async def __aenter__(self) -> Self:
+        return await self.aacquire()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> Literal[False]:
+        grants = self._grants
+        if not await self.arelease():
+            self._tell_loss(grants, error)
+        return False
+
+    # The bodies
+
+    def _acquire(self, wait: float | Unset | None) -> Protocol[None]:
+        limit = self.options.wait if isinstance(wait, Unset) else check_wait(wait)
+        session = self._begin()
+        started = clock.now()
+        grants: list[Grant] = []
+        try:
+            for key in self.keys:
+                left = None if limit is None else max(0.0, limit - (clock.now() - started))
+                grants.append((yield from self._acquire_one(session, key, left)))
+            self._session, self._grants = session, tuple(grants)
+        except LockNotAcquired:
+            try:
+                for grant in grants:
+                    yield from self._give_back(session, grant)
+            except BaseException:
+                self._drop(session, grants)
+                raise
+            raise
+        except BaseException:
+            self._drop(session, grants)
+            raise
+        finally:
+            self._busy.release()
+
+    def _acquire_one(self, session: Session, key: str, wait: float | None) -> Protocol[Grant]:
+        worker = _current_worker()
+        if (mine := session.held_by(key, worker)) is not None and mine.held:
+            if not self.options.reentrant or mine.terms.mode not in ("exclusive", self.options.terms.mode):
+                raise LockReentryError(key)
+            mine.users.add(id(self))
+            return mine
+        terms, facts = self.options.terms, self._facts()
+        grant = session.new_grant(key, terms, self.options.auto_renew, worker)
+        grant.users.add(id(self))
+        if (on_lost := self.options.on_lost) is not None:
+            grant.on_lost = lambda: on_lost(self)
+        started = clock.now()
+        request = protocol.Request(
+            key, grant.id, entry(grant.id, session.id, terms, facts), terms, session.next_number()
+        )
+        try:
+            session.expect(grant)
+            answer: Answer = yield from protocol.acquire(request, wait, started)
+            session.acquired(grant, answer, answer.now - started)
+        except LockNotAcquired:
+            if grant.doubtful:
+                session.abandon(grant)
+            session.forget(grant)
+            raise
+        except BaseException:
+            # Nobody knows whether the last command took effect, or whether it still will.
+            session.abandon(grant)
+            raise
+        return grant
+
+    def _release(self) -> Protocol[bool]:
+        session, grants = self._now(), self._grants
+        ours = bool(grants)
+        try:
+            for grant in grants:
+                ours &= yield from self._give_back(session, grant)
+        except BaseException:
+            self._drop(session, grants)
+            raise
+        finally:
+            self._grants = ()
+        return ours
+
+    def _give_back(self, session: Session, grant: Grant) -> Protocol[bool]:
+        """Give one grant back, unless another lock object of this thread or task shares it. Was it still ours?"""
+        grant.users.discard(id(self))
+        if grant.users:
+            return grant.held
+        if not grant.release():
+            session.lost(grant)
+            return False
+        try:
+            was_there = yield from protocol.release(grant.key, grant.id, grant.doubtful)
+            if grant.doubtful and not was_there:
+                session.abandon(grant)
+        except LockBackendError as error:
+            logger.warning("release postponed key=%s error=%s", grant.key, error)
+            session.abandon(grant)
+            was_there = True
+        if was_there:
+            session.released(grant)
+        else:
+            grant.missed(TAKEN)
+            session.lost(grant)
+        return was_there
+
+    def _extend(self, lease: float | None) -> Protocol[None]:
+        if lease is not None:
+            check_seconds("lease", lease)
+        session = self._now()
+        self.ensure_held()
+        for grant in self._grants:
+            length = max(lease or 0.0, grant.lease)
+            term = milliseconds(length + grant.terms.margin * max(1.0, length / grant.terms.lease))
+            answer = yield from protocol.extend(grant.key, grant.id, milliseconds(length), term, session.next_number())
+            if not answer.reply.held:
+                grant.lose(TAKEN)
+                session.lost(grant)
+                raise self._loss(self._grants)
+            grant.renewed(answer.sent, length)
+        self.ensure_held()
+
+    # Helpers
+
+    def _now(self) -> Session:
+        """The session that this object's grants belong to; without any, that of this process."""
+        if self._grants and self._session is not None:
+            return self._session
+        return self._session_now()
+
+    def _begin(self) -> Session:
+        if not self._busy.acquire(blocking=False):
+            raise LockStateError("this lock object is being acquired elsewhere: make a fresh one for every use")
+        if self._grants and self._is_ours():
+            self._busy.release()
+            raise LockStateError("this lock object is in use: release it first, or make a fresh one for every use")
+        self._grants = ()
+        return self._session_now()
+
+    def _is_ours(self) -> bool:
+        """Do the grants belong to this process, rather than to the one that it was forked from?"""
+        return self._session is not None and self._session.pid == os.getpid()
+
+    def _abandon(self) -> None:
+        """Drop what this thread or task has acquired through this object without the caller's knowing."""
+        grants = [grant for grant in self._grants if grant.worker is _current_worker()]
+        if grants and self._session is not None:
+            self._grants = ()
+            self._drop(self._session, grants)
+
+    def _drop(self, session: Session, grants: Iterable[Grant]) -> None:
+        """Have grants removed in the background. May be called again for the same ones."""
+        for grant in grants:
+            grant.users.discard(id(self))
+            if not grant.users:
+                session.abandon(grant)
+
+    def _acquired(self) -> tuple[Grant, ...]:
+        if not self._grants:
+            raise LockStateError("this lock is not acquired")
+        return self._grants
+
+    def _only(self, items: tuple[T, ...]) -> T:
+        if len(items) != 1:
+            raise LockStateError("this lock is on several keys: use `keys` and `fencing_tokens`")
+        return items[0]
+
+    def _loss(self, grants: tuple[Grant, ...]) -> LockError:
+        """The error that tells why one of *grants* is not held."""
+        if not grants:
+            return LockStateError("this lock is not acquired")
+        if not self._is_ours():
+            return LockLostError(grants[0].key, grants[0].token, "a forked child does not hold its parent's locks")
+        grant = next((grant for grant in grants if not grant.held), grants[0])
+        return LockLostError(grant.key, grant.token, grant.reason)
+
+    def _tell_loss(self, grants: tuple[Grant, ...], error: BaseException | None) -> None:
+        """On leaving the block: say that the lock was lost, without hiding what the block itself raised."""
+        if not grants or not self._is_ours():
+            return
+        if error is None:
+            raise self._loss(grants)
+        error.add_note(str(self._loss(grants)))
+
+
+def _current_worker() -> object:
+    """Who would wait for itself: the running task, or else the thread."""
+    try:
+        return asyncio.current_task() or threading.current_thread()
+    except RuntimeError:  # no event loop runs in this thread
+        return threading.current_thread()
+
+
+def check_seconds(name: str, value: object) -> float:
+    """Return *value* if it is a number of seconds above 0. Raises TypeError, ValueError."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} is a number of seconds, not {type(value).__name__}")
+    if not 0 < value < _LONGEST:
+        raise ValueError(f"{name} must be more than 0 and less than {_LONGEST} seconds, not {value}")
+    return float(value)
+
+
+def check_wait(value: object) -> float | None:
+    """Return *value* if it is a time to wait: seconds, 0 for a single try, None without end."""
+    if value is None:
+        return None
+    return 0.0 if value == 0 and not isinstance(value, bool) else check_seconds("wait", value)

@@ -1,0 +1,393 @@
+"""One per process: the store's client, the grants of the process, and the thread that keeps them alive."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import functools
+import itertools
+import logging
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from ..exceptions import LockBackendError, LockError
+from . import clock, drivers, protocol
+from .document import Terms
+from .grant import TAKEN, Grant, State
+from .protocol import Action, Answer, Apply, GiveBack, Look, Pause, Protocol
+from .step import Step
+from .store import Found, MongoStore
+
+logger = logging.getLogger("django_mongolock")
+
+T = TypeVar("T")
+
+#: How many keys one renewal takes.
+BATCH: Final = 1_000
+#: Threads that send commands for coroutines and for the main thread.
+SENDERS: Final = 16
+
+#: Told of what happens to a grant: "acquired", "released" or "lost".
+Observer = Callable[[str, Grant], object]
+
+
+@dataclass(slots=True)
+class Unsettled:
+    """A grant that was abandoned and may still stand in the document of its key. Times by `clock.now`."""
+
+    key: str
+    give_up: float
+    try_at: float
+
+
+class Session:
+    """What one process has to do with the locks of one store.
+
+    A daemon thread, started with the first grant, renews all grants in bulk, settles unknown outcomes and tells of
+    losses. A forked child does not use its parent's session: see `Sessions`.
+    """
+
+    def __init__(self, store: MongoStore, command_timeout: float = 5.0, observer: Observer | None = None) -> None:
+        self.id = secrets.token_hex(6)
+        self.pid = os.getpid()
+        self.store = store
+        self.command_timeout = command_timeout
+        self._observer = observer
+        self._numbers = itertools.count(1)
+        self._grants: dict[str, Grant] = {}
+        self._by_worker: dict[tuple[str, object], Grant] = {}
+        self._unsettled: dict[str, Unsettled] = {}
+        self._wakes_at = float("inf")
+        self._mutex = threading.Lock()
+        self._news = threading.Event()
+        self._keeper: threading.Thread | None = None
+        self._senders = ThreadPoolExecutor(SENDERS, thread_name_prefix="mongolock-sender")
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Session {self.id}, pid {self.pid}, {len(self._grants)} grants>"
+
+    # Running protocols
+
+    def run(self, steps: Protocol[T]) -> T:
+        """Run a protocol, blocking.
+
+        In the main thread the commands are sent by another one: what a signal handler raises there (Ctrl-C,
+        Celery's soft time limit) must not strike inside the driver, whose pool does not survive it.
+        """
+        if threading.current_thread() is threading.main_thread():
+            return drivers.run(steps, self._send_elsewhere, self._pause)
+        return drivers.run(steps, self._send, self._pause)
+
+    async def arun(self, steps: Protocol[T]) -> T:
+        """See run(). A waiting coroutine holds no thread; only a command on its way does."""
+        return await drivers.arun(steps, self._asend, self._apause)
+
+    def _send(self, action: Action) -> Any:
+        timeout = self.command_timeout
+        sent = clock.now()
+        match action:
+            case Apply(key, step):
+                try:
+                    return Answer(self.store.apply(key, step, timeout), sent, clock.now())
+                except LockBackendError:
+                    if step.add is not None and (grant := self._grants.get(step.ask)) is not None:
+                        grant.doubtful = True
+                    raise
+            case GiveBack(key, step):
+                return self.store.give_back(key, step, timeout)
+            case Look(key, grant):
+                return Answer(self.store.read(key, grant, timeout), sent, clock.now())
+        raise TypeError(f"not a command: {action!r}")
+
+    def _submit(self, call: Callable[[], T]) -> Future[T] | None:
+        """Have *call* made by a sender, or return None where the interpreter is shutting down and has none."""
+        try:
+            return self._senders.submit(call)
+        except RuntimeError:
+            return None
+
+    def _send_elsewhere(self, action: Action) -> Any:
+        future = self._submit(lambda: self._send(action))
+        return self._send(action) if future is None else future.result()
+
+    async def _asend(self, action: Action) -> Any:
+        future = self._submit(lambda: self._send(action))
+        return self._send(action) if future is None else await asyncio.wrap_future(future)
+
+    def _pause(self, pause: Pause) -> float:
+        time.sleep(pause.seconds)
+        return clock.now()
+
+    async def _apause(self, pause: Pause) -> float:
+        await asyncio.sleep(pause.seconds)
+        return clock.now()
+
+    # The grants of this process
+
+    def new_grant(self, key: str, terms: Terms, auto_renew: bool, worker: object) -> Grant:
+        """Make a grant that nobody has heard of yet."""
+        return Grant(f"{self.id}.{self.next_number()}", key, terms, auto_renew=auto_renew, worker=worker)
+
+    def expect(self, grant: Grant) -> None:
+        """The grant is about to be asked for: have its place in the queue renewed from now on."""
+        with self._mutex:
+            self._grants[grant.id] = grant
+        self._keep(grant.renew_at)
+
+    def next_number(self) -> int:
+        return next(self._numbers)
+
+    def held_by(self, key: str, worker: object) -> Grant | None:
+        """The grant of *key* that this thread or task holds."""
+        return self._by_worker.get((key, worker))
+
+    def acquired(self, grant: Grant, answer: Answer, waited: float) -> None:
+        """The grant is held, by *answer*."""
+        grant.hold(answer.reply.token, answer.reply.acquired_at, answer.sent, waited)
+        with self._mutex:
+            self._by_worker[grant.key, grant.worker] = grant
+        self._keep(min(grant.renew_at, grant.ends_at))
+        self._observe("acquired", grant)
+
+    def forget(self, grant: Grant) -> bool:
+        """The grant has ended: renew it no more. Return whether that is news."""
+        with self._mutex:
+            if self._by_worker.get((grant.key, grant.worker)) is grant:
+                del self._by_worker[grant.key, grant.worker]
+            return self._grants.pop(grant.id, None) is not None
+
+    def released(self, grant: Grant) -> None:
+        """The grant was given back."""
+        self.forget(grant)
+        self._observe("released", grant)
+
+    def abandon(self, grant: Grant) -> None:
+        """Give up a grant of which it is not known how it stands: have it removed in the background, for sure."""
+        grant.release()
+        self.forget(grant)
+        if self.pid != os.getpid():
+            return
+        give_up = clock.now() + grant.terms.term + protocol.BURIAL / 1000
+        with self._mutex:
+            self._unsettled[grant.id] = Unsettled(grant.key, give_up, clock.now())
+        self._keep(clock.now())
+
+    def _settle(self, grant_id: str) -> None:
+        """Try once to have an abandoned grant removed."""
+        unsettled = self._unsettled.get(grant_id)
+        if unsettled is None:
+            return
+        try:
+            drivers.run(protocol.settle(unsettled.key, grant_id), self._send, self._pause)
+        except LockError as error:
+            if clock.now() < unsettled.give_up:
+                logger.debug("settling postponed key=%s error=%s", unsettled.key, error)
+                return
+            logger.warning("settling given up key=%s error=%s: the lease ends by itself", unsettled.key, error)
+        with self._mutex:
+            self._unsettled.pop(grant_id, None)
+
+    def _observe(self, event: str, grant: Grant) -> None:
+        logger.debug("lock %s key=%s token=%s", event, grant.key, grant.token)
+        if self._observer is not None:
+            try:
+                self._observer(event, grant)
+            except Exception:
+                logger.exception("observer failed event=%s key=%s", event, grant.key)
+
+    # The keeper
+
+    def _keep(self, due: float) -> None:
+        """See to it that the keeper runs, and wakes when something is *due*."""
+        if self._keeper is None or not self._keeper.is_alive():
+            self._start_keeper()
+        if due < self._wakes_at:
+            self._news.set()
+
+    def _start_keeper(self) -> None:
+        with self._mutex:
+            if self._closed or (self._keeper is not None and self._keeper.is_alive()):
+                return
+            keeper = threading.Thread(target=self._run_keeper, name="mongolock-keeper", daemon=True)
+            with contextlib.suppress(RuntimeError):  # the interpreter is shutting down, and ends every lease
+                keeper.start()
+                self._keeper = keeper
+
+    def _run_keeper(self) -> None:
+        while not self._closed:
+            # Whoever comes from here on wakes us: what it adds may be too late for this look.
+            self._wakes_at = float("inf")
+            self._wakes_at = due = self._next_due()
+            self._news.wait(None if due == float("inf") else max(0.0, due - clock.now()))
+            self._wakes_at = 0.0
+            self._news.clear()
+            try:
+                self.beat()
+            except Exception:
+                logger.exception("the keeper failed and goes on")
+                time.sleep(0.1)
+
+    def _next_due(self) -> float:
+        with self._mutex:
+            times = [min(g.renew_at, g.ends_at) if g.renewable else g.ends_at for g in self._grants.values()]
+            times += [unsettled.try_at for unsettled in self._unsettled.values()]
+        return min(times, default=float("inf"))
+
+    def beat(self) -> None:
+        """Do what is due: tell of losses, renew, settle."""
+        with self._mutex:
+            grants = list(self._grants.values())
+            unsettled = list(self._unsettled.items())
+        now = clock.now()
+        for grant in grants:
+            if grant.state is State.LOST or (grant.state is State.HELD and not grant.held):
+                self.lost(grant)
+        # Take along what would be due soon: one command instead of many.
+        due = [grant for grant in grants if grant.renewable and grant.renew_at <= now + grant.length / 6]
+        if any(grant.renew_at <= now for grant in due):
+            due.sort(key=lambda grant: grant.key)
+            for start in range(0, len(due), BATCH):
+                self._renew(due[start : start + BATCH])
+        for grant_id, open_end in unsettled:
+            if open_end.try_at <= now:
+                open_end.try_at = now + self.command_timeout + 1.0
+                self._submit(functools.partial(self._settle, grant_id))
+
+    def _renew(self, grants: list[Grant]) -> None:
+        """Renew a batch and tell apart what is gone for good and what may only be late."""
+        number = self.next_number()
+        step = Step(renew=tuple(grant.id for grant in grants), beat=number)
+        sent = clock.now()
+        timeout = min(self.command_timeout, *(max(0.1, grant.length / 3) for grant in grants))
+        try:
+            found = self.store.renew(sorted({grant.key for grant in grants}), step, timeout)
+        except LockBackendError as error:
+            logger.warning("renewal failed grants=%s error=%s", len(grants), error)
+            found = {}
+        for grant in grants:
+            self._judge(grant, found.get(grant.key), number, sent)
+
+    def _judge(self, grant: Grant, found: Found | None, number: int, sent: float) -> None:
+        beats = {} if found is None else {**found.waiters, **found.holders}
+        if beats.get(grant.id) == number:
+            grant.renewed(sent)
+        elif grant.state is State.HELD and found is not None and grant.id not in beats and found.token >= grant.token:
+            # Majority-committed, and no older than the grant itself; an id never comes back.
+            if grant.lose(TAKEN):
+                self.lost(grant)
+        else:
+            grant.postpone(clock.now() + min(1.0, grant.length / 10))
+
+    def lost(self, grant: Grant) -> None:
+        """Tell everybody, once, that a grant was lost, and see to it that it does not keep others waiting."""
+        if not self.forget(grant):
+            return
+        logger.warning("lock lost key=%s token=%s reason=%s", grant.key, grant.token, grant.reason)
+        if grant.reason != TAKEN:
+            self.abandon(grant)
+        self._observe("lost", grant)
+        if grant.on_lost is not None:
+            callback = grant.on_lost
+            self._submit(lambda: _call_safely(callback, grant))
+
+    # The end
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Give back what is held, settle what is open, and close the client."""
+        self._closed = True
+        self._news.set()
+        end = clock.now() + timeout
+        with self._mutex:
+            grants = list(self._grants.values())
+            unsettled = list(self._unsettled)
+        self.command_timeout = min(self.command_timeout, timeout)
+        for grant in grants:
+            if clock.now() >= end:
+                logger.warning("not released at exit key=%s: its lease ends by itself", grant.key)
+                continue
+            if grant.release() or grant.state is State.WAITING:
+                try:
+                    self._send(GiveBack(grant.key, Step(remove=(grant.id,))))
+                except LockError as error:
+                    logger.warning("not released at exit key=%s error=%s", grant.key, error)
+            self.forget(grant)
+        for grant_id in unsettled:
+            if clock.now() < end:
+                self._settle(grant_id)
+        self._senders.shutdown(wait=False, cancel_futures=True)
+        self.store.close()
+
+
+def _call_safely(callback: Callable[[], object], grant: Grant) -> None:
+    try:
+        callback()
+    except Exception:
+        logger.exception("on_lost failed key=%s", grant.key)
+
+
+class Sessions:
+    """Hands out the session of this process: a new one after a fork, since the parent's locks are not the child's."""
+
+    _all: weakref.WeakSet[Sessions] = weakref.WeakSet()
+    _mutex = threading.Lock()
+    #: Sessions of the parent, kept so that nothing of them is finalized in the child.
+    _inherited: list[Session] = []  # noqa: RUF012
+
+    def __init__(self, make: Callable[[], Session]) -> None:
+        self._make = make
+        self._session: Session | None = None
+        with Sessions._mutex:
+            Sessions._all.add(self)
+
+    def current(self) -> Session:
+        session = self._session
+        if session is not None and session.pid == os.getpid():
+            return session
+        with Sessions._mutex:
+            if self._session is None or self._session.pid != os.getpid():
+                self._session = self._make()
+            return self._session
+
+    def close(self) -> None:
+        """Close the session of this process; the next `current` opens another."""
+        session, self._session = self._session, None
+        if session is not None and session.pid == os.getpid():
+            session.close()
+
+    @classmethod
+    def close_all(cls) -> None:
+        for sessions in list(cls._all):
+            sessions.close()
+
+    @classmethod
+    def _before_fork(cls) -> None:
+        cls._mutex.acquire()
+
+    @classmethod
+    def _after_fork_in_parent(cls) -> None:
+        cls._mutex.release()
+
+    @classmethod
+    def _after_fork_in_child(cls) -> None:
+        cls._mutex = threading.Lock()
+        for sessions in list(cls._all):
+            if sessions._session is not None:
+                cls._inherited.append(sessions._session)
+                sessions._session = None
+
+
+os.register_at_fork(
+    before=Sessions._before_fork,
+    after_in_parent=Sessions._after_fork_in_parent,
+    after_in_child=Sessions._after_fork_in_child,
+)
+atexit.register(Sessions.close_all)

@@ -1,0 +1,357 @@
+"""The one update that every operation on a lock is: prune, remove, renew, add, grant.
+
+The rule is an aggregation pipeline, evaluated by the primary on the one document of a key, by the primary's own
+clock (``$$NOW``). What a single command wants is passed as the variable ``$$c`` (`Step.arguments`), all of it inside
+one ``$literal``, so that no string of a caller is ever read as an expression. The pipeline itself is a constant.
+
+In words:
+
+1. A document that is damaged, or not ours, stays exactly as it is (`_VALID`).
+2. *Prune* holders and waiters whose time is over. Where the document was last written under another primary
+   (`clock`), its times mean nothing to this one: nobody is pruned, and everybody gets a whole lease once. A time
+   further ahead than a whole lease (a clock was set back) is cut to a lease.
+3. *Remove* the given grants; leave a tombstone for them if asked, so that a command that was held up on its way
+   cannot bring them back. A holder with a minimum hold stays until that is over, unless removed by force.
+4. *Renew* the given grants. A renewal never brings an end nearer: it may have been held up as well.
+5. *Add* the given entry at the end of the queue, unless it is there already or lies under a tombstone.
+   An entry with the owner of a holder takes that holder's place at once.
+6. *Grant*: from the head of the queue, as many as fit. The first that does not fit blocks all behind it.
+7. If this was only a trial, take what was added out of the queue again.
+
+Parsing the pipeline costs the server more than evaluating it (about 40 us per KB). So a command carries only the
+parts that it needs: `pipeline` leaves the others out of the same rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import bson
+from bson.int64 import Int64
+from bson.raw_bson import RawBSONDocument
+
+from .document import DOCUMENT_FIELDS, HOLDER_FIELDS, LAST_TOKEN, SCHEMA, WAITER_FIELDS
+
+Expression = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is the same for every command of a session. Times are in milliseconds.
+
+    confirm: the first lease of a grant that its holder has yet to notice. waiters: how long a queue may be.
+    retention: how long the document of a free lock is kept, at least.
+    """
+
+    confirm: int = 3_000
+    waiters: int = 1_000
+    retention: int = 7 * 24 * 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one command asks of the rule. Times are in milliseconds.
+
+    ask: the grant id that the answer is about. add: a new entry (`document.entry`). trial: it must not stay in
+    the queue. remove, renew: grant ids. bury: how long the removed ids stay under a tombstone, 0 for not at all.
+    force: end a minimum hold too. lease, term: lengthen the lease of the renewed grants to this. beat: the number
+    of the renewal, which it leaves on what it renewed.
+    """
+
+    ask: str = ""
+    add: dict[str, Any] | None = None
+    trial: bool = False
+    remove: tuple[str, ...] = ()
+    renew: tuple[str, ...] = ()
+    bury: int = 0
+    force: bool = False
+    lease: int = 0
+    term: int = 0
+    beat: int = 0
+
+    def pipeline(self) -> list[RawBSONDocument]:
+        """The command's update."""
+        resumes = self.add is not None and "owner" in self.add
+        return _pipeline(
+            adds=self.add is not None,
+            resumes=resumes,
+            trial=self.trial,
+            removes=bool(self.remove),
+            force=self.force,
+            renews=bool(self.renew),
+            buries=self.bury > 0,
+        )
+
+    def arguments(self, limits: Limits, clock: object) -> dict[str, Any]:
+        """The command's ``let``. *clock* names the primary that is going to evaluate it."""
+        values: dict[str, Any] = {
+            "ask": self.ask,
+            "clock": clock,
+            "confirm": Int64(limits.confirm),
+            "retention": Int64(limits.retention),
+        }
+        if self.add is not None:
+            values |= {"add": self.add, "waiters": limits.waiters}
+        if self.remove:
+            values |= {"remove": self.remove, "bury": Int64(self.bury)}
+        if self.renew:
+            values |= {
+                "renew": self.renew,
+                "lease": Int64(self.lease),
+                "term": Int64(self.term),
+                "beat": Int64(self.beat),
+            }
+        return {"c": {"$literal": values}}
+
+
+#: `purge_at` is moved in steps of this many milliseconds, so that its index stays quiet.
+_PURGE_STEP = 3_600_000
+
+
+def _let(variables: dict[str, Expression], inside: Expression) -> Expression:
+    return {"$let": {"vars": variables, "in": inside}}
+
+
+def _map(items: Expression, each: Expression) -> Expression:
+    return {"$map": {"input": items, "as": "e", "in": each}}
+
+
+def _filter(items: Expression, condition: Expression) -> Expression:
+    return {"$filter": {"input": items, "as": "e", "cond": condition}}
+
+
+def _size(items: Expression) -> Expression:
+    return {"$size": items}
+
+
+def _merge(entry: Expression, changes: dict[str, Expression]) -> Expression:
+    return {"$mergeObjects": [entry, changes]}
+
+
+def _from_now(milliseconds: Expression) -> Expression:
+    return {"$add": ["$$NOW", milliseconds]}
+
+
+_BSON_TYPES: dict[type, str] = {str: "string", int: "int", Int64: "long", datetime: "date", list: "array"}
+
+
+def _has(prefix: str, fields: dict[str, type]) -> Expression:
+    """True where every field has its type. One comparison of two lists: cheaper to parse than one per field."""
+    return {"$eq": [[{"$type": prefix + name} for name in fields], [_BSON_TYPES[kind] for kind in fields.values()]]}
+
+
+#: Has an upsert only just made this document?
+_IS_BLANK: Expression = {"$eq": ["$$ROOT", {"_id": "$_id"}]}
+
+#: Is it one that we wrote, and is it whole?
+_IS_WHOLE: Expression = {
+    "$and": [
+        _has("$", DOCUMENT_FIELDS),
+        {"$eq": ["$v", SCHEMA]},
+        {"$lt": ["$token", LAST_TOKEN]},
+        {"$allElementsTrue": [_map("$holders", _has("$$e.", HOLDER_FIELDS))]},
+        {"$allElementsTrue": [_map("$waiters", _has("$$e.", WAITER_FIELDS))]},
+    ]
+}
+
+#: What an upsert starts from. The first token is the server's time, so that tokens go on growing when a document
+#: is made again after a purge: nobody takes one lock a thousand times a second for as long as its document lives.
+_ZERO = Int64(0)
+_BLANK: dict[str, Expression] = {
+    "_id": "$_id", "v": SCHEMA, "holders": [], "waiters": [], "graves": [], "token": {"$toLong": "$$NOW"},
+    "granted": "", "clock": "$$c.clock", "purge_at": "$$NOW", "changes": _ZERO, "acquisitions": _ZERO,
+    "contended": _ZERO, "lapsed": _ZERO, "waited_ms": _ZERO, "held_ms": _ZERO,
+}  # fmt: skip
+
+
+def _living(entries: Expression, length: str) -> Expression:
+    """The entries whose time is not over, with ends that mean something to this clock. *length*: a whole lease."""
+    whole = _from_now(f"$$e.{length}")
+    return _map(
+        _filter(entries, {"$or": ["$$foreign", {"$gt": ["$$e.until", "$$NOW"]}]}),
+        {"$cond": [{"$or": ["$$foreign", {"$gt": ["$$e.until", whole]}]}, _merge("$$e", {"until": whole}), "$$e"]},
+    )
+
+
+_IS_REMOVED: Expression = {"$in": ["$$e.grant", "$$c.remove"]}
+_IS_NEW: Expression = {"$eq": ["$$e.grant", "$$c.add.grant"]}
+#: Has the entry the owner of the new one? Not the new one itself: its command may arrive twice.
+_MAKES_WAY: Expression = {"$and": [{"$eq": ["$$e.owner", "$$c.add.owner"]}, {"$not": [_IS_NEW]}]}
+
+
+def _without_removed(holders: Expression) -> Expression:
+    """Holders without the removed. One that must stay a while is renewed no more: it only waits for its end."""
+    end = {"$add": ["$$e.acquired_at", "$$e.hold"]}
+    return _map(
+        _filter(holders, {"$or": [{"$not": [_IS_REMOVED]}, {"$and": ["$$e.hold", {"$gt": [end, "$$NOW"]}]}]}),
+        {"$cond": [_IS_REMOVED, _merge("$$e", {"until": end, "term": "$$e.hold"}), "$$e"]},
+    )
+
+
+def _renewed(entries: Expression, length: str) -> Expression:
+    """The entries, those that the command renews pushed to a whole lease from now and never nearer."""
+    changes = {
+        "until": {"$max": ["$$e.until", _from_now({"$max": [f"$$e.{length}", "$$c.term"]})]},
+        "beat": "$$c.beat",
+        "lease": {"$max": ["$$e.lease", "$$c.lease"]},
+        "term": {"$max": ["$$e.term", "$$c.term"]},
+    }
+    return _map(entries, {"$cond": [{"$in": ["$$e.grant", "$$c.renew"]}, _merge("$$e", changes), "$$e"]})
+
+
+def _with_new(resumes: bool) -> Expression:
+    """The queue with the new entry, unless it is there already, lies under a tombstone, or finds no room."""
+    entry = [_merge("$$c.add", {"since": "$$NOW", "until": _from_now("$$c.add.patience")})]
+    known = {"$in": ["$$c.add.grant", {"$concatArrays": ["$$kept.grant", "$$queue.grant", "$$doc.graves.grant"]}]}
+    full = {"$gte": [_size("$$queue"), "$$c.waiters"]}
+    at_end = {"$cond": [{"$or": [known, full]}, "$$queue", {"$concatArrays": ["$$queue", entry]}]}
+    if not resumes:
+        return at_end
+    at_head = {"$cond": [known, "$$queue", {"$concatArrays": [entry, "$$queue"]}]}
+    return {"$cond": [{"$in": ["$$c.add.owner", "$$living.owner"]}, at_head, at_end]}
+
+
+#: How many fit, counted from the head of the queue: the place of the first that does not.
+_FITTING: Expression = _let(
+    {"mode": {"$first": {"$concatArrays": ["$$kept.mode", "$$queued.mode"]}}, "held": _size("$$kept")},
+    {
+        "$indexOfArray": [
+            {
+                "$concatArrays": [
+                    {
+                        "$map": {
+                            "input": {"$range": [0, _size("$$queued")]},
+                            "as": "i",
+                            "in": _let(
+                                {"e": {"$arrayElemAt": ["$$queued", "$$i"]}},
+                                {
+                                    "$and": [
+                                        {"$eq": ["$$e.mode", "$$mode"]},
+                                        {"$lt": [{"$add": ["$$held", "$$i"]}, "$$e.capacity"]},
+                                    ]
+                                },
+                            ),
+                        }
+                    },
+                    [False],
+                ]
+            },
+            False,
+        ]
+    },
+)
+
+
+def _granted(adds: bool) -> Expression:
+    """The entries that fit, as holders. One that has yet to learn of it gets a short first lease."""
+    soon = {"$min": ["$$e.term", "$$c.confirm"]}
+    term = {"$cond": [_IS_NEW, "$$e.term", soon]} if adds else soon
+    changes = {
+        "acquired_at": "$$NOW",
+        "token": {"$add": ["$$doc.token", Int64(1), "$$i"]},
+        "until": _from_now(term),
+    }
+    return {
+        "$map": {
+            "input": {"$range": [0, "$$fitting"]},
+            "as": "i",
+            "in": _let({"e": {"$arrayElemAt": ["$$queued", "$$i"]}}, _merge("$$e", changes)),
+        }
+    }
+
+
+def _total(field: str, items: Expression, each: Expression) -> Expression:
+    return {"$sum": {"$concatArrays": [[f"$$doc.{field}"], _map(items, each)]}}
+
+
+def _joined(ids: Expression) -> Expression:
+    return {"$reduce": {"input": ids, "initialValue": "", "in": {"$concat": ["$$value", "$$this", " "]}}}
+
+
+def _result(adds: bool, buries: bool) -> dict[str, Expression]:
+    """The fields that a command changes."""
+    told = _filter("$$granted.grant", {"$ne": ["$$e", "$$c.add.grant"]}) if adds else "$$granted.grant"
+    keep = {"$add": [{"$max": ["$$NOW", "$$expires_at"]}, "$$c.retention"]}
+    fields = {
+        "holders": "$$holders",
+        "waiters": "$$waiting",
+        "token": {"$add": ["$$doc.token", "$$fitting"]},
+        "granted": {"$cond": [{"$eq": [told, []]}, "$$doc.granted", _joined(told)]},
+        "clock": "$$c.clock",
+        "expires_at": "$$expires_at",
+        "purge_at": {"$cond": [{"$gte": ["$$doc.purge_at", keep]}, "$$doc.purge_at", {"$add": [keep, _PURGE_STEP]}]},
+        # So that every command writes: a primary that has lost its majority acknowledges what changes nothing.
+        "changes": {"$add": ["$$doc.changes", 1]},
+        "acquisitions": {"$add": ["$$doc.acquisitions", "$$fitting"]},
+        "contended": _total("contended", "$$granted", {"$cond": [{"$lt": ["$$e.since", "$$NOW"]}, 1, 0]}),
+        "waited_ms": _total("waited_ms", "$$granted", {"$subtract": ["$$NOW", "$$e.since"]}),
+        "lapsed": _total("lapsed", "$$ended", {"$cond": [{"$lte": ["$$e.until", "$$NOW"]}, 1, 0]}),
+        "held_ms": _total("held_ms", "$$ended", {"$subtract": [{"$min": ["$$NOW", "$$e.until"]}, "$$e.acquired_at"]}),
+    }
+    if buries:
+        new = _map("$$c.remove", {"grant": "$$e", "until": _from_now("$$c.bury")})
+        old = _filter("$$doc.graves", {"$gt": ["$$e.until", "$$NOW"]})
+        fields["graves"] = {"$concatArrays": [old, new]}
+    return fields
+
+
+@lru_cache
+def _pipeline(
+    *, adds: bool, resumes: bool, trial: bool, removes: bool, force: bool, renews: bool, buries: bool
+) -> list[RawBSONDocument]:
+    """The rule with the parts that such a command needs. Each stage binds variables for those after it."""
+    upserts = adds or buries
+    kept: Expression = "$$living"
+    queue: Expression = "$$lining"
+    if resumes:
+        kept = _filter(kept, {"$not": [_MAKES_WAY]})
+        queue = _filter(queue, {"$not": [_MAKES_WAY]})
+    if removes:
+        kept = _filter(kept, {"$not": [_IS_REMOVED]}) if force else _without_removed(kept)
+        queue = _filter(queue, {"$not": [_IS_REMOVED]})
+    if renews:
+        kept, queue = _renewed(kept, "term"), _renewed(queue, "patience")
+    waiting = {"$slice": ["$$queued", "$$fitting", {"$add": [_size("$$queued"), 1]}]}
+    stages: list[dict[str, Expression]] = [
+        {"doc": {"$cond": [_IS_BLANK, _BLANK, "$$ROOT"]} if upserts else "$$ROOT"},
+        {"foreign": {"$ne": ["$$doc.clock", "$$c.clock"]}},
+        {"living": _living("$$doc.holders", "term"), "lining": _living("$$doc.waiters", "patience")},
+        {"kept": kept, "queue": queue},
+        {"queued": _with_new(resumes) if adds else "$$queue"},
+        {"fitting": _FITTING},
+        {"granted": _granted(adds)},
+        {
+            "holders": {"$concatArrays": ["$$kept", "$$granted"]},
+            "waiting": _filter(waiting, {"$not": [_IS_NEW]}) if trial else waiting,
+            "ended": _filter("$$doc.holders", {"$not": [{"$in": ["$$e.grant", "$$kept.grant"]}]}),
+        },
+        {"expires_at": {"$max": "$$holders.until"}},
+    ]
+    rule: Expression = _merge("$$doc", _result(adds, buries))
+    for variables in reversed(stages):
+        rule = _let(variables, rule)
+    valid = {"$or": [_IS_BLANK, _IS_WHOLE]} if upserts else _IS_WHOLE
+    return [_encoded({"$replaceWith": {"$cond": [valid, rule, "$$ROOT"]}})]
+
+
+def _encoded(document: dict[str, Any]) -> RawBSONDocument:
+    return RawBSONDocument(bson.encode(document))
+
+
+#: The answer to every command, and to a read: what concerns the grant asked about, and enough of the others for
+#: a helpful error. Its size does not grow with the queue.
+REPLY: RawBSONDocument = _encoded(
+    {
+        "_id": 0,
+        "now": "$$NOW",
+        "token": 1,
+        "mine": {"$first": _filter("$holders", {"$eq": ["$$e.grant", "$$c.ask"]})},
+        "place": {"$indexOfArray": ["$waiters.grant", "$$c.ask"]},
+        "waiting": _size("$waiters"),
+        "first_end": {"$min": "$holders.until"},
+        "holder": {"$first": "$holders"},
+    }
+)

@@ -1,0 +1,273 @@
+"""Where the engine meets PyMongo: send one step, read one lock, renew many. Blocking; knows no lock object.
+
+Every command is bounded, goes to the primary, and is acknowledged by the majority, whatever the client's URI says.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pymongo
+from bson.codec_options import CodecOptions, TypeEncoder, TypeRegistry
+from pymongo import MongoClient, ReadPreference, WriteConcern
+from pymongo.collection import Collection
+from pymongo.errors import ConfigurationError, InvalidURI, OperationFailure, PyMongoError
+from pymongo.read_concern import ReadConcern
+from pymongo.server_description import ServerDescription
+
+from ..exceptions import LockBackendError, LockDocumentError
+from .document import Reply, find_damage, read_reply
+from .step import REPLY, Limits, Step
+
+Document = dict[str, Any]
+
+#: A release need not wait for the majority: if a failover undoes it, the lock lives until its lease ends. It waits
+#: for the journal, because only then do a change stream and a majority read show the grant to the next holder.
+RELEASE_CONCERN = WriteConcern(w=1, j=True)
+MAJORITY = WriteConcern(w="majority")
+
+_UNAUTHORIZED = 13
+_AUTHENTICATION_FAILED = 18
+_ATLAS_ERROR = 8000
+_REFUSALS = {
+    _UNAUTHORIZED: "the user of this connection may not do this: it needs find, insert and update on the collection",
+    _AUTHENTICATION_FAILED: "authentication failed: check user, password and authSource",
+    _ATLAS_ERROR: "authentication failed or not allowed on Atlas: check user, password and roles",
+}
+
+
+class _Clock:
+    """Stands in a command for the clock that is going to evaluate it; filled in when the command is encoded."""
+
+
+CLOCK = _Clock()
+
+
+class _ClockEncoder(TypeEncoder):
+    """Names the primary that a command goes to, at the moment when it is encoded for that primary.
+
+    The name is the election that made it primary. It is the same for every client (host names are not: a replica
+    set may have several horizons), and another one after every failover, which is when clocks change. The driver
+    selects a server, then encodes, in one thread, and does both again for a retry; so what `select` saw last in
+    this thread is where the command goes.
+    """
+
+    python_type = _Clock
+
+    def __init__(self) -> None:
+        self._seen = threading.local()
+        self.client: MongoClient[Document] | None = None
+
+    def select(self, servers: Sequence[ServerDescription]) -> Sequence[ServerDescription]:
+        """The client's `server_selector`: changes nothing, remembers the choice."""
+        self._seen.election = servers[0].election_id if len(servers) == 1 else None
+        return servers
+
+    def transform_python(self, value: object) -> str:
+        election = getattr(self._seen, "election", None)
+        if election is None and self.client is not None:
+            # A single server without discovery: no selection is made, and its clock is the only one.
+            known = list(self.client.topology_description.server_descriptions().values())
+            election = known[0].election_id if len(known) == 1 else None
+        return str(election or "")
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """Which collection, and how to reach it. `client` are the arguments of MongoClient; they may hold a password."""
+
+    client: Mapping[str, Any] = field(repr=False)
+    database: str
+    collection: str = "mongolock_locks"
+    limits: Limits = Limits()
+
+
+class MongoStore:
+    """The lock documents of one collection. One per process; makes its client when it is first needed.
+
+    The client is the store's own: an application that has used up its own pool must not stop the renewals.
+    """
+
+    def __init__(self, config: StoreConfig) -> None:
+        self.config = config
+        self._clock = _ClockEncoder()
+        self._opening = threading.Lock()
+
+    @cached_property
+    def client(self) -> MongoClient[Document]:
+        options: Document = {"appname": "django_mongolock", "serverSelectionTimeoutMS": 10_000, **self.config.client}
+        # Steps are idempotent by grant id and sent again by the protocol; a stored reply would only be older news,
+        # and costs the server another write. Releases are not sent again by the protocol: see `give_back`.
+        options |= {"server_selector": self._clock.select, "retryWrites": True, "tz_aware": True}
+        try:
+            client: MongoClient[Document] = MongoClient(**options)
+        except (ConfigurationError, InvalidURI, ValueError, TypeError) as error:
+            # The text of a URI error may quote the URI.
+            raise LockBackendError(
+                f"the connection settings are wrong ({type(error).__name__})", passing=False
+            ) from None
+        self._clock.client = client
+        return client
+
+    @cached_property
+    def collection(self) -> Collection[Document]:
+        """The collection, reading and writing as a lock must."""
+        with self._opening:
+            options: CodecOptions[Document] = CodecOptions(tz_aware=True, type_registry=TypeRegistry([self._clock]))
+            return self.client.get_database(self.config.database, options).get_collection(
+                self.config.collection,
+                codec_options=options,
+                read_preference=ReadPreference.PRIMARY,
+                write_concern=MAJORITY,
+                read_concern=ReadConcern("majority"),
+            )
+
+    def apply(self, key: str, step: Step, timeout: float) -> Reply:
+        """Apply *step* to the document of *key*, majority-committed, and tell how its grant stands then.
+
+        Sent once: the caller may send it again, since steps are idempotent. Raises LockBackendError, after which
+        the step may have taken effect or may still do so, and LockDocumentError, after which it has not.
+        """
+        command = {
+            "findAndModify": self.config.collection,
+            "query": {"_id": {"$eq": key}},
+            "update": step.pipeline(),
+            "let": step.arguments(self.config.limits, CLOCK),
+            "upsert": step.add is not None or step.bury > 0,
+            "new": True,
+            "fields": REPLY,
+            "writeConcern": {"w": "majority"},
+        }
+        collection = self.collection
+        try:
+            with pymongo.timeout(timeout):
+                answer = collection.database.command(command, codec_options=collection.codec_options)
+        except PyMongoError as error:
+            raise self._problem(error, key, timeout) from _bare(error)
+        if failure := answer.get("writeConcernError"):
+            raise LockBackendError(
+                f"the majority of the replica set did not confirm in time (code {failure.get('code')})", key
+            )
+        reply = read_reply(key, answer["value"])
+        if self._is_puzzling(step, reply):
+            self.diagnose(key, timeout)
+        return reply
+
+    def _is_puzzling(self, step: Step, reply: Reply) -> bool:
+        """Can the answer only be explained by a document that the step left as it was?"""
+        if step.renew:
+            return reply.held and reply.beat != step.beat
+        if step.add is None or reply.held or reply.place is not None:
+            return False
+        return reply.free if step.trial else reply.waiting < self.config.limits.waiters
+
+    def give_back(self, key: str, step: Step, timeout: float) -> bool:
+        """Remove the grants of *step*; return whether one was there. The driver sends it again if need be."""
+        collection = self.collection.with_options(write_concern=RELEASE_CONCERN)
+        where = {"_id": {"$eq": key}, "holders.grant": {"$in": step.remove}}
+        try:
+            with pymongo.timeout(timeout):
+                result = collection.update_one(where, step.pipeline(), let=step.arguments(self.config.limits, CLOCK))
+        except PyMongoError as error:
+            raise self._problem(error, key, timeout) from _bare(error)
+        return result.matched_count == 1
+
+    def read(self, key: str, grant: str, timeout: float) -> Reply:
+        """Tell how *grant* stands, by what is majority-committed."""
+        try:
+            with pymongo.timeout(timeout):
+                answer = self.collection.find_one({"_id": {"$eq": key}}, REPLY, let={"c": {"$literal": {"ask": grant}}})
+        except PyMongoError as error:
+            raise self._problem(error, key, timeout) from _bare(error)
+        return read_reply(key, answer)
+
+    def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
+        """Renew the grants of *step*, which are in the documents of *keys*: one update, then one read.
+
+        Returns what was found under each key that has a document. A grant was renewed only if it carries the number
+        of this step: then the update has been there, and the majority has it. Raises LockBackendError.
+        """
+        collection = self.collection
+        where = {
+            "_id": {"$in": list(keys)},
+            "$or": [{"holders.grant": {"$in": step.renew}}, {"waiters.grant": {"$in": step.renew}}],
+            **{name: {"$type": "array"} for name in ("holders", "waiters", "graves")},
+        }
+        fields = {"holders": {"grant": 1, "beat": 1}, "waiters": {"grant": 1, "beat": 1}, "token": 1}
+        try:
+            with pymongo.timeout(timeout):
+                collection.update_many(where, step.pipeline(), let=step.arguments(self.config.limits, CLOCK))
+                found = list(collection.find({"_id": {"$in": list(keys)}}, fields, batch_size=len(keys) + 1))
+        except PyMongoError as error:
+            raise self._problem(error, None, timeout) from _bare(error)
+        return {document["_id"]: _found(document) for document in found}
+
+    def diagnose(self, key: str, timeout: float = 5.0) -> None:
+        """Raise LockDocumentError if the document of *key* cannot be used."""
+        with pymongo.timeout(timeout):
+            document = self.collection.find_one({"_id": {"$eq": key}})
+        if document is not None and (damage := find_damage(document)):
+            raise LockDocumentError(key, damage)
+
+    def close(self) -> None:
+        """Close the client, if there is one."""
+        if "client" in self.__dict__:
+            self.client.close()
+
+    def _problem(self, error: PyMongoError, key: str | None, timeout: float) -> LockBackendError | LockDocumentError:
+        """Say in our own words what the driver met. Its words may hold the whole command, or a URI."""
+        if not isinstance(error, OperationFailure) or error.timeout:
+            return LockBackendError(f"MongoDB did not answer within {timeout:.1f} s ({type(error).__name__})", key)
+        if error.code in _REFUSALS:
+            return LockBackendError(_REFUSALS[error.code], key, passing=False)
+        if key is not None:
+            # An expression that met a value of a type it cannot take: the document is not what it should be.
+            try:
+                self.diagnose(key)
+            except LockDocumentError as damage:
+                return damage
+            except PyMongoError:
+                pass
+        return LockBackendError(
+            f"MongoDB refused the command (code {error.code}, {_code_name(error)})",
+            key,
+            passing=error.has_error_label("RetryableWriteError"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a renewal found under one key: the last token given, and the number of each grant's last renewal."""
+
+    token: int
+    holders: dict[str, int]
+    waiters: dict[str, int]
+
+
+def _found(document: Document) -> Found:
+    token = document.get("token")
+    return Found(token if isinstance(token, int) else 0, _beats(document, "holders"), _beats(document, "waiters"))
+
+
+def _beats(document: Document, field: str) -> dict[str, int]:
+    entries = document.get(field)
+    return {
+        entry["grant"]: entry.get("beat", 0)
+        for entry in (entries if isinstance(entries, list) else ())
+        if isinstance(entry, dict) and isinstance(entry.get("grant"), str)
+    }
+
+
+def _code_name(error: OperationFailure) -> str:
+    return str((error.details or {}).get("codeName", type(error).__name__))
+
+
+def _bare(error: PyMongoError) -> BaseException:
+    """The error as it may be shown: a refusal's text may quote the command, with everything in it."""
+    if isinstance(error, OperationFailure):
+        return OperationFailure(_code_name(error), error.code)
+    return error

@@ -1,0 +1,110 @@
+"""The errors of the library. This module imports nothing else of it.
+
+Every error carries its facts as attributes and passes them to ``Exception.__init__``, so that it survives
+pickling: Celery ships errors between processes.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "LockBackendError",
+    "LockDocumentError",
+    "LockError",
+    "LockLostError",
+    "LockNotAcquired",
+    "LockQueueFull",
+    "LockReentryError",
+    "LockStateError",
+]
+
+
+class LockError(Exception):
+    """Anything that goes wrong with a lock. Wrong arguments are TypeError or ValueError instead."""
+
+
+class LockNotAcquired(LockError):
+    """The lock was not to be had within the time that the caller was ready to wait.
+
+    key: the lock. waited: seconds spent. holder: who has it, in words, or None where nobody could be named.
+    retry_after: seconds until the holder's lease ends if nobody renews it (0 where unknown).
+    """
+
+    def __init__(self, key: str, waited: float = 0.0, holder: str | None = None, retry_after: float = 0.0) -> None:
+        super().__init__(key, waited, holder, retry_after)
+        self.key = key
+        self.waited = waited
+        self.holder = holder
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        after = f" within {self.waited:.1f} s" if self.waited >= 0.05 else ""
+        return f"lock {self.key!r} was not acquired{after}: held by {self.holder or 'somebody ahead in the queue'}"
+
+
+class LockQueueFull(LockNotAcquired):
+    """As many wait for the lock already as MONGOLOCK["MAX_WAITERS"] allows."""
+
+    def __str__(self) -> str:
+        return f"lock {self.key!r} was not acquired: its queue is full (MONGOLOCK['MAX_WAITERS'])"
+
+
+class LockReentryError(LockNotAcquired):
+    """This thread or task holds the lock already and would wait for itself."""
+
+    def __str__(self) -> str:
+        return (
+            f"lock {self.key!r} is already held by this thread or task, which would wait for itself: "
+            "pass reentrant=True if taking it again is meant"
+        )
+
+
+class LockLostError(LockError):
+    """The lease ended, or the lock was taken away, before the holder gave the lock back.
+
+    Work done since may have overlapped with another holder's: check it, or fence it (`fencing_token`, `atomic`).
+    """
+
+    def __init__(self, key: str, token: int | None = None, reason: str = "its lease ended") -> None:
+        super().__init__(key, token, reason)
+        self.key = key
+        self.token = token
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"lock {self.key!r} (token {self.token}) was lost: {self.reason}"
+
+
+class LockStateError(LockError):
+    """A lock object was used in a way that its state does not allow, such as acquired twice at once."""
+
+
+class LockBackendError(LockError):
+    """MongoDB did not answer, or refused. Whether the command took effect is then unknown to the caller;
+    the library settles it in the background, so that no lock stays behind.
+
+    passing: whether trying again may help.
+    """
+
+    def __init__(self, problem: str, key: str | None = None, passing: bool = True) -> None:
+        super().__init__(problem, key, passing)
+        self.problem = problem
+        self.key = key
+        self.passing = passing
+
+    def __str__(self) -> str:
+        return f"lock {self.key!r}: {self.problem}" if self.key is not None else self.problem
+
+
+class LockDocumentError(LockError):
+    """The document stored under the key is damaged or was not written by this library. It is left as it is."""
+
+    def __init__(self, key: str, problem: str = "it is not a lock document") -> None:
+        super().__init__(key, problem)
+        self.key = key
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return (
+            f"the document {self.key!r} in the locks collection cannot be used: {self.problem}. "
+            "Look at it in the mongo shell; delete it there if it is not yours to keep"
+        )
