@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Run the project's commands on a machine that has nothing but Python 3.11 or newer.
+
+    python3 dev.py test             all tests, on a MongoDB that it starts itself
+    python3 dev.py test -k fifo     what follows the command's name goes to the program, here pytest
+
+The first run makes .venv beside this file (with uv where that is on PATH) and installs what the command needs;
+the next ones start at once, until pyproject.toml or the Python changes. MONGODB_URI uses a server that runs already.
+"""
+
+# Only the standard library, and only syntax that Python 3.6 can read: it too shall get its line of advice.
+import contextlib
+import ctypes
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+if sys.version_info < (3, 11):  # noqa: UP036
+    sys.exit("dev.py: this is Python %s: run it with Python 3.11 or newer" % platform.python_version())  # noqa: UP031
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+STAMP = VENV / "dev.json"
+LOG = VENV / "dev.log"
+MONGOD_WHEELS = {"linux x86_64", "linux aarch64", "darwin x86_64", "darwin arm64", "win32 amd64"}
+
+
+class Command(NamedTuple):
+    """A command of the project: modules that `python -m` runs, each with the user's arguments after its own."""
+
+    help: str
+    noun: str
+    group: str
+    steps: list[list[str]]
+    needs_mongod: bool = True
+
+
+COMMANDS = {
+    "test": Command("run the tests (pytest)", "tests", "test", [["pytest"]]),
+    "demo": Command("run the shop with its traffic until Ctrl-C", "demo", "demo", [["testproject.demo"]]),
+    "lint": Command(
+        "check the code (ruff, mypy)",
+        "lint",
+        "lint",
+        [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]],
+        needs_mongod=False,
+    ),
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command that *arguments* begin with; return its exit code."""
+    name, *rest = arguments or ["--help"]
+    if name in {"-h", "--help"}:
+        print(usage())
+        return 0
+    if name not in COMMANDS:
+        fail(f"there is no command {name!r}, only {', '.join(COMMANDS)}")
+    command = COMMANDS[name]
+    started = time.monotonic()
+    if command.needs_mongod and not (os.environ.get("MONGODB_URI") or os.environ.get("MONGOD")):
+        check_mongod_runs_here()
+    with one_at_a_time():
+        prepare(command.group)
+    code = 0
+    for step in command.steps:
+        code = run([*step, *rest]) or code
+        if code > 128:
+            break
+    print(f"{command.noun}: {time.monotonic() - started:.0f} s", flush=True)
+    return code
+
+
+def usage() -> str:
+    """Return the text of --help."""
+    commands = [f"  {name:<8}{command.help}" for name, command in COMMANDS.items()]
+    return "\n".join([f"usage: python3 dev.py COMMAND [ARGUMENT ...]\n\n{__doc__}\nCommands:", *commands])
+
+
+def fail(message: str) -> NoReturn:
+    """End with one line for the person at the terminal."""
+    sys.exit(f"dev.py: {message}")
+
+
+def check_mongod_runs_here() -> None:
+    """Fail where the mongod of the dependency group has no wheel, or lacks a library of the system."""
+    system = f"{sys.platform} {platform.machine().lower()}"
+    if system not in MONGOD_WHEELS or (sys.platform == "linux" and platform.libc_ver()[0] != "glibc"):
+        fail(f"there is no MongoDB wheel for this platform ({system}): set MONGODB_URI to a replica set that runs")
+    for library in ["libcurl.so.4", "libcrypto.so.3"] if sys.platform == "linux" else []:
+        try:
+            ctypes.CDLL(library)
+        except OSError:
+            fail(f"MongoDB needs {library}: apt-get install libcurl4 libssl3, or dnf install libcurl openssl-libs")
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Let only one dev.py install at a time (on Windows, more)."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    folder = os.open(ROOT, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def prepare(group: str) -> None:
+    """See to it that .venv is of this Python, in this place, and holds *group* as pyproject.toml has it now."""
+    origin = f"{platform.python_version()} of {sys.base_prefix} in {VENV}"
+    content = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    stamp = read_stamp()
+    groups: dict[str, str] = stamp["groups"] if stamp.get("origin") == origin else {}
+    if groups.get(group) == content:
+        return
+    print(f"dev.py: installing the group '{group}' into {VENV}", flush=True)
+    if not groups:
+        make_venv()
+    STAMP.write_text("{}")  # stays where this is interrupted, and then .venv is made anew
+    try:
+        install(group)
+    except SystemExit:
+        STAMP.write_text(json.dumps({"origin": origin, "groups": groups}))
+        raise
+    STAMP.write_text(json.dumps({"origin": origin, "groups": {**groups, group: content}}))
+
+
+def read_stamp() -> dict[str, Any]:
+    """Return what the last complete installation wrote down, or {}."""
+    try:
+        return dict(json.loads(STAMP.read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def make_venv() -> None:
+    """Make .venv with this Python, in place of one that dev.py made before."""
+    config = VENV / "pyvenv.cfg"
+    if config.exists() and not STAMP.exists():
+        fail(f"{VENV} was not made by dev.py: move it away and run this again")
+    config.unlink(missing_ok=True)
+    shutil.rmtree(VENV, ignore_errors=True)
+    VENV.mkdir()
+    STAMP.write_text("{}")
+    uv = shutil.which("uv")
+    if uv:
+        logged([uv, "venv", "--allow-existing", "--seed", "--python", sys.executable, str(VENV)])
+    elif importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip"):
+        logged([sys.executable, "-m", "venv", str(VENV)])
+    else:
+        fail(f"this Python has no venv: apt-get install python3.{sys.version_info[1]}-venv, or install uv")
+
+
+def install(group: str) -> None:
+    """Install the project, editable, and the dependency group."""
+    wanted = ["--editable", ".", "--group", group]
+    uv = shutil.which("uv")
+    if uv:
+        logged([uv, "pip", "install", "--python", str(PYTHON), *wanted])
+    else:
+        logged([str(PYTHON), "-m", "pip", "install", "pip>=25.1"])  # older ones have no --group
+        logged([str(PYTHON), "-m", "pip", "install", *wanted])
+
+
+def logged(command: list[str]) -> None:
+    """Run *command* with its output in the log; fail with the line of it that tells the error."""
+    with LOG.open("ab") as log:
+        code = subprocess.call(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    if code:
+        said = [line for line in LOG.read_text(errors="replace").split("\n") if line.strip()]
+        errors = [line for line in said if line.lower().startswith("error")]
+        fail(f"cannot install, is there a network? {(errors or said or ['no word'])[-1]} (all of it: {LOG})")
+
+
+def run(module: list[str]) -> int:
+    """Run a module of .venv in the foreground; return its exit code, or 128 + n where signal n ended it."""
+    process = subprocess.Popen([str(PYTHON), "-m", *module], cwd=ROOT)
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    while True:
+        # Ctrl-C reaches the child as well, and how to end is its decision.
+        with contextlib.suppress(KeyboardInterrupt):
+            code = process.wait()
+            return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except OSError as error:
+        fail(str(error))

@@ -1,0 +1,9 @@
+"""A small shop: the example project of django_mongolock, its demo, and a bed for its tests.
+
+python -m testproject.demo            the whole thing, running, until Ctrl-C
+python -m testproject.manage check    Django's own commands, on MONGODB_URI
+"""
+
+from testproject.celery import app as celery_app
+
+__all__ = ["celery_app"]

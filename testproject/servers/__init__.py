@@ -1,0 +1,14 @@
+"""Real servers for the demo, the tests and the benchmarks: on loopback ports, in temporary directories.
+
+    with ReplicaSet(members=3) as replica_set:
+        client = MongoClient(replica_set.uri)
+        replica_set.primary().kill()
+
+They end with the process that started them.
+"""
+
+from testproject.servers.mongo import Mongod, ReplicaSet, mongod_path, mongodb
+from testproject.servers.process import Server, ServerError
+from testproject.servers.redis import Redis
+
+__all__ = ["Mongod", "Redis", "ReplicaSet", "Server", "ServerError", "mongod_path", "mongodb"]

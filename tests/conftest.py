@@ -1,0 +1,33 @@
+"""Fixtures for everybody: the MongoDB of the test run, and an empty collection in it."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+from pymongo.collection import Collection
+
+DATABASE = "mongolock_tests"
+
+
+@pytest.fixture(scope="session")
+def mongo_uri() -> str:
+    """The URI of the MongoDB of this test run."""
+    return os.environ["MONGODB_URI"]
+
+
+@pytest.fixture(scope="session")
+def mongo(mongo_uri: str) -> Iterator[MongoClient[dict[str, Any]]]:
+    """A client of the MongoDB of this test run."""
+    with MongoClient[dict[str, Any]](mongo_uri, serverSelectionTimeoutMS=5000) as client:
+        yield client
+
+
+@pytest.fixture
+def collection(mongo: MongoClient[dict[str, Any]]) -> Iterator[Collection[dict[str, Any]]]:
+    """A collection that does not exist yet and has no name that another test uses; dropped afterwards."""
+    collection = mongo[DATABASE][f"test_{uuid.uuid4().hex}"]
+    yield collection
+    collection.drop()

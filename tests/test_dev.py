@@ -1,0 +1,300 @@
+"""dev.py: one command on a fresh machine, one line of advice where that cannot be."""
+
+import ast
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.waiting import eventually
+
+SOURCE = Path(__file__).resolve().parent.parent / "dev.py"
+PYPROJECT = """
+[project]
+name = "fresh"
+version = "0"
+dependencies = ["django-mongolock-has-no-such-dependency"]
+[dependency-groups]
+test = []
+"""
+# Run dev.py as it is, after a change to what it finds on the machine.
+PATCHED = "import runpy, sys; sys.argv = ['dev.py', 'test']; {patch}; runpy.run_path('dev.py', run_name='__main__')"
+# Stands in for pytest in a project of its own: says what it was given, and waits for a signal if told to.
+FAKE_PYTEST = """
+import sys, time
+print(*sys.argv[1:], flush=True)
+try:
+    time.sleep(60 if "wait" in sys.argv else 0)
+except KeyboardInterrupt:
+    sys.exit(7)
+sys.exit(3)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with dev.py and a pyproject.toml, as in a fresh clone."""
+    shutil.copy(SOURCE, tmp_path / "dev.py")
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT)
+    return tmp_path
+
+
+@pytest.fixture
+def dev(project: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """dev.py of that project as a module; instead of installing it notes in `dev.did` what it would do."""
+    spec = importlib.util.spec_from_file_location("dev_under_test", project / "dev.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "did", [], raising=False)
+    monkeypatch.setattr(module, "logged", lambda command: module.did.append(" ".join(map(str, command))))
+    monkeypatch.setattr(module.shutil, "which", lambda name: None)
+    return module
+
+
+@pytest.fixture
+def installed(project: Path) -> Path:
+    """The project with a .venv that holds the group 'test' already, and a pytest of our own making."""
+    (project / "pytest.py").write_text(FAKE_PYTEST)
+    venv.create(project / ".venv", symlinks=os.name != "nt")
+    done = {"test": hashlib.sha256(PYPROJECT.encode()).hexdigest()}
+    origin = f"{platform.python_version()} of {sys.base_prefix} in {project.resolve() / '.venv'}"
+    (project / ".venv/dev.json").write_text(json.dumps({"origin": origin, "groups": done}))
+    return project
+
+
+def run(project: Path, *arguments: str, patch: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run dev.py of *project*, with the machine changed by the Python statement *patch*."""
+    code = ["-c", PATCHED.format(patch=patch)] if patch else ["dev.py", *arguments]
+    variables = {name: value for name, value in os.environ.items() if name not in {"MONGODB_URI", "MONGOD"}}
+    return subprocess.run(
+        [sys.executable, *code], cwd=project, env=variables | environment, capture_output=True, text=True, check=False
+    )
+
+
+def one_line(result: subprocess.CompletedProcess[str]) -> str:
+    """Return the only line that a failed run wrote on stderr."""
+    assert result.returncode != 0
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("dev.py: ")
+    return lines[0]
+
+
+def test_help_names_every_command(project: Path) -> None:
+    """Without arguments and with --help the commands are listed, and nothing is installed."""
+    for arguments in [(), ("--help",), ("-h",)]:
+        result = run(project, *arguments)
+        assert result.returncode == 0
+        assert all(f"\n  {name} " in result.stdout for name in ("test", "demo", "lint"))
+    assert not (project / ".venv").exists()
+
+
+def test_an_unknown_command_is_one_line(project: Path) -> None:
+    """A typing error costs nothing and shows what there is."""
+    assert one_line(run(project, "tset")) == "dev.py: there is no command 'tset', only test, demo, lint"
+
+
+def test_it_needs_the_standard_library_only() -> None:
+    """On a fresh machine there is nothing else to import."""
+    tree = ast.parse(SOURCE.read_text())
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names
+
+
+def test_an_old_python_can_read_it() -> None:
+    """The advice to use another Python is worth nothing if the old one stops at the syntax."""
+    ast.parse(SOURCE.read_text(), feature_version=(3, 7))
+
+
+@pytest.mark.parametrize(
+    ("patch", "words"),
+    [
+        (
+            "sys.version_info = (3, 9); import platform; platform.python_version = lambda: '3.9.2'",
+            "this is Python 3.9.2: ",
+        ),
+        ("import platform; platform.machine = lambda: 'riscv64'", "riscv64): set MONGODB_URI"),
+        ("sys.platform = 'sunos5'", "(sunos5 "),
+        ("import importlib.util as u; f = u.find_spec; u.find_spec = lambda n: n != 'ensurepip' and f(n)", "-venv"),
+        ("import ctypes; ctypes.CDLL = lambda name: open(name)", "libcurl.so.4: apt-get install libcurl4 libssl3"),
+    ],
+    ids=["old python", "unknown machine", "unknown system", "no ensurepip", "no libcurl"],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="the advice is for Linux")
+def test_what_the_machine_lacks_is_one_line(project: Path, patch: str, words: str) -> None:
+    """Each thing that a machine can lack is told in one line that says what to do, without a traceback."""
+    assert words in one_line(run(project, patch=patch, PATH=""))
+
+
+@pytest.mark.parametrize("variable", ["MONGODB_URI", "MONGOD"])
+def test_with_a_server_of_ones_own_the_platform_does_not_matter(installed: Path, variable: str) -> None:
+    """Where MONGODB_URI or MONGOD names a server, the one of the wheel need not run."""
+    result = run(installed, patch="import platform; platform.machine = lambda: 'riscv64'", **{variable: "something"})
+    assert result.returncode == 3
+
+
+@pytest.mark.slow
+def test_no_network_is_one_line(project: Path) -> None:
+    """Where nothing can be downloaded, one line passes on pip's reason."""
+    nowhere = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1", "PIP_RETRIES": "0", "PIP_FIND_LINKS": ""}
+    nowhere |= dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9")
+    line = one_line(run(project, "test", PATH="", **nowhere))
+    assert line.startswith("dev.py: cannot install, is there a network? ERROR: ")
+
+
+def test_arguments_exit_code_and_time(installed: Path) -> None:
+    """The program gets the arguments as they are; its exit code is dev.py's; the last line says how long it took."""
+    result = run(installed, "test", "-k", "a or b", "--help")
+    assert result.returncode == 3
+    assert result.stdout.splitlines()[0] == "-k a or b --help"
+    assert result.stdout.splitlines()[-1] == "tests: 0 s"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 7), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_signals_reach_the_program_once_and_its_end_is_awaited(
+    installed: Path, number: signal.Signals, code: int
+) -> None:
+    """Ctrl-C goes to the whole group, as a terminal does it; SIGTERM to dev.py alone, as a supervisor does it."""
+    process = subprocess.Popen(
+        [sys.executable, "dev.py", "test", "wait"], cwd=installed, stdout=subprocess.PIPE, text=True, process_group=0
+    )
+    assert process.stdout
+    assert process.stdout.readline() == "wait\n"
+    if number is signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    output, _ = process.communicate(timeout=10)
+    assert process.returncode == code
+    assert output.startswith("tests: ")
+
+
+def test_it_installs_once(dev: ModuleType) -> None:
+    """The first run makes the environment and installs the group; the second does nothing."""
+    dev.prepare("test")
+    assert "-m venv" in dev.did[0]
+    assert dev.did[-1].endswith("-m pip install --editable . --group test")
+    dev.did.clear()
+    dev.prepare("test")
+    assert dev.did == []
+
+
+def test_uv_is_used_where_it_is(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With uv on PATH it does both steps, for the Python that runs dev.py."""
+    monkeypatch.setattr(dev.shutil, "which", lambda name: "/somewhere/uv")
+    dev.prepare("test")
+    made, filled = dev.did
+    assert made.startswith("/somewhere/uv venv ")
+    assert f"--python {sys.executable}" in made
+    assert filled == f"/somewhere/uv pip install --python {dev.PYTHON} --editable . --group test"
+
+
+def test_a_second_group_is_added(dev: ModuleType) -> None:
+    """Another command's group goes into the same environment, and both are known from then on."""
+    dev.prepare("test")
+    dev.did.clear()
+    dev.prepare("lint")
+    assert not any("venv" in command.split() for command in dev.did)
+    dev.did.clear()
+    dev.prepare("test")
+    dev.prepare("lint")
+    assert dev.did == []
+
+
+def test_a_changed_pyproject_installs_again(dev: ModuleType, project: Path) -> None:
+    """A new dependency is there at the next run; the environment itself stays."""
+    dev.prepare("test")
+    dev.did.clear()
+    (project / "pyproject.toml").write_text(PYPROJECT + "# changed")
+    dev.prepare("test")
+    assert not any("venv" in command.split() for command in dev.did)
+    assert any("--group test" in command for command in dev.did)
+
+
+def test_another_python_makes_it_anew(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment is of the Python that runs dev.py, so that of another one is replaced, leftovers included."""
+    dev.prepare("test")
+    (dev.VENV / "leftover").touch()
+    monkeypatch.setattr(dev.platform, "python_version", lambda: "3.99.0")
+    dev.did.clear()
+    dev.prepare("test")
+    assert "-m venv" in dev.did[0]
+    assert not (dev.VENV / "leftover").exists()
+
+
+def test_a_moved_folder_makes_it_anew(dev: ModuleType, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment knows its own path, so one that was moved or copied with the folder is replaced."""
+    dev.prepare("test")
+    moved = shutil.copytree(project / ".venv", project / "moved/.venv")
+    monkeypatch.setattr(dev, "VENV", moved)
+    monkeypatch.setattr(dev, "STAMP", moved / "dev.json")
+    dev.did.clear()
+    dev.prepare("test")
+    assert "-m venv" in dev.did[0]
+
+
+def test_an_interrupted_installation_is_made_anew(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C or SIGKILL half way leaves an environment that the next run replaces."""
+
+    def interrupted(group: str) -> None:
+        (dev.VENV / "half").touch()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dev, "install", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            dev.prepare("test")
+    dev.prepare("test")
+    assert "-m venv" in dev.did[-3]
+    assert not (dev.VENV / "half").exists()
+
+
+def test_a_failed_installation_leaves_the_rest_in_use(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a network the next group cannot come, and the one that is there still runs."""
+
+    def failing(group: str) -> None:
+        dev.fail("no network")
+
+    dev.prepare("test")
+    with monkeypatch.context() as patch:
+        patch.setattr(dev, "install", failing)
+        with pytest.raises(SystemExit):
+            dev.prepare("lint")
+    dev.did.clear()
+    dev.prepare("test")
+    assert dev.did == []
+    dev.prepare("lint")
+    assert any("--group lint" in command for command in dev.did)
+
+
+def test_an_environment_of_somebody_else_is_left_alone(dev: ModuleType) -> None:
+    """A .venv that dev.py did not make is not deleted."""
+    dev.VENV.mkdir()
+    (dev.VENV / "pyvenv.cfg").touch()
+    with pytest.raises(SystemExit, match=r"was not made by dev\.py"):
+        dev.prepare("test")
+    assert (dev.VENV / "pyvenv.cfg").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no flock on Windows")
+def test_a_second_run_waits_for_the_first_to_install(dev: ModuleType, installed: Path) -> None:
+    """Two terminals may begin at once: the second starts when the first has finished installing."""
+    with dev.one_at_a_time():
+        second = subprocess.Popen([sys.executable, "dev.py", "test"], cwd=installed, stdout=subprocess.PIPE, text=True)
+        assert not eventually(lambda: second.poll() is not None, seconds=0.5)
+    assert second.wait(timeout=10) == 3
+    second.communicate()

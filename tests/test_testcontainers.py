@@ -1,0 +1,91 @@
+"""The path of people who test with Docker: testcontainers starts the MongoDB that the locks live in."""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+from docker.errors import DockerException
+from pymongo import MongoClient, WriteConcern
+from testcontainers.community.mongodb import MongoDbContainer
+from testcontainers.core.config import ConnectionMode, testcontainers_config
+
+from testproject.servers import mongod_path
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="the image holds a Linux mongod")]
+
+IMAGE = "django-mongolock-tests/mongod:latest"
+DOCKERFILE = """
+FROM scratch
+COPY root/ /
+ENTRYPOINT ["/mongod", "--bind_ip_all", "--dbpath", "/data", "--replSet", "rs0"]
+"""
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[docker.DockerClient]:
+    """A Docker engine: the one that DOCKER_HOST or the usual socket leads to."""
+    try:
+        client = docker.from_env()
+        client.ping()
+    except DockerException as error:
+        pytest.skip(f"no Docker engine: {error}")
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def image(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An image with our mongod and its libraries and nothing else: there is no registry to pull one from here."""
+    context = tmp_path_factory.mktemp("image")
+    (context / "Dockerfile").write_text(DOCKERFILE)
+    (context / "root/data").mkdir(parents=True)
+    (context / "root/tmp").mkdir()
+    mongod = mongod_path()
+    shutil.copy(mongod, context / "root/mongod")
+    for library in libraries(mongod):
+        copy = context / "root" / library.relative_to("/")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(library, copy)
+    engine.images.build(path=str(context), tag=IMAGE, rm=True)
+    yield IMAGE
+    engine.images.remove(IMAGE, force=True)
+
+
+@pytest.fixture(scope="module")
+def container_uri(image: str) -> Iterator[str]:
+    """The URI of a replica set of one that testcontainers runs, reached on a loopback port."""
+    with pytest.MonkeyPatch.context() as patch:
+        # Ryuk is an image of its own, and the container's own address is not reachable everywhere.
+        patch.setattr(testcontainers_config, "ryuk_disabled", True)
+        patch.setattr(testcontainers_config, "connection_mode_override", ConnectionMode.docker_host)
+        container = MongoDbContainer(image)
+        container.ports["27017"] = ("127.0.0.1", None)  # type: ignore[assignment]
+        with container:
+            # Without credentials: the user that get_connection_url() names is made by the official image only.
+            uri = f"mongodb://{container.get_container_host_ip()}:{container.get_exposed_port(27017)}/?directConnection=true"
+            with MongoClient[dict[str, Any]](uri) as client:
+                members = [{"_id": 0, "host": "127.0.0.1:27017"}]
+                client.admin.command("replSetInitiate", {"_id": "rs0", "members": members})
+                assert eventually(lambda: client.admin.command("hello")["isWritablePrimary"])
+            yield uri
+
+
+def libraries(program: Path) -> list[Path]:
+    """Return the shared libraries that *program* loads, the loader included."""
+    listed = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
+    return [Path(path) for path in re.findall(r"(/\S+) \(0x", listed)]
+
+
+def test_a_container_serves_majority_writes(container_uri: str) -> None:
+    """A replica set of one in a container confirms what a lock needs: a write by the majority."""
+    with MongoClient[dict[str, Any]](container_uri, serverSelectionTimeoutMS=20_000) as client:
+        majority = client.test.get_collection("written", write_concern=WriteConcern("majority", wtimeout=20_000))
+        assert majority.insert_one({}).acknowledged
+        assert client.admin.command("hello")["setName"] == "rs0"
