@@ -155,6 +155,8 @@ def read_reply(key: str, raw: Mapping[str, Any] | None) -> Reply:
     for entry_ in (mine, holder):
         if entry_ is not None and not is_holder(entry_):
             raise LockDocumentError(key, "an entry of its holders is damaged")
+    if first_end is not None and type(first_end) is not datetime:
+        raise LockDocumentError(key, "an entry of its holders has no end that is a date")
     return Reply(
         left=(mine["until"] - now).total_seconds() if mine else None,
         token=mine["token"] if mine else 0,

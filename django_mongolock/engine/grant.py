@@ -71,8 +71,8 @@ class Grant:
 
     @property
     def ends_at(self) -> float:
-        """When the keeper must look at it at the latest: at its deadline, if it is held."""
-        return self._deadline if self.state is State.HELD else float("inf")
+        """When the keeper must look at it at the latest: at its deadline, if held; at once, if it was found lost."""
+        return self._deadline if self.state in (State.HELD, State.LOST) else float("inf")
 
     @property
     def length(self) -> float:

@@ -41,6 +41,8 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
             status = admin.command("connectionStatus", showPrivileges=True)["authInfo"]
             sharded = hello.get("msg") == "isdbgrid"
             rights = _missing_rights(status, store.config.database, store.config.collection)
+            if not status["authenticatedUsers"]:
+                store.collection.find_one({}, {"_id": 1})  # is there no access control, or did nobody log in?
             return ServerFacts(
                 standalone="setName" not in hello and not sharded,
                 failover=_failover(store) if len(hello.get("hosts", ())) > 1 else None,

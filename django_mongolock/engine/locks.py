@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import threading
+import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +17,7 @@ from typing import Final, Literal, Self, TypeVar
 from ..exceptions import LockBackendError, LockError, LockLostError, LockNotAcquired, LockReentryError, LockStateError
 from . import clock, protocol
 from .document import Terms, entry, milliseconds
-from .grant import TAKEN, Grant
+from .grant import TAKEN, Grant, State
 from .protocol import Answer, Protocol
 from .session import Session
 
@@ -76,6 +78,16 @@ class MongoLock:
         self._session: Session | None = None
         self._grants: tuple[Grant, ...] = ()
         self._busy = threading.Lock()
+
+    def __del__(self) -> None:
+        """Release what was forgotten, or was left by a signal that struck just before the end of a block."""
+        grants: tuple[Grant, ...] = getattr(self, "_grants", ())
+        if not grants or not self._is_ours() or self._session is None:
+            return
+        self._session.drop(grants, id(self))
+        if any(grant.state is State.HELD for grant in grants):
+            names = ", ".join(map(repr, self.keys))
+            warnings.warn(f"the lock {names} was not released, and nobody can any more", ResourceWarning, stacklevel=2)
 
     # What it is and how it stands
 
@@ -267,7 +279,8 @@ class MongoLock:
         grant = session.new_grant(key, terms, self.options.auto_renew, worker)
         grant.users.add(id(self))
         if (on_lost := self.options.on_lost) is not None:
-            grant.on_lost = lambda: on_lost(self)
+            lock = weakref.ref(self)  # the session must not keep alive what nobody else does
+            grant.on_lost = lambda: None if (alive := lock()) is None else on_lost(alive)
         started = clock.now()
         request = protocol.Request(
             key, grant.id, entry(grant.id, session.id, terms, facts), terms, session.next_number()
@@ -390,7 +403,9 @@ class MongoLock:
             return LockStateError("this lock is not acquired")
         if not self._is_ours():
             return LockLostError(grants[0].key, grants[0].token, "a forked child does not hold its parent's locks")
-        grant = next((grant for grant in grants if not grant.held), grants[0])
+        gone = [grant for grant in grants if not grant.held]
+        # One that was given back along with a lost one is not what was lost.
+        grant = next((grant for grant in gone if grant.state is State.LOST), (*gone, *grants)[0])
         return LockLostError(grant.key, grant.token, grant.reason)
 
     def _tell_loss(self, grants: tuple[Grant, ...], error: BaseException | None) -> None:

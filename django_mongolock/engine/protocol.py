@@ -99,7 +99,7 @@ class Polling:
 
     def pause(self, looks: int, place: int) -> float:
         """How long to wait after so many *looks* from this *place* in the queue."""
-        ceiling = min(self.longest, self.shortest * 2 ** min(looks // 4 + place, 16))
+        ceiling = min(self.longest, self.shortest * (place + 1) * 2 ** min(looks // 4, 16))
         return max(self.shortest / 4, random.uniform(0, ceiling))  # noqa: S311 - spreads load, guards nothing
 
 

@@ -13,9 +13,9 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
 from ..exceptions import LockBackendError, LockError
@@ -23,6 +23,7 @@ from . import clock, drivers, protocol
 from .document import Terms
 from .grant import TAKEN, Grant, State
 from .protocol import Action, Answer, Apply, GiveBack, Look, Pause, Protocol
+from .senders import Senders
 from .step import Step
 from .store import Found, MongoStore
 
@@ -67,9 +68,10 @@ class Session:
         self._unsettled: dict[str, Unsettled] = {}
         self._wakes_at = float("inf")
         self._mutex = threading.Lock()
-        self._news = threading.Event()
+        #: Wakes the keeper; what it finds here has been dropped without a release. Not an Event: see `senders`.
+        self._bell: SimpleQueue[Grant | None] = SimpleQueue()
         self._keeper: threading.Thread | None = None
-        self._senders = ThreadPoolExecutor(SENDERS, thread_name_prefix="mongolock-sender")
+        self._senders = Senders(SENDERS)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -108,20 +110,22 @@ class Session:
                 return Answer(self.store.read(key, grant, timeout), sent, clock.now())
         raise TypeError(f"not a command: {action!r}")
 
-    def _submit(self, call: Callable[[], T]) -> Future[T] | None:
-        """Have *call* made by a sender, or return None where the interpreter is shutting down and has none."""
-        try:
-            return self._senders.submit(call)
-        except RuntimeError:
-            return None
-
     def _send_elsewhere(self, action: Action) -> Any:
-        future = self._submit(lambda: self._send(action))
-        return self._send(action) if future is None else future.result()
+        return self._senders.call(lambda: self._send(action))
 
     async def _asend(self, action: Action) -> Any:
-        future = self._submit(lambda: self._send(action))
-        return self._send(action) if future is None else await asyncio.wrap_future(future)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def send() -> None:
+            try:
+                tell = functools.partial(_tell, future, self._send(action))
+            except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+                tell = functools.partial(_tell, future, None, error)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(tell)
+
+        return await future if self._senders.submit(send) else self._send(action)
 
     def _pause(self, pause: Pause) -> float:
         time.sleep(pause.seconds)
@@ -211,7 +215,7 @@ class Session:
         if self._keeper is None or not self._keeper.is_alive():
             self._start_keeper()
         if due < self._wakes_at:
-            self._news.set()
+            self._bell.put(None)
 
     def _start_keeper(self) -> None:
         with self._mutex:
@@ -227,14 +231,40 @@ class Session:
             # Whoever comes from here on wakes us: what it adds may be too late for this look.
             self._wakes_at = float("inf")
             self._wakes_at = due = self._next_due()
-            self._news.wait(None if due == float("inf") else max(0.0, due - clock.now()))
+            dropped = self._listen(due)
             self._wakes_at = 0.0
-            self._news.clear()
             try:
+                for grant in dropped:
+                    self._dropped(grant)
                 self.beat()
             except Exception:
                 logger.exception("the keeper failed and goes on")
                 time.sleep(0.1)
+
+    def _listen(self, due: float) -> list[Grant]:
+        """Sleep until something is *due* or the bell rings. Returns what was dropped."""
+        dropped = []
+        with contextlib.suppress(Empty):
+            grant = self._bell.get(timeout=None if due == float("inf") else max(0.0, due - clock.now()))
+            while True:
+                if grant is not None:
+                    dropped.append(grant)
+                grant = self._bell.get_nowait()
+        return dropped
+
+    def drop(self, grants: Iterable[Grant], user: int) -> None:
+        """A lock object is gone, and its grants were not given back. Called by the garbage collector, so anywhere:
+        takes no lock and waits for nothing."""
+        for grant in grants:
+            grant.users.discard(user)
+            if not grant.users and grant.state is State.HELD:
+                self._bell.put(grant)
+
+    def _dropped(self, grant: Grant) -> None:
+        if not grant.users and grant.state is State.HELD:
+            logger.warning("lock dropped without release key=%s token=%s: released now", grant.key, grant.token)
+            self.abandon(grant)
+            self._observe("released", grant)
 
     def _next_due(self) -> float:
         with self._mutex:
@@ -260,7 +290,7 @@ class Session:
         for grant_id, open_end in unsettled:
             if open_end.try_at <= now:
                 open_end.try_at = now + self.command_timeout + 1.0
-                self._submit(functools.partial(self._settle, grant_id))
+                self._senders.submit(functools.partial(self._settle, grant_id))
 
     def _renew(self, grants: list[Grant]) -> None:
         """Renew a batch and tell apart what is gone for good and what may only be late."""
@@ -297,14 +327,14 @@ class Session:
         self._observe("lost", grant)
         if grant.on_lost is not None:
             callback = grant.on_lost
-            self._submit(lambda: _call_safely(callback, grant))
+            self._senders.submit(lambda: _call_safely(callback, grant))
 
     # The end
 
     def close(self, timeout: float = 2.0) -> None:
         """Give back what is held, settle what is open, and close the client."""
         self._closed = True
-        self._news.set()
+        self._bell.put(None)
         end = clock.now() + timeout
         with self._mutex:
             grants = list(self._grants.values())
@@ -314,17 +344,29 @@ class Session:
             if clock.now() >= end:
                 logger.warning("not released at exit key=%s: its lease ends by itself", grant.key)
                 continue
-            if grant.release() or grant.state is State.WAITING:
+            # A waiter's command may be on its way still: its place in the queue must not come back.
+            waits = grant.state is State.WAITING
+            if grant.release() or waits:
+                end_it = protocol.settle(grant.key, grant.id) if waits else protocol.release(grant.key, grant.id)
                 try:
-                    self._send(GiveBack(grant.key, Step(remove=(grant.id,))))
+                    drivers.run(end_it, self._send, self._pause)
                 except LockError as error:
                     logger.warning("not released at exit key=%s error=%s", grant.key, error)
             self.forget(grant)
         for grant_id in unsettled:
             if clock.now() < end:
                 self._settle(grant_id)
-        self._senders.shutdown(wait=False, cancel_futures=True)
+        self._senders.close()
         self.store.close()
+
+
+def _tell(future: asyncio.Future[Any], result: Any, error: BaseException | None = None) -> None:
+    if future.done():  # cancelled
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
 
 
 def _call_safely(callback: Callable[[], object], grant: Grant) -> None:

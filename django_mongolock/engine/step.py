@@ -147,7 +147,7 @@ def _has(prefix: str, fields: dict[str, type]) -> Expression:
 _IS_BLANK: Expression = {"$eq": ["$$ROOT", {"_id": "$_id"}]}
 
 #: Is it one that we wrote, and is it whole?
-_IS_WHOLE: Expression = {
+IS_WHOLE: Expression = {
     "$and": [
         _has("$", DOCUMENT_FIELDS),
         {"$eq": ["$v", SCHEMA]},
@@ -333,7 +333,7 @@ def _pipeline(
     rule: Expression = _merge("$$doc", _result(adds, buries))
     for variables in reversed(stages):
         rule = _let(variables, rule)
-    valid = {"$or": [_IS_BLANK, _IS_WHOLE]} if upserts else _IS_WHOLE
+    valid = {"$or": [_IS_BLANK, IS_WHOLE]} if upserts else IS_WHOLE
     return [_encoded({"$replaceWith": {"$cond": [valid, rule, "$$ROOT"]}})]
 
 

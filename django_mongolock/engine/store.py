@@ -5,6 +5,7 @@ Every command is bounded, goes to the primary, and is acknowledged by the majori
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +13,10 @@ from functools import cached_property
 from typing import Any
 
 import pymongo
-from bson.codec_options import CodecOptions, TypeEncoder, TypeRegistry
+from bson.codec_options import CodecOptions, DatetimeConversion, TypeEncoder, TypeRegistry
 from pymongo import MongoClient, ReadPreference, WriteConcern
 from pymongo.collection import Collection
-from pymongo.errors import ConfigurationError, InvalidURI, OperationFailure, PyMongoError
+from pymongo.errors import ConfigurationError, InvalidURI, OperationFailure, PyMongoError, WriteError
 from pymongo.read_concern import ReadConcern
 from pymongo.server_description import ServerDescription
 
@@ -117,7 +118,12 @@ class MongoStore:
     def collection(self) -> Collection[Document]:
         """The collection, reading and writing as a lock must."""
         with self._opening:
-            options: CodecOptions[Document] = CodecOptions(tz_aware=True, type_registry=TypeRegistry([self._clock]))
+            # A date that Python cannot hold comes as another type, which is damage, rather than as an error.
+            options: CodecOptions[Document] = CodecOptions(
+                tz_aware=True,
+                type_registry=TypeRegistry([self._clock]),
+                datetime_conversion=DatetimeConversion.DATETIME_AUTO,
+            )
             return self.client.get_database(self.config.database, options).get_collection(
                 self.config.collection,
                 codec_options=options,
@@ -163,7 +169,9 @@ class MongoStore:
             return reply.held and reply.beat != step.beat
         if step.add is None or reply.held or reply.place is not None:
             return False
-        return reply.free if step.trial else reply.waiting < self.config.limits.waiters
+        if step.trial:
+            return reply.first_end is None or reply.first_end <= 0
+        return reply.waiting < self.config.limits.waiters
 
     def give_back(self, key: str, step: Step, timeout: float) -> bool:
         """Remove the grants of *step*; return whether one was there. The driver sends it again if need be."""
@@ -202,14 +210,29 @@ class MongoStore:
             with pymongo.timeout(timeout):
                 collection.update_many(where, step.pipeline(), let=step.arguments(self.config.limits, CLOCK))
                 found = list(collection.find({"_id": {"$in": list(keys)}}, fields, batch_size=len(keys) + 1))
+        except WriteError as error:
+            if len(keys) == 1 or error.timeout:
+                raise self._problem(error, None, timeout) from _bare(error)
+            return self._renew_halves(keys, step, timeout)
         except PyMongoError as error:
             raise self._problem(error, None, timeout) from _bare(error)
         return {document["_id"]: _found(document) for document in found}
 
+    def _renew_halves(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
+        """Renew again where one document stopped the update: the grants in the others must not suffer from it."""
+        found: dict[str, Found] = {}
+        for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
+            with contextlib.suppress(LockBackendError):
+                found |= self.renew(half, step, timeout)
+        return found
+
     def diagnose(self, key: str, timeout: float = 5.0) -> None:
-        """Raise LockDocumentError if the document of *key* cannot be used."""
-        with pymongo.timeout(timeout):
-            document = self.collection.find_one({"_id": {"$eq": key}})
+        """Raise LockDocumentError if the document of *key* cannot be used, as far as it can be read."""
+        try:
+            with pymongo.timeout(timeout):
+                document = self.collection.find_one({"_id": {"$eq": key}})
+        except PyMongoError:
+            return
         if document is not None and (damage := find_damage(document)):
             raise LockDocumentError(key, damage)
 
@@ -227,11 +250,9 @@ class MongoStore:
         if key is not None:
             # An expression that met a value of a type it cannot take: the document is not what it should be.
             try:
-                self.diagnose(key)
+                self.diagnose(key, timeout)
             except LockDocumentError as damage:
                 return damage
-            except PyMongoError:
-                pass
         return LockBackendError(
             f"MongoDB refused the command (code {error.code}, {_code_name(error)})",
             key,
@@ -258,7 +279,7 @@ def _beats(document: Document, field: str) -> dict[str, int]:
     return {
         entry["grant"]: entry.get("beat", 0)
         for entry in (entries if isinstance(entries, list) else ())
-        if isinstance(entry, dict) and isinstance(entry.get("grant"), str)
+        if isinstance(entry, dict) and type(entry.get("grant")) is str  # bson.Code is a str, and cannot be hashed
     }
 
 

@@ -6,81 +6,113 @@ stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pymongo
+from pymongo import ReturnDocument
 
 from ..exceptions import LockDocumentError
 from .document import find_damage
+from .patterns import EVERY_KEY, KeyMatch
 from .step import Step
 from .store import CLOCK, MongoStore
+from .survey import Seen, asking, survey, tolerant
 
 Document = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Which:
-    """Which stale locks are meant. pattern: a regular expression for the key. owner: of one of the holders.
+    """Which stale locks are meant. key: what their keys are like. owner: of one of the holders.
     older_than: for how many seconds the lease has been over, at least."""
 
-    pattern: str | None = None
+    key: KeyMatch = EVERY_KEY
     owner: str | None = None
     older_than: float = 0.0
 
-    def filter(self) -> Document:
-        """The query. It must not be part of an upsert."""
+    def query(self) -> Document:
+        """The condition, judged by the server's clock. The type narrows the search in the index, where a lock that
+        nobody holds has null."""
         end = {"$subtract": ["$$NOW", round(self.older_than * 1000)]}
-        query: Document = {
-            "expires_at": {"$type": "date"},
-            "$expr": {"$lte": ["$expires_at", end]},
-        }
-        if self.pattern is not None:
-            query["_id"] = {"$regex": self.pattern}
-        if self.owner is not None:
-            query["holders.owner"] = {"$eq": self.owner}
-        return query
+        query: Document = {"expires_at": {"$type": "date"}, "$expr": {"$lte": ["$expires_at", end]}, **self.key.query()}
+        return query if self.owner is None else {**query, "holders.owner": {"$eq": self.owner}}
 
 
-def stale(store: MongoStore, which: Which, limit: int = 0, timeout: float = 60.0) -> Iterator[Document]:
-    """The documents of stale locks, longest over first, each with the server's time in `now`.
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """How many were cleared; and how many were left because another primary had written them: after a failover
+    every lease is given its whole length once more, since nobody knows how much of it was left."""
 
-    Damaged documents are left out: they are never cleared.
+    cleared: int = 0
+    postponed: int = 0
+
+
+def find_stale(store: MongoStore, which: Which, limit: int = 0) -> Iterator[Seen]:
+    """Stale locks, longest over first; damaged documents among them."""
+    return survey(store, which.query(), {"expires_at": 1}, limit=limit)
+
+
+def clear_stale(store: MongoStore, keys: Sequence[str], which: Which, timeout: float = 60.0) -> Cleared:
+    """Clear those of *keys* that are stale when the server gets to them: prune their holders, grant who waits.
+
+    Damaged documents stay as they are. Raises LockBackendError.
     """
-    fields: Document = {"holders": 1, "waiters": 1, "expires_at": 1, "now": "$$NOW"}
-    found = store.collection.find(which.filter(), limit=limit).sort("expires_at", 1)
-    del fields
-    with pymongo.timeout(timeout):
-        for document in found:
-            if find_damage(document) is None:
-                yield document
+    cleared = _apply(store, keys, which, "$eq", timeout)
+    return Cleared(cleared, _apply(store, keys, which, "$ne", timeout) if cleared < len(keys) else 0)
 
 
-def clear_stale(store: MongoStore, keys: Sequence[str], which: Which, timeout: float = 60.0) -> int:
-    """Clear those of *keys* that are stale when the server gets to them; return how many that were.
-
-    Their holders are pruned, and whoever waits for them is granted.
-    """
+def _apply(store: MongoStore, keys: Sequence[str], which: Which, clock: str, timeout: float) -> int:
+    """Apply the rule to the stale among *keys* whose last primary is today's ("$eq"), or another ("$ne")."""
+    mine = {"_id": {"$in": list(keys)}, "$expr": {clock: ["$clock", "$$c.clock"]}}
     step = Step()
-    where = {"$and": [which.filter(), {"_id": {"$in": list(keys)}}]}
-    with pymongo.timeout(timeout):
-        result = store.collection.update_many(where, step.pipeline(), let=step.arguments(store.config.limits, CLOCK))
+    with asking(store, timeout):
+        result = store.collection.update_many(
+            {"$and": [mine, which.query()]},
+            step.pipeline(),
+            let=step.arguments(store.config.limits, CLOCK),
+            hint="_id_",  # left to itself, the server goes through all stale locks for every batch
+        )
     return result.modified_count
 
 
-def force_release(store: MongoStore, key: str, grants: Sequence[str] | None = None, timeout: float = 5.0) -> list[str]:
-    """Take the lock from its holders (from those with one of *grants*, if given), also during a minimum hold.
+def find_grants(store: MongoStore, tokens: Mapping[str, Sequence[int]], timeout: float = 5.0) -> dict[str, list[str]]:
+    """The ids of the grants that have these fencing tokens, by key; none for a grant that is gone.
 
-    Returns the ids that it was taken from. The holder learns of it at its next renewal; what it does until then
-    is only stopped where its fencing token is compared. Raises LockDocumentError, LockBackendError.
+    Raises LockBackendError.
     """
-    document = store.collection.find_one({"_id": {"$eq": key}})
-    if document is None:
+    fields = {"holders.grant": 1, "holders.token": 1}
+    with asking(store, timeout):
+        found = list(tolerant(store).find({"_id": {"$in": list(tokens)}}, fields))
+    return {document["_id"]: _grants(document, tokens[document["_id"]]) for document in found}
+
+
+def _grants(document: Document, tokens: Sequence[int]) -> list[str]:
+    holders = document.get("holders")
+    return [
+        holder["grant"]
+        for holder in (holders if isinstance(holders, list) else ())
+        if isinstance(holder, dict) and holder.get("token") in tokens and type(holder.get("grant")) is str
+    ]
+
+
+def force_release(store: MongoStore, key: str, grants: Sequence[str], timeout: float = 5.0) -> list[str]:
+    """Take the lock from those of its holders that have one of *grants*, also during a minimum hold.
+
+    Returns the ids that it was taken from; a grant that was given since then is left alone. A holder learns of it at
+    its next renewal; what it does until then is only stopped where its fencing token is compared.
+    Raises LockDocumentError, LockBackendError.
+    """
+    step = Step(remove=tuple(grants), force=True)
+    with asking(store, timeout):
+        before = tolerant(store).find_one_and_update(
+            {"_id": {"$eq": key}, "holders.grant": {"$in": list(grants)}},
+            step.pipeline(),
+            let=step.arguments(store.config.limits, CLOCK),
+            return_document=ReturnDocument.BEFORE,
+        )
+    if before is None:
         return []
-    if damage := find_damage(document):
+    if damage := find_damage(before):
         raise LockDocumentError(key, damage)
-    ids = [holder["grant"] for holder in document["holders"] if grants is None or holder["grant"] in grants]
-    if ids and store.give_back(key, Step(remove=tuple(ids), force=True), timeout):
-        return ids
-    return []
+    return [holder["grant"] for holder in before["holders"] if holder["grant"] in grants]

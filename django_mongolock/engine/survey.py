@@ -1,0 +1,254 @@
+"""Looking at many locks without touching them: what the server knows of each, judged by the server's own clock.
+
+A document may hold anything, written by anybody. So what is read here is bounded in size, and every value is taken
+for what it is only where it has the right type: a damaged document is reported as such and stops nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from itertools import islice
+from typing import Any, Final, TypedDict, Unpack
+
+import pymongo
+from pymongo.collection import Collection
+from pymongo.errors import PyMongoError
+
+from .document import DOCUMENT_FIELDS, find_damage
+from .step import IS_WHOLE
+from .store import MongoStore, _bare
+
+Document = dict[str, Any]
+
+
+class State(StrEnum):
+    """held: a lease runs. stale: the lease is over and nobody released it; the next who asks gets the lock."""
+
+    HELD = "held"
+    STALE = "stale"
+    FREE = "free"
+    DAMAGED = "damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One lock as the server saw it at the moment *now*.
+
+    holders and waiters are the first few; holding and waiting tell how many there are (of the waiters: whose place
+    in the queue has not run out). damage: why the document cannot be used, None if it can.
+    """
+
+    key: Any
+    now: datetime
+    state: State
+    holders: tuple[Entry, ...]
+    waiters: tuple[Entry, ...]
+    holding: int
+    waiting: int
+    token: int | None
+    expires_at: datetime | None
+    purge_at: datetime | None
+    acquisitions: int
+    contended: int
+    lapsed: int
+    waited_ms: int
+    held_ms: int
+    damage: str | None
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the last lease ends, negative where it is over; None where there is none."""
+        return None if self.expires_at is None else (self.expires_at - self.now).total_seconds()
+
+    @property
+    def tokens(self) -> list[int]:
+        """The fencing tokens of the holders shown: what tells their grants from later ones."""
+        return [holder.token for holder in self.holders if holder.token is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A holder, or somebody who waits, in its own words. Without the id of the grant, which is nobody's business."""
+
+    label: str | None
+    place: str | None
+    user: str | None
+    owner: str | None
+    host: str | None
+    pid: int | None
+    thread: str | None
+    mode: str | None
+    capacity: int | None
+    token: int | None
+    since: datetime | None
+    acquired_at: datetime | None
+    until: datetime | None
+
+
+#: How many locks are read at a time.
+BATCH: Final = 1_000
+
+_COUNTERS: Final = ("acquisitions", "contended", "lapsed", "waited_ms", "held_ms")
+
+
+def _list(field: str) -> Document:
+    return {"$cond": [{"$isArray": f"${field}"}, f"${field}", []]}
+
+
+def _first(field: str, count: int) -> Document:
+    return {"$cond": [{"$isArray": f"${field}"}, {"$slice": [f"${field}", count]}, f"${field}"]}
+
+
+def _projection(holders: int, waiters: int) -> Document:
+    living = {"$filter": {"input": _list("waiters"), "as": "e", "cond": {"$gt": ["$$e.until", "$$NOW"]}}}
+    return {
+        **dict.fromkeys((*DOCUMENT_FIELDS, "expires_at"), 1),
+        "now": "$$NOW",
+        "whole": IS_WHOLE,
+        "holders": _first("holders", holders),
+        "waiters": _first("waiters", waiters),
+        "graves": _first("graves", 1),
+        "holding": {"$size": _list("holders")},
+        "waiting": {"$size": living},
+    }
+
+
+@contextmanager
+def asking(store: MongoStore, timeout: float) -> Iterator[None]:
+    """Bound what is asked inside; tell what goes wrong in our own words, which quote no command and no URI."""
+    try:
+        with pymongo.timeout(timeout):
+            yield
+    except PyMongoError as error:
+        raise store._problem(error, None, timeout) from _bare(error)
+
+
+def tolerant(store: MongoStore) -> Collection[Document]:
+    """The locks collection, for reading what may be damaged: also text that is no UTF-8."""
+    collection = store.collection
+    options = collection.codec_options.with_options(unicode_decode_error_handler="replace")
+    return collection.with_options(codec_options=options)
+
+
+class Bounds(TypedDict, total=False):
+    """How much of it to read. limit 0: all. holders, waiters: of each lock. timeout: for each batch, in seconds."""
+
+    skip: int
+    limit: int
+    holders: int
+    waiters: int
+    timeout: float
+
+
+def survey(
+    store: MongoStore, query: Document, sort: Mapping[str, int] | None = None, **bounds: Unpack[Bounds]
+) -> Iterator[Seen]:
+    """The locks that *query* finds, read in batches. Raises LockBackendError."""
+    limit, timeout = bounds.get("limit", 0), bounds.get("timeout", 60.0)
+    stages: list[Document] = [{"$match": query}]
+    stages += [{"$sort": dict(sort)}] if sort else []
+    stages += [{"$skip": skip}] if (skip := bounds.get("skip")) else []
+    stages += [{"$limit": limit}] if limit else []
+    stages.append({"$project": _projection(bounds.get("holders", 3), bounds.get("waiters", 1))})
+    with asking(store, timeout):
+        # One more than is wanted: the server then closes the cursor with the first batch.
+        cursor = tolerant(store).aggregate(stages, batchSize=min(limit or BATCH, BATCH) + 1)
+    with cursor:
+        while True:
+            with asking(store, timeout):
+                batch = list(islice(cursor, BATCH))
+            yield from map(read, batch)
+            if len(batch) < BATCH:
+                return
+
+
+def count(store: MongoStore, query: Document, limit: int | None = None, timeout: float = 60.0) -> int:
+    """How many locks *query* finds, at most *limit*; about how many there are, where it finds all.
+
+    Raises LockBackendError.
+    """
+    with asking(store, timeout):
+        if not query:
+            total = store.collection.estimated_document_count()
+            return total if limit is None else min(total, limit)
+        bound: Document = {} if limit is None else {"limit": limit}
+        return store.collection.count_documents(query, **bound)
+
+
+def ping(store: MongoStore, timeout: float = 5.0) -> None:
+    """Raises LockBackendError if the server does not answer."""
+    with asking(store, timeout):
+        store.client.admin.command("ping")
+
+
+def read(document: Document) -> Seen:
+    """What a document of the projection says. Never raises, whatever is in it."""
+    damage = _damage(document)
+    now, expires_at = document["now"], _date(document.get("expires_at"))
+    if damage is not None:
+        state = State.DAMAGED
+    elif expires_at is None:
+        state = State.FREE
+    else:
+        state = State.HELD if expires_at > now else State.STALE
+    return Seen(
+        key=document["_id"],
+        now=now,
+        state=state,
+        holders=_entries(document.get("holders")),
+        waiters=_entries(document.get("waiters")),
+        holding=document["holding"],
+        waiting=document["waiting"],
+        token=_number(document.get("token")),
+        expires_at=expires_at,
+        purge_at=_date(document.get("purge_at")),
+        damage=damage,
+        **{name: _number(document.get(name)) or 0 for name in _COUNTERS},
+    )
+
+
+def _damage(document: Document) -> str | None:
+    if type(document["_id"]) is not str:
+        return f"its key is {type(document['_id']).__name__}, not str"
+    if not document["whole"]:
+        return find_damage(document) or "an entry further down in its holders or waiters is damaged"
+    end = document.get("expires_at")
+    return None if end is None or _date(end) else f"its field 'expires_at' is {type(end).__name__}, not datetime"
+
+
+def _entries(value: object) -> tuple[Entry, ...]:
+    return tuple(_entry(item) for item in value if isinstance(item, dict)) if isinstance(value, list) else ()
+
+
+def _entry(item: Document) -> Entry:
+    return Entry(
+        label=_text(item.get("label")),
+        place=_text(item.get("place")),
+        user=_text(item.get("user")),
+        owner=_text(item.get("owner")),
+        host=_text(item.get("host")),
+        pid=_number(item.get("pid")),
+        thread=_text(item.get("thread")),
+        mode=_text(item.get("mode")),
+        capacity=_number(item.get("capacity")),
+        token=_number(item.get("token")),
+        since=_date(item.get("since")),
+        acquired_at=_date(item.get("acquired_at")),
+        until=_date(item.get("until")),
+    )
+
+
+def _text(value: object) -> str | None:
+    return value[:256] if isinstance(value, str) else None
+
+
+def _number(value: object) -> int | None:
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _date(value: object) -> datetime | None:
+    return value if isinstance(value, datetime) else None
