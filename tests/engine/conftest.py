@@ -1,0 +1,204 @@
+"""What the engine's tests stand on: stores, sessions and locks over a collection of their own."""
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from pymongo import MongoClient, monitoring
+from pymongo.collection import Collection
+
+from django_mongolock.engine.document import Terms
+from django_mongolock.engine.locks import MongoLock, Options
+from django_mongolock.engine.session import Session
+from django_mongolock.engine.step import Limits
+from django_mongolock.engine.store import MongoStore, StoreConfig
+from tests.engine.faces import ASYNC, BLOCKING, Face
+
+Document = dict[str, Any]
+
+#: Terms for tests: short, and with a small margin, for the server's clock is ours.
+QUICK = Terms(lease=1.0, margin=0.1, patience=1.0)
+
+
+class Commands(monitoring.CommandListener):
+    """Counts the commands that a client sends to the collections, by name; keeps their times."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.documents: list[Any] = []
+
+    def started(self, event: monitoring.CommandStartedEvent) -> None:
+        if event.command_name not in ("hello", "ismaster", "endSessions", "ping", "killCursors"):
+            self.names.append(event.command_name)
+            self.documents.append(event.command)
+
+    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
+        pass
+
+    def failed(self, event: monitoring.CommandFailedEvent) -> None:
+        pass
+
+    def clear(self) -> None:
+        self.names.clear()
+        self.documents.clear()
+
+
+@pytest.fixture
+def appname() -> str:
+    """The name that this test's clients give to the server: a failpoint can be aimed at it."""
+    return f"test-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def commands() -> Commands:
+    """What the stores of this test send."""
+    return Commands()
+
+
+@pytest.fixture
+def config(collection: Collection[Document], mongo_uri: str, appname: str, commands: Commands) -> StoreConfig:
+    """The store's configuration for this test's collection."""
+    return StoreConfig(
+        {"host": mongo_uri, "appname": appname, "event_listeners": [commands], "heartbeatFrequencyMS": 500},
+        collection.database.name,
+        collection.name,
+        Limits(confirm=1_000),
+    )
+
+
+@pytest.fixture
+def store(config: StoreConfig) -> Iterator[MongoStore]:
+    """A store over this test's collection."""
+    store = MongoStore(config)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def new_session(config: StoreConfig) -> Iterator[Callable[..., Session]]:
+    """Makes sessions, each with a store and a client of its own, as another process would have it."""
+    made: list[Session] = []
+
+    def new_session(**arguments: Any) -> Session:
+        made.append(Session(MongoStore(config), **arguments))
+        return made[-1]
+
+    yield new_session
+    for session in made:
+        session.close()
+
+
+@pytest.fixture
+def session(new_session: Callable[..., Session]) -> Session:
+    """One session over this test's collection."""
+    return new_session()
+
+
+LockMaker = Callable[..., MongoLock]
+
+
+def make_lock(session: Session, *keys: str, **options: Any) -> MongoLock:
+    """A lock with short terms, unless *options* say otherwise."""
+    return MongoLock(lambda: session, keys or ("k",), Options(**{"terms": QUICK, "wait": 5.0, **options}))
+
+
+@pytest.fixture
+def lock(session: Session) -> LockMaker:
+    """Makes locks of this test's session."""
+    return lambda *keys, **options: make_lock(session, *keys, **options)
+
+
+@pytest.fixture
+def other(new_session: Callable[..., Session]) -> LockMaker:
+    """Makes locks of another session, as another process would have it."""
+    session = new_session()
+    return lambda *keys, **options: make_lock(session, *keys, **options)
+
+
+@pytest.fixture(params=[BLOCKING, ASYNC], ids=lambda face: face.name)
+def face(request: pytest.FixtureRequest) -> Face:
+    """Both faces of the same lock: what holds for one holds for the other."""
+    chosen: Face = request.param
+    return chosen
+
+
+@pytest.fixture
+def failpoint(mongo: MongoClient[Document], appname: str) -> Iterator[Callable[..., None]]:
+    """Makes the server fail commands of this test's clients: failpoint(["find"], times=1, errorCode=91)."""
+
+    def set_failpoint(names: list[str], times: int | None = None, **data: Any) -> None:
+        mode: Any = "alwaysOn" if times is None else {"times": times}
+        mongo.admin.command(
+            {
+                "configureFailPoint": "failCommand",
+                "mode": mode if names else "off",
+                "data": {"failCommands": names, "appName": appname, **data},
+            }
+        )
+
+    try:
+        set_failpoint([])
+    except Exception:  # noqa: BLE001
+        pytest.skip("the server was not started with enableTestCommands")
+    yield set_failpoint
+    set_failpoint([])
+
+
+@pytest.fixture
+def stored(collection: Collection[Document]) -> Callable[..., Document]:
+    """Reads the stored document of a key."""
+
+    def stored(key: str = "k") -> Document:
+        document = collection.find_one({"_id": key})
+        assert document is not None
+        return document
+
+    return stored
+
+
+@pytest.fixture
+def entries(collection: Collection[Document]) -> Callable[..., list[Any]]:
+    """Reads who holds a key or waits for it; tombstones do not count."""
+
+    def entries(key: str = "k") -> list[Any]:
+        document = collection.find_one({"_id": key}) or {"holders": [], "waiters": []}
+        return list(document["holders"] + document["waiters"])
+
+    return entries
+
+
+@pytest.fixture
+def in_thread() -> Iterator[Callable[..., threading.Thread]]:
+    """Starts daemon threads and sees to it that they have ended when the test has."""
+    started: list[threading.Thread] = []
+
+    def in_thread(call: Callable[[], object]) -> threading.Thread:
+        thread = threading.Thread(target=call, daemon=True)
+        thread.start()
+        started.append(thread)
+        return thread
+
+    yield in_thread
+    for thread in started:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def take_away(collection: Collection[Document]) -> Callable[..., None]:
+    """Removes all holders of a key, behind the holders' backs."""
+
+    def take_away(key: str = "k") -> None:
+        collection.update_one({"_id": key}, {"$set": {"holders": []}})
+
+    return take_away
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """An event loop for tests that are not coroutines themselves."""
+    with asyncio.Runner() as runner:
+        yield runner.get_loop()

@@ -1,0 +1,213 @@
+"""Coroutines: cancelled at any moment, in one event loop after another, many at a time."""
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from pymongo.collection import Collection
+
+from django_mongolock.engine.session import Session
+from django_mongolock.exceptions import LockNotAcquired
+from tests.engine.conftest import Document, LockMaker, make_lock
+from tests.waiting import eventually
+
+Entries = Callable[..., list[Any]]
+
+
+def settled(session: Session) -> bool:
+    """Does the session know of nothing, and has nothing left to settle?"""
+    return eventually(lambda: not session._unsettled and not session._grants, 5)
+
+
+async def cancelled(task: asyncio.Task[Any]) -> bool:
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        return True
+    return False
+
+
+async def test_cancelled_before_anything_was_sent(session: Session, entries: Entries) -> None:
+    """F36: nothing was begun, nothing is left, and the object can be used."""
+    lock = make_lock(session)
+    assert await cancelled(asyncio.create_task(lock.aacquire()))
+    assert not session._grants
+    async with lock:
+        assert lock.held
+    assert entries() == []
+
+
+async def test_cancelled_in_flight(session: Session, entries: Entries, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F36: the command is applied after the cancellation; the lock is taken back, and the next one gets it."""
+    applied, apply = threading.Event(), session.store.apply
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.1)
+        try:
+            return apply(*arguments)
+        finally:
+            applied.set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session.store, "apply", slow)
+        task = asyncio.create_task(make_lock(session).aacquire())
+        await asyncio.sleep(0.05)
+        assert await cancelled(task)
+        await asyncio.to_thread(applied.wait)
+    assert await asyncio.to_thread(settled, session)
+    assert entries() == []
+    async with make_lock(session, wait=0):
+        pass
+
+
+async def test_cancelled_while_waiting(session: Session, other: LockMaker, entries: Entries) -> None:
+    """F36: the place in the queue is given up; the holder keeps its lock."""
+    async with other() as theirs:
+        task = asyncio.create_task(make_lock(session).aacquire())
+        assert await asyncio.to_thread(eventually, lambda: len(entries()) == 2)
+        assert await cancelled(task)
+        assert await asyncio.to_thread(settled, session)
+        assert len(entries()) == 1
+        assert theirs.held
+
+
+async def test_cancelled_on_release(session: Session, entries: Entries, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F36: the release goes on in the background."""
+    give_back = session.store.give_back
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.1)
+        return give_back(*arguments)
+
+    lock = await make_lock(session).aacquire()
+    monkeypatch.setattr(session.store, "give_back", slow)
+    task = asyncio.create_task(lock.arelease())
+    await asyncio.sleep(0.05)
+    assert await cancelled(task)
+    assert not lock.held
+    assert await asyncio.to_thread(settled, session)
+    assert entries() == []
+
+
+async def test_a_time_limit_around_the_wait(session: Session, other: LockMaker, entries: Entries) -> None:
+    """F36: asyncio.timeout ends the wait cleanly."""
+    async with other():
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1), make_lock(session, wait=None):
+                pass
+        assert await asyncio.to_thread(settled, session)
+        assert len(entries()) == 1
+
+
+async def test_cancelled_at_random_moments_also_twice(
+    new_session: Callable[..., Session], collection: Collection[Document]
+) -> None:
+    """F36: a hundred tasks at a few keys, each cancelled somewhere between its start and its end, every third one
+    twice: no holder and no waiter is left, and every key can be had."""
+    session, chance = new_session(), random.Random(36)
+    outcomes = []
+
+    async def work(number: int) -> None:
+        async with make_lock(session, f"k{number % 4}") as lock:
+            lock.ensure_held()
+            await asyncio.sleep(chance.uniform(0, 0.005))
+
+    async def disturb(number: int) -> bool:
+        task = asyncio.create_task(work(number))
+        await asyncio.sleep(chance.uniform(0, 0.03))
+        if number % 3 == 0:
+            task.cancel()
+            await asyncio.sleep(0)
+        return await cancelled(task)
+
+    for start in range(0, 100, 10):
+        outcomes += await asyncio.gather(*(disturb(number) for number in range(start, start + 10)))
+    assert any(outcomes)
+    assert await asyncio.to_thread(settled, session)
+    assert [d["_id"] for d in collection.find() if d["holders"] or d["waiters"]] == []
+    for number in range(4):
+        assert await make_lock(session, f"k{number}").atry_acquire()
+
+
+async def test_a_cancelled_acquisition_of_several_keys_leaves_none(
+    session: Session, other: LockMaker, entries: Entries
+) -> None:
+    """F36: also while what was had already is given back."""
+    async with other("c"):
+        for delay in (0, 0.002, 0.004, 0.006, 0.05, 0.1, 0.101, 0.102, 0.103):
+            task = asyncio.create_task(make_lock(session, "a", "b", "c", wait=0.1).aacquire())
+            await asyncio.sleep(delay)
+            task.cancel()
+            with pytest.raises((asyncio.CancelledError, LockNotAcquired)):
+                await task
+        assert await asyncio.to_thread(settled, session)
+        assert entries("a") == entries("b") == []
+
+
+def test_one_event_loop_after_another(session: Session, entries: Entries) -> None:
+    """F37: WSGI gives every async view a loop of its own; a lock is bound to none, not even while it is held."""
+    lock = make_lock(session)
+    asyncio.run(_call(lock.aacquire))
+    assert lock.held
+    assert asyncio.run(_call(lock.arelease))
+    for _ in range(3):
+        asyncio.run(_use(session))
+    assert entries() == []
+
+
+async def _call(method: Callable[[], Awaitable[Any]]) -> Any:
+    return await method()
+
+
+async def _use(session: Session) -> None:
+    async with make_lock(session) as lock:
+        assert lock.held
+
+
+def test_two_event_loops_at_once(session: Session, in_thread: Callable[..., threading.Thread]) -> None:
+    """F37: two loops in two threads exclude one another by the same session."""
+    inside, overlaps = [0], []
+
+    async def work() -> None:
+        for _ in range(5):
+            async with make_lock(session):
+                inside[0] += 1
+                overlaps.append(inside[0])
+                await asyncio.sleep(0.001)
+                inside[0] -= 1
+
+    threads = [in_thread(lambda: asyncio.run(work())) for _ in range(2)]
+    for thread in threads:
+        thread.join(20)
+    assert overlaps == [1] * 10
+
+
+def test_a_loop_that_ends_while_a_task_waits(session: Session, other: LockMaker, entries: Entries) -> None:
+    """F37: asyncio.run cancels what is left; the place in the queue is given up."""
+
+    async def leave() -> asyncio.Task[Any]:
+        task = asyncio.create_task(make_lock(session).aacquire())
+        assert await asyncio.to_thread(eventually, lambda: len(entries()) == 2)
+        return task
+
+    with other():
+        assert asyncio.run(leave()).cancelled()
+        assert settled(session)
+        assert len(entries()) == 1
+
+
+async def test_waiting_coroutines_hold_no_thread(session: Session, other: LockMaker) -> None:
+    """A hundred may wait; there are still as few threads."""
+    async with other():
+        tasks = [asyncio.create_task(make_lock(session, wait=30).aacquire()) for _ in range(100)]
+        await asyncio.sleep(0.3)
+        assert len(session._senders) <= 16
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert await asyncio.to_thread(settled, session)

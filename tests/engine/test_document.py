@@ -1,0 +1,224 @@
+"""What a key and a fact may be, and how damage is found in what is stored."""
+
+import unicodedata
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from bson import ObjectId, Regex
+from bson.int64 import Int64
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_mongolock.engine.document import (
+    LAST_TOKEN,
+    MAX_FACT_LENGTH,
+    MAX_KEY_BYTES,
+    Reply,
+    Terms,
+    check_fact,
+    check_key,
+    describe,
+    entry,
+    find_damage,
+    is_holder,
+    is_waiter,
+    read_reply,
+    tidy_fact,
+)
+from django_mongolock.exceptions import LockDocumentError
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Text(str):
+    """A str, but not one."""
+
+    __slots__ = ()
+
+
+def waiter(**changes: Any) -> dict[str, Any]:
+    made = entry("g1", "s1", Terms(), {"host": "web1", "pid": 7})
+    return {**made, "since": NOW, "until": NOW + timedelta(seconds=10), **changes}
+
+
+def holder(**changes: Any) -> dict[str, Any]:
+    return waiter(**{"token": Int64(5), "acquired_at": NOW - timedelta(seconds=2), **changes})
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    counters = ("changes", "acquisitions", "contended", "lapsed", "waited_ms", "held_ms")
+    return {
+        "_id": "k", "v": 1, "holders": [holder()], "waiters": [waiter()], "graves": [], "clock": "c", "token": Int64(5),
+        "granted": "", "purge_at": NOW, **dict.fromkeys(counters, Int64(0)), **changes,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "key",
+    [b"k", None, 1, 1.0, True, ("k",), ["k"], {"$gt": ""}, Regex("k"), ObjectId(), Text("k"), object()],
+    ids=lambda key: type(key).__name__,
+)
+def test_a_key_is_a_str_and_nothing_else(key: object) -> None:
+    """F58: whatever is not a plain str is a TypeError that names its type, before anything is sent."""
+    with pytest.raises(TypeError, match=type(key).__name__):
+        check_key(key)
+
+
+def test_a_key_is_not_empty() -> None:
+    """F54: an empty key is an error, also behind a prefix."""
+    with pytest.raises(ValueError, match="empty"):
+        check_key("", prefix="p:")
+
+
+@pytest.mark.parametrize("character", ["\0", "\n", "\x1f", "\x7f", "\x85", "\ud800"])
+def test_control_characters_and_lone_surrogates_are_refused(character: str) -> None:
+    """F54: what cannot be stored or shown is a ValueError, which can itself be shown."""
+    with pytest.raises(ValueError, match="control characters") as refusal:
+        check_key(f"a{character}b")
+    assert str(refusal.value).isprintable()
+
+
+@pytest.mark.parametrize("key", ["$where", "a.b", "..", "$gt.$$ROOT", "<b>'\"&", "order:5", " ", "🔒", "{'a': 1}"])
+def test_every_other_string_is_a_key_as_it_is(key: str) -> None:
+    """F54: `$`, dots, quotes and HTML are characters like any other."""
+    assert check_key(key) == key
+
+
+def test_the_longest_key_has_512_bytes_with_its_prefix() -> None:
+    """F54: the limit counts bytes of UTF-8, prefix included."""
+    assert check_key("é" * 255, "p:")
+    assert check_key("k" * MAX_KEY_BYTES)
+    with pytest.raises(ValueError, match="513"):
+        check_key("k" * 513)
+    with pytest.raises(ValueError, match="514"):
+        check_key("é" * 256, "p:")
+    with pytest.raises(ValueError, match="at most"):
+        check_key("k" * 10_000_000)
+
+
+def test_composed_and_decomposed_are_one_key() -> None:
+    """F54: one name as seen by people is one lock, also where prefix and key meet."""
+    assert check_key("caf\u0065\u0301") == check_key("caf\u00e9") == "caf\u00e9"
+    assert unicodedata.is_normalized("NFC", check_key("\u0301", prefix="e"))
+
+
+@given(st.one_of(st.text(), st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")))))
+def test_a_key_that_is_taken_can_be_stored_and_stays_what_it_is(text: str) -> None:
+    """Whatever is taken is composed, fits, is valid UTF-8, and is taken again as the very same key."""
+    try:
+        key = check_key(text)
+    except ValueError:
+        return
+    assert 0 < len(key.encode()) <= MAX_KEY_BYTES
+    assert check_key(key) == key == unicodedata.normalize("NFC", key)
+
+
+def test_a_fact_is_none_or_a_short_text() -> None:
+    """F54: owners and labels follow the same rules as keys."""
+    assert check_fact("owner", None) is None
+    assert check_fact("owner", "$token") == "$token"
+    assert check_fact("owner", "x" * MAX_FACT_LENGTH)
+    for wrong in ("", "x" * (MAX_FACT_LENGTH + 1), "a\nb", "\ud800"):
+        with pytest.raises(ValueError, match="owner"):
+            check_fact("owner", wrong)
+    for other in (1, b"x", Text("x"), {"$ne": 1}):
+        with pytest.raises(TypeError, match="owner"):
+            check_fact("owner", other)
+
+
+@given(st.one_of(st.text(), st.integers(), st.none(), st.binary()))
+def test_a_fact_that_we_look_up_is_made_to_fit(value: object) -> None:
+    """F54: a user's or a host's name never stops a lock: it is tidied, not refused."""
+    text = tidy_fact(value)
+    assert len(text) <= MAX_FACT_LENGTH
+    assert not text or check_fact("user", text) == text
+
+
+def test_an_entry_holds_milliseconds_and_its_owner() -> None:
+    """Seconds become whole milliseconds; an entry without an owner has no such field."""
+    made = entry("g", "s", Terms(lease=1.5, margin=0.25, patience=2, hold=0.1, owner="me"), {"label": "$x"})
+    assert (made["lease"], made["term"], made["patience"], made["hold"]) == (1500, 1750, 2000, 100)
+    assert all(isinstance(made[name], Int64) for name in ("lease", "term", "patience", "hold"))
+    assert (made["owner"], made["label"]) == ("me", "$x")
+    assert "owner" not in entry("g", "s", Terms(), {})
+
+
+def test_a_whole_document_has_no_damage() -> None:
+    """F53: unknown fields are no damage: a newer release may have written them."""
+    assert find_damage(document()) is None
+    assert find_damage(document(news=1, holders=[holder(news=1)])) is None
+    assert is_holder(holder())
+    assert is_waiter(waiter())
+
+
+@pytest.mark.parametrize("name", [name for name in document() if name != "_id"])
+def test_a_missing_or_wrong_field_is_found_and_named(name: str) -> None:
+    """F55: the damage is told in words that name the field."""
+    broken = document()
+    del broken[name]
+    assert name in (find_damage(broken) or "")
+    assert "missing" in (find_damage(broken) or "")
+    assert name in (find_damage(document(**{name: {"a": 1}})) or "")
+
+
+@pytest.mark.parametrize("name", [*entry("", "", Terms(), {}), "since", "until", "token", "acquired_at"])
+@pytest.mark.parametrize("value", [None, 1.0, True, "later", [], ObjectId()], ids=lambda value: type(value).__name__)
+def test_a_damaged_entry_is_found_and_named(name: str, value: object) -> None:
+    """F55: one wrong field in one entry spoils the document, wherever it stands."""
+    if isinstance(value, str) and name in ("grant", "session", "mode"):
+        value = None
+    damage = find_damage(document(holders=[holder(), holder(**{name: value})]))
+    assert damage is not None
+    assert damage.startswith(f"holders[1]: its field {name!r}")
+    if name not in ("token", "acquired_at"):
+        assert (find_damage(document(waiters=[waiter(**{name: value})])) or "").startswith("waiters[0]")
+
+
+@pytest.mark.parametrize("item", [None, 1, "x", [], [holder()]])
+def test_an_entry_that_is_no_document_is_damage(item: object) -> None:
+    """F55: anything may stand in an array."""
+    assert "not a document" in (find_damage(document(holders=[item])) or "")
+
+
+def test_a_version_or_a_token_that_we_do_not_know_is_damage() -> None:
+    """F53, F55: a later version is not guessed at; a token near the end of int64 is not counted on."""
+    assert "version is 2" in (find_damage(document(v=2)) or "")
+    assert "too large" in (find_damage(document(token=LAST_TOKEN)) or "")
+    assert "token" in (find_damage(document(token=5.0)) or "")
+    assert "token" in (find_damage(document(token=5)) or "")
+
+
+def test_no_document_is_a_free_lock() -> None:
+    """A key that nobody has used is free."""
+    assert read_reply("k", None) == Reply()
+    assert Reply().free
+    assert not Reply().held
+
+
+def test_a_reply_tells_how_a_grant_stands() -> None:
+    """Times are counted from the server's own moment, so no other clock takes part."""
+    ends = NOW + timedelta(seconds=10)
+    raw = {"now": NOW, "mine": holder(beat=3), "place": -1, "waiting": 2, "first_end": ends, "holder": holder()}
+    reply = read_reply("k", raw)
+    assert (reply.left, reply.token, reply.beat, reply.place, reply.waiting) == (10.0, 5, 3, None, 2)
+    assert reply.first_end == 10.0
+    assert reply.held
+    queued = read_reply("k", {**raw, "mine": None, "place": 0})
+    assert (queued.held, queued.free, queued.place, queued.left) == (False, False, 0, None)
+
+
+@pytest.mark.parametrize("name", ["mine", "holder"])
+def test_a_damaged_entry_in_a_reply_is_an_error(name: str) -> None:
+    """F55: a grant is never read out of an entry that we did not write."""
+    raw = {"now": NOW, "place": -1, "waiting": 0, "first_end": None, name: {"grant": "g", "until": NOW}}
+    with pytest.raises(LockDocumentError, match="damaged"):
+        read_reply("k", raw)
+
+
+def test_a_holder_is_described_without_its_grant_id() -> None:
+    """F57: who, where and for how long; never the id that releases it."""
+    words = describe(holder(label="nightly", owner="job 5", user="ann"), NOW)
+    assert words == "nightly, owner job 5, user ann, host web1 pid 7, for 2.0 s"
+    assert "g1" not in words
+    assert "host ? pid ?" in describe({"acquired_at": NOW}, NOW)

@@ -1,0 +1,536 @@
+"""What a lock object promises its user, by both of its faces."""
+
+import asyncio
+import logging
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from pymongo.collection import Collection
+
+from django_mongolock.engine import clock
+from django_mongolock.engine.document import UNLIMITED, Terms
+from django_mongolock.engine.grant import Grant
+from django_mongolock.engine.locks import MongoLock, Options, check_seconds, check_wait
+from django_mongolock.engine.session import Session
+from django_mongolock.exceptions import (
+    LockBackendError,
+    LockDocumentError,
+    LockError,
+    LockLostError,
+    LockNotAcquired,
+    LockQueueFull,
+    LockReentryError,
+    LockStateError,
+)
+from tests.engine.conftest import QUICK, Document, LockMaker, make_lock
+from tests.engine.faces import ASYNC, BLOCKING, Face
+from tests.waiting import eventually
+
+Entries = Callable[..., list[Any]]
+READER = Terms("shared", UNLIMITED, lease=1.0, margin=0.1, patience=1.0)
+
+
+# How it stands
+
+
+def test_a_lock_tells_how_it_stands(lock: LockMaker, face: Face) -> None:
+    """Before, while and after: held, lost, remaining, token and repr say the same."""
+    mine = lock()
+    assert (mine.held, mine.lost, mine.remaining, repr(mine)) == (False, False, 0.0, "<MongoLock 'k' not held>")
+    for fact in ("fencing_token", "fencing_tokens", "acquired_at", "waited"):
+        with pytest.raises(LockStateError):
+            getattr(mine, fact)
+    with pytest.raises(LockStateError):
+        mine.ensure_held()
+    with face.block(mine):
+        assert mine.held
+        assert not mine.lost
+        assert 0.5 < mine.remaining <= 1.0
+        assert mine.fencing_tokens == {"k": mine.fencing_token}
+        assert mine.acquired_at.tzinfo is not None
+        assert mine.waited < 1
+        mine.ensure_held()
+        assert repr(mine).startswith(f"<MongoLock 'k' held, token {mine.fencing_token}, ")
+    assert (mine.held, mine.lost, repr(mine)) == (False, False, "<MongoLock 'k' not held>")
+
+
+def test_a_waiter_gets_the_lock_when_it_is_given_back(
+    lock: LockMaker, other: LockMaker, face: Face, in_thread: Callable[..., threading.Thread]
+) -> None:
+    """Tokens grow from holder to holder, and `waited` tells how long it took."""
+    theirs = other().acquire()
+
+    def give_back_later() -> None:
+        time.sleep(0.2)
+        theirs.release()
+
+    in_thread(give_back_later)
+    token = theirs.fencing_token
+    mine = face.acquire(lock())
+    assert mine.fencing_token > token
+    assert mine.waited >= 0.15
+    assert face.release(mine)
+
+
+def test_a_lock_that_is_taken_is_refused_in_time(lock: LockMaker, other: LockMaker, face: Face) -> None:
+    """wait=0 asks once; wait=0.2 gives up after 0.2 s; both tell who has it, and leave no waiter."""
+    with other() as theirs:
+        assert not face.try_acquire(lock())
+        for wait in (0, 0.2):
+            started = time.monotonic()
+            with pytest.raises(LockNotAcquired, match="held by host") as refusal:
+                face.acquire(lock(wait=wait))
+            assert wait <= time.monotonic() - started < wait + 0.5
+            assert 0 < refusal.value.retry_after <= 1.1
+        assert theirs.held
+    assert face.try_acquire(lock())
+
+
+def test_the_wait_may_be_given_to_acquire(lock: LockMaker, other: LockMaker, face: Face) -> None:
+    """The argument of acquire() outweighs the lock's own."""
+    with other(), pytest.raises(LockNotAcquired):
+        face.acquire(lock(wait=60), 0)
+    mine = face.acquire(lock(wait=0), None)
+    assert face.release(mine)
+
+
+@pytest.mark.parametrize("wait", [True, "1", [], object(), float("nan"), float("inf"), -1, -0.001, 10**10])
+def test_a_wait_is_a_number_of_seconds_or_none(lock: LockMaker, face: Face, wait: Any) -> None:
+    """Whatever else is a TypeError or a ValueError, and the lock can be used afterwards."""
+    mine = lock()
+    with pytest.raises((TypeError, ValueError), match="wait"):
+        face.acquire(mine, wait)
+    assert face.release(face.acquire(mine))
+
+
+def test_seconds_are_checked() -> None:
+    """A time is a number above 0, and not a bool."""
+    assert (check_wait(None), check_wait(0), check_wait(0.0), check_wait(2)) == (None, 0.0, 0.0, 2.0)
+    assert check_seconds("lease", 3) == 3.0
+    for number in (0, -1, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="lease"):
+            check_seconds("lease", number)
+    for value in (True, "1", None):
+        with pytest.raises(TypeError, match="lease"):
+            check_seconds("lease", value)
+    with pytest.raises(TypeError, match="wait"):
+        check_wait(False)
+
+
+# Loss
+
+
+def test_a_loss_is_told_at_the_end_of_the_block(lock: LockMaker, face: Face, take_away: Callable[..., None]) -> None:
+    """P7: LockLostError names key, token and reason."""
+    mine = lock()
+    with pytest.raises(LockLostError) as loss, face.block(mine):  # noqa: PT012
+        token = mine.fencing_token
+        take_away()
+        assert eventually(lambda: mine.lost, 2)
+        assert not mine.held
+        assert repr(mine) == f"<MongoLock 'k' lost, token {token}>"
+        with pytest.raises(LockLostError):
+            mine.ensure_held()
+    assert (loss.value.key, loss.value.token) == ("k", token)
+    assert "taken away" in str(loss.value)
+    assert not mine.lost
+
+
+def test_a_loss_that_only_the_release_finds_out_is_told_too(
+    lock: LockMaker, face: Face, take_away: Callable[..., None]
+) -> None:
+    """P7: between two beats the holder cannot know; the release does."""
+    mine = lock(terms=Terms(lease=30))
+    with pytest.raises(LockLostError), face.block(mine):
+        take_away()
+
+
+def test_the_error_of_the_block_is_never_hidden(lock: LockMaker, face: Face, take_away: Callable[..., None]) -> None:
+    """P7: the loss becomes a note on it."""
+    mine = lock()
+    with pytest.raises(ZeroDivisionError) as error, face.block(mine):  # noqa: PT012
+        take_away()
+        assert eventually(lambda: mine.lost, 2)
+        raise ZeroDivisionError
+    assert any("was lost" in note for note in error.value.__notes__)
+    with pytest.raises(KeyError) as unharmed, face.block(lock()):
+        raise KeyError
+    assert not hasattr(unharmed.value, "__notes__")
+
+
+def test_without_renewal_the_lease_ends_by_itself(lock: LockMaker, other: LockMaker, face: Face) -> None:
+    """auto_renew=False: not held after the lease, and nobody else gets in before."""
+    mine = face.acquire(lock(auto_renew=False, terms=Terms(lease=0.3, margin=0.1)))
+    theirs = other()
+    while not theirs.try_acquire():
+        pass
+    assert not mine.held
+    assert mine.lost
+    assert not face.release(mine)
+    assert theirs.held
+
+
+# Release
+
+
+def test_a_release_gives_back_once_and_never_what_another_holds(
+    lock: LockMaker, other: LockMaker, face: Face, take_away: Callable[..., None], entries: Entries
+) -> None:
+    """F38: twice, never acquired, after a loss, after somebody else has it: False, and it stays theirs."""
+    assert not face.release(lock())
+    mine = face.acquire(lock(terms=Terms(lease=30)))
+    assert face.release(mine)
+    assert not face.release(mine)
+    face.acquire(mine)
+    take_away()
+    theirs = other().acquire()
+    assert not face.release(mine)
+    assert theirs.held
+    assert [e["token"] for e in entries()] == [theirs.fencing_token]
+    assert theirs.release()
+
+
+def test_another_thread_may_release(
+    lock: LockMaker, face: Face, in_thread: Callable[..., threading.Thread], entries: Entries
+) -> None:
+    """F38: the object is what counts, not the thread."""
+    mine = face.acquire(lock())
+    in_thread(partial(face.release, mine)).join()
+    assert not mine.held
+    assert entries() == []
+
+
+def test_an_object_can_be_used_again(lock: LockMaker, face: Face) -> None:
+    """After a release it acquires anew, with a larger token."""
+    mine = lock()
+    tokens = []
+    for _ in range(3):
+        with face.block(mine):
+            tokens.append(mine.fencing_token)
+    assert tokens == sorted(set(tokens))
+
+
+def test_an_object_in_use_is_refused(
+    lock: LockMaker, other: LockMaker, face: Face, in_thread: Callable[..., threading.Thread]
+) -> None:
+    """One object is one acquisition at a time, held or waiting."""
+    mine = face.acquire(lock())
+    with pytest.raises(LockStateError, match="in use"):
+        face.acquire(mine)
+    assert mine.held
+    assert face.release(mine)
+    with other():
+        waiting = lock()
+        thread = in_thread(lambda: waiting.acquire(3).release())
+        assert eventually(waiting._busy.locked)
+        with pytest.raises(LockStateError, match="being acquired"):
+            face.acquire(waiting)
+    thread.join()
+
+
+# Extend
+
+
+def test_extend_pushes_the_end_and_never_nearer(lock: LockMaker, face: Face, entries: Entries) -> None:
+    """Also for the renewals from then on, and on the server."""
+    mine = face.acquire(lock())
+    face.extend(mine, 30)
+    assert 29 < mine.remaining <= 30
+    face.extend(mine, 5)
+    face.extend(mine)
+    assert 29 < mine.remaining <= 30
+    assert entries()[0]["term"] >= 30_000
+    for wrong in (0, -1, True, "5"):
+        with pytest.raises((TypeError, ValueError)):
+            face.extend(mine, wrong)
+    assert face.release(mine)
+    with pytest.raises(LockStateError):
+        face.extend(mine)
+
+
+def test_extend_after_a_loss_is_refused(lock: LockMaker, face: Face, take_away: Callable[..., None]) -> None:
+    """P7: what is gone cannot be prolonged; the holder is told."""
+    mine = face.acquire(lock(terms=Terms(lease=30)))
+    take_away()
+    with pytest.raises(LockLostError):
+        face.extend(mine)
+    assert mine.lost
+
+
+# Reentry
+
+
+def test_who_would_wait_for_itself_is_told_at_once(lock: LockMaker) -> None:
+    """F45: the same thread, or the same task, taking a key again gets an error instead of waiting for itself."""
+    with lock() as mine:
+        started = time.monotonic()
+        with pytest.raises(LockReentryError, match="reentrant=True"):
+            lock(wait=60).acquire()
+        assert time.monotonic() - started < 1
+        assert mine.held
+
+    async def task() -> None:
+        async with lock():
+            with pytest.raises(LockReentryError):
+                await lock(wait=60).aacquire()
+
+    asyncio.run(task())
+
+
+def test_another_thread_or_task_waits_instead(lock: LockMaker, in_thread: Callable[..., threading.Thread]) -> None:
+    """Only who holds the lock would wait for itself."""
+    order: list[str] = []
+
+    def acquire() -> None:
+        with lock(reentrant=True):
+            order.append("thread")
+
+    with lock():
+        thread = in_thread(acquire)
+        time.sleep(0.1)
+        order.append("main")
+    thread.join()
+    assert order == ["main", "thread"]
+
+
+def test_a_reentrant_lock_is_held_until_the_last_release(lock: LockMaker, other: LockMaker, entries: Entries) -> None:
+    """Taken again, in any order of release; one grant, one token."""
+    outer, inner = lock(), lock(reentrant=True)
+    outer.acquire()
+    inner.acquire()
+    assert inner.fencing_token == outer.fencing_token
+    assert outer.release()
+    assert inner.held
+    assert not other().try_acquire()
+    assert inner.release()
+    assert entries() == []
+
+
+def test_a_weaker_lock_is_never_taken_for_a_stronger_one(lock: LockMaker, other: LockMaker) -> None:
+    """P1: who holds a key as one of its readers does not get it as its writer by reentry; the reverse is fine."""
+    with lock(terms=READER), other(terms=READER) as theirs:
+        with pytest.raises(LockReentryError):
+            lock(reentrant=True).acquire()
+        assert theirs.held
+    with lock(), lock(reentrant=True, terms=READER) as inner:
+        assert inner.held
+
+
+# Several keys
+
+
+def test_several_keys_are_held_together(lock: LockMaker, other: LockMaker, face: Face) -> None:
+    """All or none; `key` and `fencing_token` are only for a single key."""
+    both = lock("a", "b")
+    with face.block(both):
+        assert set(both.fencing_tokens) == {"a", "b"}
+        assert not other("a").try_acquire()
+        assert not other("b").try_acquire()
+        for name in ("key", "fencing_token"):
+            with pytest.raises(LockStateError):
+                getattr(both, name)
+        assert "'a', 'b' held" in repr(both)
+    assert other("a").try_acquire()
+    assert other("b").try_acquire()
+
+
+def test_of_several_keys_none_stays_when_one_is_not_to_be_had(
+    lock: LockMaker, other: LockMaker, session: Session, face: Face, entries: Entries
+) -> None:
+    """All or none."""
+    with other("c"):
+        with pytest.raises(LockNotAcquired, match="'c'"):
+            face.acquire(lock("a", "b", "c", wait=0.1))
+        assert entries("a") == entries("b") == []
+        assert not session._grants
+
+
+def test_one_key_lost_is_all_lost(
+    lock: LockMaker, face: Face, take_away: Callable[..., None], entries: Entries
+) -> None:
+    """P7: the loss of one is told, and the others are given back."""
+    both = lock("a", "b")
+    with pytest.raises(LockLostError) as loss, face.block(both):  # noqa: PT012
+        take_away("b")
+        assert eventually(lambda: both.lost, 2)
+    assert loss.value.key == "b"
+    assert entries("a") == []
+
+
+@pytest.mark.parametrize("moment", range(1, 8))
+def test_interrupted_while_giving_back_what_it_had(
+    session: Session, other: LockMaker, moment: int, entries: Entries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F29, F36: KeyboardInterrupt at any command of an acquisition of several keys leaves none of them."""
+    send, count = session._send_elsewhere, 0
+
+    def interrupted(action: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == moment:
+            raise KeyboardInterrupt
+        return send(action)
+
+    with other("c"):
+        monkeypatch.setattr(session, "_send_elsewhere", interrupted)
+        with pytest.raises((KeyboardInterrupt, LockNotAcquired)):
+            make_lock(session, "a", "b", "c", wait=0.05).acquire()
+        assert eventually(lambda: not session._unsettled)
+        assert not session._grants
+        assert entries("a") == entries("b") == []
+        assert len(entries("c")) == 1
+
+
+# Callbacks and observers
+
+
+def test_on_lost_is_called_once(lock: LockMaker, session: Session, face: Face, take_away: Callable[..., None]) -> None:
+    """P7: with the lock, in another thread, not again at the release."""
+    told: list[MongoLock] = []
+    mine = face.acquire(lock(on_lost=told.append))
+    take_away()
+    assert eventually(lambda: told, 2)
+    assert not face.release(mine)
+    session.beat()
+    time.sleep(0.1)
+    assert told == [mine]
+    with face.block(lock(on_lost=told.append)):
+        pass
+    assert told == [mine]
+
+
+def test_observers_and_callbacks_that_fail_do_no_harm(
+    new_session: Callable[..., Session], face: Face, take_away: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Signals and metrics may not break a lock: their errors are logged, and that is all."""
+    events: list[str] = []
+
+    def observer(event: str, grant: Grant) -> None:
+        events.append(event)
+        raise RuntimeError("observer")
+
+    def on_lost(lock: MongoLock) -> None:
+        raise RuntimeError("callback")
+
+    session = new_session(observer=observer)
+    with face.block(make_lock(session)) as mine:
+        assert mine.held
+    face.acquire(make_lock(session, on_lost=on_lost))
+    take_away()
+    assert eventually(lambda: "on_lost failed" in caplog.text, 2)
+    assert events == ["acquired", "released", "acquired", "lost"]
+    assert "observer failed" in caplog.text
+
+
+def test_facts_that_cannot_be_had_leave_nothing_behind(session: Session, face: Face) -> None:
+    """An error of the provider comes out before anything is sent, and no waiter is renewed for ever."""
+
+    def facts() -> dict[str, str | int]:
+        raise RuntimeError("facts")
+
+    broken = MongoLock(lambda: session, ("k",), Options(terms=QUICK), facts)
+    with pytest.raises(RuntimeError, match="facts"):
+        face.acquire(broken)
+    assert not session._grants
+    assert not session._unsettled
+
+
+def test_facts_are_stored_with_the_holder(session: Session, face: Face, entries: Entries) -> None:
+    """At 3 a.m. they say who holds the lock."""
+    mine = MongoLock(lambda: session, ("k",), Options(terms=QUICK), lambda: {"host": "$web1", "pid": 7, "label": "$x"})
+    with face.block(mine):
+        assert {"host": "$web1", "pid": 7, "label": "$x", "session": session.id}.items() <= entries()[0].items()
+
+
+# Terms
+
+
+def test_a_minimum_hold_keeps_others_out_after_the_release(lock: LockMaker, other: LockMaker, face: Face) -> None:
+    """min_hold: given back at once, free when its time is over."""
+    started = clock.now()
+    with face.block(lock(terms=Terms(lease=1.0, margin=0.1, hold=0.4))):
+        pass
+    assert not other().try_acquire()
+    with other():
+        assert 0.39 <= clock.now() - started < 1.0
+
+
+def test_an_owner_resumes_with_a_new_token_and_the_old_grant_is_lost(
+    lock: LockMaker, other: LockMaker, face: Face
+) -> None:
+    """A task that was redelivered after a crash goes on at once; the grant it had before is told to be lost."""
+    terms = Terms(lease=1.0, margin=0.1, owner="task 5")
+    before = lock(terms=terms).acquire()
+    after = face.acquire(other(terms=terms, wait=0))
+    assert after.fencing_token > before.fencing_token
+    assert eventually(lambda: before.lost, 1)
+    assert not before.release()
+    assert after.held
+    assert face.release(after)
+
+
+def test_readers_share_and_a_writer_waits(lock: LockMaker, other: LockMaker, face: Face) -> None:
+    """Shared grants live together, an exclusive one alone."""
+    with face.block(lock(terms=READER)), other(terms=READER) as reader:
+        assert reader.held
+        assert not other("k").try_acquire()
+
+
+# Errors
+
+
+def test_a_damaged_document_is_told_to_whoever_takes_the_lock(
+    lock: LockMaker, collection: Collection[Document], face: Face
+) -> None:
+    """F55: that key a clear error, left as it is; every other key works."""
+    collection.insert_one({"_id": "k", "lockedBy": "somebody"})
+    for wait in (0, 5):
+        with pytest.raises(LockDocumentError, match="missing"):
+            face.acquire(lock(wait=wait))
+    assert collection.find_one({"_id": "k"}) == {"_id": "k", "lockedBy": "somebody"}
+    assert face.try_acquire(lock("k2"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LockNotAcquired("k", 1.5, "somebody", 2.0),
+        LockQueueFull("k", 1.5),
+        LockReentryError("k"),
+        LockLostError("k", 5, "why"),
+        LockStateError("x"),
+        LockBackendError("p", "k", False),
+        LockDocumentError("k", "p"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_survive_pickling_with_their_facts(error: LockError) -> None:
+    """Celery ships them between processes."""
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+    assert type(again) is type(error)
+    assert (str(again), vars(again)) == (str(error), vars(error))
+    assert isinstance(again, LockError)
+
+
+def test_nothing_secret_is_logged(
+    lock: LockMaker, session: Session, caplog: pytest.LogCaptureFixture, take_away: Callable[..., None]
+) -> None:
+    """F57: key and token, never a grant id or a URI."""
+    caplog.set_level(logging.DEBUG, "django_mongolock")
+    mine = lock().acquire()
+    take_away()
+    assert eventually(lambda: "lock lost" in caplog.text, 2)
+    assert mine._grants[0].id not in caplog.text + repr(mine) + repr(session) + repr(mine._grants)
+    assert "mongodb://" not in caplog.text
+
+
+def test_both_faces_are_the_same_lock(lock: LockMaker) -> None:
+    """Acquired by one, released by the other."""
+    mine = BLOCKING.acquire(lock())
+    assert ASYNC.release(mine)
+    assert BLOCKING.release(ASYNC.acquire(mine))

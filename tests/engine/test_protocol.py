@@ -1,0 +1,263 @@
+"""The protocol without any I/O: what it sends, when, and what it makes of the answers."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from django_mongolock.engine import protocol
+from django_mongolock.engine.document import Reply, Terms, entry, milliseconds
+from django_mongolock.engine.protocol import Answer, Apply, GiveBack, Look, Pause, Polling, Request
+from django_mongolock.engine.step import Step
+from django_mongolock.exceptions import LockBackendError, LockNotAcquired, LockQueueFull
+
+TERMS = Terms(lease=10, margin=1, patience=5)
+REQUEST = Request("k", "g", entry("g", "s", TERMS, {}), TERMS, beat=7)
+WHOLE = Reply(left=11, token=3, acquired_at=datetime.now(UTC), first_end=11)
+SHORT = replace(WHOLE, left=2)
+QUEUED = Reply(place=0, waiting=1, first_end=9, holder="somebody")
+GONE = Reply(first_end=9, holder="somebody")
+
+
+class Play:
+    """Plays the driver for one acquisition: each call gives the outcome and shows the next action."""
+
+    def __init__(self, wait: float | None, request: Request = REQUEST) -> None:
+        self.now = 100.0
+        self.steps = protocol.acquire(request, wait, self.now)
+        self.action: Any = next(self.steps)
+        self.result: Answer | None = None
+
+    def answer(self, reply: Reply, took: float = 0.01) -> Any:
+        sent, self.now = self.now, self.now + took
+        return self._send(Answer(reply, sent, self.now))
+
+    def fail(self, passing: bool = True, took: float = 1.0) -> Any:
+        self.now += took
+        self.action = self.steps.throw(LockBackendError("gone", "k", passing))
+        return self.action
+
+    def pause(self, beyond: float = 0.0) -> Any:
+        assert isinstance(self.action, Pause)
+        assert self.action.seconds >= 0
+        self.now += self.action.seconds + beyond
+        return self._send(self.now)
+
+    def wait_until(self, kind: type, reply: Reply = QUEUED) -> Any:
+        """Go on waiting until the next action is of *kind* and not a pause."""
+        while isinstance(self.action, Pause):
+            self.pause()
+        assert isinstance(self.action, kind)
+        return self.action
+
+    def _send(self, outcome: object) -> Any:
+        try:
+            self.action = self.steps.send(outcome)
+        except StopIteration as end:
+            self.action, self.result = None, end.value
+        return self.action
+
+
+def test_a_free_lock_takes_one_command() -> None:
+    """P8: one round trip, whose answer grants a whole lease counted from before it was sent."""
+    play = Play(wait=10)
+    assert play.action == Apply("k", Step(ask="g", add=REQUEST.entry))
+    play.answer(WHOLE)
+    assert play.result == Answer(WHOLE, 100.0, 100.01)
+
+
+def test_a_single_try_is_one_command() -> None:
+    """wait=0 asks once, leaves nothing in the queue, and tells who holds the lock and for how long."""
+    play = Play(wait=0)
+    assert play.action.step.trial
+    with pytest.raises(LockNotAcquired) as refusal:
+        play.answer(Reply(first_end=9, holder="somebody"))
+    assert (refusal.value.holder, refusal.value.retry_after) == ("somebody", 9)
+    assert not isinstance(refusal.value, LockQueueFull)
+
+
+def test_a_waiter_only_looks_until_it_is_granted_then_confirms() -> None:
+    """F42: a grant that comes from another's change is short; the waiter takes it for a whole lease, and counts
+    its deadline from before that command, not from the look that showed the grant."""
+    play = Play(wait=60)
+    play.answer(QUEUED)
+    for _ in range(5):
+        assert isinstance(play.action, Pause)
+        assert isinstance(play.pause(), Look)
+        play.answer(QUEUED)
+    play.pause()
+    confirm = play.answer(SHORT)
+    assert confirm == Apply("k", Step(ask="g", renew=("g",), beat=7))
+    play.now += 5
+    play.answer(WHOLE)
+    assert play.result is not None
+    assert play.result.sent == pytest.approx(play.now - 0.01)
+
+
+def test_a_look_alone_never_grants() -> None:
+    """F6: what a read shows, be it a whole lease, is confirmed by a write before it counts."""
+    play = Play(wait=60)
+    play.answer(QUEUED)
+    play.pause()
+    action = play.answer(WHOLE)
+    assert isinstance(action, Apply)
+    assert action.step.renew == ("g",)
+    assert play.result is None
+
+
+@pytest.mark.parametrize("then", [GONE, replace(QUEUED, first_end=None), replace(QUEUED, first_end=-0.1)])
+def test_a_pruned_waiter_enters_again_and_a_dead_holder_is_passed_over(then: Reply) -> None:
+    """F27, F41: out of the queue, nobody holds the lock, or the holder's lease is over: an update settles it."""
+    play = Play(wait=60)
+    play.answer(QUEUED)
+    play.pause()
+    action = play.answer(then)
+    assert action == Apply("k", Step(ask="g", add=REQUEST.entry))
+
+
+def test_a_confirmation_that_finds_nothing_enters_again() -> None:
+    """F42: who notices too late that it was granted has to queue again."""
+    play = Play(wait=60)
+    play.answer(QUEUED)
+    play.pause()
+    play.answer(SHORT)
+    action = play.answer(GONE)
+    assert isinstance(action, Apply)
+    assert action.step.add is REQUEST.entry
+
+
+def test_the_wait_ends_with_a_trial() -> None:
+    """F43: at the end of the wait one last update either grants the lock or takes the waiter out: nothing between."""
+    play = Play(wait=5)
+    play.answer(QUEUED)
+    while not isinstance(play.action, Apply):
+        play.pause() if isinstance(play.action, Pause) else play.answer(QUEUED)
+    assert play.action.step.trial
+    assert play.now == pytest.approx(105.0, abs=0.02)
+    with pytest.raises(LockNotAcquired) as refusal:
+        play.answer(GONE)
+    assert refusal.value.waited == pytest.approx(5.0, abs=0.05)
+
+
+def test_the_last_trial_may_still_grant() -> None:
+    """F43: the grant that comes at the last moment is taken."""
+    play = Play(wait=0.001)
+    play.answer(QUEUED)
+    play.pause()
+    play.answer(WHOLE)
+    assert play.result is not None
+
+
+def test_without_a_limit_it_waits_for_ever() -> None:
+    """wait=None never gives up."""
+    play = Play(wait=None)
+    play.answer(QUEUED)
+    for _ in range(2_000):
+        play.pause() if isinstance(play.action, Pause) else play.answer(QUEUED)
+    assert play.result is None
+
+
+def test_pauses_grow_and_the_head_of_the_queue_looks_soonest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F44: many waiters do not make a storm of commands: pauses grow with time and with the place in the queue."""
+    monkeypatch.setattr("django_mongolock.engine.protocol.random.uniform", lambda low, high: high)
+    polling = Polling()
+    assert polling.pause(0, 0) == polling.shortest
+    assert polling.pause(0, 1) == 2 * polling.pause(0, 0)
+    assert polling.pause(40, 0) == polling.pause(0, 1_000_000) == polling.longest
+
+
+def test_the_head_does_not_sleep_past_the_holders_end() -> None:
+    """F27: the next in line looks again when the holder's lease ends, not later."""
+    play = Play(wait=60)
+    play.answer(QUEUED)
+    for _ in range(40):
+        play.pause() if isinstance(play.action, Pause) else play.answer(replace(QUEUED, first_end=0.003))
+        if isinstance(play.action, Pause) and play.now > 100.1:
+            assert play.action.seconds <= 0.003
+
+
+def test_an_unknown_outcome_is_repeated_with_the_same_id() -> None:
+    """F2, F8, F15: steps are idempotent by grant id, so what got no answer is simply sent again, until it has one."""
+    play = Play(wait=10)
+    first = play.action
+    for _ in range(3):
+        assert isinstance(play.fail(), Pause)
+        assert play.pause() == first
+    play.answer(WHOLE)
+    assert play.result is not None
+
+
+def test_a_repeated_command_that_finds_its_own_grant_confirms_it() -> None:
+    """F15: the first copy was applied a while ago: its lease is not whole any more and its start unknown."""
+    play = Play(wait=10)
+    play.fail()
+    play.pause()
+    action = play.answer(SHORT)
+    assert isinstance(action, Apply)
+    assert action.step.renew == ("g",)
+
+
+def test_a_single_try_is_repeated_once_and_then_fails() -> None:
+    """F9: even without any time to wait one failure is repeated; the second is told."""
+    play = Play(wait=0)
+    play.fail()
+    play.pause()
+    with pytest.raises(LockBackendError):
+        play.fail()
+
+
+def test_failures_end_with_the_wait() -> None:
+    """F9: while all servers are down it goes on within `wait`, then tells what was wrong."""
+    play = Play(wait=10)
+    failures = 0
+    with pytest.raises(LockBackendError):  # noqa: PT012 - one of many steps raises, and when is the point
+        while True:
+            play.fail() if isinstance(play.action, Apply) else play.pause()
+            failures += 1
+    assert 110 <= play.now <= 113
+
+
+def test_a_final_refusal_is_told_at_once() -> None:
+    """F14: what cannot pass (no rights, wrong password) is not repeated."""
+    play = Play(wait=60)
+    with pytest.raises(LockBackendError):
+        play.fail(passing=False)
+
+
+def test_a_full_queue_is_told() -> None:
+    """F13: whoever is not let in the queue is told that it is full."""
+    with pytest.raises(LockQueueFull):
+        Play(wait=60).answer(GONE)
+
+
+def test_an_answer_that_took_longer_than_its_lease_grants_nothing() -> None:
+    """F16: the answer says "yours", the time says it is over."""
+    with pytest.raises(LockBackendError, match="longer than the lease"):
+        Play(wait=60).answer(WHOLE, took=TERMS.lease)
+    play = Play(wait=60)
+    play.answer(WHOLE, took=TERMS.lease - 0.001)
+    assert play.result is not None
+
+
+@pytest.mark.parametrize("lease", [0.1265, 1.0005, 1 / 3, 0.0625, 2.0625, 29.9995, 30.0])
+def test_every_lease_can_be_granted_whole(lease: float) -> None:
+    """A lease with a fraction of a millisecond is rounded in the document; the rounded one is a whole one."""
+    terms = Terms(lease=lease, margin=1.0)
+    play = Play(10, replace(REQUEST, entry=entry("g", "s", terms, {}), terms=terms))
+    play.answer(replace(WHOLE, left=milliseconds(terms.term) / 1000))
+    assert play.result is not None
+
+
+def test_release_extend_and_settle_are_one_command_each() -> None:
+    """P8: and settling leaves a tombstone, by force."""
+    assert next(protocol.release("k", "g")) == GiveBack("k", Step(remove=("g",)))
+    extension: Any = next(protocol.extend("k", "g", 1000, 1100, 8))
+    assert (extension.step.renew, extension.step.lease, extension.step.term, extension.step.beat) == (
+        ("g",),
+        1000,
+        1100,
+        8,
+    )
+    settling: Any = next(protocol.settle("k", "g"))
+    assert (settling.step.remove, settling.step.force, settling.step.bury) == (("g",), True, protocol.BURIAL)

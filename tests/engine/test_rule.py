@@ -1,0 +1,606 @@
+"""The one update, on a real server: against a model of the rule, and where it matters most one by one."""
+
+import datetime as dt
+import itertools
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import bson
+import pytest
+from bson import Decimal128, MaxKey, MinKey, ObjectId, Timestamp
+from bson.int64 import Int64
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+from pymongo import MongoClient
+from pymongo.collection import Collection
+
+from django_mongolock.engine.document import UNLIMITED, Mode, Reply, Terms, entry, find_damage
+from django_mongolock.engine.step import Limits, Step
+from django_mongolock.engine.store import MongoStore, StoreConfig
+from django_mongolock.exceptions import LockBackendError, LockDocumentError
+from tests.engine.model import Model
+
+Document = dict[str, Any]
+Entries = Callable[..., list[Any]]
+Stored = Callable[..., Document]
+
+TERMS = Terms(lease=20, margin=2, patience=10)
+CAPACITIES: dict[Mode, int] = {"exclusive": 1, "shared": UNLIMITED, "semaphore": 2}
+TIMEOUT = 10.0
+
+_numbers = itertools.count(1)
+
+
+class Client:
+    """One client's view of one key: short words for steps."""
+
+    def __init__(self, store: MongoStore, key: str = "k") -> None:
+        self.store, self.key = store, key
+
+    def apply(self, **step: Any) -> Reply:
+        return self.store.apply(self.key, Step(**step), TIMEOUT)
+
+    def add(self, grant: str, terms: Terms = TERMS, trial: bool = False, **facts: Any) -> Reply:
+        return self.apply(ask=grant, add=entry(grant, "s", terms, facts), trial=trial)
+
+    def remove(self, *grants: str, bury: int = 0, force: bool = False) -> Reply:
+        return self.apply(ask=grants[0], remove=grants, bury=bury, force=force)
+
+    def renew(self, *grants: str, **step: Any) -> Reply:
+        return self.apply(ask=grants[0], renew=grants, beat=next(_numbers), **step)
+
+
+@pytest.fixture
+def client(store: MongoStore) -> Client:
+    """A client of the key "k"."""
+    return Client(store)
+
+
+def shifted(items: str, names: tuple[str, ...], milliseconds: int) -> Document:
+    moved = {name: {"$subtract": [f"$$e.{name}", milliseconds]} for name in names}
+    return {"$map": {"input": items, "as": "e", "in": {"$mergeObjects": ["$$e", moved]}}}
+
+
+def travel(collection: Collection[Document], key: str, seconds: float) -> None:
+    """Let so many seconds go by for one document; fewer than none: the server's clock is set back."""
+    milliseconds = round(seconds * 1000)
+    changes = {
+        "holders": shifted("$holders", ("until", "since", "acquired_at"), milliseconds),
+        "waiters": shifted("$waiters", ("until", "since"), milliseconds),
+        "graves": shifted("$graves", ("until",), milliseconds),
+    }
+    collection.update_one({"_id": key}, [{"$set": changes}])
+
+
+# Against the model
+
+#: All lengths end in 5 s and time goes by in steps of 10 s. So nothing is ever decided by how fast the test runs.
+LENGTHS = st.sampled_from([5, 15, 25, 45])
+SOME = st.integers(1, 3)
+
+
+@dataclass
+class Place:
+    """Where a machine works. (Hypothesis looks into all that a machine class has, and a collection has everything.)"""
+
+    locks: Collection[Document]
+    store: MongoStore
+
+
+class Machine(RuleBasedStateMachine):
+    """Does the same to a stored document and to the model, in any order, and compares them after each step."""
+
+    place: Place
+
+    grants = Bundle("grants")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.locks, self.store, self.limits = self.place.locks, self.place.store, self.place.store.config.limits
+        self.model = Model(self.limits)
+        self.client = Client(self.store, uuid.uuid4().hex)
+        self.real = {"_id": self.client.key}
+        self.first_token: int | None = None
+        self.tokens: list[int] = []
+
+    def apply(self, step: Step) -> None:
+        reply = self.store.apply(self.client.key, step, TIMEOUT)
+        self.model.apply(step)
+        mine = next((e for e in self.model.holders if e.grant == step.ask), None)
+        places = [e.grant for e in self.model.waiters]
+        assert reply.held == (mine is not None)
+        assert reply.place == (places.index(step.ask) if step.ask in places else None)
+        assert reply.waiting == len(places)
+        if mine is not None and reply.left is not None:
+            assert abs(reply.left * 1000 - (mine.until - self.model.now)) < 4_000
+
+    @rule(
+        target=grants,
+        mode=st.sampled_from(list(CAPACITIES)),
+        lease=LENGTHS,
+        patience=LENGTHS,
+        hold=st.sampled_from([0, 0, 0, 15, 35]),
+        owner=st.sampled_from([None, None, None, "ann", "$bob"]),
+        trial=st.booleans(),
+    )
+    def enter(self, *, mode: Mode, lease: int, patience: int, hold: int, owner: str | None, trial: bool) -> Document:
+        terms = Terms(mode, CAPACITIES[mode], lease, 0, patience, hold, owner)
+        new = entry(f"g{next(_numbers)}", "s", terms, {"label": "$holders"})
+        self.apply(Step(ask=new["grant"], add=new, trial=trial))
+        return new
+
+    @rule(new=grants, trial=st.booleans())
+    def enter_again(self, new: Document, trial: bool) -> None:
+        """A command that is sent again, or arrives late."""
+        self.apply(Step(ask=new["grant"], add=new, trial=trial))
+
+    @rule(removed=st.lists(grants, min_size=1, max_size=2), bury=st.sampled_from([0, 25_000]), force=st.booleans())
+    def remove(self, removed: list[Document], bury: int, force: bool) -> None:
+        ids = tuple(dict.fromkeys(new["grant"] for new in removed))
+        self.apply(Step(ask=ids[0], remove=ids, bury=bury, force=force))
+
+    @rule(removed=grants)
+    def release(self, removed: Document) -> None:
+        step = Step(remove=(removed["grant"],))
+        was_there = any(e.grant == removed["grant"] for e in self.model.holders)
+        assert self.store.give_back(self.client.key, step, TIMEOUT) == was_there
+        if was_there:
+            self.model.apply(step)
+
+    @rule(gone=consumes(grants))
+    def settle(self, gone: Document) -> None:
+        self.apply(Step(ask=gone["grant"], remove=(gone["grant"],), force=True, bury=615_000))
+
+    @rule(renewed=st.lists(grants, min_size=1, max_size=4), longer=st.sampled_from([0, 0, 65]))
+    def renew(self, renewed: list[Document], longer: int) -> None:
+        ids = tuple(dict.fromkeys(new["grant"] for new in renewed))
+        self.apply(Step(ask=ids[0], renew=ids, beat=next(_numbers), lease=longer * 1000, term=longer * 1000))
+
+    @rule(renewed=st.lists(grants, min_size=1, max_size=4))
+    def renew_in_bulk(self, renewed: list[Document]) -> None:
+        ids = tuple(dict.fromkeys(new["grant"] for new in renewed))
+        step = Step(renew=ids, beat=next(_numbers))
+        known = {e.grant for e in self.model.holders + self.model.waiters}
+        found = self.store.renew([self.client.key], step, TIMEOUT)
+        if known & set(ids):
+            self.model.apply(step)
+        if self.model.exists:
+            assert found[self.client.key].holders == {e.grant: e.beat for e in self.model.holders}
+            assert found[self.client.key].waiters == {e.grant: e.beat for e in self.model.waiters}
+
+    @rule(tens=SOME)
+    def time_goes_by(self, tens: int) -> None:
+        self.model.now += tens * 10_000
+        travel(self.locks, self.client.key, tens * 10)
+
+    @rule()
+    def clock_is_set_back(self) -> None:
+        self.model.now -= 1_000_000
+        travel(self.locks, self.client.key, -1_000)
+
+    @rule()
+    def failover(self) -> None:
+        """The document was last written under another primary, whose clock has nothing to do with this one's."""
+        changed = self.locks.update_one(self.real, {"$set": {"clock": "another election"}})
+        self.model.foreign = changed.matched_count == 1
+
+    @rule()
+    def purge(self) -> None:
+        """The document goes (TTL), and whatever it knew."""
+        if not self.model.holders and not self.model.waiters:
+            self.locks.delete_one(self.real)
+            self.model = Model(self.limits, now=self.model.now)
+            self.first_token = None
+
+    @invariant()
+    def same_as_the_model(self) -> None:
+        stored = self.locks.find_one({"_id": self.client.key})
+        assert (stored is not None) == self.model.exists
+        if stored is None:
+            return
+        assert find_damage(stored) is None
+        if self.first_token is None:
+            self.first_token = stored["token"] - self.model.given
+            assert self.first_token > max(self.tokens, default=0)
+        assert stored["token"] == self.first_token + self.model.given
+        assert (stored["acquisitions"], stored["changes"]) == (self.model.given, self.model.changes)
+        for items, expected in ((stored["holders"], self.model.holders), (stored["waiters"], self.model.waiters)):
+            assert [item["grant"] for item in items] == [e.grant for e in expected]
+            now = dt.datetime.now(dt.UTC)
+            for item, e in zip(items, expected, strict=True):
+                left = (item["until"] - now).total_seconds() * 1000
+                assert abs(left - (e.until - self.model.now)) < 4_000
+                assert (item["term"], item.get("beat", 0)) == (e.term, e.beat)
+                assert item.get("token", self.first_token) == self.first_token + e.token
+                assert item["label"] == "$holders"
+        assert {grave["grant"] for grave in stored["graves"]} == set(self.model.graves)
+        if self.model.granted_now:
+            tokens = [self.first_token + e.token for e in self.model.granted_now]
+            assert tokens == sorted(tokens)
+            assert tokens[0] > max(self.tokens, default=0)
+            self.tokens += tokens
+            self.model.granted_now = []
+
+    @invariant()
+    def holders_may_hold_together(self) -> None:
+        holders = self.model.holders
+        assert len({e.mode for e in holders}) <= 1
+        assert not holders or len(holders) <= max(e.capacity for e in holders)
+
+
+def test_the_rule_does_what_its_model_does(collection: Collection[Document], config: StoreConfig) -> None:
+    """P1, P2, P5: prune, remove, renew, add, grant, resume, bury, clamp and failover, in any order: who holds, who
+    waits in which order, until when, and with which token is what thirty lines of Python say."""
+    config = StoreConfig(config.client, config.database, config.collection, Limits(confirm=5_000, waiters=4))
+    store = MongoStore(config)
+    machine = type("Machine", (Machine,), {"place": Place(tz_aware(collection), store)})
+    chosen = settings(
+        max_examples=60,
+        stateful_step_count=30,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+    try:
+        run_state_machine_as_test(machine, settings=chosen)
+    finally:
+        store.close()
+
+
+def tz_aware(collection: Collection[Document]) -> Collection[Document]:
+    return collection.with_options(codec_options=collection.codec_options.with_options(tz_aware=True))
+
+
+# One by one
+
+
+def test_served_in_order_of_arrival(client: Client) -> None:
+    """P5: first come, first served, whatever is sent again meanwhile."""
+    assert client.add("g0").held
+    for number in range(1, 6):
+        assert client.add(f"g{number}").place == number - 1
+    assert client.add("g2").place == 1
+    order = []
+    for number in range(6):
+        order += [e["grant"] for e in holders(client)]
+        client.remove(f"g{number}")
+    assert order == [f"g{number}" for number in range(6)]
+
+
+def holders(client: Client) -> list[Any]:
+    document = client.store.collection.find_one({"_id": client.key})
+    return list(document["holders"]) if document else []
+
+
+def test_writers_do_not_starve_among_readers(client: Client) -> None:
+    """F46: a reader that comes after a waiting writer waits behind it, and the readers behind go together."""
+    reading = Terms("shared", UNLIMITED)
+    assert client.add("r1", reading).held
+    assert client.add("r2", reading).held
+    assert client.add("w").place == 0
+    assert client.add("r3", reading).place == 1
+    assert client.add("r4", reading).place == 2
+    client.remove("r1")
+    client.remove("r2")
+    assert [e["grant"] for e in holders(client)] == ["w"]
+    client.remove("w")
+    assert [e["grant"] for e in holders(client)] == ["r3", "r4"]
+    assert holders(client)[0]["token"] < holders(client)[1]["token"]
+
+
+def test_a_semaphore_lets_in_as_many_as_it_has_permits(client: Client) -> None:
+    """No more than `capacity` at once; each that leaves lets in the next."""
+    terms = Terms("semaphore", 3)
+    assert [client.add(f"g{n}", terms).held for n in range(5)] == [True, True, True, False, False]
+    client.remove("g1")
+    assert [e["grant"] for e in holders(client)] == ["g0", "g2", "g3"]
+
+
+def test_tokens_go_on_growing_after_a_purge(client: Client, collection: Collection[Document]) -> None:
+    """F10, P2: a document that was removed starts again above all it ever gave, since it starts from the time."""
+    tokens = []
+    for number in range(20):
+        tokens.append(client.add(f"g{number}").token)
+        client.remove(f"g{number}")
+        if number % 3 == 0:
+            collection.delete_one({"_id": "k"})
+    assert tokens == sorted(set(tokens))
+
+
+def test_a_tombstone_refuses_a_command_that_comes_after_its_removal(client: Client, entries: Entries) -> None:
+    """F17: acquire is held up, its removal overtakes it, also where there was no document yet; no orphan."""
+    client.remove("g1", bury=60_000, force=True)
+    assert not client.add("g1").held
+    assert not client.add("g1", trial=True).held
+    assert entries() == []
+    assert client.add("g2").held
+
+
+def test_a_tombstone_is_dug_up_when_its_time_is_over(client: Client, collection: Collection[Document]) -> None:
+    """Tombstones do not pile up: the next burial clears away what is over."""
+    for number in range(5):
+        client.remove(f"g{number}", bury=60_000)
+    travel(collection, "k", 61)
+    client.remove("g9", bury=60_000)
+    document = collection.find_one({"_id": "k"})
+    assert document is not None
+    assert [grave["grant"] for grave in document["graves"]] == ["g9"]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step(ask="g1", add=entry("g1", "s", TERMS, {})),
+        Step(ask="g3", add=entry("g3", "s", TERMS, {})),
+        Step(ask="g1", renew=("g1", "g2"), beat=5),
+        Step(ask="g1", remove=("g1",)),
+        Step(ask="g1", remove=("g1",), force=True, bury=60_000),
+        Step(ask="g4", add=entry("g4", "s", TERMS, {}), trial=True),
+        Step(ask="g5", add=entry("g5", "s", Terms(owner="o"), {})),
+    ],
+    ids=["held", "queued", "renew", "remove", "settle", "trial", "resume"],
+)
+def test_a_step_that_is_sent_again_changes_nothing_but_really_writes(
+    client: Client, step: Step, stored: Stored
+) -> None:
+    """F2, F6, F15: the second copy finds all done; yet it writes, since a stale primary acknowledges what writes
+    nothing."""
+    client.add("g0", Terms(owner="o", lease=20, margin=2))
+    client.add("g1")
+    client.add("g2")
+    client.store.apply("k", step, TIMEOUT)
+    once = stored()
+    client.store.apply("k", step, TIMEOUT)
+    twice = stored()
+    assert once.pop("changes") + 1 == twice.pop("changes")
+    for document in (once, twice):
+        for name in ("expires_at", "purge_at", "held_ms", "waited_ms"):
+            document.pop(name, None)
+        for item in document["holders"] + document["waiters"] + document["graves"]:
+            item.pop("until")
+    once["graves"], twice["graves"] = ([grave["grant"] for grave in d["graves"]][:1] for d in (once, twice))
+    assert once == twice
+
+
+def test_another_primary_prunes_nobody_and_gives_a_whole_lease_once(
+    client: Client, collection: Collection[Document], entries: Entries
+) -> None:
+    """F21, F22: by the clock of the new primary the leases seem over; they are given whole, once and not again."""
+    client.add("g1")
+    client.add("g2")
+    travel(collection, "k", 1000)
+    collection.update_one({"_id": "k"}, {"$set": {"clock": "another election"}})
+    assert client.add("g3").place == 1
+    assert client.apply(ask="g1").left == pytest.approx(TERMS.term, abs=2)
+    assert [e["grant"] for e in entries()] == ["g1", "g2", "g3"]
+    travel(collection, "k", 23)
+    assert client.add("g4").held
+    assert [e["grant"] for e in entries()] == ["g4"]
+
+
+def test_a_clock_that_was_set_back_makes_no_lease_longer(client: Client, collection: Collection[Document]) -> None:
+    """F23: an end that lies further ahead than a whole lease is cut to one, for holders and for waiters."""
+    client.add("g1")
+    client.add("g2")
+    travel(collection, "k", -3600)
+    assert client.apply(ask="g1").left == pytest.approx(TERMS.term, abs=0.1)
+    travel(collection, "k", TERMS.term + 0.1)
+    assert client.add("g3").held
+
+
+def test_a_minimum_hold_outlasts_the_release_but_not_force(client: Client, collection: Collection[Document]) -> None:
+    """ShedLock's lockAtLeastFor: who gives back early leaves the key taken; a forced removal frees it."""
+    terms = Terms(lease=20, margin=2, hold=60)
+    client.add("g1", terms)
+    assert client.remove("g1").left == pytest.approx(60, abs=1)
+    assert not client.add("g2", trial=True).held
+    travel(collection, "k", 61)
+    assert client.add("g3", terms).held
+    assert not client.remove("g3", force=True).held
+    assert client.add("g4").held
+
+
+def test_a_renewal_never_brings_the_end_nearer(client: Client, collection: Collection[Document]) -> None:
+    """A renewal that was held up arrives after an extension: the extension stays."""
+    client.add("g1")
+    assert client.renew("g1", lease=100_000, term=110_000).left == pytest.approx(110, abs=0.1)
+    assert client.renew("g1").left == pytest.approx(110, abs=1)
+    travel(collection, "k", 50)
+    assert client.renew("g1").left == pytest.approx(110, abs=0.1)
+
+
+def test_a_grant_that_nobody_noticed_is_short(client: Client, collection: Collection[Document]) -> None:
+    """F42: a waiter that died before it learnt of its grant delays the others by the short first lease only."""
+    client.add("g1")
+    client.add("g2")
+    client.add("g3")
+    client.remove("g1")
+    assert client.apply(ask="g2").left == pytest.approx(1, abs=0.1)
+    travel(collection, "k", 1.1)
+    client.apply()
+    assert [e["grant"] for e in holders(client)] == ["g3"]
+
+
+def test_the_queue_is_bounded(store: MongoStore, config: StoreConfig) -> None:
+    """F13: one waiter too many is left out, those that wait already stay; an owner's resume is not a waiter."""
+    store = MongoStore(StoreConfig(config.client, config.database, config.collection, Limits(waiters=2)))
+    client = Client(store)
+    client.add("g0", Terms(owner="o"))
+    assert [client.add(f"g{n}").place for n in (1, 2, 3)] == [0, 1, None]
+    assert client.add("g2").place == 1
+    assert client.add("g5", Terms(owner="o")).held
+    store.close()
+
+
+NASTY = [
+    "$token", "$$ROOT", "$5 off", "a.b.$",
+    '{"$function": {"body": "function() { return 1 }", "args": [], "lang": "js"}}',
+    '"', "'", "\\", "<script>alert(1)</script>", "$", ".", "{}", "__proto__", "null", "🔒" * 50,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_every_string_is_stored_as_it_is(store: MongoStore, text: str, stored: Stored) -> None:
+    """F54: keys, owners, labels and ids are never read as expressions, and come back letter by letter."""
+    client = Client(store, text)
+    terms = Terms(owner=text)
+    assert client.add(text, terms, label=text, user=text, host=text).held
+    assert client.add("other", Terms(owner=f"{text}2")).place == 0
+    document = stored(text)
+    holder = document["holders"][0]
+    assert [holder[name] for name in ("grant", "owner", "label", "user", "host")] == [text] * 5
+    assert text in (client.apply(ask=text).holder or "")
+    assert client.renew(text).held
+    assert client.add("again", terms).held
+    client.remove(text, "again", bury=1000)
+    assert [e["grant"] for e in stored(text)["holders"]] == ["other"]
+
+
+# Damage
+
+WRONG: list[Any] = [
+    None, "x", "2999-01-01", 1, 1.5, True, [], [1], {}, {"$gt": ""}, Timestamp(2**31, 1), MaxKey(), MinKey(),
+    ObjectId(), Int64(2**63 - 1), Decimal128("1"), bson.Binary(b"x"), bson.Code("x"),
+    dt.datetime(1969, 1, 1, tzinfo=dt.UTC),
+]  # fmt: skip
+
+
+def whole(key: str) -> Document:
+    now = dt.datetime.now(dt.UTC).replace(microsecond=0)
+    e = entry("gx", "sx", TERMS, {})
+    later = {"since": now, "until": now + dt.timedelta(hours=1)}
+    counters = ("changes", "acquisitions", "contended", "lapsed", "waited_ms", "held_ms")
+    return {
+        "_id": key, "v": 1, "holders": [{**e, **later, "acquired_at": now, "token": Int64(7)}],
+        "waiters": [{**e, **later, "grant": "gw"}], "graves": [], "token": Int64(7), "granted": "", "clock": "",
+        "purge_at": now, **dict.fromkeys(counters, Int64(0)),
+    }  # fmt: skip
+
+
+def damaged() -> Iterator[Document]:
+    """Documents that differ from a whole one in one place, each in its own way."""
+    good = whole("")
+    for name in ("v", "holders", "waiters", "graves", "token", "clock", "granted", "purge_at", "changes", "held_ms"):
+        for value in WRONG:
+            if type(value) is not type(good[name]) or (name in ("v", "token") and value != good[name]):
+                yield {**good, name: value}
+        yield {field: value for field, value in good.items() if field != name}
+    for place in ("holders", "waiters"):
+        for name in (
+            "grant",
+            "mode",
+            "until",
+            "since",
+            "lease",
+            "term",
+            "patience",
+            "hold",
+            "capacity",
+            "token",
+            "acquired_at",
+        ):
+            if name not in good[place][0]:
+                continue
+            for value in WRONG:
+                if type(value) is not type(good[place][0][name]):
+                    yield {**good, place: [{**good[place][0], name: value}]}
+        for value in WRONG:
+            yield {**good, place: [value]}
+    yield {**good, "v": 2}
+    yield {"lockedBy": "somebody", "ts": 1}
+    yield {**good, "holders": good["holders"] * 3_000, "v": "x"}
+
+
+def test_damage_of_every_kind_is_left_alone_and_told(
+    store: MongoStore, mongo: MongoClient[Document], collection: Collection[Document]
+) -> None:
+    """F55: whatever is damaged, no step changes a byte of it and each ends in LockDocumentError for that key; the
+    renewal of all other keys goes on."""
+    raw = collection.with_options(codec_options=bson.CodecOptions(document_class=bson.raw_bson.RawBSONDocument))
+    documents = [{**document, "_id": f"d{number}"} for number, document in enumerate(damaged())]
+    assert len(documents) > 400
+    collection.insert_many(documents)
+    before = {document["_id"]: document.raw for document in raw.find()}
+    others = [f"other{number}" for number in range(3)]
+    for key in others:
+        assert Client(store, key).add(f"{key}-g").held
+    new = Step(ask="g1", add=entry("g1", "s", TERMS, {}))
+    assert [document for document in documents if not _is_told(store, document["_id"], new)] == []
+    for document in documents[:: len(documents) // 40]:
+        for step in (
+            Step(ask="g1", add=entry("g1", "s", TERMS, {}), trial=True),
+            Step(ask="gx", remove=("gx",), force=True, bury=1000),
+            Step(ask="gx", renew=("gx", "gw"), beat=3),
+            Step(ask="g5", add=entry("g5", "s", Terms(owner="o"), {})),
+        ):
+            _is_told(store, document["_id"], step)
+    keys = [*others, *(document["_id"] for document in documents)]
+    found = store.renew(keys, Step(renew=("gx", "gw", *(f"{key}-g" for key in others)), beat=99), TIMEOUT)
+    assert [found[key].holders for key in others] == [{f"{key}-g": 99} for key in others]
+    after = {document["_id"]: document.raw for document in raw.find({"_id": {"$regex": "^d"}})}
+    assert after == before
+
+
+def _is_told(store: MongoStore, key: str, step: Step) -> bool:
+    try:
+        store.apply(key, step, TIMEOUT)
+    except LockDocumentError:
+        return True
+    except LockBackendError:
+        return False
+    return False
+
+
+@pytest.mark.parametrize("end", [-5, 0, 3600])
+def test_a_single_try_never_takes_over_a_damaged_document(
+    store: MongoStore, collection: Collection[Document], end: float
+) -> None:
+    """F55: the damage is told as soon as the answer cannot be explained otherwise: nobody holds the key, or its
+    holder's time is over, and yet it was not granted. Until then the key is simply taken."""
+    collection.insert_one({**whole("k"), "purge_at": "never"})
+    travel(collection, "k", 3600 - end)
+    step = Step(ask="g1", add=entry("g1", "s", TERMS, {}), trial=True)
+    if end > 0:
+        assert not store.apply("k", step, TIMEOUT).held
+    else:
+        with pytest.raises(LockDocumentError, match="purge_at"):
+            store.apply("k", step, TIMEOUT)
+
+
+def test_a_number_beyond_all_dates_stops_only_its_own_key(store: MongoStore, collection: Collection[Document]) -> None:
+    """F55, F40: a document that makes the server refuse the whole renewal costs the other keys nothing."""
+    keys = [f"k{number}" for number in range(10)]
+    for key in keys:
+        Client(store, key).add(f"{key}-g")
+    collection.update_one({"_id": "k3"}, {"$set": {"holders.0.term": Int64(2**63 - 1)}})
+    found = store.renew(keys, Step(renew=tuple(f"{key}-g" for key in keys), beat=5), TIMEOUT)
+    assert [key for key in keys if key not in found or found[key].holders != {f"{key}-g": 5}] == ["k3"]
+    with pytest.raises(LockBackendError):
+        Client(store, "k3").add("g2")
+
+
+@pytest.mark.parametrize("name", ["until", "since", "acquired_at"])
+def test_a_date_beyond_all_calendars_is_damage(client: Client, collection: Collection[Document], name: str) -> None:
+    """F55: a date that Python cannot hold is an error of that key, not of the driver."""
+    document = whole("k")
+    collection.insert_one(document)
+    collection.update_one({"_id": "k"}, [{"$set": {"holders": shifted("$holders", (name,), -(10**15))}}])
+    calls: list[Callable[[], Reply]] = [
+        lambda: client.add("g1", trial=True),
+        lambda: client.store.read("k", "g1", TIMEOUT),
+    ]
+    for call in calls:
+        try:
+            reply = call()
+        except LockDocumentError:
+            continue
+        assert not reply.held

@@ -1,0 +1,429 @@
+"""One process and its locks: kept alive, told of when lost, never the child's, and free when the process is gone."""
+
+import contextlib
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from pymongo.collection import Collection
+
+from django_mongolock.engine import clock
+from django_mongolock.engine.document import Terms
+from django_mongolock.engine.grant import Grant, State
+from django_mongolock.engine.session import Session, Sessions
+from django_mongolock.engine.store import Found, MongoStore, StoreConfig
+from django_mongolock.exceptions import LockBackendError, LockError, LockLostError
+from tests.engine.conftest import Commands, Document, LockMaker, make_lock
+from tests.engine.processes import processes
+from tests.waiting import eventually
+
+Entries = Callable[..., list[Any]]
+SHORT = Terms(lease=0.4, margin=0.1, patience=0.4)
+
+
+# Renewal
+
+
+def test_renewal_keeps_a_short_lease_alive(lock: LockMaker, other: LockMaker) -> None:
+    """P6: held for five leases, with nobody let in; three beats a lease, not one a poll."""
+    with lock(terms=SHORT) as mine:
+        token, end = mine.fencing_token, time.monotonic() + 5 * SHORT.lease
+        while time.monotonic() < end:
+            assert mine.held
+            assert not other(terms=SHORT).try_acquire()
+        assert mine.fencing_token == token
+
+
+def test_the_place_in_the_queue_is_kept_as_well(
+    lock: LockMaker, other: LockMaker, entries: Entries, in_thread: Callable[..., threading.Thread]
+) -> None:
+    """P5: whoever waits longer than a waiter's lease still is where it was in the queue."""
+    theirs = other().acquire()
+    waiting = lock(terms=SHORT)
+    thread = in_thread(lambda: waiting.acquire(10).release())
+    assert eventually(lambda: len(entries()) == 2)
+    place = entries()[1]["since"]
+    time.sleep(3 * SHORT.patience)
+    assert entries()[1]["since"] == place
+    theirs.release()
+    thread.join()
+
+
+def test_a_loss_is_told_at_the_next_beat(lock: LockMaker, take_away: Callable[..., None]) -> None:
+    """P7, F50: within a third of the lease, long before the lease would end."""
+    mine = lock(terms=Terms(lease=1.5)).acquire()
+    take_away()
+    assert eventually(lambda: mine.lost, 1)
+
+
+def test_one_of_many_is_lost_and_the_others_are_renewed(lock: LockMaker, take_away: Callable[..., None]) -> None:
+    """F40: the right one is told."""
+    locks = [lock(f"k{number}").acquire() for number in range(50)]
+    take_away("k7")
+    assert eventually(lambda: locks[7].lost, 2)
+    time.sleep(1.0)
+    assert [mine.key for mine in locks if mine.lost] == ["k7"]
+
+
+@pytest.mark.parametrize("failure", [{"errorCode": 91}, {"closeConnection": True}, {"errorCode": 13}])
+def test_a_renewal_that_fails_for_a_while_does_not_lose_the_lock(
+    lock: LockMaker, failpoint: Callable[..., None], failure: Document
+) -> None:
+    """F3, F9: tried again within the lease; only a lock that is surely gone is told to be lost."""
+    mine = lock(terms=Terms(lease=3, margin=0.1)).acquire()
+    failpoint(["update"], **failure)
+    time.sleep(1.6)
+    failpoint([])
+    time.sleep(1.6)
+    assert mine.held
+    assert mine.release()
+
+
+def test_a_renewal_that_fails_for_good_ends_at_the_deadline(
+    lock: LockMaker, failpoint: Callable[..., None], in_thread: Callable[..., threading.Thread]
+) -> None:
+    """P1, P7: not held when the lease is over, told by itself, and not before."""
+    told = threading.Event()
+    mine = lock(terms=Terms(lease=1, margin=0.1), on_lost=lambda _: told.set())
+    started = clock.now()
+    mine.acquire()
+    failpoint(["update"], errorCode=13)
+    assert told.wait(3)
+    assert clock.now() - started >= 0.99
+    assert mine.lost
+
+
+def test_a_purged_document_is_not_taken_for_a_loss_until_the_deadline(
+    lock: LockMaker, collection: Collection[Document]
+) -> None:
+    """F6: a primary that has been left behind may not have the document yet; the deadline decides."""
+    mine = lock(terms=Terms(lease=1, margin=0.1)).acquire()
+    collection.delete_one({"_id": "k"})
+    assert mine.held
+    assert eventually(lambda: mine.lost, 2)
+
+
+def test_a_reply_older_than_the_grant_is_no_loss(lock: LockMaker, session: Session) -> None:
+    """F6: what a primary that was left behind still has, from before the grant, says nothing about it."""
+    mine = lock().acquire()
+    (grant,) = mine._grants
+    session._judge(grant, Found(grant.token - 1, {}, {}), number=1, sent=clock.now())
+    assert mine.held
+    session._judge(grant, Found(grant.token, {}, {}), number=1, sent=clock.now())
+    assert mine.lost
+
+
+# The keeper
+
+
+def test_the_keeper_survives_an_exception(
+    lock: LockMaker, session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F35: it is logged, and the renewals go on."""
+    failed = threading.Event()
+
+    def fail(*_: object) -> None:
+        failed.set()
+        raise RuntimeError("beat")
+
+    with lock(terms=SHORT) as mine:
+        with monkeypatch.context() as patch:
+            patch.setattr(session.store, "renew", fail)
+            assert failed.wait(1)
+        time.sleep(2 * SHORT.lease)
+        assert mine.held
+    assert "the keeper failed" in caplog.text
+
+
+def test_a_dead_keeper_is_replaced(lock: LockMaker, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F35: the next grant finds it dead and starts another."""
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+
+    def die() -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "beat", die)
+        first = lock("first", terms=SHORT).acquire()
+        keeper = session._keeper
+        assert keeper is not None
+        keeper.join(2)
+        assert not keeper.is_alive()
+    with lock(terms=SHORT) as mine:
+        time.sleep(2 * SHORT.lease)
+        assert mine.held
+    assert first.held
+
+
+def test_the_keeper_sleeps_while_there_is_nothing_to_do(lock: LockMaker, session: Session, commands: Commands) -> None:
+    """Nobody pays for locks that nobody holds."""
+    with lock(terms=SHORT):
+        pass
+    commands.clear()
+    time.sleep(3 * SHORT.lease)
+    assert commands.names == []
+    assert session._wakes_at == float("inf")
+
+
+def test_a_grant_that_comes_while_the_keeper_lies_down_is_seen(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F35: it has looked for what is due and found nothing; before it sleeps, something comes. It must not sleep on."""
+    next_due, coming = session._next_due, ["a grant"]
+    beats = threading.Event()
+
+    def find_nothing() -> float:
+        due = next_due()
+        if coming:
+            coming.pop()
+            session._keep(clock.now())
+        return due
+
+    monkeypatch.setattr(session, "_next_due", find_nothing)
+    monkeypatch.setattr(session, "beat", beats.set)
+    session._wakes_at = 0.0
+    session._start_keeper()
+    assert beats.wait(2)
+
+
+def test_a_loss_that_its_holder_saw_first_is_told_all_the_same(
+    lock: LockMaker, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P7: the holder looks at `held` while a renewal hangs beyond the deadline; on_lost comes nevertheless."""
+    told, looked = threading.Event(), threading.Event()
+    mine = lock(terms=SHORT, on_lost=lambda _: told.set()).acquire()
+
+    def hang(*_: object) -> None:
+        while mine.held:
+            time.sleep(0.01)
+        looked.set()
+        raise LockBackendError("no answer")
+
+    monkeypatch.setattr(session.store, "renew", hang)
+    assert looked.wait(2)
+    assert told.wait(1)
+
+
+def test_a_lock_that_nobody_can_release_any_more_is_released(
+    lock: LockMaker, session: Session, entries: Entries
+) -> None:
+    """F33: its object was collected: the renewal ends, the lock is given back, and a ResourceWarning says so."""
+    mine = lock(on_lost=print).acquire()
+    with pytest.warns(ResourceWarning, match="'k' was not released"):  # noqa: PT031
+        del mine
+        gc.collect()
+    assert eventually(lambda: entries() == [] and not session._grants)
+    outer, inner = lock().acquire(), lock(reentrant=True).acquire()
+    del outer
+    gc.collect()
+    time.sleep(0.05)
+    assert inner.held
+    assert inner.release()
+
+
+def test_a_grant_is_never_seen_held_without_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P7: the keeper may look at any moment; a grant that was only just given is not lost to it."""
+    grant = Grant("id", "k", Terms(), auto_renew=True, worker=None)
+    seen: list[tuple[State, float]] = []
+
+    class Watched(type(grant)):  # type: ignore[misc]
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if getattr(self, "state", None) is State.HELD:
+                seen.append((self.state, self.remaining))
+
+    grant.__class__ = Watched
+    grant.hold(5, None, clock.now(), 0.0)
+    assert seen
+    assert all(remaining > 0 for _, remaining in seen)
+    assert grant.held
+
+
+def test_an_end_that_was_told_stays_told() -> None:
+    """P7: an answer that comes after the deadline does not bring the grant back to life."""
+    grant = Grant("id", "k", Terms(lease=10), auto_renew=True, worker=None)
+    grant.hold(5, None, clock.now() - 11, 0.0)
+    assert not grant.held
+    grant.renewed(clock.now())
+    assert not grant.held
+    assert not grant.release()
+    assert grant.state is State.LOST
+
+
+def test_the_deadline_counts_from_before_the_command(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P1, F16: what the way took is not added to the lease."""
+    apply = session.store.apply
+
+    def slow(*arguments: Any) -> Any:
+        reply = apply(*arguments)
+        time.sleep(0.3)
+        return reply
+
+    monkeypatch.setattr(session.store, "apply", slow)
+    with make_lock(session, terms=Terms(lease=2, margin=0.1)) as mine:
+        assert mine.remaining <= 1.7
+    with pytest.raises(LockBackendError, match="longer than the lease"):
+        make_lock(session, "k2", terms=Terms(lease=0.2, margin=0.1)).acquire()
+
+
+# Fork
+
+
+@contextlib.contextmanager
+def child() -> Iterator[Callable[[Callable[[], None]], int]]:
+    """Runs a function in a forked child; returns its exit status."""
+
+    def run(call: Callable[[], None]) -> int:
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(20)
+            try:
+                call()
+            except BaseException:  # noqa: BLE001
+                import traceback
+
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    yield run
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_holds_nothing_and_releases_nothing(config: StoreConfig, entries: Entries) -> None:
+    """F30: it gets its own session id, client and threads; what its parent holds is not its to give back, neither by
+    release, nor by the end of the block, nor at its exit. The parent goes on."""
+    sessions = Sessions(lambda: Session(MongoStore(config)))
+    lock = make_lock(sessions.current())
+    lock._session_now = sessions.current
+    lock.acquire()
+    stop = threading.Event()
+    noise = threading.Thread(target=lambda: [make_lock(sessions.current(), "n").acquire().release() for _ in range(40)])
+    noise.start()
+
+    def in_child() -> None:
+        assert not lock.held
+        with pytest.raises(LockLostError, match="forked"):
+            lock.ensure_held()
+        assert not lock.release()
+        lock.__exit__(None, None, None)
+        mine = sessions.current()
+        assert mine.pid == os.getpid()
+        assert mine.id != parent.id
+        assert not make_lock(mine).try_acquire()
+        with make_lock(mine, "other") as own:
+            assert own.held
+        gc.collect()
+        Sessions.close_all()
+
+    parent = sessions.current()
+    try:
+        with child() as run:
+            assert [run(in_child) for _ in range(3)] == [0, 0, 0]
+        assert lock.held
+        assert [e["token"] for e in entries()] == [lock.fencing_token]
+        time.sleep(1.2)
+        assert lock.held
+        assert lock.release()
+    finally:
+        stop.set()
+        noise.join()
+        sessions.close()
+
+
+# Signals
+
+
+def test_the_main_thread_sends_nothing_itself(
+    lock: LockMaker, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F29: an exception raised by a signal handler must not strike inside the driver, and handlers run in the main
+    thread. Whatever other threads send they send themselves."""
+    senders: list[int] = []
+    send = session._send
+
+    def watched(action: Any) -> Any:
+        senders.append(threading.get_ident())
+        return send(action)
+
+    monkeypatch.setattr(session, "_send", watched)
+    with lock():
+        pass
+    assert threading.get_ident() not in senders
+    assert len(senders) == 2
+
+
+# The end
+
+
+def test_closing_gives_back_what_is_held_and_what_waits(
+    new_session: Callable[..., Session], other: LockMaker, entries: Entries, in_thread: Callable[..., threading.Thread]
+) -> None:
+    """P6: a session that closes keeps nobody waiting, not even by its place in a queue."""
+    session = new_session()
+    lock = make_lock(session, "held").acquire()
+
+    def wait() -> None:
+        with contextlib.suppress(LockError):
+            make_lock(session, wait=1).acquire()
+
+    with other():
+        in_thread(wait)
+        assert eventually(lambda: len(entries()) == 2)
+        session.close()
+        assert not lock.held
+        assert entries("held") == []
+        assert len(entries()) == 1
+
+
+def test_a_process_gives_back_what_it_holds_when_it_ends(collection: Collection[Document], entries: Entries) -> None:
+    """P6: at the interpreter's exit, without waiting for the lease."""
+    with processes(1, "hold", collection.name, 60) as (holder,):
+        holder.hear()
+        assert len(entries()) == 1
+        assert holder.say().end() == 0
+        assert entries() == []
+
+
+def test_the_key_of_a_killed_holder_is_free_within_its_lease(lock: LockMaker, collection: Collection[Document]) -> None:
+    """F27: and whoever waits gets it then, not a poll later."""
+    with processes(1, "hold", collection.name, 1) as (holder,):
+        token = holder.hear()["token"]
+        holder.send(signal.SIGKILL)
+        killed = time.monotonic()
+        with lock(wait=5) as mine:
+            assert time.monotonic() - killed < 1.2 + 0.3
+            assert mine.fencing_token > token
+
+
+def test_a_stopped_holder_wakes_up_without_the_lock(lock: LockMaker, collection: Collection[Document]) -> None:
+    """F28: `held` is false at once, the block ends in LockLostError, and the token it has is smaller than ours."""
+    with processes(1, "paused", collection.name) as (holder,):
+        token = holder.hear()["token"]
+        holder.send(signal.SIGSTOP)
+        with lock(wait=5) as mine:
+            holder.send(signal.SIGCONT)
+            told = holder.say().hear()
+            assert told["held"] is False
+            assert "was lost" in told["lost"]
+            assert mine.held
+            assert mine.fencing_token > token
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_an_interrupt_at_any_moment_leaves_no_lock(collection: Collection[Document], seed: int) -> None:
+    """F29: KeyboardInterrupt at random moments inside acquire and release: nothing is held, nothing waits, nothing is
+    renewed, nothing hangs, and the client works."""
+    with processes(1, "interrupted", collection.name, 150, seed) as (process,):
+        told = process.hear()
+        assert process.end() == 0
+    assert told["hits"] > 30
+    assert (told["left"], told["unsettled"]) == ([], 0)
+    left = [d["_id"] for d in collection.find() if d["holders"] or d["waiters"]]
+    assert left == []

@@ -1,0 +1,335 @@
+"""Where the engine meets PyMongo: which clock, which errors, how many commands, and what is settled."""
+
+import traceback
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pymongo.errors
+import pytest
+from pymongo import MongoClient
+from pymongo.collection import Collection
+from pymongo.synchronous.database import Database
+
+from django_mongolock.engine.document import Terms, entry
+from django_mongolock.engine.session import Session
+from django_mongolock.engine.step import Step
+from django_mongolock.engine.store import MongoStore, StoreConfig
+from django_mongolock.exceptions import LockBackendError, LockError
+from tests.engine.conftest import Commands, Document, LockMaker, make_lock
+from tests.waiting import eventually
+
+SECRET = "hunter2-very-secret"
+GRANT = "the-grant-id"
+ADD = Step(ask=GRANT, add=entry(GRANT, "s", Terms(), {}))
+
+
+def election(mongo: MongoClient[Document]) -> str:
+    return str(mongo.admin.command("hello").get("electionId", ""))
+
+
+# The clock
+
+
+def test_a_document_names_the_election_of_the_primary_that_wrote_it(
+    store: MongoStore, mongo: MongoClient[Document], stored: Callable[..., Document]
+) -> None:
+    """P4: every kind of command says by whose clock its times are."""
+    store.apply("k", ADD, 5)
+    assert stored()["clock"] == election(mongo) != ""
+    for call in (
+        lambda: store.renew(["k"], Step(renew=(GRANT,), beat=1), 5),
+        lambda: store.give_back("k", Step(remove=(GRANT,)), 5),
+    ):
+        mongo[store.config.database][store.config.collection].update_one({"_id": "k"}, {"$set": {"clock": "other"}})
+        call()
+        assert stored()["clock"] == election(mongo)
+
+
+def test_a_direct_connection_names_the_same_election(
+    config: StoreConfig, mongo: MongoClient[Document], stored: Callable[..., Document]
+) -> None:
+    """P4: where the driver makes no selection the name is still that of the server: one clock has one name."""
+    host, port = mongo.primary or ("", 0)
+    assert host
+    direct = StoreConfig({"host": host, "port": port, "directConnection": True}, config.database, config.collection)
+    store = MongoStore(direct)
+    store.apply("k", ADD, 5)
+    assert stored()["clock"] == election(mongo) != ""
+    store.close()
+
+
+def test_the_clock_is_that_of_the_server_selected_in_this_thread(store: MongoStore) -> None:
+    """P4: a selection among several (not a primary's) leaves no name; the last selection counts."""
+    store.apply("k", ADD, 5)
+    (known,) = store.client.topology_description.server_descriptions().values()
+    server: Any = SimpleNamespace(election_id="another")
+    assert store._clock.select([server]) == [server]
+    assert store._clock.transform_python(None) == "another"
+    store._clock.select([server, server])
+    assert store._clock.transform_python(None) == str(known.election_id)
+
+
+# Concerns
+
+
+@pytest.mark.parametrize(
+    "uri", ["w=1&readPreference=secondaryPreferred", "w=0", "retryWrites=false&readConcernLevel=local"]
+)
+def test_the_uri_cannot_weaken_a_lock(config: StoreConfig, mongo_uri: str, commands: Commands, uri: str) -> None:
+    """P3: majority writes and reads from the primary, whatever the URI says; a release waits for the journal."""
+    client = {**config.client, "host": f"{mongo_uri}{'&' if '?' in mongo_uri else '/?'}{uri}"}
+    store = MongoStore(StoreConfig(client, config.database, config.collection))
+    assert store.apply("k", ADD, 5).held
+    store.read("k", GRANT, 5)
+    store.renew(["k"], Step(renew=(GRANT,), beat=1), 5)
+    assert store.give_back("k", Step(remove=(GRANT,)), 5)
+    sent = list(zip(commands.names, commands.documents, strict=True))
+    assert [name for name, _ in sent] == ["findAndModify", "find", "update", "find", "update"]
+    concerns = [document.get("writeConcern", document.get("readConcern")) for _, document in sent]
+    majority = [{"w": "majority"}, {"level": "majority"}]
+    assert [{k: v for k, v in c.items() if k in ("w", "j", "level")} for c in concerns[:4]] == [
+        majority[0], majority[1], majority[0], majority[1],
+    ]  # fmt: skip
+    assert {"w": 1, "j": True}.items() <= concerns[4].items()
+    assert all(document.get("$readPreference", {"mode": "primary"})["mode"] == "primary" for _, document in sent)
+    store.close()
+
+
+# Errors
+
+
+def told(error: BaseException) -> str:
+    """All that a log or an error page would show of an error."""
+    return "\n".join([str(error), repr(error), repr(error.args), *traceback.format_exception(error)])
+
+
+def assert_clean(error: BaseException) -> None:
+    assert SECRET not in told(error)
+    assert GRANT not in told(error)
+
+
+CALLS: dict[str, Callable[[MongoStore], object]] = {
+    "apply": lambda store: store.apply("k", ADD, 0.3),
+    "give_back": lambda store: store.give_back("k", Step(remove=(GRANT,)), 0.3),
+    "read": lambda store: store.read("k", GRANT, 0.3),
+    "renew": lambda store: store.renew(["k"], Step(renew=(GRANT,)), 0.3),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_an_unreachable_server_is_a_clear_error_in_time(call: Callable[[MongoStore], object]) -> None:
+    """F3, F57: bounded by the command's own limit, may pass, and shows neither password nor grant id."""
+    store = MongoStore(StoreConfig({"host": f"mongodb://ann:{SECRET}@127.0.0.1:1/"}, "d"))
+    with pytest.raises(LockBackendError, match=r"did not answer within 0\.3 s") as refusal:
+        call(store)
+    assert refusal.value.passing
+    assert_clean(refusal.value)
+    assert SECRET not in repr(store.config)
+    store.close()
+
+
+@pytest.mark.parametrize("host", [f"mongodb://ann:{SECRET}@", f"mongodb://ann:{SECRET}@h:x", f"http://{SECRET}"])
+def test_a_wrong_uri_is_a_clear_error_without_the_uri(host: str) -> None:
+    """F57: the driver's complaint may quote the URI; ours does not, and it is final."""
+    store = MongoStore(StoreConfig({"host": host}, "d"))
+    with pytest.raises(LockBackendError, match="connection settings are wrong") as refusal:
+        store.apply("k", ADD, 0.3)
+    assert not refusal.value.passing
+    assert_clean(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "words", "passing"),
+    [
+        (13, "Unauthorized", "needs find, insert and update", False),
+        (18, "AuthenticationFailed", "authSource", False),
+        (8000, "AtlasError", "Atlas", False),
+        (20, "IllegalOperation", "code 20", False),
+        (91, "ShutdownInProgress", "did not answer", True),
+        (189, "PrimarySteppedDown", "did not answer", True),
+        (10107, "NotWritablePrimary", "did not answer", True),
+        (50, "MaxTimeMSExpired", "did not answer", True),
+    ],
+)
+def test_what_the_server_refuses_is_told_in_our_words(
+    store: MongoStore, failpoint: Callable[..., None], *, code: int, name: str, words: str, passing: bool
+) -> None:
+    """F14, F57: the right that is missing is named, whatever may pass is marked so, and the command, which the
+    server's own text quotes, is not shown."""
+    failpoint(["findAndModify", "find", "update"], errorCode=code, errorLabels=[])
+    calls: list[Callable[[], object]] = [lambda: store.apply("k", ADD, 2), lambda: store.read("k", GRANT, 2)]
+    for call in calls:
+        with pytest.raises(LockBackendError, match=words) as refusal:
+            call()
+        assert refusal.value.passing == passing
+        assert_clean(refusal.value)
+
+
+def test_the_servers_words_are_not_shown(store: MongoStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F57: error 13 prints the whole command with everything in it; nor does the chained error show it."""
+
+    def refuse(*_: object, **__: object) -> None:
+        text = f"not authorized to execute command {{ let: '{GRANT}', pwd: '{SECRET}' }}"
+        raise pymongo.errors.OperationFailure(text, 13, {"errmsg": text, "code": 13, "codeName": "Unauthorized"})
+
+    monkeypatch.setattr(Database, "command", refuse)
+    with pytest.raises(LockBackendError, match="needs find, insert and update") as refusal:
+        store.apply("k", ADD, 1)
+    assert_clean(refusal.value)
+    assert str(refusal.value.__cause__).startswith("Unauthorized")
+
+
+def test_a_failing_diagnosis_does_not_hide_behind_the_drivers_error(
+    store: MongoStore, collection: Collection[Document], failpoint: Callable[..., None]
+) -> None:
+    """Whatever happens while a puzzling answer is looked into, only errors of the library come out."""
+    collection.insert_one({"_id": "k", "lockedBy": "somebody"})
+    failpoint(["find"], closeConnection=True)
+    with pytest.raises(LockError):
+        store.apply("k", ADD, 2)
+
+
+# Unknown outcomes
+
+
+def test_a_write_concern_error_is_no_grant(
+    store: MongoStore, failpoint: Callable[..., None], stored: Callable[..., Document]
+) -> None:
+    """F4, F8, P3: applied, but not confirmed by the majority: not reported as acquired."""
+    failpoint(["findAndModify"], times=1, writeConcernError={"code": 64, "errmsg": f"waiting timed out {SECRET}"})
+    with pytest.raises(LockBackendError, match="majority") as refusal:
+        store.apply("k", ADD, 5)
+    assert refusal.value.passing
+    assert_clean(refusal.value)
+    assert len(stored()["holders"]) == 1
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize(
+    "failure", [{"closeConnection": True}, {"writeConcernError": {"code": 64, "errmsg": "x"}}, {"errorCode": 91}],
+    ids=["connection", "concern", "shutdown"],
+)  # fmt: skip
+def test_what_got_no_answer_is_sent_again_and_granted_once(
+    lock: LockMaker, failpoint: Callable[..., None], entries: Callable[..., list[Any]], failure: Document, times: int
+) -> None:
+    """F2, F8, F15: applied or not, after the answer there is one holder, and after the release none."""
+    failpoint(["findAndModify"], times=times, **failure)
+    mine = lock()
+    with mine:
+        assert mine.held
+        assert [e["token"] for e in entries()] == [mine.fencing_token]
+    assert entries() == []
+
+
+def test_an_outcome_that_stays_unknown_is_settled(
+    lock: LockMaker,
+    other: LockMaker,
+    session: Session,
+    failpoint: Callable[..., None],
+    entries: Callable[..., list[Any]],
+) -> None:
+    """F8, F15: the caller gets an error, and the lock that was applied all the same is taken back in the background."""
+    failpoint(["findAndModify"], times=2, writeConcernError={"code": 64, "errmsg": "x"})
+    with pytest.raises(LockBackendError):
+        lock(wait=0).acquire()
+    assert eventually(lambda: not session._unsettled, 5)
+    assert entries() == []
+    assert other(wait=0).try_acquire()
+
+
+def test_a_copy_of_a_command_that_arrives_after_the_release_is_refused(
+    new_session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch, entries: Callable[..., list[Any]]
+) -> None:
+    """F17: the first copy is held up in the network, the second is granted and given back; then the first arrives."""
+    session = new_session()
+    held_up: list[Any] = []
+    apply = session.store.apply
+
+    def hold_up(*arguments: Any) -> Any:
+        if held_up:
+            return apply(*arguments)
+        held_up.append(arguments)
+        raise LockBackendError("no answer", "k")
+
+    monkeypatch.setattr(session.store, "apply", hold_up)
+    with make_lock(session):
+        pass
+    apply(*held_up[0])
+    assert entries() == []
+
+
+def test_a_copy_that_arrives_after_a_failed_try_is_refused(
+    new_session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch, entries: Callable[..., list[Any]]
+) -> None:
+    """F17: likewise where the second copy found the lock taken."""
+    session, owner = new_session(), new_session()
+    held_up: list[Any] = []
+    apply = session.store.apply
+
+    def hold_up(*arguments: Any) -> Any:
+        if held_up:
+            return apply(*arguments)
+        held_up.append(arguments)
+        raise LockBackendError("no answer", "k")
+
+    monkeypatch.setattr(session.store, "apply", hold_up)
+    with make_lock(owner):
+        assert not make_lock(session).try_acquire()
+        assert eventually(lambda: not session._unsettled)
+    apply(*held_up[0])
+    assert entries() == []
+
+
+def test_a_release_that_got_no_answer_is_given_back_all_the_same(
+    lock: LockMaker, session: Session, failpoint: Callable[..., None], entries: Callable[..., list[Any]]
+) -> None:
+    """F15: the driver sends a release again; where that fails too, it is done in the background."""
+    for times in (1, 4):
+        mine = lock().acquire()
+        failpoint(["update"], times=times, closeConnection=True)
+        assert mine.release()
+        assert eventually(lambda: not session._unsettled, 8)
+        assert entries() == []
+
+
+# Counting
+
+
+def test_acquire_and_release_cost_two_commands(lock: LockMaker, commands: Commands) -> None:
+    """P8: one round trip each."""
+    with lock():
+        pass
+    assert commands.names == ["findAndModify", "update"]
+
+
+def test_a_failed_try_costs_one_command(lock: LockMaker, other: LockMaker, commands: Commands) -> None:
+    """P8: and leaves no waiter behind."""
+    with other():
+        commands.clear()
+        assert not lock().try_acquire()
+        assert commands.names == ["findAndModify"]
+
+
+def test_a_thousand_locks_are_renewed_by_one_update_and_one_read(
+    lock: LockMaker, session: Session, commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P8: the price of a beat does not grow with the number of locks."""
+    locks = [lock(f"k{number}", terms=Terms(lease=60, margin=1)) for number in range(1_000)]
+    for mine in locks:
+        mine.acquire()
+    monkeypatch.setattr(session, "run", None)
+    commands.clear()
+    before = locks[0].remaining
+    for grant in session._grants.values():
+        grant.renew_at = 0.0
+    session.beat()
+    assert commands.names == ["update", "find"]
+    assert all(mine.remaining > before for mine in locks)
+    assert all(grant.renew_at > 0 for grant in session._grants.values())
+    monkeypatch.undo()
+    collection = session.store.collection
+    collection.update_many({}, {"$set": {"holders": []}})
+    for mine in locks:
+        mine._grants = ()
+    session._grants.clear()
