@@ -1,0 +1,22 @@
+import sys
+
+from django.apps import AppConfig
+from django.db.models.signals import post_migrate
+from django.utils.translation import gettext_lazy as _
+
+
+class MongoLockConfig(AppConfig):
+    """Registers the checks and has the indexes made by ``migrate``."""
+
+    name = "django_mongolock"
+    verbose_name = _("Locks")
+    default_auto_field = "django_mongodb_backend.fields.ObjectIdAutoField"
+
+    def ready(self) -> None:
+        from . import checks  # noqa: F401 - registers itself
+        from .indexes import make_indexes_after_migrate
+
+        if "celery" in sys.modules:
+            from .contrib import celery  # noqa: F401 - connects to its signals
+
+        post_migrate.connect(make_indexes_after_migrate, sender=self, dispatch_uid="django_mongolock.indexes")

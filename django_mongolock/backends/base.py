@@ -1,0 +1,66 @@
+"""Which backend serves a DATABASES alias."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Protocol
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from ..conf import LockSettings, get_settings
+from ..engine.session import Session
+
+
+class Backend(Protocol):
+    """Keeps the locks of one DATABASES alias."""
+
+    def __init__(self, alias: str, settings: LockSettings) -> None: ...
+
+    def session(self) -> Session:
+        """The session of this process."""
+
+    def close(self) -> None:
+        """Give back what this process holds, and disconnect."""
+
+
+_backends: dict[str, Backend] = {}
+_mutex = threading.Lock()
+
+
+def get_backend(using: str | None = None) -> Backend:
+    """The backend of a DATABASES alias, MONGOLOCK["DATABASE"] if none is given."""
+    current = get_settings()
+    alias = using or current.DATABASE
+    backend = _backends.get(alias)
+    if backend is not None:
+        return backend
+    try:
+        make = import_string(current.BACKEND)
+    except ImportError as error:
+        raise ImproperlyConfigured(f'MONGOLOCK["BACKEND"] cannot be imported: {current.BACKEND}') from error
+    with _mutex:
+        if alias not in _backends:
+            _backends[alias] = make(alias, current)
+        return _backends[alias]
+
+
+def close_backends() -> None:
+    """Give back every lock of this process and disconnect; the next use connects again."""
+    with _mutex:
+        backends = list(_backends.values())
+        _backends.clear()
+    for backend in backends:
+        backend.close()
+
+
+def _follow(*, setting: str, **kwargs: object) -> None:
+    if setting in ("MONGOLOCK", "DATABASES"):
+        close_backends()
+
+
+setting_changed.connect(_follow)
+# Whoever held it in another thread at a fork does not exist in the child.
+os.register_at_fork(before=_mutex.acquire, after_in_parent=_mutex.release, after_in_child=_mutex.release)

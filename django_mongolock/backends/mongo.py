@@ -1,0 +1,72 @@
+"""The engine on a DATABASES alias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+from django.utils.connection import ConnectionDoesNotExist
+
+from ..conf import LockSettings
+from ..engine.document import milliseconds
+from ..engine.grant import Grant
+from ..engine.session import Session, Sessions
+from ..engine.step import Limits
+from ..engine.store import MongoStore, StoreConfig
+from ..signals import EVENTS
+
+ENGINE = "django_mongodb_backend"
+
+
+def database_settings(alias: str) -> dict[str, Any]:
+    """The DATABASES entry of *alias*. Raises ImproperlyConfigured if it is not there or is not MongoDB."""
+    try:
+        found: dict[str, Any] = connections.settings[alias]
+    except (KeyError, ConnectionDoesNotExist):
+        raise ImproperlyConfigured(
+            f"there is no DATABASES alias {alias!r} to keep locks in: see MONGOLOCK['DATABASE'] and using="
+        ) from None
+    if found["ENGINE"] != ENGINE:
+        raise ImproperlyConfigured(
+            f"the DATABASES alias {alias!r} is not MongoDB: its ENGINE is {found['ENGINE']!r}, not {ENGINE!r}"
+        )
+    return found
+
+
+class MongoBackend:
+    """Locks in the MongoDB of one DATABASES alias, in one collection beside the project's data."""
+
+    def __init__(self, alias: str, settings: LockSettings) -> None:
+        self.alias = alias
+        self.settings = settings
+        self._database = database_settings(alias)
+        self._name: str | None = None
+        self._sessions = Sessions(self._make_session)
+
+    def session(self) -> Session:
+        """See Backend.session(). Follows the database's name, which test runners change."""
+        if self._name is not None and self._name != self._database["NAME"]:
+            self._sessions.close()
+        return self._sessions.current()
+
+    def store(self) -> MongoStore:
+        """The store of this process, for what looks at lock documents from outside."""
+        return self.session().store
+
+    def close(self) -> None:
+        """See Backend.close()."""
+        self._sessions.close()
+
+    def _make_session(self) -> Session:
+        # Only its parameters: the engine has a client of its own (see MongoStore).
+        parameters = connections[self.alias].get_connection_params()
+        self._name = self._database["NAME"]
+        limits = Limits(waiters=self.settings.MAX_WAITERS, retention=milliseconds(self.settings.RETENTION))
+        config = StoreConfig(parameters, self._name or "", limits=limits)
+        return Session(MongoStore(config), self.settings.COMMAND_TIMEOUT, self._observe)
+
+    def _observe(self, event: str, grant: Grant) -> None:
+        EVENTS[event].send_robust(
+            sender=MongoBackend, key=grant.key, token=grant.token, using=self.alias, reason=grant.reason
+        )

@@ -1,0 +1,224 @@
+"""System checks: a wrong setting is told by ``manage.py check``, not by a crash at night.
+
+Ids are used once, for ever. E0xx and W0xx need no server; E1xx and W1xx ask it (``check --database``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from django.apps import AppConfig
+from django.conf import settings
+from django.core import checks
+from django.core.checks import CheckMessage, Tags, register
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS
+from django.utils.module_loading import import_string
+
+from .backends.base import get_backend
+from .backends.mongo import ENGINE, MongoBackend
+from .conf import KNOWN, NAME, LockSettings, get_settings, raw_settings
+from .engine.document import check_key
+from .engine.locks import check_seconds, check_wait
+
+ROUTER: Final = "django_mongolock.router.MongoLockRouter"
+
+
+def _check_seconds(value: object) -> None:
+    check_seconds("it", value)
+
+
+def _check_prefix(value: object) -> None:
+    if value != "":
+        check_key(value)
+
+
+def _check_margin(value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError("it is a number")
+    if not 0 <= value <= 1:
+        raise ValueError("it is a part of the lease, from 0 to 1")
+
+
+def _check_count(value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 5_000:
+        raise ValueError("it is a whole number from 1 to 5000")
+
+
+def _check_retention(value: object) -> None:
+    if check_seconds("it", value) < 3_600:
+        raise ValueError("it must be at least an hour, so that fencing tokens go on growing")
+
+
+def _check_status(value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 400 <= value <= 599:
+        raise ValueError("it is an HTTP status from 400 to 599")
+
+
+def _check_backend(value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError("it is a dotted path")
+    try:
+        import_string(value)
+    except ImportError as error:
+        raise ValueError(f"it cannot be imported ({error})") from None
+
+
+#: Setting: (id, what refuses a wrong value, what it should be).
+_VALUES: Final[dict[str, tuple[str, Callable[[object], object], str]]] = {
+    "LEASE": ("E005", _check_seconds, "seconds that a lock lives without renewal, for example 30"),
+    "WAIT": ("E006", check_wait, "seconds to wait for a lock, for example 10; 0 for a single try, None without end"),
+    "KEY_PREFIX": ("E007", _check_prefix, 'text before every key, for example "myproject:"'),
+    "CLOCK_MARGIN": ("E008", _check_margin, "a part of the lease, for example 0.1"),
+    "WAITER_LEASE": ("E009", _check_seconds, "seconds that a place in the queue lives without renewal, for example 10"),
+    "MAX_WAITERS": ("E010", _check_count, "how long a queue may be, for example 1000"),
+    "RETENTION": ("E011", _check_retention, "seconds that an unused lock document is kept, for example 7 * 86400"),
+    "COMMAND_TIMEOUT": ("E012", _check_seconds, "seconds that one command may take, for example 5"),
+    "BACKEND": ("E013", _check_backend, f"the dotted path of a backend class, for example {LockSettings().BACKEND!r}"),
+    "CONTENTION_STATUS": ("E014", _check_status, "an HTTP status, for example 423 or 409"),
+}
+
+
+def _error(number: str, message: str, hint: str) -> checks.Error:
+    return checks.Error(message, hint=hint, id=f"mongolock.{number}")
+
+
+def _warning(number: str, message: str, hint: str) -> checks.Warning:
+    return checks.Warning(message, hint=hint, id=f"mongolock.{number}")
+
+
+@register()
+def check_settings(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Every value of MONGOLOCK, the alias that it names, and the router."""
+    try:
+        raw = raw_settings()
+    except ImproperlyConfigured as error:
+        return [_error("E001", str(error), f'Write {NAME} = {{"DATABASE": "<alias of your MongoDB>"}}.')]
+    found: list[CheckMessage] = [
+        _error("E004", f"{NAME} has an unknown setting {name!r}.", f"Known: {', '.join(sorted(KNOWN))}.")
+        for name in sorted(set(raw) - KNOWN, key=str)
+    ]
+    for name, (number, check, hint) in _VALUES.items():
+        if name in raw:
+            try:
+                check(raw[name])
+            except (TypeError, ValueError) as error:
+                found.append(_error(number, f'{NAME}["{name}"] is wrong: {error}.', f"Give {hint}."))
+    return found + _check_database_alias(raw.get("DATABASE"))
+
+
+def _check_database_alias(alias: object) -> list[CheckMessage]:
+    mongo = [name for name, entry in settings.DATABASES.items() if entry.get("ENGINE") == ENGINE]
+    choices = f"MongoDB aliases in DATABASES: {', '.join(mongo) or 'none'}."
+    if not alias:
+        return [_error("E001", f'{NAME}["DATABASE"] is not set.', f"Name the alias of your MongoDB. {choices}")]
+    if not isinstance(alias, str) or alias not in settings.DATABASES:
+        return [_error("E002", f'{NAME}["DATABASE"] names {alias!r}, which is not in DATABASES.', choices)]
+    if alias not in mongo:
+        return [_error("E003", f'{NAME}["DATABASE"] names {alias!r}, which is not MongoDB.', choices)]
+    if alias != DEFAULT_DB_ALIAS and ROUTER not in _router_names():
+        return [
+            _warning(
+                "W001",
+                f"DATABASE_ROUTERS lacks {ROUTER}: the lock model would be looked for in the default database.",
+                f'Put "{ROUTER}" into DATABASE_ROUTERS.',
+            )
+        ]
+    return []
+
+
+def _router_names() -> Iterable[str]:
+    for router in settings.DATABASE_ROUTERS:
+        kind: type = type(router)
+        yield str(router) if kind is str else f"{kind.__module__}.{kind.__qualname__}"
+
+
+@register(deploy=True)
+def check_deployment(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """What is fine while developing and bites in production."""
+    try:
+        raw = raw_settings()
+    except ImproperlyConfigured:
+        return []
+    found: list[CheckMessage] = []
+    if not raw.get("KEY_PREFIX"):
+        found.append(
+            _warning(
+                "W002",
+                f'{NAME}["KEY_PREFIX"] is empty: another site or stage in the same database would share the locks.',
+                'Give each its own, for example "shop-production:", unless each has a database of its own.',
+            )
+        )
+    alias = raw.get("DATABASE")
+    host = settings.DATABASES.get(alias, {}).get("HOST") if isinstance(alias, str) else None
+    if isinstance(host, str) and ":" in host.partition("://")[2].rpartition("@")[0]:
+        found.append(
+            _warning(
+                "W003",
+                f"The HOST of DATABASES[{alias!r}] holds a password, which Django's debug page shows in clear.",
+                "Give USER and PASSWORD beside HOST instead of inside the URI.",
+            )
+        )
+    return found
+
+
+@register(Tags.database)
+def check_server(
+    *, app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None, **kwargs: Any
+) -> list[CheckMessage]:
+    """The server behind the alias: can it be reached, is it a replica set, are rights and indexes there?"""
+    if not databases or any(message.is_serious() for message in check_settings(app_configs=None)):
+        return []
+    alias = raw_settings()["DATABASE"]
+    if alias not in databases:
+        return []
+    backend = get_backend(alias)
+    if not isinstance(backend, MongoBackend):
+        return []
+    from .engine.inspection import inspect_server
+
+    facts = inspect_server(backend.store(), get_settings().COMMAND_TIMEOUT)
+    found: list[CheckMessage] = []
+    if facts.problem:
+        return [
+            _error(
+                "E101",
+                f"The MongoDB of DATABASES[{alias!r}] cannot be used for locks: {facts.problem}.",
+                "Is it running, and are HOST, USER, PASSWORD and OPTIONS right? mongosh with the same URI tells more.",
+            )
+        ]
+    if facts.missing_rights:
+        found.append(
+            _error(
+                "E102",
+                f"The user of DATABASES[{alias!r}] lacks rights on the locks: {', '.join(facts.missing_rights)}.",
+                "Grant find, insert and update on the collection mongolock_locks of that database.",
+            )
+        )
+    if facts.standalone:
+        found.append(
+            _warning(
+                "W101",
+                f"The MongoDB of DATABASES[{alias!r}] is a standalone server: a lock survives no failover.",
+                "Run it as a replica set; one node is enough to begin with (--replSet, rs.initiate()).",
+            )
+        )
+    lease = raw_settings().get("LEASE", LockSettings().LEASE)
+    if facts.failover and lease < facts.failover:
+        found.append(
+            _warning(
+                "W102",
+                f'{NAME}["LEASE"] is {lease:g} s, but a failover takes up to {facts.failover:g} s and loses the locks.',
+                f"Set it to at least {facts.failover:g}.",
+            )
+        )
+    if facts.missing_indexes:
+        found.append(
+            _warning(
+                "W103",
+                f"The collection mongolock_locks lacks indexes: {', '.join(facts.missing_indexes)}.",
+                f"Run manage.py migrate --database {alias} as a user who may create indexes.",
+            )
+        )
+    return found

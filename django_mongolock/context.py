@@ -1,0 +1,80 @@
+"""What a lock records about its holder by itself: where it runs, and on whose behalf."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+import threading
+from contextvars import ContextVar
+from typing import Any
+
+from django.conf import settings
+from django.http import HttpRequest
+from django.utils.functional import LazyObject
+
+from .engine.document import tidy_fact
+
+logger = logging.getLogger("django_mongolock")
+
+#: The request that is being served in this context; set by the middleware and by `mongo_locked`.
+current_request: ContextVar[HttpRequest | None] = ContextVar("mongolock_request", default=None)
+
+_HOST = tidy_fact(socket.gethostname())
+
+
+def holder_facts() -> dict[str, str | int]:
+    """Host, process, thread or asyncio task, view or Celery task, user: what can be told of them here and now."""
+    facts: dict[str, str | int] = {"host": _HOST, "pid": os.getpid(), "thread": _worker_name()}
+    request = current_request.get()
+    if place := _celery_task() or (_view(request) if request is not None else ""):
+        facts["place"] = tidy_fact(place)
+    if request is not None and (user := _username(request)):
+        facts["user"] = tidy_fact(user)
+    return facts
+
+
+def _running_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+def _worker_name() -> str:
+    task = _running_task()
+    return tidy_fact(task.get_name() if task is not None else threading.current_thread().name)
+
+
+def _celery_task() -> str:
+    """Name and id of the Celery task that runs here. Does not import Celery: without it, none can."""
+    celery = sys.modules.get("celery")
+    task = getattr(celery, "current_task", None) if celery is not None else None
+    if not task or not task.request.id:
+        return ""
+    return f"task {task.name} {task.request.id}"
+
+
+def _view(request: HttpRequest) -> str:
+    match = getattr(request, "resolver_match", None)
+    return f"view {match.view_name or match._func_path}" if match is not None else f"{request.method} {request.path}"
+
+
+def _username(request: HttpRequest) -> str:
+    """The user's name, if it can be told without changing what the view does.
+
+    Looking it up reads the session, which makes the response vary by cookie: so only where there is such a cookie,
+    and never from a coroutine, where the lookup would block. A lookup that fails breaks no lock.
+    """
+    known = request.__dict__
+    user = known.get("_cached_user") or known.get("_acached_user") or known.get("user")
+    unread = settings.SESSION_COOKIE_NAME not in request.COOKIES or _running_task() is not None
+    if unread and issubclass(type(user), LazyObject):
+        return ""
+    try:
+        return str(user.get_username()) if user is not None and user.is_authenticated else ""
+    except Exception:
+        logger.debug("no user for the facts of a lock", exc_info=True)
+        return ""

@@ -1,0 +1,136 @@
+"""Keys from model instances, and from templates such as ``"order:{order_id}"``."""
+
+from __future__ import annotations
+
+import inspect
+import string
+import unicodedata
+from collections.abc import Callable
+from typing import Any, Final
+from urllib.parse import quote
+
+from django.db.models import Model
+
+#: One of these must stand between two fields of a template. Inside a value they are escaped, so that no two
+#: different calls make the same key.
+SEPARATORS: Final = ":/|,;#="
+_ESCAPES: Final = {ord(character): f"%{ord(character):02X}" for character in "%" + SEPARATORS}
+
+KeySource = str | Callable[..., object]
+
+
+def model_key(instance: Model) -> str:
+    """The key of a model instance: ``"shop.order:<pk>"``, of the concrete model for a proxy.
+
+    A composite primary key is written ``"shop.line:<first>,<second>"``. A row of multi-table inheritance has a key
+    for each of its models. Raises ValueError for an instance without a primary key.
+    """
+    parts = instance.pk if isinstance(instance.pk, tuple) else (instance.pk,)
+    if None in parts:
+        raise ValueError(f"{type(instance).__name__} has no primary key yet: save it before you lock it")
+    concrete = instance._meta.concrete_model or type(instance)
+    return f"{concrete._meta.label_lower}:{','.join(map(escape, parts))}"
+
+
+def as_key(source: object) -> object:
+    """The key of what a caller named: of a model instance, or the thing itself (`check_key` judges it)."""
+    return model_key(source) if isinstance(source, Model) else source
+
+
+def escape(value: object) -> str:
+    """The text of a value in a key, with the separators escaped.
+
+    Raises TypeError for values that have no text of their own (None, containers, bytes, model instances, objects
+    that only show their address): two processes would not agree on it, or two values would share it.
+    """
+    if value is None or isinstance(value, (bytes, bytearray, memoryview, dict, list, set, frozenset, tuple)):
+        raise TypeError(f"a value of type {type(value).__name__} makes no key")
+    if isinstance(value, Model):
+        raise TypeError(f"a {type(value).__name__} instance makes no part of a key: use its .pk")
+    # Composed before it is escaped: U+037E, for one, becomes a semicolon by that.
+    text = unicodedata.normalize("NFC", str(value))
+    if not isinstance(value, str) and " at 0x" in text:
+        raise TypeError(f"a {type(value).__name__} has no text of its own to make a key of")
+    # A combining character at the start would change the separator before it into another character.
+    first = quote(text[0]) if text and unicodedata.combining(text[0]) else text[:1].translate(_ESCAPES)
+    return first + text[1:].translate(_ESCAPES)
+
+
+class KeyTemplate(string.Formatter):
+    """Makes keys from the arguments of a call: ``"sync:{account.pk}:{kind}"``.
+
+    Fields are names of parameters, with attributes, items and formats as in `str.format`.
+    Raises ValueError for a template with an unnamed field or with two fields that nothing separates.
+    """
+
+    def __init__(self, template: str) -> None:
+        self.template = template
+        self.names: set[str] = set()
+        try:
+            parts = list(self.parse(template))
+        except ValueError as error:
+            raise ValueError(f"key template {template!r}: {error}") from None
+        between: str | None = None
+        for literal, name, spec, _ in parts:
+            between = None if between is None else between + literal
+            if name is None:
+                continue
+            if between is not None and not set(between) & set(SEPARATORS):
+                raise ValueError(
+                    f"key template {template!r}: put one of {SEPARATORS} between two fields, or two different calls "
+                    "could make the same key"
+                )
+            for used in (name, *(inner for _, inner, _, _ in self.parse(spec or "") if inner is not None)):
+                self._add_name(used)
+            between = ""
+
+    def _add_name(self, field_name: str) -> None:
+        first = field_name.partition(".")[0].partition("[")[0]
+        if not first.isidentifier():
+            raise ValueError(f"key template {self.template!r}: name a parameter in each {{}}, not {field_name!r}")
+        self.names.add(first)
+
+    def check(self, signature: inspect.Signature, function: str) -> None:
+        """Raise TypeError if the function has no parameter of a name that the template uses."""
+        parameters = signature.parameters
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            return
+        if missing := sorted(self.names - set(parameters)):
+            raise TypeError(
+                f"key template {self.template!r}: {function} has no parameter {', '.join(missing)}; "
+                f"it has {', '.join(parameters) or 'none'}"
+            )
+
+    def fill(self, arguments: dict[str, Any]) -> str:
+        """The key of one call. Raises TypeError, ValueError where a value makes no key, naming the field."""
+        return self.vformat(self.template, (), arguments)
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        try:
+            value, used = super().get_field(field_name, args, kwargs)
+        except (KeyError, AttributeError, IndexError, TypeError) as error:
+            raise ValueError(f"key template {self.template!r}: no {field_name!r} in this call ({error})") from error
+        if isinstance(value, Model) or value is None:
+            self._explain(field_name, value)
+        return value, used
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        try:
+            return escape(format(value, format_spec) if format_spec else value)
+        except TypeError as error:
+            raise TypeError(f"key template {self.template!r}: {error}") from None
+
+    def _explain(self, field_name: str, value: object) -> None:
+        hint = f"use {{{field_name}.pk}}" if isinstance(value, Model) else "a key of nothing would be shared by many"
+        raise TypeError(f"key template {self.template!r}: {field_name!r} is {type(value).__name__}: {hint}")
+
+
+def call_arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by the names of their parameters, with the defaults and with ``**kwargs`` unpacked."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    arguments = dict(bound.arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments = {**arguments.pop(name), **arguments}
+    return arguments

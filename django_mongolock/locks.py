@@ -1,0 +1,191 @@
+"""`mongo_lock` and `mongo_semaphore`: the engine with the project's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypedDict
+
+from django.db.models import Model
+
+from .backends.base import get_backend
+from .conf import get_settings
+from .context import holder_facts
+from .engine.document import UNLIMITED, Mode, Terms, check_fact, check_key
+from .engine.locks import UNSET, MongoLock, Options, Unset, check_seconds, check_wait
+from .keys import as_key
+
+Key = str | Model
+#: The modes to choose from; a semaphore has a function of its own.
+LockMode = Literal["exclusive", "shared"]
+
+
+class LockOptions(TypedDict, total=False):
+    """The options of `mongo_lock`, for those that pass them on."""
+
+    lease: float | None
+    wait: float | Unset | None
+    mode: LockMode
+    owner: str | None
+    label: str | None
+    min_hold: float
+    reentrant: bool
+    auto_renew: bool
+    on_lost: Callable[[MongoLock], object] | None
+    using: str | None
+
+
+_AMBIGUOUS = {"timeout", "ttl", "expire", "expires", "expiry", "blocking_timeout", "lock_timeout", "blocking"}
+
+
+def mongo_lock(
+    *keys: Key,
+    lease: float | None = None,
+    wait: float | Unset | None = UNSET,
+    mode: LockMode = "exclusive",
+    owner: str | None = None,
+    label: str | None = None,
+    min_hold: float = 0,
+    reentrant: bool = False,
+    auto_renew: bool = True,
+    on_lost: Callable[[MongoLock], object] | None = None,
+    using: str | None = None,
+    **unknown: Any,
+) -> MongoLock:
+    """A lock on one or several keys, not yet acquired: use it with ``with`` or ``async with``, or `acquire` it.
+
+    keys: text, or saved model instances (``"shop.order:<pk>"``). Several: all or none, acquired in one order.
+    lease: seconds that the lock lives after its process has died (MONGOLOCK["LEASE"]); it is renewed until then.
+    wait: seconds to wait for it (MONGOLOCK["WAIT"]); 0: a single try; None: without end.
+    mode: "exclusive", or "shared" for readers, who exclude only the exclusive.
+    owner: who is meant to hold it, such as a task's id. Whoever asks with the owner of a holder takes the lock over
+    at once, with a new fencing token, and the former holder has lost it.
+    label: a word to the people who look at the locks. min_hold: seconds that the key stays locked from the grant
+    on, even if it is released before. reentrant: may this thread or task take a key again that it holds? If not,
+    LockReentryError tells of it, instead of a wait for oneself. auto_renew: renew in the background; if not, the
+    lease ends unless you `extend` it. on_lost: called with the lock, once, from another thread, when it was lost.
+    using: the DATABASES alias, if not MONGOLOCK["DATABASE"].
+
+    Raises TypeError and ValueError for arguments that cannot be meant, before anything is sent.
+    """
+    _refuse(unknown)
+    capacity = 1 if mode == "exclusive" else UNLIMITED
+    options = LockOptions(
+        lease=lease,
+        wait=wait,
+        mode=mode,
+        owner=owner,
+        label=label,
+        min_hold=min_hold,
+        reentrant=reentrant,
+        auto_renew=auto_renew,
+        on_lost=on_lost,
+        using=using,
+    )
+    return _make(keys, mode, capacity, options)
+
+
+def mongo_semaphore(
+    key: Key,
+    permits: int,
+    *,
+    lease: float | None = None,
+    wait: float | Unset | None = UNSET,
+    owner: str | None = None,
+    label: str | None = None,
+    min_hold: float = 0,
+    reentrant: bool = False,
+    auto_renew: bool = True,
+    on_lost: Callable[[MongoLock], object] | None = None,
+    using: str | None = None,
+    **unknown: Any,
+) -> MongoLock:
+    """A lock that *permits* many may hold at once, each with a lease of its own. The rest is as for `mongo_lock`.
+
+    All who use a key should name the same number of permits.
+    """
+    _refuse(unknown)
+    if isinstance(permits, bool) or not isinstance(permits, int):
+        raise TypeError(f"permits is a whole number, not {type(permits).__name__}")
+    if not 1 <= permits < UNLIMITED:
+        raise ValueError(f"permits must be at least 1, not {permits}")
+    options = LockOptions(
+        lease=lease,
+        wait=wait,
+        owner=owner,
+        label=label,
+        min_hold=min_hold,
+        reentrant=reentrant,
+        auto_renew=auto_renew,
+        on_lost=on_lost,
+        using=using,
+    )
+    return _make((key,), "semaphore", permits, options)
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise TypeError or ValueError for options that cannot be meant. Needs no settings."""
+    _refuse({name: value for name, value in options.items() if name not in LockOptions.__annotations__})
+    if options.get("lease") is not None:
+        check_seconds("lease", options["lease"])
+    if not isinstance(options.get("wait", UNSET), Unset):
+        check_wait(options["wait"])
+    for name in ("owner", "label"):
+        check_fact(name, options.get(name))
+    check_hold(options.get("min_hold", 0))
+    check_mode(options.get("mode", "exclusive"))
+    if (on_lost := options.get("on_lost")) is not None and not callable(on_lost):
+        raise TypeError(f"on_lost is called with the lock when it was lost: it is no {type(on_lost).__name__}")
+
+
+def check_hold(value: object) -> float:
+    """Return *value* if it is a time to hold a lock at least: seconds, or 0. Raises TypeError, ValueError."""
+    return 0.0 if value == 0 and not isinstance(value, bool) else check_seconds("min_hold", value)
+
+
+def check_mode(mode: object) -> None:
+    """Raise ValueError if `mongo_lock` has no such mode."""
+    if mode not in ("exclusive", "shared"):
+        raise ValueError(f'mode is "exclusive" or "shared", not {mode!r}; for a semaphore use mongo_semaphore()')
+
+
+def _refuse(unknown: Mapping[str, Any]) -> None:
+    for name in unknown:
+        if name in _AMBIGUOUS:
+            raise TypeError(
+                f"{name!r} could mean two things: use lease= (seconds that a lock lives after its process has died) "
+                "or wait= (seconds to wait for it; 0: a single try)"
+            )
+        raise TypeError(f"unexpected keyword argument {name!r}")
+
+
+def _make(keys: tuple[Key, ...], mode: Mode, capacity: int, options: LockOptions) -> MongoLock:
+    if not keys:
+        raise TypeError("name at least one key to lock")
+    check_options(options)
+    settings = get_settings()
+    length = settings.LEASE if options["lease"] is None else float(options["lease"])
+    wait = options["wait"]
+    terms = Terms(
+        mode=mode,
+        capacity=capacity,
+        lease=length,
+        margin=settings.margin(length),
+        patience=settings.WAITER_LEASE,
+        hold=check_hold(options["min_hold"]),
+        owner=check_fact("owner", options["owner"]),
+    )
+    names = tuple(sorted({check_key(as_key(key), settings.KEY_PREFIX) for key in keys}))
+    label = check_fact("label", options["label"])
+    how = Options(
+        terms=terms,
+        wait=settings.WAIT if isinstance(wait, Unset) else check_wait(wait),
+        reentrant=options["reentrant"],
+        auto_renew=options["auto_renew"],
+        on_lost=options["on_lost"],
+    )
+    return MongoLock(get_backend(options["using"]).session, names, how, lambda: _facts(label))
+
+
+def _facts(label: str | None) -> dict[str, str | int]:
+    facts = holder_facts()
+    return facts if label is None else {**facts, "label": label}

@@ -1,0 +1,42 @@
+"""Lets every lock taken while a request is served record its view and its user."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.http import HttpRequest, HttpResponseBase
+
+from .context import current_request
+
+Handler = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
+
+
+class LockContextMiddleware:
+    """Remembers the request for `context.holder_facts`. Put it after the authentication middleware."""
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: Handler) -> None:
+        self.get_response = get_response
+        self._is_async = iscoroutinefunction(get_response)
+        if self._is_async:
+            markcoroutinefunction(self)
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
+        if self._is_async:
+            return self._acall(request)
+        token = current_request.set(request)
+        try:
+            return self.get_response(request)
+        finally:
+            current_request.reset(token)
+
+    async def _acall(self, request: HttpRequest) -> HttpResponseBase:
+        token = current_request.set(request)
+        try:
+            return await cast(Awaitable[HttpResponseBase], self.get_response(request))
+        finally:
+            current_request.reset(token)

@@ -1,0 +1,241 @@
+"""`Lock`: the engine's documents as a Django model, for looking and for force release; never for locking."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Unpack
+
+from django.core.exceptions import EmptyResultSet
+from django.db import NotSupportedError, models
+from django.db.models import Func, Q
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+from django_mongodb_backend.models import EmbeddedModel
+
+from .backends.base import get_backend
+from .engine import upkeep
+from .engine.patterns import KeyMatch
+from .engine.survey import Bounds, Seen, count, survey
+from .exceptions import LockDocumentError
+from .fields import Entries, Moment, Number, Text
+
+if TYPE_CHECKING:  # the backend is not typed
+
+    class MongoQuerySet(models.QuerySet["Lock"]): ...
+else:
+    from django_mongodb_backend.queryset import MongoQuerySet
+
+logger = logging.getLogger("django_mongolock")
+
+_LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Entry(EmbeddedModel):  # type: ignore[misc]
+    """Somebody who holds a lock or waits for it. Times are by the server's clock."""
+
+    grant = Text(_("grant"), max_length=64)
+    session = Text(_("session"), max_length=32, help_text=_("the process, by a name of its own"))
+    mode = Text(_("mode"), max_length=16)
+    capacity = Number(_("capacity"))
+    owner = Text(_("owner"), max_length=256, null=True)
+    label = Text(_("label"), max_length=256, null=True)
+    place = Text(_("view or task"), max_length=256, null=True)
+    user = Text(_("user"), max_length=256, null=True)
+    host = Text(_("host"), max_length=256, null=True)
+    pid = Number(_("process"), null=True)
+    thread = Text(_("thread"), max_length=256, null=True)
+    lease = Number(_("lease"), help_text=_("milliseconds"))
+    since = Moment(_("asked for"))
+    until = Moment(_("until"), help_text=_("when it ends unless it is renewed"))
+
+    class Meta:
+        abstract = True
+
+
+class Holder(Entry):
+    """Somebody who holds a lock."""
+
+    acquired_at = Moment(_("acquired"))
+    token = Number(_("fencing token"))
+
+    class Meta:
+        managed = False
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.place or self.label or self.thread}, {self.host} {self.pid}"
+
+
+class Waiter(Entry):
+    """Somebody who waits for a lock."""
+
+    class Meta:
+        managed = False
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.place or self.label or self.thread}, {self.host} {self.pid}"
+
+
+class HasLivingWaiters(Func):
+    """Is there somebody in the queue whose place has not run out? Judged by the server, whatever the field holds."""
+
+    output_field = models.BooleanField()
+
+    def as_mql_expr(self, compiler: Any, connection: Any) -> dict[str, Any]:
+        entries = {"$cond": [{"$isArray": "$waiters"}, "$waiters", []]}
+        return {"$anyElementTrue": {"$map": {"input": entries, "as": "e", "in": {"$gt": ["$$e.until", "$$NOW"]}}}}
+
+
+def key_condition(match: KeyMatch) -> Q:
+    """The condition that a key is like that."""
+    lookups = {"key__gte": match.low, "key__lt": match.high, "key__regex": match.regex}
+    return Q(**{lookup: value for lookup, value in lookups.items() if value})
+
+
+class LockQuerySet(MongoQuerySet):
+    """Locks to look at. What is held is decided by the server's clock, in the query."""
+
+    def held(self) -> LockQuerySet:
+        """Locks that somebody holds now."""
+        return self.filter(expires_at__gt=Now())
+
+    def stale(self) -> LockQuerySet:
+        """Locks whose lease is over and that nobody released. The next who asks gets them."""
+        # The lower end keeps the search in the index away from the many that nobody holds: they have null there.
+        return self.filter(expires_at__gt=_LONG_AGO, expires_at__lte=Now())
+
+    def free(self) -> LockQuerySet:
+        """Locks that nobody holds, and whose documents are still kept."""
+        return self.filter(expires_at__isnull=True)
+
+    def waited_for(self) -> LockQuerySet:
+        """Locks that somebody waits for. Nobody waits for a lock that nobody has: that bounds the search."""
+        return self.filter(HasLivingWaiters(), expires_at__isnull=False)
+
+    def matching(self, match: KeyMatch) -> LockQuerySet:
+        """Locks whose keys are like that: see `engine.patterns`."""
+        return self.filter(key_condition(match))
+
+    def as_query(self) -> tuple[dict[str, Any], dict[str, int]] | None:
+        """The condition and the order as MongoDB takes them; None if it is known that nothing can be found.
+
+        The backend's own pipeline copies the field that it sorts by, and so sorts without an index.
+        """
+        compiler = self.query.get_compiler(using=self.db)
+        compiler.pre_sql_setup()
+        try:
+            query = compiler.build_query()
+        except EmptyResultSet:
+            return None
+        return query.match_mql, query.ordering
+
+    def survey(self, **bounds: Unpack[Bounds]) -> Iterator[Lock]:
+        """These locks, each with what the server says of it just now in `seen`; nothing else of them is read.
+
+        Bounded in size, and judged by the server's clock. Raises LockBackendError.
+        """
+        if (query := self.as_query()) is not None:
+            for seen in survey(get_backend(self.db).session().store, *query, **bounds):
+                yield Lock.as_seen(seen, self.db)
+
+    def count_up_to(self, limit: int, timeout: float) -> int:
+        """How many there are, but do not count beyond *limit*. Raises LockBackendError."""
+        query = self.as_query()
+        return 0 if query is None else count(get_backend(self.db).session().store, query[0], limit, timeout)
+
+    def force_release(self) -> int:
+        """Take each of these locks from its holders; return how many were taken.
+
+        Each holder learns of it at its next renewal. What it does until then is only stopped where its fencing
+        token is compared. A lock whose document is damaged is left, and a warning logged.
+        """
+        return sum(_force_release(lock) for lock in self.iterator())
+
+    def delete(self) -> NoReturn:
+        """Not supported: it would delete by key what was renewed or granted meanwhile."""
+        raise NotSupportedError("locks are not deleted: use force_release(), or manage.py clear_stale_locks")
+
+    def update(self, **values: Any) -> NoReturn:
+        """Not supported: locks change only by the engine's own rule."""
+        raise NotSupportedError("locks are not updated through the ORM: use mongo_lock() and force_release()")
+
+    def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> NoReturn:
+        """Not supported: see update()."""
+        raise NotSupportedError("locks are not created through the ORM: use mongo_lock()")
+
+    def bulk_update(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> NoReturn:
+        """Not supported: see update()."""
+        self.update()
+
+
+def _force_release(lock: Lock) -> bool:
+    try:
+        return lock.force_release()
+    except LockDocumentError as error:
+        logger.warning("not released key=%s problem=%s", error.key, error.problem)
+        return False
+
+
+class Lock(models.Model):
+    """One key and what is known of it. The counters run for as long as the document lives (MONGOLOCK["RETENTION"]).
+
+    A value that is not of its kind, in a document that somebody damaged, reads as None, or [] for a list.
+    """
+
+    key = models.CharField(_("key"), primary_key=True, db_column="_id", max_length=512)
+    holders = Entries(Holder, verbose_name=_("holders"))
+    waiters = Entries(Waiter, verbose_name=_("waiters"))
+    token = Number(_("last fencing token"))
+    expires_at = Moment(
+        _("lease ends"), null=True, help_text=_("when the last of its leases ends; empty if nobody holds it")
+    )
+    purge_at = Moment(_("kept until"), help_text=_("when the document may go if nobody uses it"))
+    acquisitions = Number(_("acquisitions"))
+    contended = Number(_("contended"), help_text=_("acquisitions that had to wait"))
+    lapsed = Number(_("lapsed"), help_text=_("leases that ended without a release"))
+    waited_ms = Number(_("waited"), help_text=_("milliseconds, all acquisitions together"))
+    held_ms = Number(_("held"), help_text=_("milliseconds, all grants together"))
+
+    objects = LockQuerySet.as_manager()
+
+    #: What the server said of the lock, for objects that come from `survey`.
+    seen: Seen
+
+    class Meta:
+        managed = False
+        db_table = "mongolock_locks"
+        ordering = ("key",)
+        verbose_name = _("lock")
+        verbose_name_plural = _("locks")
+        default_permissions = ("view",)
+        permissions = (("force_release_lock", _("Can force the release of a lock")),)
+
+    def __str__(self) -> str:
+        return str(self.key)
+
+    def save(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not supported: locks change only by the engine's own rule."""
+        raise NotSupportedError("locks are not saved through the ORM: use mongo_lock()")
+
+    def delete(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not supported: see LockQuerySet.delete()."""
+        raise NotSupportedError("locks are not deleted: use force_release(), or manage.py clear_stale_locks")
+
+    @classmethod
+    def as_seen(cls, seen: Seen, using: str) -> Lock:
+        """The lock that `survey` saw, without its fields."""
+        lock: Lock = cls.from_db(using, ["key"], [seen.key])
+        lock.seen = seen
+        return lock
+
+    def force_release(self) -> bool:
+        """Take the lock from those who held it when this object was read; return whether it was taken.
+
+        A grant that was given since then is left alone. Raises LockDocumentError, LockBackendError.
+        """
+        store = get_backend(self._state.db).session().store
+        grants = [holder.grant for holder in self.holders if holder.grant]
+        return bool(grants and upkeep.force_release(store, self.key, grants))

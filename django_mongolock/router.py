@@ -1,0 +1,33 @@
+"""Keeps the lock model in its MongoDB, and what is not made for MongoDB out of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import DEFAULT_DB_ALIAS
+from django.db.models import Model
+
+from .conf import get_settings
+
+APP_LABEL = "django_mongolock"
+
+
+class MongoLockRouter:
+    """Put ``"django_mongolock.router.MongoLockRouter"`` first in DATABASE_ROUTERS.
+
+    The lock model is read from MONGOLOCK["DATABASE"]. Other apps are not migrated there, unless it is the default
+    database: their migrations do not run on MongoDB, and neither does the creation of their permissions.
+    A project that keeps models of its own in the same alias puts its own router before this one.
+    """
+
+    def db_for_read(self, model: type[Model], **hints: Any) -> str | None:
+        return get_settings().DATABASE if model._meta.app_label == APP_LABEL else None
+
+    def db_for_write(self, model: type[Model], **hints: Any) -> str | None:
+        return self.db_for_read(model, **hints)
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        home = get_settings().DATABASE
+        if app_label == APP_LABEL:
+            return db == home
+        return False if db == home and home != DEFAULT_DB_ALIAS else None

@@ -1,0 +1,59 @@
+"""What tests of the Django layer share: keys of their own, somebody else who holds them, what is stored."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django_mongolock import MongoLock, mongo_lock
+from django_mongolock.backends.base import get_backend
+from django_mongolock.backends.mongo import MongoBackend
+
+
+def new_key(kind: str = "test") -> str:
+    """A key that nobody else uses."""
+    return f"{kind}:{uuid.uuid4().hex}"
+
+
+def document(key: str, using: str | None = None) -> dict[str, Any]:
+    """The stored document of *key*; an empty one if there is none."""
+    backend = get_backend(using)
+    assert isinstance(backend, MongoBackend)
+    return backend.store().collection.find_one({"_id": {"$eq": key}}) or {}
+
+
+def holders(key: str, using: str | None = None) -> list[dict[str, Any]]:
+    """Who holds *key*, as it is stored."""
+    found: list[dict[str, Any]] = document(key, using).get("holders", [])
+    return found
+
+
+def holder(key: str) -> dict[str, Any]:
+    """The only holder of *key*."""
+    (found,) = holders(key)
+    return found
+
+
+@contextmanager
+def held_elsewhere(*keys: Any, **options: Any) -> Iterator[MongoLock]:
+    """Somebody else holds *keys*: another thread, so that it is contention and not reentry."""
+    ready, done = threading.Event(), threading.Event()
+    locks: list[MongoLock] = []
+
+    def hold() -> None:
+        with mongo_lock(*keys, **options) as lock:
+            locks.append(lock)
+            ready.set()
+            done.wait(30)
+
+    thread = threading.Thread(target=hold, name="somebody-else")
+    thread.start()
+    try:
+        assert ready.wait(10), "the other thread did not get the lock"
+        yield locks[0]
+    finally:
+        done.set()
+        thread.join()

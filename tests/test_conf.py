@@ -1,0 +1,153 @@
+"""Settings, router, and what ``migrate`` makes of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS
+from pymongo import MongoClient
+from pymongo.errors import OperationFailure
+from pytest_django import Settings
+
+from django_mongolock import mongo_lock
+from django_mongolock.backends.base import close_backends, get_backend
+from django_mongolock.conf import LockSettings, get_settings
+from django_mongolock.indexes import make_indexes_after_migrate
+from django_mongolock.models import Lock
+from django_mongolock.router import MongoLockRouter
+from tests.looking import new_key
+
+INDEXES = {"_id_", "mongolock_expires_at", "mongolock_purge_at"}
+
+
+class TestSettings:
+    """The MONGOLOCK dictionary."""
+
+    def test_defaults(self, settings: Settings) -> None:
+        """Everything but the alias has a default; those of DESIGN are 30 s of lease and 10 s of wait."""
+        settings.MONGOLOCK = {"DATABASE": "mongo"}
+        found = get_settings()
+        assert (found.LEASE, found.WAIT, found.KEY_PREFIX, found.CONTENTION_STATUS) == (30, 10, "", 423)
+
+    def test_never_written_to(self, settings: Settings) -> None:
+        """What the project wrote stays what it wrote."""
+        mine = {"DATABASE": "mongo", "LEASE": 20}
+        settings.MONGOLOCK = mine
+        with mongo_lock(new_key()):
+            pass
+        assert mine == {"DATABASE": "mongo", "LEASE": 20}
+
+    def test_missing(self, settings: Settings) -> None:
+        """Without the setting the error says what to write."""
+        del settings.MONGOLOCK
+        with pytest.raises(ImproperlyConfigured, match=r'for example MONGOLOCK = {"DATABASE": "locks"}'):
+            get_settings()
+
+    @pytest.mark.parametrize(("lease", "margin"), [(5, 1), (10, 1), (30, 3), (600, 60)])
+    def test_margin(self, lease: float, margin: float) -> None:
+        """The server lets a lease live a tenth longer than its holder believes, at least a second."""
+        assert LockSettings().margin(lease) == margin
+
+    def test_one_backend_for_an_alias(self) -> None:
+        """All locks of a process share one session; after closing there is a new one."""
+        backend = get_backend()
+        assert get_backend("mongo") is backend
+        session = backend.session()
+        close_backends()
+        assert get_backend() is not backend
+        assert get_backend().session() is not session
+
+
+class TestRouter:
+    """Where what is kept."""
+
+    @pytest.fixture(params=["mongo", DEFAULT_DB_ALIAS])
+    def home(self, request: pytest.FixtureRequest, settings: Settings) -> Iterator[str]:
+        """The alias of the locks: one of their own, or the default one."""
+        settings.MONGOLOCK = {"DATABASE": request.param}
+        yield request.param
+        close_backends()
+
+    def test_lock_model(self, home: str) -> None:
+        """The lock model lives in the alias of the locks, and is migrated there and nowhere else."""
+        router = MongoLockRouter()
+        assert router.db_for_read(Lock) == router.db_for_write(Lock) == home
+        assert router.allow_migrate(home, "django_mongolock", model_name="lock") is True
+        assert router.allow_migrate("elsewhere", "django_mongolock", model_name="lock") is False
+
+    def test_other_models(self, home: str) -> None:
+        """About other models it has no opinion, but that their migrations do not run in a MongoDB beside."""
+        router = MongoLockRouter()
+        assert router.db_for_read(User) is None
+        assert router.db_for_write(User) is None
+        assert router.allow_migrate("elsewhere", "auth") is None
+        assert router.allow_migrate(home, "auth") is (None if home == DEFAULT_DB_ALIAS else False)
+
+
+def manage(*arguments: str, **environment: str) -> str:
+    """What a command of the test project prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "testproject.manage", *arguments],
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "testproject.settings", **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+def fresh(mongo: MongoClient[dict[str, Any]], tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of a project whose databases are empty."""
+    name = f"mongolock_fresh_{uuid.uuid4().hex[:8]}"
+    yield {"MONGODB_NAME": name, "SQLITE_PATH": str(tmp_path / "db.sqlite3")}
+    mongo.drop_database(name)
+
+
+class TestMigrate:
+    """``migrate`` on both aliases."""
+
+    def test_both(self, fresh: dict[str, str], mongo: MongoClient[dict[str, Any]]) -> None:
+        """The default alias alone makes the indexes of the locks; the other alias can be migrated, too."""
+        database = mongo[fresh["MONGODB_NAME"]]
+        manage("migrate", "--verbosity=0", **fresh)
+        indexes = database["mongolock_locks"].index_information()
+        assert set(indexes) == INDEXES
+        assert indexes["mongolock_purge_at"]["expireAfterSeconds"] == 0
+        manage("migrate", "--verbosity=0", "--database=mongo", **fresh)
+        assert set(database["mongolock_locks"].index_information()) == INDEXES
+        assert not {"auth_user", "auth_permission", "django_content_type"} & set(database.list_collection_names())
+
+    def test_no_right_to_index(self, mongo: MongoClient[dict[str, Any]], caplog: pytest.LogCaptureFixture) -> None:
+        """F60: a user who may not create indexes gets a warning; the deployment goes on."""
+        failing = {"failCommands": ["createIndexes"], "errorCode": 13, "appName": "django_mongolock"}
+        try:
+            mongo.admin.command("configureFailPoint", "failCommand", mode={"times": 1}, data=failing)
+        except OperationFailure as error:
+            pytest.skip(f"this server has no fail points: {error.code}")
+        with caplog.at_level(logging.WARNING, "django_mongolock"):
+            make_indexes_after_migrate(using="mongo")
+        assert "indexes not made database=mongo error=OperationFailure" in caplog.text
+
+    def test_other_aliases(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Migrating what has nothing to do with the locks does not touch them."""
+
+        def fail(*args: object) -> None:
+            raise AssertionError
+
+        monkeypatch.setattr("django_mongolock.indexes.ensure_indexes", fail)
+        make_indexes_after_migrate(using="elsewhere")
+        with pytest.raises(AssertionError):
+            make_indexes_after_migrate(using=DEFAULT_DB_ALIAS)

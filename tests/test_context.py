@@ -1,0 +1,240 @@
+"""What a lock records about its holder by itself: where it runs, and on whose behalf."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import AnonymousUser, User
+from django.core.handlers.wsgi import WSGIRequest
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import AsyncClient, Client, RequestFactory
+from django.urls import include, path
+from django.utils.functional import SimpleLazyObject
+
+from django_mongolock import mongo_lock, mongo_locked
+from django_mongolock.context import current_request, holder_facts
+from django_mongolock.middleware import LockContextMiddleware
+from tests.looking import holder, new_key
+
+pytestmark = pytest.mark.urls(__name__)
+
+
+def facts_of_a_lock() -> dict[str, Any]:
+    """What stands in the document of a lock taken here."""
+    key = new_key()
+    with mongo_lock(key):
+        found = holder(key)
+    return {name: found.get(name) for name in ("place", "user", "thread", "label")}
+
+
+def inside(request: HttpRequest) -> HttpResponse:
+    """Takes a lock somewhere inside: only the middleware can tell of the view."""
+    return JsonResponse(facts_of_a_lock())
+
+
+async def ainside(request: HttpRequest) -> HttpResponse:
+    key = new_key()
+    async with mongo_lock(key):
+        found = holder(key)
+    return JsonResponse({name: found.get(name) for name in ("place", "user", "thread")})
+
+
+async def ainside_known(request: HttpRequest) -> HttpResponse:
+    await request.auser()
+    return await ainside(request)
+
+
+@mongo_locked("decorated:{name}")
+def decorated(request: HttpRequest, name: str) -> HttpResponse:
+    return JsonResponse({"user": holder(f"decorated:{name}").get("user")})
+
+
+inner = [path("inside/", inside, name="inside")]
+urlpatterns = [
+    path("inside/", inside, name="inside"),
+    path("ainside/", ainside),
+    path("ainside-known/", ainside_known),
+    path("decorated/<name>/", decorated),
+    path("inner/", include((inner, "app"), namespace="space")),
+]
+
+
+@pytest.fixture
+def user(transactional_db: None) -> User:
+    """Somebody who can log in."""
+    return User.objects.create_user("ann@example.org", password="x")
+
+
+def logged_in(user: User) -> Client:
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+class TestPlace:
+    """Which view it is."""
+
+    def test_view(self) -> None:
+        """The middleware tells locks anywhere inside of the view, by its name in the URLs."""
+        assert Client().get("/inside/").json()["place"] == "view inside"
+        assert Client().get("/inner/inside/").json()["place"] == "view space:inside"
+
+    def test_view_without_a_name(self) -> None:
+        """A view without a name goes by its dotted path."""
+        assert Client().get("/ainside/").json()["place"] == f"view {__name__}.ainside"
+
+    async def test_async(self) -> None:
+        """Async views under the async handler, and sync ones in its threads."""
+        assert (await AsyncClient().get("/ainside/")).json()["place"] == f"view {__name__}.ainside"
+        assert (await AsyncClient().get("/inside/")).json()["place"] == "view inside"
+
+    def test_before_the_url_is_resolved(self) -> None:
+        """A lock of a middleware is known by method and path."""
+        seen: list[Any] = []
+
+        def get_response(request: HttpRequest) -> HttpResponse:
+            seen.append(holder_facts()["place"])
+            return HttpResponse()
+
+        LockContextMiddleware(get_response)(RequestFactory().post("/some/where"))
+        assert seen == ["POST /some/where"]
+
+    def test_outside_of_requests(self) -> None:
+        """Outside of a request there is no view, also right after one in the same thread."""
+        assert Client().get("/inside/").status_code == 200
+        assert current_request.get() is None
+        assert "place" not in holder_facts()
+
+    def test_after_an_error(self) -> None:
+        """A request that failed leaves nothing behind."""
+
+        def fail(request: HttpRequest) -> HttpResponse:
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            LockContextMiddleware(fail)(RequestFactory().get("/"))
+        assert current_request.get() is None
+
+    async def test_middleware_is_both(self) -> None:
+        """One class, sync or async by what it is put around; requests served side by side do not mix."""
+
+        async def get_response(request: HttpRequest) -> HttpResponse:
+            await asyncio.sleep(0.01)
+            return HttpResponse(str(holder_facts()["place"]))
+
+        middleware = LockContextMiddleware(get_response)
+        assert asyncio.iscoroutinefunction(middleware)
+        answers: Any = await asyncio.gather(*(middleware(RequestFactory().get(f"/{n}")) for n in range(5)))
+        assert [answer.content.decode() for answer in answers] == [f"GET /{n}" for n in range(5)]
+        assert not asyncio.iscoroutinefunction(LockContextMiddleware(lambda request: HttpResponse()))
+
+
+class TestUser:
+    """On whose behalf it is."""
+
+    def test_logged_in(self, user: User) -> None:
+        """The user of a login session, in sync views."""
+        assert logged_in(user).get("/inside/").json()["user"] == "ann@example.org"
+        assert logged_in(user).get("/decorated/x/").json()["user"] == "ann@example.org"
+
+    def test_anonymous(self, transactional_db: None) -> None:
+        """Nobody is nobody: without a cookie, and with one that is no login."""
+        assert Client().get("/inside/").json()["user"] is None
+        client = Client()
+        client.cookies["sessionid"] = "x" * 32
+        assert client.get("/inside/").json()["user"] is None
+
+    def test_async(self, user: User) -> None:
+        """A coroutine does not look the user up, which would block; it tells one who is known already."""
+        client = logged_in(user)
+        assert client.get("/ainside/").json()["user"] is None
+        assert client.get("/ainside-known/").json()["user"] == "ann@example.org"
+
+    def test_no_vary(self) -> None:
+        """A response to somebody without a session does not come to vary by cookie because of a lock."""
+        assert "Cookie" not in Client().get("/inside/").get("Vary", "")
+
+    @pytest.mark.parametrize(("user", "name"), [(User(username="bob"), "bob"), (AnonymousUser(), None), (None, None)])
+    def test_set_by_others(self, user: Any, name: str | None) -> None:
+        """A user that token authentication has put on the request is told; no session is needed."""
+        request = RequestFactory().get("/")
+        request.user = user
+        assert facts_within(request).get("user") == name
+
+    def test_failing_lookup(self) -> None:
+        """A lookup that fails breaks no lock."""
+
+        def fail() -> Any:
+            raise ZeroDivisionError
+
+        request = RequestFactory().get("/")
+        request.COOKIES["sessionid"] = "x"
+        request.user = SimpleLazyObject(fail)  # type: ignore[assignment]
+        assert "user" not in facts_within(request)
+
+    def test_hostile_name(self) -> None:
+        """F54: a name with anything in it is stored as text, cut and cleaned."""
+        request = RequestFactory().get("/")
+        request.user = User(username="$token\x00\ud800<b>" + "x" * 500)
+        token = current_request.set(request)
+        try:
+            found = facts_of_a_lock()["user"]
+        finally:
+            current_request.reset(token)
+        assert found.startswith("$token??<b>xxx")
+        assert len(found) == 256
+
+
+def facts_within(request: WSGIRequest) -> dict[str, Any]:
+    token = current_request.set(request)
+    try:
+        return holder_facts()
+    finally:
+        current_request.reset(token)
+
+
+class TestWorker:
+    """Which process, thread and task it is."""
+
+    def test_process(self) -> None:
+        """Host and process id."""
+        facts = holder_facts()
+        assert (facts["host"], facts["pid"]) == (socket.gethostname(), os.getpid())
+
+    def test_thread(self) -> None:
+        """The thread's name, of the thread that asks; not of the one that sends the command."""
+        assert facts_of_a_lock()["thread"] == threading.current_thread().name
+        with ThreadPoolExecutor(1, thread_name_prefix="counting") as thread:
+            assert thread.submit(facts_of_a_lock).result()["thread"] == "counting_0"
+
+    async def test_asyncio_task(self) -> None:
+        """The task's name, of the task that asks."""
+
+        async def look() -> Any:
+            key = new_key()
+            async with mongo_lock(key):
+                return holder(key)["thread"]
+
+        assert await asyncio.create_task(look(), name="counting coins") == "counting coins"
+
+    def test_label(self) -> None:
+        """A label is the caller's own word."""
+        key = new_key()
+        with mongo_lock(key, label="spring sale"):
+            assert holder(key)["label"] == "spring sale"
+        assert facts_of_a_lock()["label"] is None
+
+    def test_something_called_celery(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without Celery, or with another module of that name, there is no task."""
+        monkeypatch.setitem(sys.modules, "celery", SimpleNamespace())
+        assert "place" not in holder_facts()
+        monkeypatch.delitem(sys.modules, "celery")
+        assert "place" not in holder_facts()

@@ -1,0 +1,696 @@
+"""`mongo_locked` on every kind of callable that is no view: those are in test_views, tasks in test_celery."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import functools
+import inspect
+import logging
+import pickle
+import threading
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync, sync_to_async
+from celery import Celery
+
+from django_mongolock import (
+    SKIPPED,
+    LockBackendError,
+    LockNotAcquired,
+    LockReentryError,
+    mongo_lock,
+    mongo_locked,
+)
+from testproject.shop.models import Order
+from tests.looking import held_elsewhere, holder, holders
+
+
+@pytest.fixture
+def name() -> str:
+    """An argument that no other test uses."""
+    return uuid.uuid4().hex
+
+
+@mongo_locked("plain:{name}")
+def plain(name: str, extra: int = 0) -> tuple[int, int]:
+    """Its own docstring."""
+    return holder(f"plain:{name}")["token"], extra
+
+
+@mongo_locked("coroutine:{name}")
+async def coroutine(name: str) -> int:
+    await asyncio.sleep(0)
+    token: int = holder(f"coroutine:{name}")["token"]
+    return token
+
+
+@mongo_locked("generator:{name}")
+def generator(name: str) -> Iterator[int]:
+    yield len(holders(f"generator:{name}"))
+    yield len(holders(f"generator:{name}"))
+
+
+@mongo_locked("agenerator:{name}")
+async def agenerator(name: str) -> AsyncIterator[int]:
+    yield len(holders(f"agenerator:{name}"))
+    await asyncio.sleep(0)
+    yield len(holders(f"agenerator:{name}"))
+
+
+@mongo_locked
+def bare() -> int:
+    return len(holders(f"{__name__}.bare"))
+
+
+class Till:
+    """Methods of every kind."""
+
+    def __init__(self, number: str) -> None:
+        self.number = number
+
+    @mongo_locked("till:{self.number}")
+    def method(self) -> int:
+        return len(holders(f"till:{self.number}"))
+
+    @mongo_locked("till:{self.number}")
+    async def amethod(self) -> int:
+        return len(holders(f"till:{self.number}"))
+
+    @staticmethod
+    @mongo_locked("static:{name}")
+    def static(name: str) -> int:
+        return len(holders(f"static:{name}"))
+
+    @classmethod
+    @mongo_locked("{cls.__name__}:{name}")
+    def made(cls, name: str) -> int:
+        return len(holders(f"{cls.__name__}:{name}"))
+
+    @property
+    @mongo_locked("till:{self.number}")
+    def total(self) -> int:
+        return len(holders(f"till:{self.number}"))
+
+    def where(self) -> list[dict[str, Any]]:
+        return holders(f"{__name__}.Till.where")
+
+
+class TestCallables:
+    """The lock is held while the body runs, and free afterwards."""
+
+    def test_function(self, name: str) -> None:
+        """A plain function; each call is a grant of its own."""
+        first, _ = plain(name)
+        second, extra = plain(name=name, extra=5)
+        assert second > first
+        assert extra == 5
+        assert holders(f"plain:{name}") == []
+
+    async def test_coroutine_function(self, name: str) -> None:
+        """A coroutine function: held until the coroutine has ended, not until it is made."""
+        made = coroutine(name)
+        assert holders(f"coroutine:{name}") == []
+        assert await made
+        assert holders(f"coroutine:{name}") == []
+
+    def test_coroutine_function_from_a_thread(self, name: str) -> None:
+        """The same through async_to_sync."""
+        assert async_to_sync(coroutine)(name)
+
+    async def test_function_from_a_coroutine(self, name: str) -> None:
+        """A plain function through sync_to_async."""
+        assert await sync_to_async(plain)(name)
+
+    def test_generator(self, name: str) -> None:
+        """From the first item until it is exhausted."""
+        items = generator(name)
+        assert holders(f"generator:{name}") == []
+        assert list(items) == [1, 1]
+        assert holders(f"generator:{name}") == []
+
+    def test_generator_closed(self, name: str) -> None:
+        """A generator that is closed early gives the lock back."""
+        items = generator(name)
+        assert next(items) == 1
+        items.close()  # type: ignore[attr-defined]
+        assert holders(f"generator:{name}") == []
+
+    def test_generator_is_still_one(self, name: str) -> None:
+        """What is sent, thrown and returned goes through, and @contextmanager works on top of it."""
+
+        @mongo_locked("echo:{name}")
+        def echo(name: str) -> Any:
+            try:
+                sent = yield "first"
+            except KeyError as error:
+                sent = error
+            yield sent
+            return "returned"
+
+        items = echo(name)
+        next(items)
+        assert items.send("there") == "there"
+        with pytest.raises(StopIteration, match="returned"):
+            next(items)
+        with pytest.raises(RuntimeError, match="didn't stop after throw"), contextlib.contextmanager(echo)(name):
+            raise KeyError(name)
+        assert holders(f"echo:{name}") == []
+
+    async def test_async_generator(self, name: str) -> None:
+        """From the first item until it is exhausted."""
+        assert [item async for item in agenerator(name)] == [1, 1]
+        assert holders(f"agenerator:{name}") == []
+
+    async def test_async_generator_closed(self, name: str) -> None:
+        """An async generator that is closed early gives the lock back, and its own cleanup runs under the lock."""
+        cleaned: list[int] = []
+
+        @mongo_locked("closed:{name}")
+        async def items(name: str) -> AsyncIterator[int]:
+            try:
+                yield 1
+                yield 2
+            finally:
+                cleaned.append(len(holders(f"closed:{name}")))
+
+        made = items(name)
+        assert await anext(made) == 1
+        await made.aclose()  # type: ignore[attr-defined]
+        assert cleaned == [1]
+        assert holders(f"closed:{name}") == []
+
+    async def test_async_generator_is_still_one(self, name: str) -> None:
+        """What is sent and thrown goes through, and @asynccontextmanager works on top of it."""
+
+        @mongo_locked("aecho:{name}")
+        async def echo(name: str) -> Any:
+            try:
+                yield (yield "first")
+            except KeyError as error:
+                yield error
+
+        items = echo(name)
+        await anext(items)
+        assert await items.asend("there") == "there"
+        await items.aclose()
+        caught: list[BaseException] = []
+
+        @mongo_locked("acm:{name}")
+        async def manager(name: str) -> AsyncIterator[None]:
+            try:
+                yield
+            except KeyError as error:
+                caught.append(error)
+
+        async with contextlib.asynccontextmanager(manager)(name):
+            assert len(holders(f"acm:{name}")) == 1
+            refuse(name)
+        assert len(caught) == 1
+        assert holders(f"acm:{name}") == []
+
+    async def test_methods(self, name: str) -> None:
+        """Methods, async ones, static ones, class methods and properties, each below its decorator."""
+        till = Till(name)
+        assert till.method() == await till.amethod() == till.total == 1
+        assert Till.static(name) == till.static(name) == Till.made(name) == 1
+        assert holders(f"till:{name}") == holders(f"static:{name}") == holders(f"Till:{name}") == []
+
+    def test_bound_method_and_partial(self, name: str) -> None:
+        """Bound methods and partials can be decorated where they are used; their names make keys, too."""
+        locked = mongo_locked("bound:{extra}")(functools.partial(plain, name))
+        assert locked(extra=2)[1] == 2
+        where = mongo_locked(functools.partial(Till(name).where))()
+        assert len(where) == 1
+        assert where[0]["label"] == f"{__name__}.Till.where"
+
+    def test_callable_object(self, name: str) -> None:
+        """An object with __call__ is a callable like any other."""
+
+        class Job:
+            def __call__(self, name: str) -> int:
+                return len(holders(f"object:{name}"))
+
+        assert mongo_locked("object:{name}")(Job())(name) == 1
+        assert mongo_locked()(Job())(name) == 0
+
+    async def test_partial_of_a_coroutine_function(self, name: str) -> None:
+        """A partial of an async function is awaited under the lock."""
+        locked = mongo_locked("partial:{extra}")(functools.partial(acount, "partial"))
+        assert await locked(extra=name) == 1
+
+    def test_bare(self) -> None:
+        """Without a key: the dotted name of the function is the key."""
+        assert bare() == 1
+        assert mongo_locked()(bare.__wrapped__)() == 1  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize("function", [plain, coroutine, generator, agenerator, Till.method, Till.static])
+    def test_looks_like_itself(self, function: Any) -> None:
+        """Name, module, docstring, signature and kind stay those of the function."""
+        inner = function.__wrapped__
+        assert function.__name__ == inner.__name__
+        assert function.__qualname__ == inner.__qualname__
+        assert function.__module__ == __name__
+        assert function.__doc__ == inner.__doc__
+        assert inspect.signature(function) == inspect.signature(inner)
+        for kind in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
+            assert kind(function) == kind(inner)
+
+    def test_pickled(self) -> None:
+        """A decorated function of a module can be sent to another process."""
+        assert pickle.loads(pickle.dumps(plain)) is plain  # noqa: S301 - our own
+
+
+def refuse(name: str) -> None:
+    raise KeyError(name)
+
+
+async def acount(kind: str, extra: str) -> int:
+    return len(holders(f"{kind}:{extra}"))
+
+
+class TestConcurrency:
+    """Calls keep nothing of one another: each has a lock of its own."""
+
+    def test_threads(self, name: str) -> None:
+        """Calls in threads exclude one another and all get through."""
+        inside, most = 0, 0
+
+        @mongo_locked("threads:{name}", wait=30)
+        def work(name: str, number: int) -> int:
+            nonlocal inside, most
+            inside += 1
+            most = max(most, inside)
+            threading.Event().wait(0.002)
+            inside -= 1
+            return number
+
+        with ThreadPoolExecutor(6) as threads:
+            assert sorted(threads.map(lambda number: work(name, number), range(12))) == list(range(12))
+        assert most == 1
+
+    async def test_gather(self, name: str) -> None:
+        """Coroutines of one decorated function exclude one another and all get through."""
+        inside, most = 0, 0
+
+        @mongo_locked("gather:{name}", wait=30)
+        async def work(name: str, number: int) -> int:
+            nonlocal inside, most
+            inside += 1
+            most = max(most, inside)
+            await asyncio.sleep(0.002)
+            inside -= 1
+            return number
+
+        assert await asyncio.gather(*(work(name, number) for number in range(12))) == list(range(12))
+        assert most == 1
+
+    def test_different_keys_do_not_wait(self, name: str) -> None:
+        """Calls with different arguments run beside each other."""
+        barrier = threading.Barrier(3)
+
+        @mongo_locked("beside:{name}:{number}", wait=0)
+        def work(name: str, number: int) -> None:
+            barrier.wait(10)
+
+        with ThreadPoolExecutor(3) as threads:
+            for future in [threads.submit(work, name, number) for number in range(3)]:
+                future.result()
+
+    async def test_cancelled(self, name: str) -> None:
+        """A cancelled call leaves no lock."""
+        started = asyncio.Event()
+
+        @mongo_locked("cancelled:{name}")
+        async def work(name: str) -> None:
+            started.set()
+            await asyncio.sleep(30)
+
+        task = asyncio.create_task(work(name))
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with mongo_lock(f"cancelled:{name}", wait=5):
+            pass
+
+
+class TestKeys:
+    """Where the key comes from."""
+
+    def test_several(self, name: str) -> None:
+        """Several templates are one lock on all of them."""
+
+        @mongo_locked("one:{name}", "two:{name}")
+        def work(name: str) -> int:
+            return len(holders(f"one:{name}") + holders(f"two:{name}"))
+
+        assert work(name) == 2
+
+    def test_callable(self, name: str) -> None:
+        """``key=`` takes the arguments of the call and returns a key, or a model instance."""
+
+        @mongo_locked(key=lambda name, times=1: f"by:{name}:{times}")
+        def by_text(name: str, times: int = 1) -> int:
+            return len(holders(f"by:{name}:{times}"))
+
+        @mongo_locked(key=lambda order: order)
+        def by_instance(order: Order) -> int:
+            return len(holders(f"shop.order:{order.pk}"))
+
+        assert by_text(name) == by_text(name, times=2) == by_instance(Order(pk=int(name[:12], 16))) == 1
+
+    def test_defaults(self, name: str) -> None:
+        """A parameter's default is its value."""
+
+        @mongo_locked("default:{name}:{kind}")
+        def work(name: str, kind: str = "all") -> int:
+            return len(holders(f"default:{name}:all"))
+
+        assert work(name) == 1
+
+    def test_options(self, name: str) -> None:
+        """Options go to the lock; the function's name is the label if none is given."""
+
+        @mongo_locked("options:{name}", lease=44, owner="me", label="mine")
+        def work(name: str) -> dict[str, Any]:
+            return holder(f"options:{name}")
+
+        found = work(name)
+        assert (found["lease"], found["owner"], found["label"]) == (44_000, "me", "mine")
+        assert mongo_locked("label:{name}")(find)(name)["label"] == f"{__name__}.find"
+
+    def test_value_that_makes_no_key(self) -> None:
+        """A call whose arguments make no key does not run at all."""
+        with pytest.raises(TypeError, match="'name' is NoneType: a key of nothing"):
+            plain(None)  # type: ignore[arg-type]
+
+    def test_wrong_call(self) -> None:
+        """A wrong call is a TypeError, as without the lock."""
+        with pytest.raises(TypeError, match="missing a required argument: 'name'"):
+            plain()  # type: ignore[call-arg]
+
+
+def find(name: str) -> dict[str, Any]:
+    return holder(f"label:{name}")
+
+
+def busy_call(policy: Any, name: str, *, kind: str = "function") -> Any:
+    """What a decorated callable of that kind does while somebody else has its lock."""
+    ran: list[str] = []
+
+    def function(name: str) -> str:
+        ran.append(name)
+        return "ran"
+
+    async def afunction(name: str) -> str:
+        return function(name)
+
+    def items(name: str) -> Iterator[str]:
+        yield function(name)
+
+    async def aitems(name: str) -> AsyncIterator[str]:
+        yield function(name)
+
+    decorate: Callable[[Any], Any] = mongo_locked("busy:{name}", wait=0, on_contention=policy)
+    with held_elsewhere(f"busy:{name}", lease=20):
+        try:
+            match kind:
+                case "function":
+                    return decorate(function)(name)
+                case "coroutine":
+                    return asyncio.run(decorate(afunction)(name))
+                case "generator":
+                    return list(decorate(items)(name))
+                case _:
+                    return asyncio.run(collect(decorate(aitems)(name)))
+        finally:
+            assert ran == []
+
+
+async def collect(items: AsyncIterator[Any]) -> list[Any]:
+    return [item async for item in items]
+
+
+KINDS = ["function", "coroutine", "generator", "async generator"]
+
+
+class TestContention:
+    """What happens instead of the call when the lock is busy. The body never runs."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_raise(self, name: str, kind: str) -> None:
+        """By default: LockNotAcquired, with the facts."""
+        with pytest.raises(LockNotAcquired) as caught:
+            busy_call("raise", name, kind=kind)
+        assert caught.value.key == f"busy:{name}"
+        assert caught.value.retry_after > 10
+
+    @pytest.mark.parametrize("kind", ["function", "coroutine"])
+    def test_skip(self, name: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+        """SKIPPED, which is false, and a line in the log: nobody should have to guess that work was not done."""
+        with caplog.at_level(logging.INFO, "django_mongolock"):
+            result = busy_call("skip", name, kind=kind)
+        assert result is SKIPPED
+        assert not result
+        assert f"skipped, the lock is busy key=busy:{name}" in caplog.text
+
+    @pytest.mark.parametrize("kind", ["generator", "async generator"])
+    def test_skip_generator(self, name: str, kind: str) -> None:
+        """A skipped generator yields nothing."""
+        assert busy_call("skip", name, kind=kind) == []
+
+    def test_callable(self, name: str) -> None:
+        """A callable gets the error and the arguments; what it returns is returned."""
+        error, arguments = busy_call(lambda error, *args, **kwargs: (error, (args, kwargs)), name)
+        assert isinstance(error, LockNotAcquired)
+        assert arguments == ((name,), {})
+
+    def test_async_callable(self, name: str) -> None:
+        """For an async function it may be async."""
+
+        async def later(error: LockNotAcquired, name: str) -> str:
+            await asyncio.sleep(0)
+            return f"later {name}"
+
+        assert busy_call(later, name, kind="coroutine") == f"later {name}"
+
+    def test_async_callable_for_a_function(self) -> None:
+        """For a plain function it may not: nobody would await it."""
+
+        async def later(error: LockNotAcquired) -> None: ...
+
+        with pytest.raises(TypeError, match=r"on_contention is async, and .*\.plain is not"):
+            mongo_locked("key", on_contention=later)(plain)
+
+    def test_callable_that_raises(self, name: str) -> None:
+        """It may raise an error of its own."""
+
+        def refuse(error: LockNotAcquired, name: str) -> None:
+            raise PermissionError(name)
+
+        with pytest.raises(PermissionError):
+            busy_call(refuse, name)
+
+    def test_retry_outside_a_task(self, name: str) -> None:
+        """Where there is no task to come back later, the error is raised."""
+        with pytest.raises(LockNotAcquired):
+            busy_call("retry", name)
+
+    def test_respond_without_request(self) -> None:
+        """A function that is called without a request cannot respond: told at every call, not first at night."""
+
+        @mongo_locked("key", on_contention="respond")
+        def work() -> None: ...
+
+        with pytest.raises(TypeError, match=r"is for views: .*work was called without a request"):
+            work()
+
+    @pytest.mark.parametrize("policy", ["respond", "retry", lambda error: None])
+    @pytest.mark.parametrize("function", [generator, agenerator])
+    def test_generators_only_raise_and_skip(self, policy: Any, function: Any) -> None:
+        """A generator has nothing to return instead: refused when it is decorated."""
+        with pytest.raises(TypeError, match='on_contention is "raise" or "skip"'):
+            mongo_locked("key", on_contention=policy)(function)
+
+    @pytest.mark.parametrize("policy", ["wait", "", None, 5])
+    def test_unknown_policy(self, policy: Any) -> None:
+        """A policy that does not exist is refused with those that do."""
+        with pytest.raises(ValueError, match="on_contention is one of 'raise', 'skip', 'respond', 'retry'"):
+            mongo_locked("key", on_contention=policy)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("error", [LockNotAcquired("other"), LockBackendError("away")])
+    def test_errors_of_the_body(self, name: str, error: Exception, kind: str) -> None:
+        """Lock errors that the body raises are its own: they are not taken for contention of its lock."""
+
+        def function(name: str) -> Any:
+            raise error
+
+        async def afunction(name: str) -> Any:
+            raise error
+
+        def items(name: str) -> Iterator[None]:
+            yield
+            raise error
+
+        async def aitems(name: str) -> AsyncIterator[None]:
+            yield
+            raise error
+
+        decorate: Callable[[Any], Any] = mongo_locked("own:{name}", on_contention="skip")
+        calls: dict[str, Callable[[], Any]] = {
+            "function": lambda: decorate(function)(name),
+            "coroutine": lambda: asyncio.run(decorate(afunction)(name)),
+            "generator": lambda: list(decorate(items)(name)),
+            "async generator": lambda: asyncio.run(collect(decorate(aitems)(name))),
+        }
+        with pytest.raises(type(error)) as caught:
+            calls[kind]()
+        assert caught.value is error
+        assert holders(f"own:{name}") == []
+
+    @pytest.mark.parametrize("policy", ["skip", "retry", lambda error, name: None])
+    def test_reentry(self, name: str, policy: Any) -> None:
+        """A lock that this very thread holds is a mistake in the code, whatever is to be done on contention."""
+
+        @mongo_locked("again:{name}", on_contention=policy)
+        def work(name: str) -> None: ...
+
+        with mongo_lock(f"again:{name}"), pytest.raises(LockReentryError):
+            work(name)
+
+    def test_recursion(self, name: str) -> None:
+        """With ``reentrant=True`` a function may call itself."""
+
+        @mongo_locked("again:{name}", reentrant=True)
+        def work(name: str, depth: int) -> int:
+            return depth if depth == 3 else work(name, depth + 1)
+
+        assert work(name, 0) == 3
+
+
+class TestSkipped:
+    """The value that a skipped call returns."""
+
+    def test_stays_itself(self) -> None:
+        """There is one, also after copying and pickling (results travel between processes)."""
+        assert pickle.loads(pickle.dumps(SKIPPED)) is SKIPPED  # noqa: S301 - our own
+        assert copy.deepcopy(SKIPPED) is SKIPPED
+        assert repr(SKIPPED) == "SKIPPED"
+
+    def test_json(self) -> None:
+        """Celery's JSON can store it as a result; it stays false."""
+        from kombu.utils.json import dumps, loads
+
+        assert loads(dumps({"result": SKIPPED})) == {"result": False}
+
+
+class TestRefused:
+    """What cannot work is refused when it is decorated, and the message says what to do."""
+
+    def test_above_the_task(self) -> None:
+        """Above the decorator that makes a Celery task it would lock nothing in the worker."""
+        app = Celery(set_as_current=False)
+
+        def work() -> None: ...
+
+        for decorate in (mongo_locked, mongo_locked("key")):
+            with pytest.raises(TypeError, match="put @mongo_locked below the decorator that makes the Celery task"):
+                decorate(app.task(work))
+
+    @pytest.mark.parametrize("kind", [classmethod, staticmethod, property])
+    def test_above_the_method(self, kind: Any) -> None:
+        """Above @classmethod, @staticmethod and @property there is no function to lock yet."""
+        for decorate in (mongo_locked, mongo_locked("key")):
+            with pytest.raises(TypeError, match=rf"goes on a function, not on a {kind.__name__}: put it below"):
+                decorate(kind(plain))
+
+    def test_class(self) -> None:
+        """A class that is no view has no call to lock."""
+        with pytest.raises(TypeError, match="functions, methods and view classes, not on Till"):
+            mongo_locked("key")(Till)
+
+    def test_lambda_as_key(self) -> None:
+        """A function that makes the key goes to ``key=``; given first it would be decorated itself."""
+        with pytest.raises(TypeError, match="is it meant as key="):
+            mongo_locked(lambda name: f"x:{name}")
+
+    def test_template_as_key(self) -> None:
+        """A template goes first, without ``key=``; and a key function must not be async."""
+        with pytest.raises(TypeError, match="a template goes without key="):
+            mongo_locked(key="order:{order_id}")  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match="not async"):
+            mongo_locked(key=acount)
+
+    def test_both(self) -> None:
+        """Templates or a function, not both."""
+        with pytest.raises(TypeError, match="either templates or key="):
+            mongo_locked("key", key=lambda: "key")
+
+    @pytest.mark.parametrize(
+        ("arguments", "options", "error", "problem"),
+        [
+            ((5,), {}, TypeError, "must be a str, not int"),
+            (("",), {}, ValueError, "must not be empty"),
+            (("{}",), {}, ValueError, "name a parameter"),
+            (("{name}{name}",), {}, ValueError, "put one of"),
+            (("x:{nam}",), {}, TypeError, "has no parameter nam; it has name, extra"),
+            (("key",), {"timeout": 5}, TypeError, "could mean two things"),
+            (("key",), {"colour": 5}, TypeError, "unexpected keyword argument 'colour'"),
+            (("key",), {"lease": 0}, ValueError, "lease"),
+            (("key",), {"wait": -1}, ValueError, "wait"),
+            (("key",), {"min_hold": "1"}, TypeError, "min_hold"),
+            (("key",), {"mode": "semaphore"}, ValueError, "mode"),
+            (("key",), {"owner": 5}, TypeError, "owner"),
+        ],
+    )
+    def test_arguments(self, arguments: Any, options: Any, error: type[Exception], problem: str) -> None:
+        """Wrong arguments are told at import, not at the first call."""
+        with pytest.raises(error, match=problem):
+            mongo_locked(*arguments, **options)(plain)
+
+    def test_unfinished_result(self, name: str) -> None:
+        """A function that returns work still to be done would do it without the lock: an error, not a silence."""
+
+        async def later() -> None: ...
+
+        @contextlib.contextmanager
+        def manager() -> Iterator[None]:
+            yield
+
+        @contextlib.asynccontextmanager
+        async def amanager() -> AsyncIterator[None]:
+            yield
+
+        made: list[tuple[Any, str]] = [
+            (later, "coroutine"),
+            (lambda: (number for number in range(3)), "generator"),
+            (collect_none, "async_generator"),
+            (manager, "_GeneratorContextManager"),
+            (amanager, "_AsyncGeneratorContextManager"),
+        ]
+        for make, kind in made:
+            locked = mongo_locked(f"unfinished:{name}")(returning(make))
+            with pytest.raises(TypeError, match=f"returned a {kind}, which would run without the lock"):
+                locked()
+        assert holders(f"unfinished:{name}") == []
+
+
+def returning(make: Callable[[], Any]) -> Callable[[], Any]:
+    """A plain function that returns what *make* does."""
+
+    def call() -> Any:
+        return make()
+
+    return call
+
+
+async def collect_none() -> AsyncIterator[None]:
+    return
+    yield

@@ -1,0 +1,289 @@
+"""Keys: from model instances and from templates. Different calls never meet; what makes no key is refused."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import unicodedata
+import uuid
+from collections.abc import Callable
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from django.contrib.auth.models import User
+from django.db import models
+from django.utils.functional import SimpleLazyObject
+from django.utils.translation import gettext_lazy
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from django_mongolock.engine.document import check_key
+from django_mongolock.keys import SEPARATORS, KeyTemplate, call_arguments, escape, model_key
+from testproject.shop.models import Ad, Order, Seller
+
+#: Characters that could blur the borders of a value: separators, the escape, marks that compose, what NFC makes
+#: of some (U+037E becomes a semicolon, U+2126 an omega), braces.
+TRICKY = st.text(st.sampled_from([*SEPARATORS, "%", "3", "A", "{", "}", "e", "\u0301", "\u0338", "\u037e", "\u2126"]))
+VALUES = st.one_of(TRICKY, st.text(st.characters(exclude_categories=["Cs", "Cc"])), st.integers(), st.uuids())
+TEMPLATES = ["{a}:{b}", "{a};{b}", "{a}={b}={c}", "x{a}/{b}y", "{a}:{{{b}", "{a}#fixed,{b}|{c}", "{b}{{:{a}"]
+
+
+def fill(template: str, **values: Any) -> str:
+    return check_key(KeyTemplate(template).fill(values))
+
+
+def meaning(values: tuple[Any, ...]) -> list[str]:
+    """What values say: 5 and "5" are the same order, and so are the two ways to write é."""
+    return [unicodedata.normalize("NFC", str(value)) for value in values]
+
+
+class TestTemplates:
+    """Keys from the arguments of a call."""
+
+    @pytest.mark.parametrize("template", TEMPLATES)
+    @example(left=("x\u037ey", "z", ""), right=("x", "y\u037ez", ""))
+    @example(left=("p", "\u0338q\u2260r", "s"), right=("p\u2260q", "\u0338r", "s"))
+    @example(left=("a:b", "c", ""), right=("a", "b:c", ""))
+    @example(left=("a%3Ab", "", ""), right=("a:b", "", ""))
+    @given(left=st.tuples(VALUES, VALUES, VALUES), right=st.tuples(VALUES, VALUES, VALUES))
+    def test_different_arguments_make_different_keys(
+        self, template: str, left: tuple[Any, ...], right: tuple[Any, ...]
+    ) -> None:
+        """No two calls with different arguments share a key, whatever characters the arguments have."""
+        used = len(KeyTemplate(template).names)
+        assume(meaning(left[:used]) != meaning(right[:used]))
+        keys = [KeyTemplate(template).fill(dict(zip("abc", values, strict=True))) for values in (left, right)]
+        assert unicodedata.normalize("NFC", keys[0]) != unicodedata.normalize("NFC", keys[1])
+
+    @given(VALUES)
+    def test_same_text_makes_same_key(self, value: Any) -> None:
+        """An id is the same key as a number, as the text of a URL, and in the other composition."""
+        other = unicodedata.normalize("NFD", str(value))
+        assert KeyTemplate("x:{a}").fill({"a": value}) == KeyTemplate("x:{a}").fill({"a": other})
+
+    def test_prefix_of_one_is_no_prefix_of_another(self) -> None:
+        """An empty value keeps its place."""
+        assert len({fill("{a}:{b}", a=a, b=b) for a, b in [("", ":"), (":", ""), ("", ""), (":", ":")]}) == 4
+
+    def test_fields_reach_into_arguments(self) -> None:
+        """Attributes, items, formats and conversions work as in str.format."""
+        order = Order(pk=7, item="book")
+        values: dict[str, Any] = {"order": order, "rows": [{"n": 3}], "day": date(2030, 1, 2), "n": 5, "width": 4}
+        assert fill("a:{order.pk}:{order.item}", **values) == "a:7:book"
+        assert fill("a:{rows[0][n]}", **values) == "a:3"
+        assert fill("a:{day:%Y-%m}:{n:03d}:{n!r}", **values) == "a:2030-01:005:5"
+        assert fill("a:{n:0{width}d}", **values) == "a:0005"
+
+    def test_format_cannot_smuggle_a_separator(self) -> None:
+        """What a format makes is escaped as well."""
+        assert fill("at:{t:%H:%M}", t=datetime(2030, 1, 1, 12, 30)) == "at:12%3A30"  # noqa: DTZ001 - only its text
+
+    @pytest.mark.parametrize(
+        ("template", "problem"),
+        [
+            ("{}", "name a parameter"),
+            ("{0}", "name a parameter"),
+            ("a:{ x}", "name a parameter"),
+            ("{a:{0}}", "name a parameter"),
+            ("{a}{b}", "put one of"),
+            ("{a}-{b}", "put one of"),
+            ("{a}{{{b}", "put one of"),
+            ("order:{", "Single '{'"),
+            ("order:}", "Single '}'"),
+            ("{a", "expected '}'"),
+        ],
+    )
+    def test_bad_template(self, template: str, problem: str) -> None:
+        """A template that cannot work is refused when it is made, by name."""
+        with pytest.raises(ValueError, match="key template .*" + problem):
+            KeyTemplate(template)
+
+    @pytest.mark.parametrize("template", ["{a}{{:{b}", "{a}:{{{b}"])
+    def test_braces_between_fields(self, template: str) -> None:
+        """Doubled braces are text, also beside a separator."""
+        assert fill(template, a=1, b=2) == template.format(a=1, b=2)
+
+    def test_unknown_parameter(self) -> None:
+        """A field that is no parameter of the function is told at once, with those that there are."""
+
+        def pay(request: object, order_id: int) -> None: ...
+
+        with pytest.raises(TypeError, match=r"pay has no parameter order; it has request, order_id"):
+            KeyTemplate("order:{order.pk}").check(inspect.signature(pay), "pay")
+        with pytest.raises(TypeError, match="no parameter width"):
+            KeyTemplate("order:{order_id:{width}}").check(inspect.signature(pay), "pay")
+        KeyTemplate("order:{order_id}").check(inspect.signature(pay), "pay")
+
+    @pytest.mark.parametrize(
+        ("template", "values", "problem"),
+        [
+            ("x:{a.nothing}", {"a": 1}, "no 'a.nothing' in this call"),
+            ("x:{a[5]}", {"a": [1]}, r"no 'a\[5\]' in this call"),
+            ("x:{a[b]}", {"a": 1}, r"no 'a\[b\]' in this call"),
+            ("x:{a}", {}, "no 'a' in this call"),
+        ],
+    )
+    def test_missing_value(self, template: str, values: dict[str, Any], problem: str) -> None:
+        """A call without the named value is an error that says the field, not a key without it."""
+        with pytest.raises(ValueError, match="key template .*" + problem):
+            fill(template, **values)
+
+    @pytest.mark.parametrize(
+        ("value", "problem"),
+        [
+            (None, "a key of nothing would be shared by many"),
+            (Order(pk=5), "use {a.pk}"),
+            (SimpleLazyObject(lambda: User(pk=5)), "use {a.pk}"),
+            (b"5", "type bytes"),
+            ((1, 2), "type tuple"),
+            ([1], "type list"),
+            ({"$gt": ""}, "type dict"),
+            ({1}, "type set"),
+            (object(), "no text of its own"),
+            (fill, "no text of its own"),
+            ((number for number in range(3)), "no text of its own"),
+        ],
+    )
+    def test_value_without_a_key(self, value: object, problem: str) -> None:
+        """What has no text that two processes agree on is refused, and the message names the template."""
+        with pytest.raises(TypeError, match="key template 'x:{a}'.*" + problem):
+            fill("x:{a}", a=value)
+
+    def test_text_that_looks_like_an_address(self) -> None:
+        """Only objects are refused for showing their address; a text may look like one."""
+        assert fill("x:{a}", a="<it at 0x7f>") == "x:<it at 0x7f>"
+
+    @pytest.mark.parametrize("value", ["a\x00b", "a\nb", "\ud800"])
+    def test_control_characters(self, value: str) -> None:
+        """F54: a value that no key may have is refused before anything is sent."""
+        with pytest.raises(ValueError, match="control characters or lone surrogates"):
+            fill("x:{a}", a=value)
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class TestEscape:
+    """The text of one value."""
+
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            (5, "5"),
+            (True, "True"),
+            (1.5, "1.5"),
+            (Decimal("1.50"), "1.50"),
+            (uuid.UUID(int=5), "00000000-0000-0000-0000-000000000005"),
+            (ObjectId("65f0c0ffee65f0c0ffee65f0"), "65f0c0ffee65f0c0ffee65f0"),
+            (Order.State.PAID, "paid"),
+            (Color.RED, "Color.RED"),
+            (gettext_lazy("lock"), "lock"),
+            ("$5 off {$gt: 1}.x", "$5 off {$gt%3A 1}.x"),
+            ("100%", "100%25"),
+            ("", ""),
+        ],
+    )
+    def test_text(self, value: object, text: str) -> None:
+        """F54: values are literal; only the separators and the escape itself are written otherwise."""
+        assert escape(value) == text
+
+    @pytest.mark.parametrize("separator", SEPARATORS + "%")
+    def test_separators(self, separator: str) -> None:
+        """None of them is left in a value, at its start or within."""
+        assert separator not in escape(separator + "x" + separator).replace("%", "", 1 if separator == "%" else 0)[:1]
+        assert escape(separator + "x" + separator) == f"%{ord(separator):02X}x%{ord(separator):02X}"
+
+
+class TestModelKey:
+    """Keys of model instances."""
+
+    @pytest.mark.parametrize(
+        ("instance", "key"),
+        [
+            (Order(pk=5), "shop.order:5"),
+            (Seller(pk="a:b"), "shop.seller:a%3Ab"),
+            (Ad(pk=ObjectId("65f0c0ffee65f0c0ffee65f0")), "shop.ad:65f0c0ffee65f0c0ffee65f0"),
+            (SimpleLazyObject(lambda: User(pk=3)), "auth.user:3"),
+        ],
+        ids=["int", "str", "ObjectId", "lazy"],
+    )
+    def test_key(self, instance: models.Model, key: str) -> None:
+        """The concrete model's label and the primary key, of any type, escaped."""
+        assert model_key(instance) == key
+
+    def test_other_primary_keys(self) -> None:
+        """UUIDs and composite keys too; a part of a composite key cannot pass for two."""
+
+        class Parcel(models.Model):  # noqa: DJ008 - never shown
+            id = models.UUIDField(primary_key=True, default=uuid.uuid4)
+
+            class Meta:
+                app_label = "tests"
+
+        class Line(models.Model):  # noqa: DJ008 - never shown
+            pk = models.CompositePrimaryKey("order", "number")
+            order = models.CharField(max_length=9)
+            number = models.CharField(max_length=9, null=True)
+
+            class Meta:
+                app_label = "tests"
+
+        assert model_key(Parcel(pk=uuid.UUID(int=5))) == f"tests.parcel:{uuid.UUID(int=5)}"
+        assert model_key(Line(order="a", number="b,c")) == "tests.line:a,b%2Cc"
+        assert model_key(Line(order="a,b", number="c")) == "tests.line:a%2Cb,c"
+        with pytest.raises(ValueError, match="Line has no primary key yet"):
+            model_key(Line(order="a"))
+
+    def test_proxy_is_its_model(self) -> None:
+        """A row is the same lock through a proxy model, and another through another model."""
+
+        class Invoice(Order):
+            class Meta:
+                app_label = "tests"
+                proxy = True
+
+        assert model_key(Invoice(pk=5)) == model_key(Order(pk=5))
+        assert model_key(User(pk=5)) != model_key(Order(pk=5))
+
+    def test_deferred_costs_no_query(self) -> None:
+        """The key needs nothing but the primary key (no database may be used in this test)."""
+        assert model_key(Order.from_db("default", ["id"], [9])) == "shop.order:9"
+
+    @pytest.mark.parametrize("make", [Order, Ad, Seller])
+    def test_unsaved(self, make: Callable[[], models.Model]) -> None:
+        """An instance that has no key yet is refused with the cure."""
+        instance = make()
+        instance.pk = None
+        with pytest.raises(ValueError, match="has no primary key yet: save it before you lock it"):
+            model_key(instance)
+
+
+class TestCallArguments:
+    """The arguments of a call by name."""
+
+    def test_every_kind(self) -> None:
+        """Positional, keyword, defaults, *args and **kwargs all have their names."""
+
+        def call(a: Any, /, b: Any, *rest: Any, c: Any = 3, **more: Any) -> None: ...
+
+        found = call_arguments(inspect.signature(call), (1, 2, 8, 9), {"d": 4})
+        assert found == {"a": 1, "b": 2, "rest": (8, 9), "c": 3, "d": 4}
+
+    def test_parameter_wins(self) -> None:
+        """A keyword of the name of a positional-only parameter does not change the key."""
+
+        def call(a: Any, /, **more: Any) -> None: ...
+
+        assert call_arguments(inspect.signature(call), (1,), {"a": 2}) == {"a": 1}
+
+    def test_wrong_call(self) -> None:
+        """A call that does not fit the function is a TypeError, as without the lock."""
+
+        def call(a: Any) -> None: ...
+
+        with pytest.raises(TypeError, match="missing a required argument: 'a'"):
+            call_arguments(inspect.signature(call), (), {})

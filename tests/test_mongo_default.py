@@ -1,0 +1,79 @@
+"""A project whose only database is MongoDB: `testproject.settings_mongo`, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+
+SCRIPT = """
+import django
+django.setup()
+
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.db import connection
+from django.test import Client
+from django_mongolock import mongo_lock
+from django_mongolock.models import Lock
+from testproject.shop.models import Order
+
+call_command("check", "--fail-level", "WARNING")
+call_command("migrate", verbosity=0)
+call_command("check", "--fail-level", "WARNING", databases=["default"])
+assert not call_command("makemigrations", "--check", "--dry-run", verbosity=0)
+
+indexes = connection.database["mongolock_locks"].index_information()
+assert indexes["mongolock_purge_at"]["expireAfterSeconds"] == 0, indexes
+assert "mongolock_expires_at" in indexes, indexes
+
+user = User.objects.create_superuser("root", password="x")
+order = Order.objects.create(buyer=user, item="book", price=5)
+client = Client()
+client.force_login(user)
+with mongo_lock(order, label="in the test") as lock:
+    assert lock.key == f"shop.order:{order.pk}", lock.key
+    assert [found.key for found in Lock.objects.held()] == [lock.key]
+    page = client.get("/admin/django_mongolock/lock/", headers={"host": "localhost"})
+    assert page.status_code == 200, page
+    assert lock.key in page.content.decode()
+assert not Lock.objects.held().exists()
+print("all is well")
+"""
+
+
+def test_mongo_default(mongo: MongoClient[dict[str, Any]], mongo_uri: str) -> None:
+    """It can be migrated and checked, it locks its own instances, and its admin shows who holds them."""
+    name = f"mongolock_default_{uuid.uuid4().hex[:8]}"
+    environment = {
+        **os.environ,
+        "MONGODB_URI": mongo_uri,
+        "MONGODB_NAME": name,
+        "DJANGO_SETTINGS_MODULE": "testproject.settings_mongo",
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=100, check=False
+        )
+    finally:
+        mongo.drop_database(name)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("all is well\n")
+
+
+@pytest.mark.django_db(databases=["default", "mongo"])
+def test_sql_default() -> None:
+    """The other kind of project, by the way: locks in MongoDB, instances in SQL."""
+    from django_mongolock import mongo_lock
+    from django_mongolock.models import Lock
+    from tests.looking import new_key
+
+    key = new_key()
+    with mongo_lock(key):
+        assert Lock.objects.held().filter(key=key).exists()
+    assert not Lock.objects.held().filter(key=key).exists()

@@ -1,0 +1,528 @@
+"""`mongo_locked` on views: functions and classes, sync and async; contention as HTTP; ATOMIC_REQUESTS."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import sqlite3
+import uuid
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from django.contrib.auth.decorators import login_not_required
+from django.core.handlers.asgi import ASGIRequest
+from django.db import connections, transaction
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import AsyncClient, Client, RequestFactory
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.csrf import csrf_exempt
+from pytest_django import DjangoDbBlocker, Settings
+
+from django_mongolock import LockBackendError, LockNotAcquired, LockReentryError, mongo_lock, mongo_locked
+from django_mongolock.contention import find_request, response
+from django_mongolock.signals import lock_released
+from tests.looking import held_elsewhere, holders
+
+pytestmark = pytest.mark.urls(__name__)
+
+
+def held(name: str) -> JsonResponse:
+    """What the views answer: who holds the lock while they run."""
+    found = holders(f"view:{name}")
+    return JsonResponse({"holders": len(found), "place": found[0]["place"] if found else None})
+
+
+@mongo_locked("view:{name}", wait=0, on_contention="respond")
+def function(request: HttpRequest, name: str) -> HttpResponse:
+    return held(name)
+
+
+@mongo_locked("view:{name}", wait=0, on_contention="respond")
+async def afunction(request: HttpRequest, name: str) -> HttpResponse:
+    await asyncio.sleep(0)
+    return held(name)
+
+
+@csrf_exempt
+@login_not_required
+@mongo_locked("view:{name}", wait=0, on_contention="respond")
+def between(request: HttpRequest, name: str) -> HttpResponse:
+    return held(name)
+
+
+@mongo_locked("view:{name}", wait=0, on_contention="respond")
+class OnClass(View):
+    def get(self, request: HttpRequest, name: str) -> HttpResponse:
+        return held(name)
+
+
+@mongo_locked("view:{name}", wait=0, on_contention="respond")
+class OnAsyncClass(View):
+    async def get(self, request: HttpRequest, name: str) -> HttpResponse:
+        await asyncio.sleep(0)
+        return held(name)
+
+
+@method_decorator(mongo_locked("view:{name}", wait=0, on_contention="respond"), name="dispatch")
+class ByMethodDecorator(View):
+    def get(self, request: HttpRequest, name: str) -> HttpResponse:
+        return held(name)
+
+
+class OnMethod(View):
+    @mongo_locked("view:{name}", wait=0, on_contention="respond")
+    def get(self, request: HttpRequest, name: str) -> HttpResponse:
+        return held(name)
+
+
+class OnAsyncMethod(View):
+    @mongo_locked("view:{self.kwargs[name]}", wait=0, on_contention="respond")
+    async def get(self, request: HttpRequest, name: str) -> HttpResponse:
+        return await self.answer()
+
+    async def answer(self) -> HttpResponse:
+        return held(self.kwargs["name"])
+
+
+class OnHelper(View):
+    """Locks a method that is not given the request, which the view has."""
+
+    def get(self, request: HttpRequest, name: str) -> HttpResponse:
+        return self.answer(name)
+
+    @mongo_locked("view:{name}", wait=0, on_contention="respond")
+    def answer(self, name: str) -> HttpResponse:
+        return held(name)
+
+
+class Plain(View):
+    async def get(self, request: HttpRequest, name: str) -> HttpResponse:
+        return held(name)
+
+
+@mongo_locked
+class First(View):
+    def get(self, request: HttpRequest, name: str) -> HttpResponse:
+        return HttpResponse(",".join(lock for lock in CLASS_KEYS if holders(lock)))
+
+
+@mongo_locked
+class Second(View):
+    async def get(self, request: HttpRequest, name: str) -> HttpResponse:
+        return HttpResponse(",".join(lock for lock in CLASS_KEYS if holders(lock)))
+
+
+CLASS_KEYS = [f"{__name__}.First.dispatch", f"{__name__}.Second.dispatch", "django.views.generic.base.View.dispatch"]
+
+VIEWS: dict[str, Any] = {
+    "function": function,
+    "afunction": afunction,
+    "between": between,
+    "class": OnClass.as_view(),
+    "aclass": OnAsyncClass.as_view(),
+    "method_decorator": ByMethodDecorator.as_view(),
+    "method": OnMethod.as_view(),
+    "amethod": OnAsyncMethod.as_view(),
+    "helper": OnHelper.as_view(),
+    "as_view": mongo_locked("view:{name}", wait=0, on_contention="respond")(Plain.as_view()),
+    "partial": mongo_locked("view:{name}", wait=0, on_contention="respond")(
+        functools.partial(lambda r, name: held(name))
+    ),
+}
+
+
+# For the tests of transactions: views that write one row. They are given their locks in `_transactional`.
+
+
+def write(request: HttpRequest, name: str) -> HttpResponse:
+    with connections["file"].cursor() as cursor:
+        cursor.execute("INSERT INTO rows VALUES (%s)", [name])
+    if "savepoint" in request.GET:
+        with transaction.atomic(using="file"), connections["file"].cursor() as cursor:
+            cursor.execute("INSERT INTO rows VALUES ('inner')")
+            transaction.set_rollback(True, using="file")
+    if "fail" in request.GET:
+        raise ZeroDivisionError
+    return HttpResponse("written")
+
+
+class Write(View):
+    def get(self, request: HttpRequest, name: str) -> HttpResponse:
+        return write(request, name)
+
+
+def naive(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """What one writes first: it releases before Django commits."""
+
+    @functools.wraps(view)
+    def wrapper(request: HttpRequest, name: str) -> HttpResponse:
+        with mongo_lock(f"row:{name}"):
+            return view(request, name)
+
+    return wrapper
+
+
+lock_row = mongo_locked("row:{name}")
+
+
+class MethodWrite(View):
+    @lock_row
+    def get(self, request: HttpRequest, name: str) -> HttpResponse:
+        return write(request, name)
+
+
+def with_helper(request: HttpRequest, name: str) -> HttpResponse:
+    """An unlocked view that calls something locked."""
+    return lock_row(write)(request, name)
+
+
+def another_write() -> Callable[[HttpRequest, str], HttpResponse]:
+    """A view of its own: Django marks the function itself."""
+
+    def view(request: HttpRequest, name: str) -> HttpResponse:
+        return write(request, name)
+
+    return view
+
+
+def subclass(base: type[View]) -> Any:
+    """A view class of its own: the lock changes the class itself."""
+
+    class Subclass(base):  # type: ignore[valid-type,misc]
+        pass
+
+    return Subclass
+
+
+class AsyncWrite(View):
+    async def get(self, request: HttpRequest, name: str) -> HttpResponse:
+        return HttpResponse()
+
+
+TRANSACTIONAL: dict[str, Any] = {
+    "naive": naive(write),
+    "function": mongo_locked("row:{name}")(write),
+    "csrf_exempt": csrf_exempt(mongo_locked("row:{name}")(write)),
+    "two": mongo_locked("outer:{name}")(mongo_locked("row:{name}")(write)),
+    "class": mongo_locked("row:{name}")(subclass(Write)).as_view(),
+    "method_decorator": method_decorator(mongo_locked("row:{name}"), name="dispatch")(subclass(Write)).as_view(),
+    "method": MethodWrite.as_view(),
+    "helper": with_helper,
+    "none_below": mongo_locked("row:{name}")(transaction.non_atomic_requests(using="file")(another_write())),
+    "none_above": transaction.non_atomic_requests(using="file")(mongo_locked("row:{name}")(another_write())),
+    "none_class": method_decorator(transaction.non_atomic_requests(using="file"), name="dispatch")(
+        mongo_locked("row:{name}")(subclass(Write))
+    ).as_view(),
+    "none_method": method_decorator(transaction.non_atomic_requests(using="file"), name="dispatch")(
+        subclass(MethodWrite)
+    ).as_view(),
+    "async": mongo_locked("row:{name}")(AsyncWrite.as_view()),
+    "async_class": mongo_locked("row:{name}")(subclass(AsyncWrite)).as_view(),
+    "async_none": transaction.non_atomic_requests(using="file")(mongo_locked("row:{name}")(AsyncWrite.as_view())),
+}
+
+urlpatterns = [
+    *(path(f"{kind}/<name>/", view, name=kind) for kind, view in VIEWS.items()),
+    path("first/<name>/", First.as_view()),
+    path("second/<name>/", Second.as_view()),
+    *(path(f"write-{kind}/<name>/", view) for kind, view in TRANSACTIONAL.items()),
+]
+
+
+@pytest.fixture
+def name() -> str:
+    """A row that no other test uses."""
+    return uuid.uuid4().hex
+
+
+class TestViews:
+    """The lock is held while the view runs, and free when the response is there."""
+
+    @pytest.mark.parametrize("kind", VIEWS)
+    def test_wsgi(self, kind: str, name: str) -> None:
+        """Every kind of view, under the sync handler."""
+        answer = Client().get(f"/{kind}/{name}/").json()
+        assert answer == {"holders": 1, "place": f"view {kind}"}
+        assert holders(f"view:{name}") == []
+
+    @pytest.mark.parametrize("kind", VIEWS)
+    async def test_asgi(self, kind: str, name: str) -> None:
+        """Every kind of view, under the async handler."""
+        answer = await AsyncClient().get(f"/{kind}/{name}/")
+        assert answer.json() == {"holders": 1, "place": f"view {kind}"}
+        assert holders(f"view:{name}") == []
+
+    @pytest.mark.parametrize("kind", VIEWS)
+    def test_busy(self, kind: str, name: str) -> None:
+        """423 for every kind, while somebody else has the lock."""
+        with held_elsewhere(f"view:{name}", lease=20):
+            answer = Client().get(f"/{kind}/{name}/")
+        assert answer.status_code == 423
+        assert 10 < int(answer["Retry-After"]) <= 22
+
+    @pytest.mark.parametrize("kind", ["afunction", "aclass", "amethod", "as_view", "function"])
+    async def test_busy_asgi(self, kind: str, name: str) -> None:
+        """The same under the async handler."""
+        with held_elsewhere(f"view:{name}"):
+            answer = await AsyncClient().get(f"/{kind}/{name}/")
+        assert answer.status_code == 423
+
+    def test_classes_have_keys_of_their_own(self, name: str) -> None:
+        """Without a key, each view class is its own lock, though all inherit one dispatch()."""
+        assert Client().get(f"/first/{name}/").content.decode() == CLASS_KEYS[0]
+        assert Client().get(f"/second/{name}/").content.decode() == CLASS_KEYS[1]
+
+    def test_other_methods(self, name: str) -> None:
+        """A decorated class answers OPTIONS and refuses what it does not know, as before."""
+        assert Client().options(f"/class/{name}/")["Allow"] == "GET, HEAD, OPTIONS"
+        assert Client().post(f"/aclass/{name}/").status_code == 405
+
+    def test_view_attributes(self) -> None:
+        """What other decorators say of the view stays on it."""
+        assert between.csrf_exempt  # type: ignore[attr-defined]
+        assert between.login_required is False  # type: ignore[attr-defined]
+        assert VIEWS["class"].view_class is OnClass
+
+    def test_undecided_dispatch(self, name: str) -> None:
+        """dispatch() of an async view class is no coroutine function: decorating it is an error that says so."""
+        view = method_decorator(mongo_locked("view:{name}"), name="dispatch")(subclass(Plain)).as_view()
+        request = RequestFactory().get("/")
+        with pytest.raises(TypeError, match="on the view class instead of its dispatch"):
+            asyncio.run(view(request, name=name)) if asyncio.iscoroutinefunction(view) else view(request, name=name)
+
+    def test_request_in_the_key(self) -> None:
+        """The request is an argument like any other."""
+
+        @mongo_locked("path:{request.path}")
+        def view(request: HttpRequest) -> HttpResponse:
+            return HttpResponse(str(len(holders("path:%2Fsome%2Fwhere"))))
+
+        assert view(RequestFactory().get("/some/where")).content == b"1"
+
+
+class TestResponse:
+    """What a client sees when the lock is not to be had."""
+
+    @pytest.mark.parametrize(
+        ("accept", "kind"),
+        [
+            ({}, "text/plain"),
+            ({"accept": "*/*"}, "text/plain"),
+            ({"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}, "text/plain"),
+            ({"accept": "application/json"}, "application/json"),
+            ({"accept": "application/json, text/plain, */*"}, "application/json"),
+            ({"accept": "text/html;q=0.5, application/json"}, "application/json"),
+            ({"accept": "image/png"}, "text/plain"),
+        ],
+    )
+    def test_accept(self, name: str, accept: dict[str, str], kind: str) -> None:
+        """JSON where the client prefers it, else text. It names neither key nor holder, and is not cached."""
+        with held_elsewhere(f"view:{name}", label="secret label", owner="secret owner", lease=5):
+            answer = Client().get(f"/function/{name}/", headers=accept)
+        assert answer.status_code == 423
+        assert answer["Content-Type"].startswith(kind)
+        assert 1 <= int(answer["Retry-After"]) <= 6
+        assert answer["Cache-Control"] == "no-store"
+        text = answer.content.decode()
+        assert "try again" in text
+        assert name not in text
+        assert "secret" not in text
+        if kind == "application/json":
+            assert json.loads(text)["code"] == "locked"
+            assert json.loads(text)["retry_after"] == int(answer["Retry-After"])
+
+    def test_status(self, name: str, settings: Settings) -> None:
+        """The status is a setting."""
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "CONTENTION_STATUS": 409}
+        with held_elsewhere(f"view:{name}"):
+            assert Client().get(f"/function/{name}/").status_code == 409
+
+    @pytest.mark.parametrize("kind", ["function", "afunction", "class"])
+    def test_store_away(self, name: str, kind: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+        """503 with Retry-After while MongoDB cannot be reached."""
+        away = {**connections.settings["mongo"], "HOST": "mongodb://127.0.0.1:9/?serverSelectionTimeoutMS=50"}
+        monkeypatch.setitem(connections.settings, "mongo", away)
+        connection = connections["mongo"]
+        monkeypatch.setattr(connection, "settings_dict", away)
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "COMMAND_TIMEOUT": 0.2}
+        answer = Client().get(f"/{kind}/{name}/", headers={"accept": "application/json"})
+        assert answer.status_code == 503
+        assert int(answer["Retry-After"]) > 0
+        assert answer.json()["code"] == "unavailable"
+
+    def test_store_away_is_no_contention(self) -> None:
+        """Only "respond" has an answer to that; nobody skips work because nobody could be asked."""
+        error = LockBackendError("away")
+        from django_mongolock.contention import resolve
+
+        for policy in ("raise", "skip", "retry", lambda error: "handled"):
+            with pytest.raises(LockBackendError):
+                resolve(policy, error, (), {})
+
+    def test_reentry_is_no_contention(self, name: str) -> None:
+        """A view that would wait for its own thread is a mistake in the code, and an error 500."""
+        with mongo_lock(f"view:{name}"), pytest.raises(LockReentryError):
+            Client().get(f"/function/{name}/")
+
+    def test_least_wait(self) -> None:
+        """Retry-After is at least a second, also where nothing is known."""
+        assert response(RequestFactory().get("/"), LockNotAcquired("key"))["Retry-After"] == "1"
+
+
+class TestFindRequest:
+    """Which argument is the request."""
+
+    REQUEST: ClassVar[HttpRequest] = RequestFactory().get("/")
+
+    def test_places(self) -> None:
+        """The first or second argument, by name, of the view, or inside a request of Django REST framework."""
+
+        class Wrapped:
+            def __init__(self, request: HttpRequest) -> None:
+                self._request = request
+
+        view = Plain()
+        view.setup(self.REQUEST)
+        calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+            ((self.REQUEST,), {}),
+            ((object(), self.REQUEST), {}),
+            ((), {"request": self.REQUEST}),
+            ((view, 5), {}),
+            ((Wrapped(self.REQUEST),), {}),
+        ]
+        for args, kwargs in calls:
+            assert find_request(args, kwargs) is self.REQUEST
+        assert isinstance(find_request((ASGIRequest({"method": "GET", "path": "/"}, BytesIO()),), {}), ASGIRequest)
+
+    def test_nothing_is_touched(self) -> None:
+        """Arguments are not asked for attributes that could cost a query, and lazy ones stay lazy."""
+        from django.utils.functional import SimpleLazyObject
+
+        class Ticket:
+            @property
+            def request(self) -> HttpRequest:
+                raise AssertionError("looked up")
+
+            def __getattr__(self, name: str) -> Any:
+                raise AssertionError(name)
+
+        def look_up() -> Any:
+            raise AssertionError("looked up")
+
+        assert find_request((Ticket(), SimpleLazyObject(look_up)), {"request": None}) is None
+        assert find_request((), {}) is None
+
+
+@pytest.fixture
+def rows(
+    tmp_path: Path, django_db_blocker: DjangoDbBlocker, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], list[str]]]:
+    """The alias "file" with ATOMIC_REQUESTS, and what a second connection sees in its file."""
+    file = tmp_path / "rows.sqlite3"
+    second = sqlite3.connect(file)
+    second.execute("PRAGMA journal_mode=WAL")
+    second.execute("CREATE TABLE rows (name TEXT)")
+    second.commit()
+    default = connections.settings["default"]
+    monkeypatch.setitem(connections.settings, "file", {**default, "NAME": str(file), "ATOMIC_REQUESTS": True})
+    with django_db_blocker.unblock():
+        yield lambda: [name for (name,) in second.execute("SELECT name FROM rows ORDER BY rowid")]
+        connections["file"].close()
+    del connections["file"]
+    second.close()
+
+
+@pytest.fixture
+def at_release(rows: Callable[[], list[str]]) -> Iterator[list[tuple[str, list[str]]]]:
+    """What a second connection sees at the moment when a lock has been released: (kind of key, rows)."""
+    seen: list[tuple[str, list[str]]] = []
+
+    def look(*, key: str, **event: Any) -> None:
+        seen.append((key.partition(":")[0], rows()))
+
+    lock_released.connect(look)
+    yield seen
+    lock_released.disconnect(look)
+
+
+class TestAtomicRequests:
+    """F47: acquire, commit, release. Seen through a second connection to a real file."""
+
+    LOCKED = ("function", "csrf_exempt", "class", "method_decorator")
+
+    @pytest.mark.parametrize("kind", LOCKED)
+    def test_commit(self, kind: str, name: str, at_release: Any) -> None:
+        """Whoever gets the lock next sees what was written under it."""
+        Client().get(f"/write-{kind}/{name}/")
+        assert at_release == [("row", [name])]
+
+    def test_naive(self, name: str, at_release: Any, rows: Any) -> None:
+        """This test would find a decorator that releases before the commit: here is one."""
+        Client().get(f"/write-naive/{name}/")
+        assert at_release == [("row", [])]
+        assert rows() == [name]
+
+    @pytest.mark.parametrize("kind", LOCKED)
+    def test_rollback(self, kind: str, name: str, at_release: Any, rows: Any) -> None:
+        """An error rolls back before the lock is released; afterwards the file can be written at once."""
+        with pytest.raises(ZeroDivisionError):
+            Client().get(f"/write-{kind}/{name}/?fail")
+        assert at_release == [("row", [])]
+        assert rows() == []
+        assert not connections["file"].in_atomic_block
+
+    def test_savepoint_rollback(self, name: str, at_release: Any) -> None:
+        """A savepoint that is rolled back inside changes nothing of the order."""
+        Client().get(f"/write-function/{name}/?savepoint")
+        assert at_release == [("row", [name])]
+
+    def test_two_locks(self, name: str, at_release: Any) -> None:
+        """With two locks on a view, both are released after the commit."""
+        Client().get(f"/write-two/{name}/")
+        assert at_release == [("row", [name]), ("outer", [name])]
+
+    def test_busy(self, name: str, settings: Settings) -> None:
+        """No transaction is open while a view waits for its lock."""
+        waiting = mongo_locked("row:{name}", wait=0, on_contention=lambda *call, **kw: HttpResponse(str(in_atomic())))
+        with held_elsewhere(f"row:{name}"):
+            assert waiting(write)(RequestFactory().get("/"), name=name).content == b"False"
+
+    @pytest.mark.parametrize("kind", ["none_below", "none_above", "none_class", "none_method"])
+    def test_non_atomic_requests(self, kind: str, name: str, rows: Any) -> None:
+        """A view that wants no transaction has none, above or below the lock: what it wrote stays."""
+        with pytest.raises(ZeroDivisionError):
+            Client().get(f"/write-{kind}/{name}/?fail")
+        assert rows() == [name]
+
+    @pytest.mark.parametrize("kind", ["method", "helper"])
+    def test_inside_the_transaction(self, kind: str, name: str, rows: Any) -> None:
+        """A lock that Django has put inside the transaction cannot outlive it: an error that says so."""
+        with pytest.raises(RuntimeError, match="inside the transaction that ATOMIC_REQUESTS opened on 'file'"):
+            Client().get(f"/write-{kind}/{name}/")
+        assert rows() == []
+
+    @pytest.mark.parametrize("kind", ["async", "async_class"])
+    def test_async(self, kind: str, name: str, rows: Any) -> None:
+        """Django has no transactions for async views and refuses them; the lock does not hide that."""
+        with pytest.raises(RuntimeError, match="cannot use ATOMIC_REQUESTS with async views"):
+            Client().get(f"/write-{kind}/{name}/")
+
+    def test_async_without(self, name: str, rows: Any) -> None:
+        """An async view that is marked runs, under its lock."""
+        assert Client().get(f"/write-async_none/{name}/").status_code == 200
+
+    def test_without_the_handler(self, name: str, rows: Any) -> None:
+        """A view that is called as a function has no transaction, as without the lock."""
+        with pytest.raises(ZeroDivisionError):
+            TRANSACTIONAL["function"](RequestFactory().get("/?fail"), name=name)
+        assert rows() == [name]
+
+
+def in_atomic() -> bool:
+    return connections["default"].in_atomic_block

@@ -1,0 +1,41 @@
+"""What the types of locks are. Checked by mypy, never run: see tests/test_typing.py."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import assert_type
+
+from django_mongolock import SKIPPED, MongoLock, mongo_lock, mongo_semaphore
+from django_mongolock.models import Lock, LockQuerySet
+from testproject.shop.models import Ad, Order
+
+
+def told(lock: MongoLock) -> None: ...
+
+
+async def check(order: Order, ad: Ad) -> None:
+    with mongo_lock("key", order, ad, lease=30, wait=None, mode="shared", on_lost=told, using="mongo") as lock:
+        assert_type(lock, MongoLock)
+        assert_type(lock.fencing_token, int)
+        assert_type(lock.fencing_tokens, dict[str, int])
+        assert_type(lock.remaining, float)
+        assert_type(lock.acquired_at, datetime)
+    async with mongo_lock("key") as same:
+        assert_type(same, MongoLock)
+    assert_type(mongo_semaphore("key", 3, wait=0.5).acquire(), MongoLock)
+    assert_type(await mongo_lock("key").aacquire(wait=0), MongoLock)
+    assert_type(mongo_lock("key").try_acquire(), bool)
+    assert_type(await mongo_lock("key").arelease(), bool)
+    assert_type(Lock.objects.held().stale(), LockQuerySet)
+    assert_type(bool(SKIPPED), bool)
+
+
+def wrong() -> int:
+    mongo_lock(5)  # type: ignore[arg-type]
+    mongo_lock("key", lease="30")  # type: ignore[arg-type]
+    mongo_lock("key", mode="semaphore")  # type: ignore[arg-type]
+    mongo_semaphore("key")  # type: ignore[call-arg]
+    mongo_lock("key").fencing_token = 5  # type: ignore[misc]
+    with mongo_lock("key"):
+        return 5
+    # A block that may raise is no reason to call this unreachable: the lock hides no error.
