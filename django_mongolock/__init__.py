@@ -4,6 +4,8 @@ from .decorators import SKIPPED, mongo_locked
 from .engine.locks import MongoLock
 from .exceptions import (
     LockBackendError,
+    LockCancelled,
+    LockDeadlock,
     LockDocumentError,
     LockError,
     LockLostError,
@@ -19,6 +21,8 @@ __version__ = "0.1.0"
 __all__ = [
     "SKIPPED",
     "LockBackendError",
+    "LockCancelled",
+    "LockDeadlock",
     "LockDocumentError",
     "LockError",
     "LockLostError",

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 __all__ = [
     "LockBackendError",
+    "LockCancelled",
+    "LockDeadlock",
     "LockDocumentError",
     "LockError",
     "LockLostError",
@@ -46,6 +48,29 @@ class LockQueueFull(LockNotAcquired):
 
     def __str__(self) -> str:
         return f"lock {self.key!r} was not acquired: its queue is full (MONGOLOCK['MAX_WAITERS'])"
+
+
+class LockCancelled(LockNotAcquired):
+    """The wait was ended by `MongoLock.cancel`."""
+
+    def __str__(self) -> str:
+        return f"the wait for lock {self.key!r} was cancelled after {self.waited:.1f} s"
+
+
+class LockDeadlock(LockNotAcquired):
+    """Those who wait for each other would wait for ever; this is the youngest waiter, and gives up.
+
+    cycle: who waits for which key, in words. keys: the locks of the cycle.
+    """
+
+    def __init__(self, key: str, waited: float = 0.0, cycle: str = "", keys: tuple[str, ...] = ()) -> None:
+        super().__init__(key, waited)
+        self.args = (key, waited, cycle, keys)
+        self.cycle = cycle
+        self.keys = keys
+
+    def __str__(self) -> str:
+        return f"lock {self.key!r} would never be acquired, this is a deadlock: {self.cycle}"
 
 
 class LockReentryError(LockNotAcquired):

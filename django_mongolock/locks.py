@@ -30,7 +30,9 @@ class LockOptions(TypedDict, total=False):
     min_hold: float
     reentrant: bool
     auto_renew: bool
+    max_hold: float | None
     on_lost: Callable[[MongoLock], object] | None
+    on_release_requested: Callable[[MongoLock], object] | None
     using: str | None
 
 
@@ -47,7 +49,9 @@ def mongo_lock(
     min_hold: float = 0,
     reentrant: bool = False,
     auto_renew: bool = True,
+    max_hold: float | None = None,
     on_lost: Callable[[MongoLock], object] | None = None,
+    on_release_requested: Callable[[MongoLock], object] | None = None,
     using: str | None = None,
     **unknown: Any,
 ) -> MongoLock:
@@ -62,8 +66,10 @@ def mongo_lock(
     label: a word to the people who look at the locks. min_hold: seconds that the key stays locked from the grant
     on, even if it is released before. reentrant: may this thread or task take a key again that it holds? If not,
     LockReentryError tells of it, instead of a wait for oneself. auto_renew: renew in the background; if not, the
-    lease ends unless you `extend` it. on_lost: called with the lock, once, from another thread, when it was lost.
-    using: the DATABASES alias, if not MONGOLOCK["DATABASE"].
+    lease ends unless you `extend` it. max_hold: seconds after which it is renewed no more and is lost, for work that
+    may hang. on_lost: called with the lock, once, from another thread, when it was lost. on_release_requested: the
+    same when somebody asks for its release (`MongoLock.release_requested`). using: the DATABASES alias, if not
+    MONGOLOCK["DATABASE"].
 
     Raises TypeError and ValueError for arguments that cannot be meant, before anything is sent.
     """
@@ -78,7 +84,9 @@ def mongo_lock(
         min_hold=min_hold,
         reentrant=reentrant,
         auto_renew=auto_renew,
+        max_hold=max_hold,
         on_lost=on_lost,
+        on_release_requested=on_release_requested,
         using=using,
     )
     return _make(keys, mode, capacity, options)
@@ -95,7 +103,9 @@ def mongo_semaphore(
     min_hold: float = 0,
     reentrant: bool = False,
     auto_renew: bool = True,
+    max_hold: float | None = None,
     on_lost: Callable[[MongoLock], object] | None = None,
+    on_release_requested: Callable[[MongoLock], object] | None = None,
     using: str | None = None,
     **unknown: Any,
 ) -> MongoLock:
@@ -116,7 +126,9 @@ def mongo_semaphore(
         min_hold=min_hold,
         reentrant=reentrant,
         auto_renew=auto_renew,
+        max_hold=max_hold,
         on_lost=on_lost,
+        on_release_requested=on_release_requested,
         using=using,
     )
     return _make((key,), "semaphore", permits, options)
@@ -133,8 +145,11 @@ def check_options(options: Mapping[str, Any]) -> None:
         check_fact(name, options.get(name))
     check_hold(options.get("min_hold", 0))
     check_mode(options.get("mode", "exclusive"))
-    if (on_lost := options.get("on_lost")) is not None and not callable(on_lost):
-        raise TypeError(f"on_lost is called with the lock when it was lost: it is no {type(on_lost).__name__}")
+    for name in ("on_lost", "on_release_requested"):
+        if (callback := options.get(name)) is not None and not callable(callback):
+            raise TypeError(f"{name} is called with the lock: it is no {type(callback).__name__}")
+    if options.get("max_hold") is not None:
+        check_seconds("max_hold", options["max_hold"])
 
 
 def check_hold(value: object) -> float:
@@ -170,7 +185,7 @@ def _make(keys: tuple[Key, ...], mode: Mode, capacity: int, options: LockOptions
         capacity=capacity,
         lease=length,
         margin=settings.margin(length),
-        patience=settings.WAITER_LEASE,
+        patience=min(settings.WAITER_LEASE, length),
         hold=check_hold(options["min_hold"]),
         owner=check_fact("owner", options["owner"]),
     )
@@ -181,7 +196,9 @@ def _make(keys: tuple[Key, ...], mode: Mode, capacity: int, options: LockOptions
         wait=settings.WAIT if isinstance(wait, Unset) else check_wait(wait),
         reentrant=options["reentrant"],
         auto_renew=options["auto_renew"],
+        max_hold=options["max_hold"],
         on_lost=options["on_lost"],
+        on_release_requested=options["on_release_requested"],
     )
     return MongoLock(get_backend(options["using"]).session, names, how, lambda: _facts(label))
 

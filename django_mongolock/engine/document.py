@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from bson.int64 import Int64
@@ -78,8 +78,9 @@ class Terms:
     """On what terms a lock is asked for. Times are in seconds.
 
     lease: how long a grant lives without renewal. margin: how much longer the server lets it live than its holder
-    believes. patience: how long an entry in the queue lives without renewal. hold: for how long a grant stays at
-    least, even if it is given back before. capacity: how many may hold the key at once, in this mode.
+    believes. patience: how long an entry in the queue lives without renewal, no longer than the lease. hold: for how
+    long a grant stays at least, even if it is given back before. capacity: how many may hold the key at once, in
+    this mode.
     """
 
     mode: Mode = "exclusive"
@@ -96,19 +97,23 @@ class Terms:
         return self.lease + self.margin
 
 
-def entry(grant: str, session: str, terms: Terms, facts: Mapping[str, str | int]) -> dict[str, Any]:
-    """The entry of one grant, as it stands among the waiters and then among the holders of its document."""
+def entry(grant: str, session: str, terms: Terms, facts: Mapping[str, str | int], worker: str = "") -> dict[str, Any]:
+    """The entry of one grant, as it stands among the waiters and then among the holders of its document.
+
+    worker: a name of the thread or task, by which deadlocks are found.
+    """
     made: dict[str, Any] = {
         "grant": grant,
         "session": session,
+        "worker": worker,
         "mode": terms.mode,
         "capacity": terms.capacity,
         "lease": Int64(milliseconds(terms.lease)),
         "term": Int64(milliseconds(terms.term)),
-        "patience": Int64(milliseconds(terms.patience)),
+        "patience": Int64(milliseconds(terms.patience + terms.margin)),
         "hold": Int64(milliseconds(terms.hold)),
-        **facts,
     }
+    made = {**facts, **made}
     if terms.owner is not None:
         made["owner"] = terms.owner
     return made
@@ -120,8 +125,9 @@ class Reply:
 
     left: until the grant's end by the server's clock (None: not a holder). token, acquired_at: of the grant.
     beat: the number of the renewal that last reached it. place: how many are ahead in the queue (None: not in it).
-    waiting: how long the queue is. first_end: until the first of the holders would end (None: nobody holds it).
-    holder: one of them, in words.
+    queued_left: until the end of its place there. waiting: how long the queue is. first_end: until the first of the
+    holders would end (None: nobody holds it). holder: one of them, in words. found: was there a document that the
+    command fitted?
     """
 
     left: float | None = None
@@ -129,9 +135,11 @@ class Reply:
     acquired_at: datetime | None = None
     beat: int = 0
     place: int | None = None
+    queued_left: float | None = None
     waiting: int = 0
     first_end: float | None = None
     holder: str | None = None
+    found: bool = True
 
     @property
     def held(self) -> bool:
@@ -149,12 +157,15 @@ def read_reply(key: str, raw: Mapping[str, Any] | None) -> Reply:
     Raises LockDocumentError where what came back is not what we write.
     """
     if raw is None:
-        return Reply()
+        return Reply(found=False)
     now: datetime = raw["now"]
     mine, holder, place, first_end = (raw.get(name) for name in ("mine", "holder", "place", "first_end"))
+    queued = raw.get("queued")
     for entry_ in (mine, holder):
         if entry_ is not None and not is_holder(entry_):
             raise LockDocumentError(key, "an entry of its holders is damaged")
+    if queued is not None and not is_waiter(queued):
+        raise LockDocumentError(key, "an entry of its waiters is damaged")
     if first_end is not None and type(first_end) is not datetime:
         raise LockDocumentError(key, "an entry of its holders has no end that is a date")
     return Reply(
@@ -163,6 +174,7 @@ def read_reply(key: str, raw: Mapping[str, Any] | None) -> Reply:
         acquired_at=mine["acquired_at"] if mine else None,
         beat=mine.get("beat", 0) if mine else 0,
         place=place if place is not None and place >= 0 else None,
+        queued_left=(queued["until"] - now).total_seconds() if queued else None,
         waiting=raw["waiting"],
         first_end=(first_end - now).total_seconds() if first_end else None,
         holder=describe(holder, now) if holder else None,
@@ -171,14 +183,14 @@ def read_reply(key: str, raw: Mapping[str, Any] | None) -> Reply:
 
 #: The type that every field has which we write; the same as in `step`, for the driver's side.
 WAITER_FIELDS: Final[dict[str, type]] = {
-    "grant": str, "session": str, "mode": str, "capacity": int, "lease": Int64, "term": Int64, "patience": Int64,
-    "hold": Int64, "since": datetime, "until": datetime,
+    "grant": str, "session": str, "worker": str, "mode": str, "capacity": int, "lease": Int64, "term": Int64,
+    "patience": Int64, "hold": Int64, "since": datetime, "until": datetime,
 }  # fmt: skip
 HOLDER_FIELDS: Final[dict[str, type]] = {**WAITER_FIELDS, "acquired_at": datetime, "token": Int64}
 DOCUMENT_FIELDS: Final[dict[str, type]] = {
     "v": int, "holders": list, "waiters": list, "graves": list, "clock": str, "token": Int64, "granted": str,
     "purge_at": datetime, "changes": Int64, "acquisitions": Int64, "contended": Int64, "lapsed": Int64,
-    "waited_ms": Int64, "held_ms": Int64,
+    "waited_ms": Int64, "held_ms": Int64, "longest_wait_ms": Int64, "longest_hold_ms": Int64,
 }  # fmt: skip
 
 
@@ -218,10 +230,29 @@ def find_damage(document: Mapping[str, Any]) -> str | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class News:
+    """What the change stream tells of one grant: that it has the lock."""
+
+    token: int
+    acquired_at: datetime
+
+
+def read_news(granted: object) -> dict[str, News]:
+    """Read the field `granted` of a document: ``"<grant> <token> <milliseconds since 1970>;"`` for each."""
+    news: dict[str, News] = {}
+    for item in granted.split(";") if isinstance(granted, str) else ():
+        match item.split(" "):
+            case [grant, token, moment] if token.isdigit() and moment.isdigit():
+                news[grant] = News(int(token), datetime.fromtimestamp(int(moment) / 1000, UTC))
+    return news
+
+
 def describe(holder: Mapping[str, Any], now: datetime) -> str:
-    """Say in one line who a holder is, and for how long it has held the lock. Never shows a grant id."""
+    """Say in one line who a holder or waiter is, and for how long. Never shows a grant id."""
     words = [str(holder[name]) for name in ("label", "place") if holder.get(name)]
     words += [f"{name} {holder[name]}" for name in ("owner", "user") if holder.get(name)]
     words.append(f"host {holder.get('host', '?')} pid {holder.get('pid', '?')}")
-    words.append(f"for {(now - holder['acquired_at']).total_seconds():.1f} s")
+    since = holder.get("acquired_at") or holder["since"]
+    words.append(f"for {(now - since).total_seconds():.1f} s")
     return ", ".join(words)

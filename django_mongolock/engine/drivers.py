@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from .protocol import Action, Pause, Protocol
+from .protocol import Action, Heard, Pause, Protocol
 
 T = TypeVar("T")
 
 
-def run(protocol: Protocol[T], send: Callable[[Action], Any], pause: Callable[[Pause], float]) -> T:
+def run(protocol: Protocol[T], send: Callable[[Action], Any], pause: Callable[[Pause], Heard]) -> T:
     """Run *protocol* to its end in this thread; *send* carries out a command, *pause* waits.
 
     Whatever is raised on the way, also by a signal handler, is thrown into the protocol, which cleans up.
@@ -32,7 +32,7 @@ def run(protocol: Protocol[T], send: Callable[[Action], Any], pause: Callable[[P
 
 
 async def arun(
-    protocol: Protocol[T], send: Callable[[Action], Awaitable[Any]], pause: Callable[[Pause], Awaitable[float]]
+    protocol: Protocol[T], send: Callable[[Action], Awaitable[Any]], pause: Callable[[Pause], Awaitable[Heard]]
 ) -> T:
     """See run(). A cancelled coroutine is thrown CancelledError at the point where it waits, and passes it on."""
     try:

@@ -9,11 +9,16 @@ from enum import Enum
 from typing import Final
 
 from . import clock
-from .document import Terms
-
+from .document import News, Terms
+from .protocol import Answer, Granted, Request
+from .wakeups import Bell
 
 #: Why a grant was lost that is not in its document any more.
 TAKEN: Final = "it was taken away, or its lease ended on the server"
+
+CLOSED: Final = "its session was closed"
+
+LineKey = tuple[str, str, int, str | None, int]
 
 
 class State(Enum):
@@ -31,18 +36,38 @@ class Grant:
     The deadline is by `clock.now`, counted from before the command was sent that granted or renewed it, and it
     ends earlier than the lease does on the server. So whoever sees `held` knows that nobody else was let in.
 
-    worker: the thread or task that asked. users: ids of the lock objects that share it (reentrant locks).
+    While it waits, `bell` wakes whoever waits for it, and `news`, `answer` and `cancelled` tell what there is to hear.
+
+    worker: the thread or task that asked. nested: did that hold another lock when it asked? users: ids of
+    the lock objects that share the grant (reentrant locks). acquired_from: the line of the program. max_hold: seconds
+    after which it is renewed no more. failing: the last renewal did not get through. asked: who asks for its release.
     doubtful: a command that adds it got no answer, so a copy of it may be on its way still, whatever came of the next.
     """
 
-    def __init__(self, grant_id: str, key: str, terms: Terms, *, auto_renew: bool, worker: object) -> None:
+    def __init__(
+        self,
+        grant_id: str,
+        key: str,
+        terms: Terms,
+        *,
+        auto_renew: bool,
+        worker: object,
+        max_hold: float | None = None,
+        nested: bool = False,
+    ) -> None:
         self.id = grant_id
         self.key = key
         self.terms = terms
         self.auto_renew = auto_renew
+        self.max_hold = max_hold
+        self.nested = nested
         self.worker = worker
         self.users: set[int] = set()
+        self.acquired_from = ""
+        self.asked: str | None = None
+        self.failing = False
         self.doubtful = False
+        self.request: Request
         self.token = 0
         self.acquired_at: datetime | None = None
         self.waited = 0.0
@@ -51,6 +76,13 @@ class Grant:
         self.lease = terms.lease
         self.renew_at = clock.now() + terms.patience / 3
         self.on_lost: Callable[[], object] | None = None
+        self.on_release_requested: Callable[[], object] | None = None
+        self._last = float("inf")
+        self.bell = Bell()
+        self.news: News | None = None
+        self.answer: Answer | None = None
+        self.cancelled = False
+        self.claimed = False
         self._deadline = 0.0
         self._mutex = threading.Lock()
 
@@ -58,10 +90,18 @@ class Grant:
         return f"<Grant {self.key!r} {self.state.value}, token {self.token}, {self.remaining:.1f} s left>"
 
     @property
+    def line(self) -> LineKey:
+        """Which line of this process it stands in: its entries in the document would stand beside one another."""
+        # Who holds a lock and waits for another stands alone: a deadlock must be there for everybody to see.
+        return self.key, self.terms.mode, self.terms.capacity, self.terms.owner, id(self.worker) if self.nested else 0
+
+    @property
     def held(self) -> bool:
         """Is it held, and not past its deadline? Once this has been False after a grant, it stays so."""
-        if self.state is State.HELD and clock.now() >= self._deadline:
-            self.lose("its lease ended before it was renewed")
+        if self.state is State.HELD and (now := clock.now()) >= self._deadline:
+            self.lose(
+                "its lease ended before it was renewed" if now < self._last else "it was held longer than max_hold"
+            )
         return self.state is State.HELD
 
     @property
@@ -82,27 +122,42 @@ class Grant:
     @property
     def renewable(self) -> bool:
         """Is it to be renewed? A waiter always is: its place must last as long as it waits."""
-        return self.state is State.WAITING or (self.state is State.HELD and self.auto_renew)
+        return self.state is State.WAITING or (
+            self.state is State.HELD and self.auto_renew and self._deadline < self._last
+        )
 
-    def hold(self, token: int, acquired_at: datetime | None, sent: float, waited: float) -> None:
-        """It was granted, by a command that was sent at *sent*."""
+    @property
+    def queued_until(self) -> float:
+        """Until when its entry lives at any rate while it waits, and also if it was granted since; 0 if unknown."""
+        return self._deadline
+
+    def hold(self, granted: Granted, waited: float) -> None:
+        """It was granted."""
         with self._mutex:
-            self.token, self.acquired_at, self.waited = token, acquired_at, waited
+            self.token, self.acquired_at, self.waited = granted.token, granted.acquired_at, waited
             # The deadline first: to the keeper, who may look now, a grant held without one is a grant lost.
-            self._deadline = sent + self.lease
+            self._last = float("inf") if self.max_hold is None else granted.now + self.max_hold
+            self._deadline = min(granted.until, self._last)
             self.state = State.HELD
-        self.renewed(sent)
+            self.renew_at = self._when_to_renew(granted.now)
 
-    def renewed(self, sent: float, lease: float | None = None) -> None:
-        """It was renewed by a command that was sent at *sent*. An end that was told already stays told."""
+    def renewed(self, until: float, now: float, lease: float = 0.0) -> None:
+        """It lives *until* then at any rate. A loss that was told already stays told."""
         with self._mutex:
-            self.lease = max(self.lease, lease or 0.0)
-            if self.state is State.HELD:
-                self._deadline = max(self._deadline, sent + self.lease)
-            self.renew_at = sent + self.length / 3
+            self.lease = max(self.lease, lease)
+            self.failing = False
+            if self.state in (State.WAITING, State.HELD):
+                self._deadline = min(max(self._deadline, until), self._last)
+            self.renew_at = self._when_to_renew(now)
+
+    def _when_to_renew(self, now: float) -> float:
+        """When a third of its time is over. A grant that was queued for has the time of a waiter at first."""
+        length = self.terms.patience if self._deadline - now <= self.terms.patience else self.lease
+        return self._deadline - length * 2 / 3
 
     def postpone(self, until: float) -> None:
         """The renewal did not get through: try again at *until*."""
+        self.failing = True
         self.renew_at = until
 
     def lose(self, reason: str) -> bool:

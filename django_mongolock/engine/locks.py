@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 import threading
 import warnings
 import weakref
@@ -18,7 +19,7 @@ from ..exceptions import LockBackendError, LockError, LockLostError, LockNotAcqu
 from . import clock, protocol
 from .document import Terms, entry, milliseconds
 from .grant import TAKEN, Grant, State
-from .protocol import Answer, Protocol
+from .protocol import Protocol
 from .session import Session
 
 logger = logging.getLogger("django_mongolock")
@@ -26,6 +27,8 @@ logger = logging.getLogger("django_mongolock")
 
 T = TypeVar("T")
 
+#: Packages whose lines are of no interest to who looks for the place where a lock was acquired.
+_OURS: Final = {"django_mongolock", "asyncio", "contextlib"}
 #: The longest time that makes sense, in seconds: ten years.
 _LONGEST: Final = 10 * 365 * 86_400
 
@@ -44,11 +47,13 @@ UNSET: Final = Unset()
 class Options:
     """How a lock is asked for and kept. *wait*: seconds, 0 for a single try, None without end."""
 
-    terms: Terms = Terms()
+    terms: Terms = Terms()  # noqa: RUF009 - it is frozen
     wait: float | None = 10.0
     reentrant: bool = False
     auto_renew: bool = True
+    max_hold: float | None = None
     on_lost: Callable[[MongoLock], object] | None = None
+    on_release_requested: Callable[[MongoLock], object] | None = None
 
 
 class MongoLock:
@@ -78,6 +83,7 @@ class MongoLock:
         self._session: Session | None = None
         self._grants: tuple[Grant, ...] = ()
         self._busy = threading.Lock()
+        self._wanted: Grant | None = None
 
     def __del__(self) -> None:
         """Release what was forgotten, or was left by a signal that struck just before the end of a block."""
@@ -87,7 +93,11 @@ class MongoLock:
         self._session.drop(grants, id(self))
         if any(grant.state is State.HELD for grant in grants):
             names = ", ".join(map(repr, self.keys))
-            warnings.warn(f"the lock {names} was not released, and nobody can any more", ResourceWarning, stacklevel=2)
+            warnings.warn(
+                f"the lock {names}, acquired at {grants[0].acquired_from}, was not released, and nobody can any more",
+                ResourceWarning,
+                stacklevel=2,
+            )
 
     # What it is and how it stands
 
@@ -105,6 +115,16 @@ class MongoLock:
     def lost(self) -> bool:
         """Was it acquired by this object and then lost, rather than given back?"""
         return bool(self._grants) and not self.held
+
+    @property
+    def in_danger(self) -> bool:
+        """Is the lock still held, while its renewals do not get through? What cannot be undone should not begin now."""
+        return self.held and any(grant.failing for grant in self._grants)
+
+    @property
+    def release_requested(self) -> str | None:
+        """Who asks for the release of this lock, in words; None if nobody does. Known within a third of a lease."""
+        return next((grant.asked for grant in self._grants if grant.asked is not None), None)
 
     @property
     def remaining(self) -> float:
@@ -174,6 +194,14 @@ class MongoLock:
             self._abandon()
             raise
         return self
+
+    def cancel(self) -> None:
+        """End the wait of another thread or task in this object's `acquire`, which raises LockCancelled.
+
+        Does nothing if nobody waits in it.
+        """
+        if (grant := self._wanted) is not None:
+            self._session_now().cancel(grant)
 
     def try_acquire(self) -> bool:
         """Acquire the lock if it is free now; return whether that was so. One command."""
@@ -254,6 +282,9 @@ class MongoLock:
                 left = None if limit is None else max(0.0, limit - (clock.now() - started))
                 grants.append((yield from self._acquire_one(session, key, left)))
             self._session, self._grants = session, tuple(grants)
+            where = _calling_line()
+            for grant in grants:
+                grant.acquired_from = grant.acquired_from or where
         except LockNotAcquired:
             try:
                 for grant in grants:
@@ -275,29 +306,49 @@ class MongoLock:
                 raise LockReentryError(key)
             mine.users.add(id(self))
             return mine
-        terms, facts = self.options.terms, self._facts()
-        grant = session.new_grant(key, terms, self.options.auto_renew, worker)
-        grant.users.add(id(self))
-        if (on_lost := self.options.on_lost) is not None:
-            lock = weakref.ref(self)  # the session must not keep alive what nobody else does
-            grant.on_lost = lambda: None if (alive := lock()) is None else on_lost(alive)
-        started = clock.now()
-        request = protocol.Request(
-            key, grant.id, entry(grant.id, session.id, terms, facts), terms, session.next_number()
-        )
+        grant = self._new_grant(session, key, worker)
+        request = grant.request
+        started = now = clock.now()
+        deadline = protocol.FOREVER if wait is None else now + wait
+        trial, answer, sent = wait == 0, None, False
         try:
+            self._wanted = grant
+            turn = session.join(grant, trial=trial)
+            if turn != "now":
+                heard = yield from protocol.wait_in_line(request, turn, deadline, now)
+                answer, now = heard.answer, heard.now
+                trial = answer is None and now >= deadline
             session.expect(grant)
-            answer: Answer = yield from protocol.acquire(request, wait, started)
-            session.acquired(grant, answer, answer.now - started)
+            sent = True
+            granted = yield from protocol.acquire(request, deadline, now, since=started, trial=trial, answer=answer)
+            session.acquired(grant, granted, granted.now - started)
         except LockNotAcquired:
-            if grant.doubtful:
+            session.leave(grant)
+            if grant.doubtful or grant.claimed:
                 session.abandon(grant)
             session.forget(grant)
             raise
         except BaseException:
+            session.leave(grant)
             # Nobody knows whether the last command took effect, or whether it still will.
-            session.abandon(grant)
+            if sent or grant.doubtful or grant.claimed or grant.answer is not None:
+                session.abandon(grant)
+            session.forget(grant)
             raise
+        finally:
+            self._wanted = None
+        return grant
+
+    def _new_grant(self, session: Session, key: str, worker: object) -> Grant:
+        terms, options = self.options.terms, self.options
+        grant = session.new_grant(key, terms, worker, auto_renew=options.auto_renew, max_hold=options.max_hold)
+        grant.users.add(id(self))
+        grant.on_lost = _weakly(self, options.on_lost)
+        grant.on_release_requested = _weakly(self, options.on_release_requested)
+        made = entry(grant.id, session.id, terms, self._facts(), session.name_worker(worker))
+        grant.request = protocol.Request(
+            key, grant.id, made, terms, session.next_number(), whole=not options.auto_renew, nested=grant.nested
+        )
         return grant
 
     def _release(self) -> Protocol[bool]:
@@ -321,10 +372,14 @@ class MongoLock:
         if not grant.release():
             session.lost(grant)
             return False
+        heir = None if grant.doubtful else session.claim(grant)
         try:
-            was_there = yield from protocol.release(grant.key, grant.id, grant.doubtful)
-            if grant.doubtful and not was_there:
-                session.abandon(grant)
+            if heir is None:
+                was_there = yield from protocol.release(grant.key, grant.id, grant.doubtful)
+                if grant.doubtful and not was_there:
+                    session.abandon(grant)
+            else:
+                was_there = yield from self._hand_over(session, grant, heir)
         except LockBackendError as error:
             logger.warning("release postponed key=%s error=%s", grant.key, error)
             session.abandon(grant)
@@ -335,6 +390,15 @@ class MongoLock:
             grant.missed(TAKEN)
             session.lost(grant)
         return was_there
+
+    def _hand_over(self, session: Session, grant: Grant, heir: Grant) -> Protocol[bool]:
+        """Give the grant back and put the next of this process into the queue, in one command."""
+        answer = None
+        try:
+            answer = yield from protocol.hand_over(heir.request, grant.id)
+        finally:
+            session.deliver(heir, answer)
+        return answer is not None
 
     def _extend(self, lease: float | None) -> Protocol[None]:
         if lease is not None:
@@ -349,7 +413,8 @@ class MongoLock:
                 grant.lose(TAKEN)
                 session.lost(grant)
                 raise self._loss(self._grants)
-            grant.renewed(answer.sent, length)
+            left = (answer.reply.left or 0.0) - (term / 1000 - length)
+            grant.renewed(answer.sent + min(length, left), answer.now, length)
         self.ensure_held()
 
     # Helpers
@@ -415,6 +480,27 @@ class MongoLock:
         if error is None:
             raise self._loss(grants)
         error.add_note(str(self._loss(grants)))
+
+
+def _weakly(lock: MongoLock, callback: Callable[[MongoLock], object] | None) -> Callable[[], object] | None:
+    """*callback* with *lock*, without keeping the lock from being collected."""
+    if callback is None:
+        return None
+    reference = weakref.ref(lock)
+
+    def call() -> None:
+        if (found := reference()) is not None:
+            callback(found)
+
+    return call
+
+
+def _calling_line() -> str:
+    """File and line of the program that called into the library: the nearest that is not part of it."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _current_worker() -> object:

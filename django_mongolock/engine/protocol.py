@@ -10,15 +10,27 @@ from __future__ import annotations
 import random
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from datetime import datetime
+from typing import Any, Final, Literal, TypeVar
 
-from ..exceptions import LockBackendError, LockNotAcquired, LockQueueFull
-from .document import Reply, Terms, milliseconds
+from ..exceptions import LockBackendError, LockCancelled, LockDeadlock, LockNotAcquired, LockQueueFull
+from .deadlock import Cycle
+from .document import News, Reply, Terms, milliseconds
 from .step import Step
 
 #: How long an id that was given up stays under a tombstone, in milliseconds: longer than any network holds up a
 #: command that may still arrive.
-BURIAL = 600_000
+BURIAL: Final = 600_000
+#: How long the head of the queue waits after the end of a dead holder's lease before it asks for the lock, in seconds.
+SLACK: Final = 0.005
+#: How long who holds a lock waits for another before it looks for a deadlock, in seconds; then twice as long each time.
+SUSPICION: Final = 1.0
+#: Bounds of the time between two looks, in seconds.
+SHORTEST_POLL: Final = 0.02
+LONGEST_POLL: Final = 1.0
+#: How long the next in line waits for the lock to be handed over within the process, in seconds.
+INDOORS: Final = 0.5
+FOREVER: Final = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +58,26 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
-    """Wait so many seconds, or less if there is news of the grant. Outcome: the time after it."""
+class FindDeadlock:
+    """Look for a cycle of waits with this waiter. Outcome: a `deadlock.Cycle`, or None."""
 
-    seconds: float
+    key: str
     grant: str
 
 
-Action = Apply | GiveBack | Look | Pause
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait for news of a grant. Outcome: `Heard`.
+
+    timer: seconds to wait at most. poll: the same, while nobody listens to the change stream.
+    """
+
+    grant: str
+    timer: float
+    poll: float = FOREVER
+
+
+Action = Apply | GiveBack | Look | FindDeadlock | Pause
 T = TypeVar("T")
 Protocol = Generator[Action, Any, T]
 
@@ -67,15 +91,53 @@ class Answer:
     now: float
 
 
+#: Where somebody stands among those of this process who want the same key: behind another one who waits; next, when
+#: whoever holds it here gives it back; or it is our turn now to ask the server.
+Turn = Literal["behind", "next", "now"]
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What is known after a pause.
+
+    now: the time. news: the change stream told that the grant is held. answer: somebody else in this process sent
+    the command for us, and this came back. queued_until: until when our entry lives at any rate, as a waiter or as
+    a holder, by the local clock. turn: may it enter the document's queue? cancelled: the wait is to end.
+    """
+
+    now: float
+    news: News | None = None
+    answer: Answer | None = None
+    queued_until: float = 0.0
+    turn: Turn = "now"
+    cancelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The lock is held: with this token, until this time of the local clock at any rate."""
+
+    token: int
+    acquired_at: datetime
+    until: float
+    now: float
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One acquisition: its key, its id, the entry to queue, its terms, and a number for its own renewal."""
+    """One acquisition: its key, its id, the entry to queue, its terms, and a number for its own renewal.
+
+    nested: does the caller hold another lock already, so that it may be part of a deadlock? whole: does it need a
+    whole lease from the start, because nobody is going to renew it?
+    """
 
     key: str
     grant: str
     entry: dict[str, Any]
     terms: Terms
     beat: int
+    whole: bool = False
+    nested: bool = False
 
     def enter(self, trial: bool) -> Apply:
         return Apply(self.key, Step(ask=self.grant, add=self.entry, trial=trial))
@@ -86,66 +148,135 @@ class Request:
     def look(self) -> Look:
         return Look(self.key, self.grant)
 
+    @property
+    def enough(self) -> float:
+        """How many seconds a grant must have left to be used before it is renewed."""
+        return FOREVER if self.whole else self.terms.patience / 4
 
-@dataclass(frozen=True, slots=True)
-class Polling:
-    """How often to look while there is nobody to tell: full jitter under a growing ceiling. Times in seconds.
 
-    The ceiling starts low when somebody has moved up in the queue, and lower the nearer to its head.
+@dataclass(slots=True)
+class Pace:
+    """How often to look while nobody listens, and when to suspect a deadlock, in a wait since *started*. Seconds.
+
+    Looking is spread by full jitter under a ceiling. It starts low when somebody has moved up in the queue, lower the
+    nearer to its head, and grows with every fourth look.
     """
 
-    shortest: float = 0.02
-    longest: float = 1.0
+    started: float
+    suspicion: float = FOREVER
+    doubt: float = SUSPICION
+    looks: int = 0
+    place: int = -1
 
-    def pause(self, looks: int, place: int) -> float:
-        """How long to wait after so many *looks* from this *place* in the queue."""
-        ceiling = min(self.longest, self.shortest * (place + 1) * 2 ** min(looks // 4, 16))
-        return max(self.shortest / 4, random.uniform(0, ceiling))  # noqa: S311 - spreads load, guards nothing
+    def poll(self, place: int) -> float:
+        """How long to wait for the next look from this *place* in the queue."""
+        self.looks = self.looks + 1 if place == self.place else 0
+        self.place = place
+        ceiling = min(LONGEST_POLL, SHORTEST_POLL * (place + 1) * 2 ** min(self.looks // 4, 16))
+        return max(SHORTEST_POLL / 4, random.uniform(0, ceiling))  # noqa: S311 - spreads load, guards nothing
+
+    def suspects(self, now: float) -> bool:
+        """Is it time to look for a deadlock? Then the next time is twice as far."""
+        if now < self.suspicion:
+            return False
+        self.doubt *= 2
+        self.suspicion = now + self.doubt
+        return True
 
 
-def acquire(request: Request, wait: float | None, now: float, polling: Polling = Polling()) -> Protocol[Answer]:
-    """Queue for the grant and wait until it is there. *wait*: at most so many seconds, 0 for a single try, None
-    for as long as it takes. *now* is the time.
+def acquire(
+    request: Request,
+    deadline: float,
+    now: float,
+    *,
+    since: float | None = None,
+    trial: bool = False,
+    answer: Answer | None = None,
+) -> Protocol[Granted]:
+    """Queue for the grant and wait until it is there, at most until *deadline*.
 
-    Returns the answer that grants it for a whole lease. Raises LockNotAcquired if it was not granted in time; it
-    is then not in the queue any more. After any other error its outcome is unknown: settle it (`abandon`).
+    now: the time. since: when the wait began, if not now. trial: a single try, without queueing. answer: that of a
+    command which has queued it already.
+
+    Raises LockNotAcquired if it was not granted in time; it is then not in the queue any more. After any other
+    error its outcome is unknown: settle it.
     """
-    started, deadline = now, float("inf") if wait is None else now + wait
-    trial, looks, place = wait == 0, 0, -1
+    pace = Pace(now if since is None else since, now + SUSPICION if request.nested else FOREVER)
     action: Apply | Look = request.enter(trial)
     while True:
-        answer = yield from _persistently(action, request, now, deadline)
+        if answer is None:
+            answer = yield from _persistently(action, request, now, deadline)
         reply, now = answer.reply, answer.now
-        if reply.held and not _is_whole(reply, request.terms):
-            # Granted by somebody else's change, on a short first lease: take it for a whole one.
-            action = request.confirm()
-            continue
-        if reply.held and not isinstance(action, Look):
-            if now >= answer.sent + request.terms.lease:
-                raise LockBackendError("the answer took longer than the lease that it grants", request.key)
-            return answer
-        if trial:
-            raise LockNotAcquired(request.key, now - started, reply.holder, max(0.0, reply.first_end or 0.0))
-        if isinstance(action, Apply) and action.step.add and reply.place is None:
-            raise LockQueueFull(request.key, now - started, reply.holder)
         if reply.held:
-            action = request.confirm()
-        elif reply.place is None or reply.first_end is None or reply.first_end <= 0:
+            granted = _granted(reply, answer, request)
+            if granted is not None and isinstance(action, Apply):
+                return granted
+            if isinstance(action, Apply) and action.step.renew:
+                raise LockBackendError("the answer took longer than the lease that it grants", request.key)
+            # Granted by somebody else's command, and too little is left; or seen by a mere look, at a primary that
+            # may be none any more: take it for a whole lease.
+            action, answer = request.confirm(), None
+            continue
+        _refuse_the_rest(action, reply, now - pace.started)
+        answer = None
+        if reply.place is None or reply.first_end is None or reply.first_end <= 0:
             # Not in the queue any more, or nobody holds the lock: an update prunes and grants.
             action = request.enter(trial)
+            continue
+        heard = yield from _wait_for_news(request, reply, deadline, now, pace)
+        now, answer = heard.now, heard.answer
+        if heard.news is not None:
+            if heard.queued_until - now >= request.enough:
+                return Granted(heard.news.token, heard.news.acquired_at, heard.queued_until, now)
+            action = request.confirm()
         else:
-            looks = looks + 1 if reply.place == place else 0
-            place = reply.place
-            pause = polling.pause(looks, place)
-            if place == 0:
-                pause = min(pause, reply.first_end)
-            now = yield Pause(max(0.0, min(pause, deadline - now)), request.grant)
-            trial = now >= deadline
-            action = request.enter(trial) if trial else request.look()
+            trial = answer is None and now >= deadline
+            action = request.enter(trial) if trial or answer is not None else request.look()
 
 
-def _is_whole(reply: Reply, terms: Terms) -> bool:
-    return reply.left is not None and milliseconds(reply.left) >= milliseconds(terms.term)
+def _refuse_the_rest(action: Apply | Look, reply: Reply, waited: float) -> None:
+    """Raise LockNotAcquired for what is neither granted nor queued."""
+    if isinstance(action, Apply) and action.step.trial:
+        raise LockNotAcquired(action.key, waited, reply.holder, max(0.0, reply.first_end or 0.0))
+    if isinstance(action, Apply) and action.step.add and reply.place is None:
+        raise LockQueueFull(action.key, waited, reply.holder)
+
+
+def _wait_for_news(request: Request, reply: Reply, deadline: float, now: float, pace: Pace) -> Protocol[Heard]:
+    """Wait in the queue of the document, where *reply* has shown us. Raises LockDeadlock, LockCancelled."""
+    place = reply.place or 0
+    if pace.suspects(now):
+        yield from _refuse_deadlock(request, now - pace.started)
+    end = (reply.first_end or 0.0) + SLACK if place == 0 else FOREVER
+    timer = max(0.0, min(deadline - now, pace.suspicion - now, end))
+    heard: Heard = yield Pause(request.grant, timer, pace.poll(place))
+    if heard.cancelled:
+        yield from leave(request)
+        raise LockCancelled(request.key, heard.now - pace.started, reply.holder)
+    return heard
+
+
+def _refuse_deadlock(request: Request, waited: float) -> Protocol[None]:
+    """Raise LockDeadlock if *request* is the youngest in a cycle of waits; it is then not in the queue any more."""
+    try:
+        cycle: Cycle | None = yield FindDeadlock(request.key, request.grant)
+    except LockBackendError:
+        return
+    if cycle is not None and cycle.victim.grant == request.grant:
+        yield from leave(request)
+        raise LockDeadlock(request.key, waited, str(cycle), cycle.keys)
+
+
+def _granted(reply: Reply, answer: Answer, request: Request) -> Granted | None:
+    """The grant that *answer* tells of, if enough is left of it to use it."""
+    if reply.left is None or reply.acquired_at is None:
+        return None
+    terms = request.terms
+    until = answer.sent + min(terms.lease, reply.left - terms.margin)
+    is_whole = milliseconds(reply.left) >= milliseconds(terms.term)
+    if until <= answer.now or (not is_whole and until - answer.now < request.enough):
+        return None
+    return Granted(reply.token, reply.acquired_at, until, answer.now)
 
 
 def _persistently(action: Apply | Look, request: Request, now: float, deadline: float) -> Protocol[Answer]:
@@ -160,7 +291,42 @@ def _persistently(action: Apply | Look, request: Request, now: float, deadline: 
                 raise
         else:
             return answer
-        now = yield Pause(random.uniform(0, min(1.0, 0.05 * 2 ** min(failures, 10))), request.grant)  # noqa: S311
+        pause = random.uniform(0, min(1.0, 0.05 * 2 ** min(failures, 10)))  # noqa: S311 - spreads load
+        heard: Heard = yield Pause(request.grant, pause)
+        now = heard.now
+
+
+def wait_in_line(request: Request, turn: Turn, deadline: float, now: float) -> Protocol[Heard]:
+    """Wait until it is our turn among those of this process. Nothing is sent for it.
+
+    Who is next waits a moment for the lock to be handed over within the process, which costs no command of its own,
+    and then queues with the others, where everybody sees it. Returns at the deadline at the latest.
+    """
+    started, next_since = now, now if turn == "next" else None
+    while True:
+        until = deadline if next_since is None else min(deadline, next_since + INDOORS)
+        heard: Heard = yield Pause(request.grant, max(0.0, until - now))
+        now = heard.now
+        if heard.cancelled:
+            raise LockCancelled(request.key, now - started)
+        if heard.answer is not None or heard.turn == "now" or now >= deadline:
+            return heard
+        if heard.turn == "next":
+            if next_since is not None and now >= next_since + INDOORS:
+                return heard
+            next_since = now if next_since is None else next_since
+
+
+def leave(request: Request) -> Protocol[None]:
+    """Take the grant out of the queue, or give it back if it was granted meanwhile."""
+    yield Apply(request.key, Step(ask=request.grant, remove=(request.grant,), force=True))
+
+
+def hand_over(request: Request, giver: str) -> Protocol[Answer | None]:
+    """Give the grant *giver* back and queue *request*, in one command. None if *giver* was not there any more; then
+    nothing was done."""
+    answer: Answer = yield Apply(request.key, Step(ask=request.grant, add=request.entry, remove=(giver,), given=giver))
+    return answer if answer.reply.found else None
 
 
 def release(key: str, grant: str, bury: bool = False) -> Protocol[bool]:

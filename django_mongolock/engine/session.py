@@ -13,19 +13,21 @@ import secrets
 import threading
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
-from ..exceptions import LockBackendError, LockError
+from ..exceptions import LockBackendError, LockError, LockStateError
 from . import clock, drivers, protocol
-from .document import Terms
-from .grant import TAKEN, Grant, State
-from .protocol import Action, Answer, Apply, GiveBack, Look, Pause, Protocol
+from .document import News, Reply, Terms
+from .grant import CLOSED, TAKEN, Grant, LineKey, State
+from .protocol import Action, Answer, Apply, FindDeadlock, GiveBack, Granted, Heard, Look, Pause, Protocol, Turn
 from .senders import Senders
 from .step import Step
 from .store import Found, MongoStore
+from .wakeups import Listener
 
 logger = logging.getLogger("django_mongolock")
 
@@ -35,6 +37,9 @@ T = TypeVar("T")
 BATCH: Final = 1_000
 #: Threads that send commands for coroutines and for the main thread.
 SENDERS: Final = 16
+
+#: Threads that call `on_lost` and `on_release_requested`.
+CALLERS: Final = 4
 
 #: Told of what happens to a grant: "acquired", "released" or "lost".
 Observer = Callable[[str, Grant], object]
@@ -64,7 +69,11 @@ class Session:
         self._observer = observer
         self._numbers = itertools.count(1)
         self._grants: dict[str, Grant] = {}
+        self._waiting: dict[str, Grant] = {}
         self._by_worker: dict[tuple[str, object], Grant] = {}
+        self._holding: dict[object, int] = {}
+        self._lines: dict[LineKey, OrderedDict[str, Grant]] = {}
+        self._held_here: dict[LineKey, Grant] = {}
         self._unsettled: dict[str, Unsettled] = {}
         self._wakes_at = float("inf")
         self._mutex = threading.Lock()
@@ -72,6 +81,9 @@ class Session:
         self._bell: SimpleQueue[Grant | None] = SimpleQueue()
         self._keeper: threading.Thread | None = None
         self._senders = Senders(SENDERS)
+        #: For callbacks, which may take their time: no command waits for them.
+        self._callers = Senders(CALLERS)
+        self._listener = Listener(store, self.id, self._tell, self._look)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -99,16 +111,27 @@ class Session:
         match action:
             case Apply(key, step):
                 try:
-                    return Answer(self.store.apply(key, step, timeout), sent, clock.now())
+                    return self._answer(step.ask, self.store.apply(key, step, timeout), sent)
                 except LockBackendError:
                     if step.add is not None and (grant := self._grants.get(step.ask)) is not None:
                         grant.doubtful = True
                     raise
             case GiveBack(key, step):
                 return self.store.give_back(key, step, timeout)
-            case Look(key, grant):
-                return Answer(self.store.read(key, grant, timeout), sent, clock.now())
+            case FindDeadlock(key, grant_id):
+                return self.store.deadlock(key, grant_id, timeout)
+            case Look(key, grant_id):
+                return self._answer(grant_id, self.store.read(key, grant_id, timeout), sent)
         raise TypeError(f"not a command: {action!r}")
+
+    def _answer(self, grant_id: str, reply: Reply, sent: float) -> Answer:
+        """Note for how long a place in the queue is good: if the grant comes by the stream, it is good for as long."""
+        answer = Answer(reply, sent, clock.now())
+        grant = self._grants.get(grant_id)
+        if grant is not None and reply.queued_left is not None:
+            terms = grant.terms
+            grant.renewed(sent + min(terms.patience, reply.queued_left - terms.margin), answer.now)
+        return answer
 
     def _send_elsewhere(self, action: Action) -> Any:
         return self._senders.call(lambda: self._send(action))
@@ -127,19 +150,112 @@ class Session:
 
         return await future if self._senders.submit(send) else self._send(action)
 
-    def _pause(self, pause: Pause) -> float:
-        time.sleep(pause.seconds)
-        return clock.now()
+    def _pause(self, pause: Pause) -> Heard:
+        grant = self._waiting[pause.grant]
+        grant.bell.wait(self._seconds(pause))
+        return self._hear(grant)
 
-    async def _apause(self, pause: Pause) -> float:
-        await asyncio.sleep(pause.seconds)
-        return clock.now()
+    async def _apause(self, pause: Pause) -> Heard:
+        grant = self._waiting[pause.grant]
+        await grant.bell.await_(self._seconds(pause))
+        return self._hear(grant)
+
+    def _seconds(self, pause: Pause) -> float:
+        if pause.poll == protocol.FOREVER:
+            return pause.timer
+        self._listener.want()
+        return pause.timer if self._listener.listening else min(pause.timer, pause.poll)
+
+    def _hear(self, grant: Grant) -> Heard:
+        if self._closed:
+            raise LockStateError("the session was closed while somebody waited in it")
+        answer, grant.answer = grant.answer, None
+        return Heard(clock.now(), grant.news, answer, grant.queued_until, self._turn(grant), grant.cancelled)
+
+    # What wakes a waiter
+
+    def _tell(self, grant_id: str, news: News) -> None:
+        """The change stream says that a grant is held."""
+        if (grant := self._waiting.get(grant_id)) is not None:
+            grant.news = news
+            grant.bell.ring()
+
+    def _look(self) -> None:
+        """Everybody who waits shall look: news may have passed unheard."""
+        for grant in list(self._waiting.values()):
+            grant.bell.ring()
+
+    def cancel(self, grant: Grant) -> None:
+        """End the wait for *grant*, from any thread."""
+        grant.cancelled = True
+        grant.bell.ring()
+
+    # The line of those of this process who want the same key
+
+    def join(self, grant: Grant, *, trial: bool) -> Turn:
+        """Stand in line for *grant*, unless it is only to be tried. Returns whether it may be asked for now."""
+        with self._mutex:
+            self._waiting[grant.id] = grant
+            if not trial:
+                self._lines.setdefault(grant.line, OrderedDict())[grant.id] = grant
+        return "now" if trial else self._turn(grant)
+
+    def _turn(self, grant: Grant) -> Turn:
+        line = self._lines.get(grant.line)
+        if line and next(iter(line)) != grant.id:
+            return "behind"
+        return "next" if grant.line in self._held_here else "now"
+
+    def leave(self, grant: Grant) -> None:
+        """Stand in line no more: it is held, or nobody waits for it any longer."""
+        with self._mutex:
+            self._waiting.pop(grant.id, None)
+            line = self._lines.get(grant.line)
+            if line is None or line.pop(grant.id, None) is None:
+                return
+            if not line:
+                del self._lines[grant.line]
+        self._ring_first(grant.line)
+
+    def _ring_first(self, key: LineKey) -> None:
+        with self._mutex:
+            line = self._lines.get(key)
+            first = next(iter(line.values())) if line else None
+        if first is not None:
+            first.bell.ring()
+
+    def claim(self, grant: Grant) -> Grant | None:
+        """Who is next in line for the key of *grant*, to hand it over to. Deliver the answer, or that there is none."""
+        with self._mutex:
+            line = self._lines.get(grant.line)
+            heir = next(iter(line.values())) if line else None
+            if heir is None or heir.cancelled:
+                return None
+            heir.claimed = True
+            self._grants[heir.id] = heir
+        self._keep(heir.renew_at)
+        return heir
+
+    def deliver(self, heir: Grant, answer: Answer | None) -> None:
+        """Tell who was claimed what came of it; None if it is not known."""
+        heir.doubtful |= answer is None
+        heir.answer = answer
+        heir.claimed = False
+        heir.bell.ring()
 
     # The grants of this process
 
-    def new_grant(self, key: str, terms: Terms, auto_renew: bool, worker: object) -> Grant:
+    def new_grant(
+        self, key: str, terms: Terms, worker: object, *, auto_renew: bool = True, max_hold: float | None = None
+    ) -> Grant:
         """Make a grant that nobody has heard of yet."""
-        return Grant(f"{self.id}.{self.next_number()}", key, terms, auto_renew=auto_renew, worker=worker)
+        grant_id = f"{self.id}.{self.next_number()}"
+        nested = self._holding.get(worker, 0) > 0
+        return Grant(grant_id, key, terms, auto_renew=auto_renew, worker=worker, max_hold=max_hold, nested=nested)
+
+    def name_worker(self, worker: object) -> str:
+        """A name for a thread or task, which nobody else has while it holds a lock or waits for one."""
+        return f"{self.id}/{id(worker):x}"
 
     def expect(self, grant: Grant) -> None:
         """The grant is about to be asked for: have its place in the queue renewed from now on."""
@@ -154,20 +270,33 @@ class Session:
         """The grant of *key* that this thread or task holds."""
         return self._by_worker.get((key, worker))
 
-    def acquired(self, grant: Grant, answer: Answer, waited: float) -> None:
-        """The grant is held, by *answer*."""
-        grant.hold(answer.reply.token, answer.reply.acquired_at, answer.sent, waited)
+    def acquired(self, grant: Grant, granted: Granted, waited: float) -> None:
+        """The grant is held."""
+        grant.hold(granted, waited)
         with self._mutex:
             self._by_worker[grant.key, grant.worker] = grant
+            self._holding[grant.worker] = self._holding.get(grant.worker, 0) + 1
+            if grant.terms.mode == "exclusive":
+                self._held_here[grant.line] = grant
+        self.leave(grant)
         self._keep(min(grant.renew_at, grant.ends_at))
         self._observe("acquired", grant)
 
     def forget(self, grant: Grant) -> bool:
         """The grant has ended: renew it no more. Return whether that is news."""
         with self._mutex:
+            was_held = self._held_here.get(grant.line) is grant
+            if was_held:
+                del self._held_here[grant.line]
+            known = self._grants.pop(grant.id, None) is not None
             if self._by_worker.get((grant.key, grant.worker)) is grant:
                 del self._by_worker[grant.key, grant.worker]
-            return self._grants.pop(grant.id, None) is not None
+                self._holding[grant.worker] -= 1
+                if not self._holding[grant.worker]:
+                    del self._holding[grant.worker]
+        if was_held:
+            self._ring_first(grant.line)
+        return known
 
     def released(self, grant: Grant) -> None:
         """The grant was given back."""
@@ -237,7 +366,7 @@ class Session:
                 for grant in dropped:
                     self._dropped(grant)
                 self.beat()
-            except Exception:
+            except BaseException:
                 logger.exception("the keeper failed and goes on")
                 time.sleep(0.1)
 
@@ -262,9 +391,13 @@ class Session:
 
     def _dropped(self, grant: Grant) -> None:
         if not grant.users and grant.state is State.HELD:
-            logger.warning("lock dropped without release key=%s token=%s: released now", grant.key, grant.token)
-            self.abandon(grant)
-            self._observe("released", grant)
+            self._let_go(grant, "its lock object is gone")
+
+    def _let_go(self, grant: Grant, why: str) -> None:
+        """Release what nobody is going to release any more."""
+        logger.warning("released, %s key=%s acquired=%s", why, grant.key, grant.acquired_from)
+        self.abandon(grant)
+        self._observe("released", grant)
 
     def _next_due(self) -> float:
         with self._mutex:
@@ -281,6 +414,10 @@ class Session:
         for grant in grants:
             if grant.state is State.LOST or (grant.state is State.HELD and not grant.held):
                 self.lost(grant)
+            elif (
+                grant.state is State.HELD and isinstance(grant.worker, threading.Thread) and not grant.worker.is_alive()
+            ):
+                self._let_go(grant, "its thread has ended")
         # Take along what would be due soon: one command instead of many.
         due = [grant for grant in grants if grant.renewable and grant.renew_at <= now + grant.length / 6]
         if any(grant.renew_at <= now for grant in due):
@@ -308,14 +445,28 @@ class Session:
 
     def _judge(self, grant: Grant, found: Found | None, number: int, sent: float) -> None:
         beats = {} if found is None else {**found.waiters, **found.holders}
-        if beats.get(grant.id) == number:
-            grant.renewed(sent)
+        beat = beats.get(grant.id)
+        if beat is not None and beat.number == number:
+            terms = grant.terms
+            grant.renewed(sent + min(grant.length, beat.left - terms.margin), clock.now())
+            if beat.asked is not None and grant.asked is None:
+                self._ask(grant, beat.asked)
         elif grant.state is State.HELD and found is not None and grant.id not in beats and found.token >= grant.token:
             # Majority-committed, and no older than the grant itself; an id never comes back.
             if grant.lose(TAKEN):
                 self.lost(grant)
         else:
             grant.postpone(clock.now() + min(1.0, grant.length / 10))
+        if grant.state is State.WAITING and found is not None and grant.id not in found.waiters:
+            grant.bell.ring()  # granted, and the news was missed; or gone from the queue
+
+    def _ask(self, grant: Grant, caller: str) -> None:
+        """Somebody wants the lock: tell its holder, once."""
+        grant.asked = caller
+        logger.info("release requested key=%s by=%s", grant.key, caller)
+        self._observe("release_requested", grant)
+        if grant.on_release_requested is not None:
+            self._callers.submit(functools.partial(_call_safely, grant.on_release_requested, grant))
 
     def lost(self, grant: Grant) -> None:
         """Tell everybody, once, that a grant was lost, and see to it that it does not keep others waiting."""
@@ -326,14 +477,14 @@ class Session:
             self.abandon(grant)
         self._observe("lost", grant)
         if grant.on_lost is not None:
-            callback = grant.on_lost
-            self._senders.submit(lambda: _call_safely(callback, grant))
+            self._callers.submit(functools.partial(_call_safely, grant.on_lost, grant))
 
     # The end
 
     def close(self, timeout: float = 2.0) -> None:
         """Give back what is held, settle what is open, and close the client."""
         self._closed = True
+        self._listener.close()
         self._bell.put(None)
         end = clock.now() + timeout
         with self._mutex:
@@ -346,7 +497,7 @@ class Session:
                 continue
             # A waiter's command may be on its way still: its place in the queue must not come back.
             waits = grant.state is State.WAITING
-            if grant.release() or waits:
+            if grant.lose(CLOSED):
                 end_it = protocol.settle(grant.key, grant.id) if waits else protocol.release(grant.key, grant.id)
                 try:
                     drivers.run(end_it, self._send, self._pause)
@@ -356,33 +507,32 @@ class Session:
         for grant_id in unsettled:
             if clock.now() < end:
                 self._settle(grant_id)
+        self._look()
         self._senders.close()
+        self._callers.close()
         self.store.close()
 
 
 def _tell(future: asyncio.Future[Any], result: Any, error: BaseException | None = None) -> None:
-    if future.done():  # cancelled
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
+    """Set the outcome of a call, unless nobody waits for it any more."""
+    if not future.done():
+        future.set_result(result) if error is None else future.set_exception(error)
 
 
 def _call_safely(callback: Callable[[], object], grant: Grant) -> None:
     try:
         callback()
     except Exception:
-        logger.exception("on_lost failed key=%s", grant.key)
+        logger.exception("callback failed key=%s", grant.key)
 
 
 class Sessions:
     """Hands out the session of this process: a new one after a fork, since the parent's locks are not the child's."""
 
-    _all: weakref.WeakSet[Sessions] = weakref.WeakSet()
+    _all: ClassVar[weakref.WeakSet[Sessions]] = weakref.WeakSet()
     _mutex = threading.Lock()
     #: Sessions of the parent, kept so that nothing of them is finalized in the child.
-    _inherited: list[Session] = []  # noqa: RUF012
+    _inherited: ClassVar[list[Session]] = []
 
     def __init__(self, make: Callable[[], Session]) -> None:
         self._make = make

@@ -42,11 +42,9 @@ Expression = Any
 class Limits:
     """What is the same for every command of a session. Times are in milliseconds.
 
-    confirm: the first lease of a grant that its holder has yet to notice. waiters: how long a queue may be.
-    retention: how long the document of a free lock is kept, at least.
+    waiters: how long a queue may be. retention: how long the document of a free lock is kept, at least.
     """
 
-    confirm: int = 3_000
     waiters: int = 1_000
     retention: int = 7 * 24 * 3_600_000
 
@@ -58,7 +56,8 @@ class Step:
     ask: the grant id that the answer is about. add: a new entry (`document.entry`). trial: it must not stay in
     the queue. remove, renew: grant ids. bury: how long the removed ids stay under a tombstone, 0 for not at all.
     force: end a minimum hold too. lease, term: lengthen the lease of the renewed grants to this. beat: the number
-    of the renewal, which it leaves on what it renewed.
+    of the renewal, which it leaves on what it renewed. call: ids of holders that *caller* asks to release the lock.
+    given: apply the step only while this grant holds the lock.
     """
 
     ask: str = ""
@@ -71,6 +70,14 @@ class Step:
     lease: int = 0
     term: int = 0
     beat: int = 0
+    given: str = ""
+    call: tuple[str, ...] = ()
+    caller: str = ""
+
+    @property
+    def upserts(self) -> bool:
+        """May the step make the document? Not with a condition: that would be seeded into the new one."""
+        return (self.add is not None or self.bury > 0) and not self.given
 
     def pipeline(self) -> list[RawBSONDocument]:
         """The command's update."""
@@ -83,6 +90,7 @@ class Step:
             force=self.force,
             renews=bool(self.renew),
             buries=self.bury > 0,
+            calls=bool(self.call),
         )
 
     def arguments(self, limits: Limits, clock: object) -> dict[str, Any]:
@@ -90,7 +98,6 @@ class Step:
         values: dict[str, Any] = {
             "ask": self.ask,
             "clock": clock,
-            "confirm": Int64(limits.confirm),
             "retention": Int64(limits.retention),
         }
         if self.add is not None:
@@ -104,6 +111,8 @@ class Step:
                 "term": Int64(self.term),
                 "beat": Int64(self.beat),
             }
+        if self.call:
+            values |= {"call": self.call, "caller": self.caller}
         return {"c": {"$literal": values}}
 
 
@@ -163,7 +172,8 @@ _ZERO = Int64(0)
 _BLANK: dict[str, Expression] = {
     "_id": "$_id", "v": SCHEMA, "holders": [], "waiters": [], "graves": [], "token": {"$toLong": "$$NOW"},
     "granted": "", "clock": "$$c.clock", "purge_at": "$$NOW", "changes": _ZERO, "acquisitions": _ZERO,
-    "contended": _ZERO, "lapsed": _ZERO, "waited_ms": _ZERO, "held_ms": _ZERO,
+    "contended": _ZERO, "lapsed": _ZERO, "waited_ms": _ZERO, "held_ms": _ZERO, "longest_wait_ms": _ZERO,
+    "longest_hold_ms": _ZERO,
 }  # fmt: skip
 
 
@@ -178,6 +188,7 @@ def _living(entries: Expression, length: str) -> Expression:
 
 _IS_REMOVED: Expression = {"$in": ["$$e.grant", "$$c.remove"]}
 _IS_NEW: Expression = {"$eq": ["$$e.grant", "$$c.add.grant"]}
+_IS_ASKED: Expression = {"$eq": ["$$e.grant", "$$c.ask"]}
 #: Has the entry the owner of the new one? Not the new one itself: its command may arrive twice.
 _MAKES_WAY: Expression = {"$and": [{"$eq": ["$$e.owner", "$$c.add.owner"]}, {"$not": [_IS_NEW]}]}
 
@@ -245,14 +256,17 @@ _FITTING: Expression = _let(
 )
 
 
-def _granted(adds: bool) -> Expression:
-    """The entries that fit, as holders. One that has yet to learn of it gets a short first lease."""
-    soon = {"$min": ["$$e.term", "$$c.confirm"]}
-    term = {"$cond": [_IS_NEW, "$$e.term", soon]} if adds else soon
+def _granted() -> Expression:
+    """The entries that fit, as holders.
+
+    The grant that the command asks about gets a whole lease: its holder sees the answer. Any other keeps the end
+    that it had as a waiter, until its holder renews it. So a waiter that has died costs the queue no more than it
+    would have anyway, and a living one can hold the lock at once, by what it knows of its last renewal.
+    """
     changes = {
         "acquired_at": "$$NOW",
         "token": {"$add": ["$$doc.token", Int64(1), "$$i"]},
-        "until": _from_now(term),
+        "until": {"$cond": [_IS_ASKED, _from_now("$$e.term"), "$$e.until"]},
     }
     return {
         "$map": {
@@ -263,33 +277,39 @@ def _granted(adds: bool) -> Expression:
     }
 
 
-def _total(field: str, items: Expression, each: Expression) -> Expression:
-    return {"$sum": {"$concatArrays": [[f"$$doc.{field}"], _map(items, each)]}}
+def _total(field: str, more: Expression) -> Expression:
+    return {"$add": [f"$$doc.{field}", {"$sum": more}]}
 
 
-def _joined(ids: Expression) -> Expression:
-    return {"$reduce": {"input": ids, "initialValue": "", "in": {"$concat": ["$$value", "$$this", " "]}}}
+def _told() -> Expression:
+    """News for those who were granted by somebody else's command, for the change stream: see `document.read_news`."""
+    others = _filter("$$granted", {"$not": [_IS_ASKED]})
+    fields = ["$$this.grant", " ", {"$toString": "$$this.token"}, " ", {"$toString": {"$toLong": "$$NOW"}}, ";"]
+    news = {"$reduce": {"input": others, "initialValue": "", "in": {"$concat": ["$$value", *fields]}}}
+    return {"$cond": [{"$eq": [others, []]}, "$$doc.granted", news]}
 
 
-def _result(adds: bool, buries: bool) -> dict[str, Expression]:
+def _result(buries: bool) -> dict[str, Expression]:
     """The fields that a command changes."""
-    told = _filter("$$granted.grant", {"$ne": ["$$e", "$$c.add.grant"]}) if adds else "$$granted.grant"
     keep = {"$add": [{"$max": ["$$NOW", "$$expires_at"]}, "$$c.retention"]}
     fields = {
         "holders": "$$holders",
         "waiters": "$$waiting",
         "token": {"$add": ["$$doc.token", "$$fitting"]},
-        "granted": {"$cond": [{"$eq": [told, []]}, "$$doc.granted", _joined(told)]},
+        "granted": _told(),
         "clock": "$$c.clock",
         "expires_at": "$$expires_at",
         "purge_at": {"$cond": [{"$gte": ["$$doc.purge_at", keep]}, "$$doc.purge_at", {"$add": [keep, _PURGE_STEP]}]},
         # So that every command writes: a primary that has lost its majority acknowledges what changes nothing.
         "changes": {"$add": ["$$doc.changes", 1]},
         "acquisitions": {"$add": ["$$doc.acquisitions", "$$fitting"]},
-        "contended": _total("contended", "$$granted", {"$cond": [{"$lt": ["$$e.since", "$$NOW"]}, 1, 0]}),
-        "waited_ms": _total("waited_ms", "$$granted", {"$subtract": ["$$NOW", "$$e.since"]}),
-        "lapsed": _total("lapsed", "$$ended", {"$cond": [{"$lte": ["$$e.until", "$$NOW"]}, 1, 0]}),
-        "held_ms": _total("held_ms", "$$ended", {"$subtract": [{"$min": ["$$NOW", "$$e.until"]}, "$$e.acquired_at"]}),
+        "contended": _total("contended", {"$map": {"input": "$$waits", "in": {"$cond": ["$$this", 1, 0]}}}),
+        "waited_ms": _total("waited_ms", "$$waits"),
+        "longest_wait_ms": {"$max": ["$$doc.longest_wait_ms", {"$max": "$$waits"}]},
+        "lapsed": _total("lapsed", _map("$$ended", {"$cond": [{"$lte": ["$$e.until", "$$NOW"]}, 1, 0]})),
+        "held_ms": _total("held_ms", "$$holds"),
+        "longest_hold_ms": {"$max": ["$$doc.longest_hold_ms", {"$max": "$$holds"}]},
+        "last_holder": {"$ifNull": [{"$last": "$$ended"}, "$$doc.last_holder"]},
     }
     if buries:
         new = _map("$$c.remove", {"grant": "$$e", "until": _from_now("$$c.bury")})
@@ -300,7 +320,7 @@ def _result(adds: bool, buries: bool) -> dict[str, Expression]:
 
 @lru_cache
 def _pipeline(
-    *, adds: bool, resumes: bool, trial: bool, removes: bool, force: bool, renews: bool, buries: bool
+    *, adds: bool, resumes: bool, trial: bool, removes: bool, force: bool, renews: bool, buries: bool, calls: bool
 ) -> list[RawBSONDocument]:
     """The rule with the parts that such a command needs. Each stage binds variables for those after it."""
     upserts = adds or buries
@@ -314,6 +334,10 @@ def _pipeline(
         queue = _filter(queue, {"$not": [_IS_REMOVED]})
     if renews:
         kept, queue = _renewed(kept, "term"), _renewed(queue, "patience")
+    if calls:
+        kept = _map(
+            kept, {"$cond": [{"$in": ["$$e.grant", "$$c.call"]}, _merge("$$e", {"asked": "$$c.caller"}), "$$e"]}
+        )
     waiting = {"$slice": ["$$queued", "$$fitting", {"$add": [_size("$$queued"), 1]}]}
     stages: list[dict[str, Expression]] = [
         {"doc": {"$cond": [_IS_BLANK, _BLANK, "$$ROOT"]} if upserts else "$$ROOT"},
@@ -322,15 +346,19 @@ def _pipeline(
         {"kept": kept, "queue": queue},
         {"queued": _with_new(resumes) if adds else "$$queue"},
         {"fitting": _FITTING},
-        {"granted": _granted(adds)},
+        {"granted": _granted()},
         {
             "holders": {"$concatArrays": ["$$kept", "$$granted"]},
             "waiting": _filter(waiting, {"$not": [_IS_NEW]}) if trial else waiting,
             "ended": _filter("$$doc.holders", {"$not": [{"$in": ["$$e.grant", "$$kept.grant"]}]}),
         },
-        {"expires_at": {"$max": "$$holders.until"}},
+        {
+            "expires_at": {"$max": "$$holders.until"},
+            "waits": _map("$$granted", {"$subtract": ["$$NOW", "$$e.since"]}),
+            "holds": _map("$$ended", {"$subtract": [{"$min": ["$$NOW", "$$e.until"]}, "$$e.acquired_at"]}),
+        },
     ]
-    rule: Expression = _merge("$$doc", _result(adds, buries))
+    rule: Expression = _merge("$$doc", _result(buries))
     for variables in reversed(stages):
         rule = _let(variables, rule)
     valid = {"$or": [_IS_BLANK, IS_WHOLE]} if upserts else IS_WHOLE
@@ -348,8 +376,9 @@ REPLY: RawBSONDocument = _encoded(
         "_id": 0,
         "now": "$$NOW",
         "token": 1,
-        "mine": {"$first": _filter("$holders", {"$eq": ["$$e.grant", "$$c.ask"]})},
+        "mine": {"$first": _filter("$holders", _IS_ASKED)},
         "place": {"$indexOfArray": ["$waiters.grant", "$$c.ask"]},
+        "queued": {"$first": _filter("$waiters", _IS_ASKED)},
         "waiting": _size("$waiters"),
         "first_end": {"$min": "$holders.until"},
         "holder": {"$first": "$holders"},

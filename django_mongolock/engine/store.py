@@ -9,18 +9,21 @@ import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
 import pymongo
 from bson.codec_options import CodecOptions, DatetimeConversion, TypeEncoder, TypeRegistry
 from pymongo import MongoClient, ReadPreference, WriteConcern
+from pymongo.change_stream import CollectionChangeStream
 from pymongo.collection import Collection
-from pymongo.errors import ConfigurationError, InvalidURI, OperationFailure, PyMongoError, WriteError
+from pymongo.errors import ConfigurationError, InvalidOperation, InvalidURI, OperationFailure, PyMongoError, WriteError
 from pymongo.read_concern import ReadConcern
 from pymongo.server_description import ServerDescription
 
 from ..exceptions import LockBackendError, LockDocumentError
+from .deadlock import Cycle, chain_pipeline, cycle_of, read_chain
 from .document import Reply, find_damage, read_reply
 from .step import REPLY, Limits, Step
 
@@ -31,6 +34,8 @@ Document = dict[str, Any]
 RELEASE_CONCERN = WriteConcern(w=1, j=True)
 MAJORITY = WriteConcern(w="majority")
 
+#: A duplicate key from two upserts that raced (the server repeats them itself, but need not), a limit on time.
+_PASSING = {11000, 262}
 _UNAUTHORIZED = 13
 _AUTHENTICATION_FAILED = 18
 _ATLAS_ERROR = 8000
@@ -84,7 +89,7 @@ class StoreConfig:
     client: Mapping[str, Any] = field(repr=False)
     database: str
     collection: str = "mongolock_locks"
-    limits: Limits = Limits()
+    limits: Limits = Limits()  # noqa: RUF009 - it is frozen
 
 
 class MongoStore:
@@ -140,10 +145,10 @@ class MongoStore:
         """
         command = {
             "findAndModify": self.config.collection,
-            "query": {"_id": {"$eq": key}},
+            "query": {"_id": {"$eq": key}} | ({"holders.grant": {"$eq": step.given}} if step.given else {}),
             "update": step.pipeline(),
             "let": step.arguments(self.config.limits, CLOCK),
-            "upsert": step.add is not None or step.bury > 0,
+            "upsert": step.upserts,
             "new": True,
             "fields": REPLY,
             "writeConcern": {"w": "majority"},
@@ -165,6 +170,8 @@ class MongoStore:
 
     def _is_puzzling(self, step: Step, reply: Reply) -> bool:
         """Can the answer only be explained by a document that the step left as it was?"""
+        if not reply.found:
+            return False
         if step.renew:
             return reply.held and reply.beat != step.beat
         if step.add is None or reply.held or reply.place is not None:
@@ -205,7 +212,8 @@ class MongoStore:
             "$or": [{"holders.grant": {"$in": step.renew}}, {"waiters.grant": {"$in": step.renew}}],
             **{name: {"$type": "array"} for name in ("holders", "waiters", "graves")},
         }
-        fields = {"holders": {"grant": 1, "beat": 1}, "waiters": {"grant": 1, "beat": 1}, "token": 1}
+        entry = {"grant": 1, "beat": 1, "until": 1, "asked": 1}
+        fields = {"holders": entry, "waiters": entry, "token": 1, "now": "$$NOW"}
         try:
             with pymongo.timeout(timeout):
                 collection.update_many(where, step.pipeline(), let=step.arguments(self.config.limits, CLOCK))
@@ -226,6 +234,36 @@ class MongoStore:
                 found |= self.renew(half, step, timeout)
         return found
 
+    def deadlock(self, key: str, grant: str, timeout: float) -> Cycle | None:
+        """The cycle of waits that the waiter *grant* is part of, seen twice: then it is none of the past."""
+        seen: list[frozenset[str]] = []
+        cycle = None
+        for _ in range(2):
+            try:
+                with pymongo.timeout(timeout):
+                    found = list(self.collection.aggregate(chain_pipeline(key, self.config.collection)))
+            except PyMongoError as error:
+                raise self._problem(error, None, timeout) from _bare(error)
+            cycle = cycle_of(read_chain(found[0]), grant, found[0]["now"]) if found else None
+            if cycle is None:
+                return None
+            seen.append(frozenset(wait.grant for wait in cycle.waits))
+        return cycle if seen[0] == seen[1] else None
+
+    def watch(self, session: str) -> CollectionChangeStream[Document]:
+        """Open a change stream of the grants that are given to *session*. Raises PyMongoError."""
+        mine = {"$regex": f"(^|;){session}\\."}
+        pipeline: list[Document] = [
+            {
+                "$match": {
+                    "operationType": {"$in": ["update", "replace"]},
+                    "$or": [{"updateDescription.updatedFields.granted": mine}, {"fullDocument.granted": mine}],
+                }
+            },
+            {"$project": {"updateDescription.updatedFields.granted": 1, "fullDocument.granted": 1}},
+        ]
+        return self.collection.watch(pipeline, max_await_time_ms=1_000)
+
     def diagnose(self, key: str, timeout: float = 5.0) -> None:
         """Raise LockDocumentError if the document of *key* cannot be used, as far as it can be read."""
         try:
@@ -243,6 +281,8 @@ class MongoStore:
 
     def _problem(self, error: PyMongoError, key: str | None, timeout: float) -> LockBackendError | LockDocumentError:
         """Say in our own words what the driver met. Its words may hold the whole command, or a URI."""
+        if isinstance(error, InvalidOperation):
+            return LockBackendError("the session was closed", key, passing=False)
         if not isinstance(error, OperationFailure) or error.timeout:
             return LockBackendError(f"MongoDB did not answer within {timeout:.1f} s ({type(error).__name__})", key)
         if error.code in _REFUSALS:
@@ -256,17 +296,27 @@ class MongoStore:
         return LockBackendError(
             f"MongoDB refused the command (code {error.code}, {_code_name(error)})",
             key,
-            passing=error.has_error_label("RetryableWriteError"),
+            passing=error.code in _PASSING or error.has_error_label("RetryableWriteError"),
         )
 
 
 @dataclass(frozen=True, slots=True)
+class Beat:
+    """How a renewal found one grant: the number of its last renewal, the seconds until its end, and who asks for its
+    release."""
+
+    number: int
+    left: float
+    asked: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
-    """What a renewal found under one key: the last token given, and the number of each grant's last renewal."""
+    """What a renewal found under one key: the last token given, and the grants of everybody."""
 
     token: int
-    holders: dict[str, int]
-    waiters: dict[str, int]
+    holders: dict[str, Beat]
+    waiters: dict[str, Beat]
 
 
 def _found(document: Document) -> Found:
@@ -274,13 +324,18 @@ def _found(document: Document) -> Found:
     return Found(token if isinstance(token, int) else 0, _beats(document, "holders"), _beats(document, "waiters"))
 
 
-def _beats(document: Document, field: str) -> dict[str, int]:
+def _beats(document: Document, field: str) -> dict[str, Beat]:
     entries = document.get(field)
-    return {
-        entry["grant"]: entry.get("beat", 0)
-        for entry in (entries if isinstance(entries, list) else ())
-        if isinstance(entry, dict) and type(entry.get("grant")) is str  # bson.Code is a str, and cannot be hashed
-    }
+    beats: dict[str, Beat] = {}
+    for entry in entries if isinstance(entries, list) else ():
+        match entry:
+            case {"grant": str(grant), "beat": int(number), "until": datetime() as until} if type(grant) is str:
+                asked = entry.get("asked")
+                left = (until - document["now"]).total_seconds()
+                beats[grant] = Beat(number, left, asked if isinstance(asked, str) else None)
+            case {"grant": str(grant)} if type(grant) is str:  # bson.Code is a str, and cannot be hashed
+                beats[grant] = Beat(0, 0.0)
+    return beats
 
 
 def _code_name(error: OperationFailure) -> str:

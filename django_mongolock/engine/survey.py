@@ -57,6 +57,8 @@ class Seen:
     lapsed: int
     waited_ms: int
     held_ms: int
+    longest_wait_ms: int
+    longest_hold_ms: int
     damage: str | None
 
     @property
@@ -92,7 +94,7 @@ class Entry:
 #: How many locks are read at a time.
 BATCH: Final = 1_000
 
-_COUNTERS: Final = ("acquisitions", "contended", "lapsed", "waited_ms", "held_ms")
+_COUNTERS: Final = ("acquisitions", "contended", "lapsed", "waited_ms", "held_ms", "longest_wait_ms", "longest_hold_ms")
 
 
 def _list(field: str) -> Document:

@@ -13,7 +13,7 @@ from typing import Any
 from pymongo import ReturnDocument
 
 from ..exceptions import LockDocumentError
-from .document import find_damage
+from .document import check_text, find_damage
 from .patterns import EVERY_KEY, KeyMatch
 from .step import Step
 from .store import CLOCK, MongoStore
@@ -116,3 +116,19 @@ def force_release(store: MongoStore, key: str, grants: Sequence[str], timeout: f
     if damage := find_damage(before):
         raise LockDocumentError(key, damage)
     return [holder["grant"] for holder in before["holders"] if holder["grant"] in grants]
+
+
+def ask_to_release(store: MongoStore, key: str, caller: str, timeout: float = 5.0) -> int:
+    """Ask the holders of *key* to release it, in the name of *caller*; return how many were asked.
+
+    They learn of it at their next renewal, within a third of their lease. It is up to them what they do.
+    """
+    document = store.collection.find_one({"_id": {"$eq": key}})
+    if document is None:
+        return 0
+    if damage := find_damage(document):
+        raise LockDocumentError(key, damage)
+    ids = tuple(holder["grant"] for holder in document["holders"])
+    if ids:
+        store.apply(key, Step(call=ids, caller=check_text("caller", caller)), timeout)
+    return len(ids)

@@ -65,7 +65,6 @@ def config(collection: Collection[Document], mongo_uri: str, appname: str, comma
         {"host": mongo_uri, "appname": appname, "event_listeners": [commands], "heartbeatFrequencyMS": 500},
         collection.database.name,
         collection.name,
-        Limits(confirm=1_000),
     )
 
 

@@ -105,8 +105,8 @@ class Model:
             if self.holders and (self.holders[0].mode != head.mode or len(self.holders) >= head.capacity):
                 return
             self.given += 1
-            own = step.add is not None and step.add["grant"] == head.grant
-            term = head.term if own else min(head.term, self.limits.confirm)
-            head.token, head.acquired_at, head.until = self.given, self.now, self.now + term
+            head.token, head.acquired_at = self.given, self.now
+            if head.grant == step.ask:
+                head.until = self.now + head.term
             self.holders.append(self.waiters.pop(0))
             self.granted_now.append(head)

@@ -47,7 +47,16 @@ def holder(**changes: Any) -> dict[str, Any]:
 
 
 def document(**changes: Any) -> dict[str, Any]:
-    counters = ("changes", "acquisitions", "contended", "lapsed", "waited_ms", "held_ms")
+    counters = (
+        "changes",
+        "acquisitions",
+        "contended",
+        "lapsed",
+        "waited_ms",
+        "held_ms",
+        "longest_wait_ms",
+        "longest_hold_ms",
+    )
     return {
         "_id": "k", "v": 1, "holders": [holder()], "waiters": [waiter()], "graves": [], "clock": "c", "token": Int64(5),
         "granted": "", "purge_at": NOW, **dict.fromkeys(counters, Int64(0)), **changes,
@@ -138,7 +147,7 @@ def test_a_fact_that_we_look_up_is_made_to_fit(value: object) -> None:
 def test_an_entry_holds_milliseconds_and_its_owner() -> None:
     """Seconds become whole milliseconds; an entry without an owner has no such field."""
     made = entry("g", "s", Terms(lease=1.5, margin=0.25, patience=2, hold=0.1, owner="me"), {"label": "$x"})
-    assert (made["lease"], made["term"], made["patience"], made["hold"]) == (1500, 1750, 2000, 100)
+    assert (made["lease"], made["term"], made["patience"], made["hold"]) == (1500, 1750, 2250, 100)
     assert all(isinstance(made[name], Int64) for name in ("lease", "term", "patience", "hold"))
     assert (made["owner"], made["label"]) == ("me", "$x")
     assert "owner" not in entry("g", "s", Terms(), {})
@@ -166,7 +175,7 @@ def test_a_missing_or_wrong_field_is_found_and_named(name: str) -> None:
 @pytest.mark.parametrize("value", [None, 1.0, True, "later", [], ObjectId()], ids=lambda value: type(value).__name__)
 def test_a_damaged_entry_is_found_and_named(name: str, value: object) -> None:
     """F55: one wrong field in one entry spoils the document, wherever it stands."""
-    if isinstance(value, str) and name in ("grant", "session", "mode"):
+    if isinstance(value, str) and name in ("grant", "session", "worker", "mode"):
         value = None
     damage = find_damage(document(holders=[holder(), holder(**{name: value})]))
     assert damage is not None
@@ -191,7 +200,7 @@ def test_a_version_or_a_token_that_we_do_not_know_is_damage() -> None:
 
 def test_no_document_is_a_free_lock() -> None:
     """A key that nobody has used is free."""
-    assert read_reply("k", None) == Reply()
+    assert read_reply("k", None) == Reply(found=False)
     assert Reply().free
     assert not Reply().held
 

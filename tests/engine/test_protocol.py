@@ -1,20 +1,39 @@
 """The protocol without any I/O: what it sends, when, and what it makes of the answers."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from django_mongolock.engine import protocol
-from django_mongolock.engine.document import Reply, Terms, entry, milliseconds
-from django_mongolock.engine.protocol import Answer, Apply, GiveBack, Look, Pause, Polling, Request
+from django_mongolock.engine.deadlock import Cycle, Wait
+from django_mongolock.engine.document import News, Reply, Terms, entry, milliseconds
+from django_mongolock.engine.protocol import (
+    Answer,
+    Apply,
+    FindDeadlock,
+    GiveBack,
+    Granted,
+    Heard,
+    Look,
+    Pace,
+    Pause,
+    Request,
+)
 from django_mongolock.engine.step import Step
-from django_mongolock.exceptions import LockBackendError, LockNotAcquired, LockQueueFull
+from django_mongolock.exceptions import (
+    LockBackendError,
+    LockCancelled,
+    LockDeadlock,
+    LockNotAcquired,
+    LockQueueFull,
+)
 
+NOW = datetime.now(UTC)
 TERMS = Terms(lease=10, margin=1, patience=5)
 REQUEST = Request("k", "g", entry("g", "s", TERMS, {}), TERMS, beat=7)
-WHOLE = Reply(left=11, token=3, acquired_at=datetime.now(UTC), first_end=11)
+WHOLE = Reply(left=11, token=3, acquired_at=NOW, first_end=11)
 SHORT = replace(WHOLE, left=2)
 QUEUED = Reply(place=0, waiting=1, first_end=9, holder="somebody")
 GONE = Reply(first_end=9, holder="somebody")
@@ -25,9 +44,10 @@ class Play:
 
     def __init__(self, wait: float | None, request: Request = REQUEST) -> None:
         self.now = 100.0
-        self.steps = protocol.acquire(request, wait, self.now)
+        deadline = protocol.FOREVER if wait is None else self.now + wait
+        self.steps = protocol.acquire(request, deadline, self.now, trial=wait == 0)
         self.action: Any = next(self.steps)
-        self.result: Answer | None = None
+        self.result: Any = None
 
     def answer(self, reply: Reply, took: float = 0.01) -> Any:
         sent, self.now = self.now, self.now + took
@@ -39,10 +59,18 @@ class Play:
         return self.action
 
     def pause(self, beyond: float = 0.0) -> Any:
+        """Let the pause end by itself; nobody listens to the change stream."""
         assert isinstance(self.action, Pause)
-        assert self.action.seconds >= 0
-        self.now += self.action.seconds + beyond
-        return self._send(self.now)
+        seconds = min(self.action.timer, self.action.poll)
+        assert seconds >= 0
+        self.now += seconds + beyond
+        return self._send(Heard(self.now))
+
+    def hear(self, after: float = 0.01, **heard: Any) -> Any:
+        """End the pause with something to hear."""
+        assert isinstance(self.action, Pause)
+        self.now += after
+        return self._send(Heard(self.now, **heard))
 
     def wait_until(self, kind: type, reply: Reply = QUEUED) -> Any:
         """Go on waiting until the next action is of *kind* and not a pause."""
@@ -64,7 +92,7 @@ def test_a_free_lock_takes_one_command() -> None:
     play = Play(wait=10)
     assert play.action == Apply("k", Step(ask="g", add=REQUEST.entry))
     play.answer(WHOLE)
-    assert play.result == Answer(WHOLE, 100.0, 100.01)
+    assert play.result == Granted(3, NOW, 100.0 + TERMS.lease, 100.01)
 
 
 def test_a_single_try_is_one_command() -> None:
@@ -78,8 +106,8 @@ def test_a_single_try_is_one_command() -> None:
 
 
 def test_a_waiter_only_looks_until_it_is_granted_then_confirms() -> None:
-    """F42: a grant that comes from another's change is short; the waiter takes it for a whole lease, and counts
-    its deadline from before that command, not from the look that showed the grant."""
+    """F42: where nobody tells, it looks; a grant that it sees it takes for a whole lease, and counts its deadline from
+    before that command, not from the look that showed the grant."""
     play = Play(wait=60)
     play.answer(QUEUED)
     for _ in range(5):
@@ -92,7 +120,7 @@ def test_a_waiter_only_looks_until_it_is_granted_then_confirms() -> None:
     play.now += 5
     play.answer(WHOLE)
     assert play.result is not None
-    assert play.result.sent == pytest.approx(play.now - 0.01)
+    assert play.result.until == pytest.approx(play.now - 0.01 + TERMS.lease)
 
 
 def test_a_look_alone_never_grants() -> None:
@@ -161,10 +189,14 @@ def test_without_a_limit_it_waits_for_ever() -> None:
 def test_pauses_grow_and_the_head_of_the_queue_looks_soonest(monkeypatch: pytest.MonkeyPatch) -> None:
     """F44: many waiters do not make a storm of commands: pauses grow with time and with the place in the queue."""
     monkeypatch.setattr("django_mongolock.engine.protocol.random.uniform", lambda low, high: high)
-    polling = Polling()
-    assert polling.pause(0, 0) == polling.shortest
-    assert polling.pause(0, 1) == 2 * polling.pause(0, 0)
-    assert polling.pause(40, 0) == polling.pause(0, 1_000_000) == polling.longest
+    assert Pace(0).poll(0) == protocol.SHORTEST_POLL
+    assert Pace(0).poll(1) == 2 * Pace(0).poll(0)
+    assert Pace(0).poll(1_000_000) == protocol.LONGEST_POLL
+    pace = Pace(0)
+    polls = [pace.poll(0) for _ in range(40)]
+    assert polls == sorted(polls)
+    assert polls[-1] == protocol.LONGEST_POLL
+    assert pace.poll(0) > pace.poll(1)
 
 
 def test_the_head_does_not_sleep_past_the_holders_end() -> None:
@@ -174,7 +206,7 @@ def test_the_head_does_not_sleep_past_the_holders_end() -> None:
     for _ in range(40):
         play.pause() if isinstance(play.action, Pause) else play.answer(replace(QUEUED, first_end=0.003))
         if isinstance(play.action, Pause) and play.now > 100.1:
-            assert play.action.seconds <= 0.003
+            assert play.action.timer <= 0.003 + protocol.SLACK
 
 
 def test_an_unknown_outcome_is_repeated_with_the_same_id() -> None:
@@ -232,9 +264,12 @@ def test_a_full_queue_is_told() -> None:
 
 
 def test_an_answer_that_took_longer_than_its_lease_grants_nothing() -> None:
-    """F16: the answer says "yours", the time says it is over."""
+    """F16: the answer says "yours", the time says it is over: a renewal has to show it, in time."""
+    play = Play(wait=60)
+    action = play.answer(WHOLE, took=TERMS.lease)
+    assert action.step.renew == ("g",)
     with pytest.raises(LockBackendError, match="longer than the lease"):
-        Play(wait=60).answer(WHOLE, took=TERMS.lease)
+        play.answer(WHOLE, took=TERMS.lease)
     play = Play(wait=60)
     play.answer(WHOLE, took=TERMS.lease - 0.001)
     assert play.result is not None
@@ -261,3 +296,140 @@ def test_release_extend_and_settle_are_one_command_each() -> None:
     )
     settling: Any = next(protocol.settle("k", "g"))
     assert (settling.step.remove, settling.step.force, settling.step.bury) == (("g",), True, protocol.BURIAL)
+
+
+# The change stream, the line of the process, deadlocks
+
+
+def test_news_of_the_grant_is_enough() -> None:
+    """P8: the change stream only tells what the majority has. So a waiter that is told holds the lock without another
+    command, for as long as its place in the queue was good for."""
+    play = Play(wait=60)
+    play.answer(QUEUED)
+    play.hear(news=News(9, NOW), queued_until=play.now + 4)
+    assert play.result == Granted(9, NOW, play.now - 0.01 + 4, play.now)
+
+
+@pytest.mark.parametrize("left", [1.2, 0.0, -3.0])
+def test_news_that_comes_late_is_confirmed(left: float) -> None:
+    """P1, F28: when little is left of the place in the queue, a renewal has to show that the lock is still ours."""
+    play = Play(wait=60)
+    play.answer(QUEUED)
+    action = play.hear(news=News(9, NOW), queued_until=play.now + left)
+    assert isinstance(action, Apply)
+    assert action.step.renew == ("g",)
+    assert play.result is None
+
+
+def test_who_does_not_renew_takes_a_whole_lease() -> None:
+    """auto_renew=False: the lease that was asked for counts from the grant."""
+    play = Play(60, replace(REQUEST, whole=True))
+    play.answer(QUEUED)
+    action = play.hear(news=News(9, NOW), queued_until=play.now + 4)
+    assert action.step.renew == ("g",)
+    play.answer(WHOLE)
+    assert play.result is not None
+    assert play.result.until == pytest.approx(play.now - 0.01 + TERMS.lease)
+
+
+def test_while_somebody_listens_there_is_nothing_to_poll() -> None:
+    """P8: only the head of the queue has a time of its own, when the holder's lease ends; the others none but theirs."""
+    play = Play(wait=60)
+    assert play.answer(QUEUED).timer == pytest.approx(9 + protocol.SLACK)
+    play = Play(wait=60)
+    assert play.answer(replace(QUEUED, place=3)).timer == pytest.approx(60, abs=0.1)
+    play = Play(wait=None)
+    assert play.answer(replace(QUEUED, place=3)).timer == protocol.FOREVER
+
+
+def test_an_answer_that_another_got_for_us_is_taken() -> None:
+    """A hand-over inside the process: its sender brings the answer, and no command is sent."""
+    play = Play(wait=60)
+    play.answer(QUEUED)
+    play.hear(answer=Answer(WHOLE, 200.0, 200.01))
+    assert play.result == Granted(3, NOW, 200.0 + TERMS.lease, 200.01)
+
+
+def test_a_cancelled_wait_leaves_the_queue() -> None:
+    """F43: and what may have been granted in that moment is given back by the same command."""
+    play = Play(wait=60)
+    play.answer(QUEUED)
+    action = play.hear(cancelled=True)
+    assert (action.step.remove, action.step.force) == (("g",), True)
+    with pytest.raises(LockCancelled):
+        play.answer(GONE)
+
+
+def cycle(*waits: str) -> Cycle:
+    """A cycle of waiters with these grants, the last the youngest."""
+    return Cycle(tuple(Wait(f"k{g}", g, NOW + timedelta(seconds=n), "x") for n, g in enumerate(waits)))
+
+
+@pytest.mark.parametrize(("found", "dies"), [(None, False), (cycle("g", "h"), False), (cycle("h", "g"), True)])
+def test_only_who_holds_a_lock_looks_for_a_deadlock_and_only_the_youngest_dies(found: Cycle | None, dies: bool) -> None:  # noqa: FBT001
+    """F45: everybody in the cycle picks the same victim; the others go on waiting."""
+    play = Play(None, replace(REQUEST, nested=True))
+    play.answer(replace(QUEUED, place=3))
+    while not isinstance(play.action, FindDeadlock):
+        play.pause() if isinstance(play.action, Pause) else play.answer(replace(QUEUED, place=3))
+    assert play.now == pytest.approx(100 + protocol.SUSPICION, abs=0.2)
+    play._send(found)
+    if dies:
+        assert play.action.step.remove == ("g",)
+        with pytest.raises(LockDeadlock):
+            play.answer(GONE)
+    else:
+        assert isinstance(play.action, Pause)
+    play = Play(None)
+    play.answer(replace(QUEUED, place=3))
+    assert play.action.timer == protocol.FOREVER
+
+
+class InLine(Play):
+    """Plays the driver for somebody who stands in line behind others of the process."""
+
+    def __init__(self, turn: protocol.Turn, wait: float | None = 60) -> None:
+        self.now = 100.0
+        deadline = protocol.FOREVER if wait is None else self.now + wait
+        self.steps = protocol.wait_in_line(REQUEST, turn, deadline, self.now)  # type: ignore[assignment]
+        self.action = next(self.steps)
+        self.result = None
+
+
+def test_who_is_behind_waits_without_a_command() -> None:
+    """P8: however many threads and tasks of a process wait, one of them stands in the document."""
+    play = InLine("behind")
+    assert play.action == Pause("g", 60.0)
+    play.hear(turn="behind")
+    play.hear(turn="now")
+    assert isinstance(play.result, Heard)
+
+
+def test_who_is_next_waits_a_moment_for_the_hand_over() -> None:
+    """And then queues in the document, where everybody sees it."""
+    play = InLine("next")
+    assert play.action.timer == pytest.approx(protocol.INDOORS)
+    play.hear(turn="next", after=protocol.INDOORS)
+    assert isinstance(play.result, Heard)
+    play = InLine("next")
+    play.hear(answer=Answer(WHOLE, 1, 2))
+    assert isinstance(play.result, Heard)
+
+
+def test_the_wait_in_line_ends_in_time() -> None:
+    """Who waits in line gets a last try at its deadline, or is told that it was cancelled."""
+    play = InLine("behind", wait=5)
+    play.hear(after=5, turn="behind")
+    assert isinstance(play.result, Heard)
+    with pytest.raises(LockCancelled):
+        InLine("behind").hear(cancelled=True)
+
+
+def test_a_hand_over_is_one_command_for_two() -> None:
+    """P8: remove mine, add the next; and if mine was not there any more, nothing at all."""
+    steps = protocol.hand_over(REQUEST, "giver")
+    action: Any = next(steps)
+    assert (action.step.remove, action.step.given, action.step.add) == (("giver",), "giver", REQUEST.entry)
+    with pytest.raises(StopIteration) as end:
+        steps.send(Answer(Reply(found=False), 1, 2))
+    assert end.value.value is None

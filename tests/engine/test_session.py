@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from pymongo.collection import Collection
 from django_mongolock.engine import clock
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.grant import Grant, State
+from django_mongolock.engine.protocol import Granted
 from django_mongolock.engine.session import Session, Sessions
 from django_mongolock.engine.store import Found, MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendError, LockError, LockLostError
@@ -23,6 +25,7 @@ from tests.engine.processes import processes
 from tests.waiting import eventually
 
 Entries = Callable[..., list[Any]]
+NOW = datetime.now(UTC)
 SHORT = Terms(lease=0.4, margin=0.1, patience=0.4)
 
 
@@ -148,7 +151,7 @@ def test_a_dead_keeper_is_replaced(lock: LockMaker, session: Session, monkeypatc
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(session, "beat", die)
+        patch.setattr(session, "_next_due", die)
         first = lock("first", terms=SHORT).acquire()
         keeper = session._keeper
         assert keeper is not None
@@ -214,7 +217,7 @@ def test_a_lock_that_nobody_can_release_any_more_is_released(
 ) -> None:
     """F33: its object was collected: the renewal ends, the lock is given back, and a ResourceWarning says so."""
     mine = lock(on_lost=print).acquire()
-    with pytest.warns(ResourceWarning, match="'k' was not released"):  # noqa: PT031
+    with pytest.warns(ResourceWarning, match="'k', acquired at .*test_session.py:[0-9]+, was not released"):  # noqa: PT031
         del mine
         gc.collect()
     assert eventually(lambda: entries() == [] and not session._grants)
@@ -238,7 +241,7 @@ def test_a_grant_is_never_seen_held_without_its_deadline(monkeypatch: pytest.Mon
                 seen.append((self.state, self.remaining))
 
     grant.__class__ = Watched
-    grant.hold(5, None, clock.now(), 0.0)
+    grant.hold(Granted(5, NOW, clock.now() + 30, clock.now()), 0.0)
     assert seen
     assert all(remaining > 0 for _, remaining in seen)
     assert grant.held
@@ -247,9 +250,9 @@ def test_a_grant_is_never_seen_held_without_its_deadline(monkeypatch: pytest.Mon
 def test_an_end_that_was_told_stays_told() -> None:
     """P7: an answer that comes after the deadline does not bring the grant back to life."""
     grant = Grant("id", "k", Terms(lease=10), auto_renew=True, worker=None)
-    grant.hold(5, None, clock.now() - 11, 0.0)
+    grant.hold(Granted(5, NOW, clock.now() - 1, clock.now() - 11), 0.0)
     assert not grant.held
-    grant.renewed(clock.now())
+    grant.renewed(clock.now() + 10, clock.now())
     assert not grant.held
     assert not grant.release()
     assert grant.state is State.LOST

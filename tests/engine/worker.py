@@ -30,7 +30,7 @@ class Worker:
     kept: MongoLock
 
     def __init__(self, collection: str) -> None:
-        config = StoreConfig({"host": os.environ["MONGODB_URI"]}, DATABASE, collection, Limits(confirm=3_000))
+        config = StoreConfig({"host": os.environ["MONGODB_URI"]}, DATABASE, collection)
         self.sessions = Sessions(lambda: Session(MongoStore(config)))
 
     def lock(self, key: str = "k", lease: float = 1.0, wait: float | None = 110, margin: float = 0.2) -> MongoLock:

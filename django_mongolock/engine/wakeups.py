@@ -1,0 +1,168 @@
+"""How waiters are woken: a bell for each, and one change stream for all of the process.
+
+The stream is opened while somebody waits and closed when nobody has for a while. The server sends only what
+concerns this session. Nothing here does I/O in the stream's loop but read the stream: to wake is to ring a bell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from pymongo.errors import PyMongoError
+
+from ..exceptions import LockBackendError
+from . import clock
+from .document import News, read_news
+from .store import MongoStore
+
+logger = logging.getLogger("django_mongolock")
+
+#: How long the stream stays open after the last waiter, in seconds.
+LINGER: Final = 30.0
+#: Bounds of the time between two attempts to open it, in seconds.
+RETRY_FIRST, RETRY_LAST = 0.5, 30.0
+
+
+class Bell:
+    """Wakes one waiter: a thread, or a coroutine. Rung before the wait begins, it ends the wait at once."""
+
+    __slots__ = ("_future", "_lock", "_loop", "_rung")
+
+    def __init__(self) -> None:
+        self._lock: threading.Lock | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._future: asyncio.Future[None] | None = None
+        self._rung = False
+
+    def ring(self) -> None:
+        """Wake the waiter. May be called from any thread, and again."""
+        self._rung = True
+        lock, loop = self._lock, self._loop
+        if lock is not None:
+            with contextlib.suppress(RuntimeError):  # rung twice
+                lock.release()
+        elif loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is there to wake
+                loop.call_soon_threadsafe(self._wake)
+
+    def wait(self, seconds: float) -> None:
+        """Block this thread until it is rung, at most so long."""
+        self._lock = lock = threading.Lock()
+        lock.acquire()
+        try:
+            if not self._rung:
+                # A lock and no condition: a signal handler may raise here, and leaves nothing half done.
+                lock.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+        finally:
+            self._lock, self._rung = None, False
+
+    async def await_(self, seconds: float) -> None:
+        """See wait(). Holds no thread."""
+        self._loop = loop = asyncio.get_running_loop()
+        self._future = future = loop.create_future()
+        timer = None if seconds > 86_400 else loop.call_later(seconds, self._wake)
+        try:
+            if not self._rung:
+                await future
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._loop, self._future, self._rung = None, None, False
+
+    def _wake(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+
+class Listener:
+    """Reads the change stream of a session in a thread of its own.
+
+    tell: called with the news of each grant of the session. look: called when the stream has come up or gone down,
+    so that nobody relies on news that may have passed between.
+    """
+
+    def __init__(
+        self, store: MongoStore, session: str, tell: Callable[[str, News], object], look: Callable[[], object]
+    ) -> None:
+        self.listening = False
+        self._store = store
+        self._session = session
+        self._tell = tell
+        self._look = look
+        self._wanted_until = 0.0
+        self._thread: threading.Thread | None = None
+        self._mutex = threading.Lock()
+        self._closed = False
+        self._complained = False
+
+    def want(self) -> None:
+        """Somebody waits: see to it that the stream is, or will be, open."""
+        self._wanted_until = clock.now() + LINGER
+        if self._thread is None or not self._thread.is_alive():
+            with self._mutex:
+                if not self._closed and (self._thread is None or not self._thread.is_alive()):
+                    thread = threading.Thread(target=self._run, name="mongolock-listener", daemon=True)
+                    try:
+                        thread.start()
+                    except RuntimeError:  # the interpreter is shutting down
+                        return
+                    self._thread = thread
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _is_wanted(self) -> bool:
+        return not self._closed and clock.now() < self._wanted_until
+
+    def _run(self) -> None:
+        pause = RETRY_FIRST
+        while self._is_wanted():
+            reason = self._listen()
+            pause = RETRY_FIRST if self.listening else min(RETRY_LAST, pause * 2)
+            if self.listening:
+                self.listening = False
+                self._look()
+            if self._is_wanted():
+                self._complain(reason)
+                self._rest(pause)
+
+    def _listen(self) -> str:
+        """Read the stream for as long as somebody wants it and it lives. Returns why it ended."""
+        try:
+            with self._store.watch(self._session) as stream:
+                self.listening, self._complained = True, False
+                self._look()
+                while self._is_wanted():
+                    change = stream.try_next()
+                    if change is not None:
+                        for grant, news in read_news(_granted_field(change)).items():
+                            self._tell(grant, news)
+                    elif not stream.alive:  # invalidated; it says nothing more, and raises nothing
+                        break
+        except (PyMongoError, LockBackendError) as error:
+            return f"{type(error).__name__}, code {getattr(error, 'code', None)}"
+        return "it ended"
+
+    def _rest(self, seconds: float) -> None:
+        end = clock.now() + seconds
+        while self._is_wanted() and clock.now() < end:
+            time.sleep(0.1)
+
+    def _complain(self, reason: str) -> None:
+        """Say once that waiting goes on by polling."""
+        level = logging.DEBUG if self._complained else logging.WARNING
+        logger.log(level, "no change stream, waiting by polling reason=%s", reason)
+        self._complained = True
+
+
+def _granted_field(change: dict[str, Any]) -> object:
+    """The field `granted` of a change, which comes as an update, or whole if the document was small."""
+    whole: dict[str, Any] = change.get("fullDocument") or {}
+    updated: dict[str, Any] = change.get("updateDescription") or {}
+    return whole.get("granted") or updated.get("updatedFields", {}).get("granted")
