@@ -15,7 +15,7 @@ from ..backends.base import close_backends
 from ..exceptions import LockNotAcquired
 
 #: Bounds of the time until a task comes back, in seconds.
-SHORTEST, LONGEST = 1.0, 60.0
+SHORTEST, LONGEST = 1.0, 5.0
 
 
 def retry_current_task(error: LockNotAcquired) -> NoReturn:

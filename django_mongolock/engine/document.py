@@ -250,7 +250,8 @@ def read_news(granted: object) -> dict[str, News]:
 
 def describe(holder: Mapping[str, Any], now: datetime) -> str:
     """Say in one line who a holder or waiter is, and for how long. Never shows a grant id."""
-    words = [str(holder[name]) for name in ("label", "place") if holder.get(name)]
+    label, place = str(holder.get("label") or ""), str(holder.get("place") or "")
+    words = [word for word in ("" if label in place else label, place) if word]
     words += [f"{name} {holder[name]}" for name in ("owner", "user") if holder.get(name)]
     words.append(f"host {holder.get('host', '?')} pid {holder.get('pid', '?')}")
     since = holder.get("acquired_at") or holder["since"]

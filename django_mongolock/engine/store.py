@@ -277,7 +277,8 @@ class MongoStore:
     def close(self) -> None:
         """Close the client, if there is one."""
         if "client" in self.__dict__:
-            self.client.close()
+            with contextlib.suppress(PyMongoError), pymongo.timeout(1.0):  # it says good-bye to the server
+                self.client.close()
 
     def _problem(self, error: PyMongoError, key: str | None, timeout: float) -> LockBackendError | LockDocumentError:
         """Say in our own words what the driver met. Its words may hold the whole command, or a URI."""

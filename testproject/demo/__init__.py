@@ -1,0 +1,1 @@
+"""The demo: MongoDB, web server, Celery workers, beat and traffic in one command."""

@@ -1,0 +1,149 @@
+"""``python -m testproject.demo``: run the shop, or check it in about half a minute.
+
+Exit code 0: what was expected was seen. For ``--check`` that is: nothing wrong. For
+``--check --no-locks`` it is the reverse: at least one wrong re-export, which the locks prevent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from testproject.demo import site
+from testproject.demo.processes import ProcessEndedError, Processes
+from testproject.servers import ServerError, mongodb
+
+if TYPE_CHECKING:
+    from testproject.demo.checks import Finding
+
+CHECK_SECONDS = 24.0
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class CheckError(Exception):
+    """The check found what must not be; the report says what."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo; return its exit code."""
+    options = _options(argv)
+    for number in END_SIGNALS:
+        signal.signal(number, _interrupt)
+    begin = time.monotonic()
+    try:
+        with running_site(options) as running:
+            (check if options.check else show)(running, options)
+    except KeyboardInterrupt:
+        print("\nStopped; nothing is left running.")
+        return 0 if not options.check else 1
+    except (CheckError, ProcessEndedError, ServerError, site.SiteError) as error:
+        print(f"FAILED after {time.monotonic() - begin:.1f} s: {error}", file=sys.stderr)
+        return 1
+    print(f"Done in {time.monotonic() - begin:.1f} s.")
+    return 0
+
+
+@contextmanager
+def running_site(options: argparse.Namespace) -> Iterator[site.Site]:
+    """Start everything; end it all on leaving, whatever happened."""
+    base = f"http://127.0.0.1:{site.free_port(options.port)}"
+    with ExitStack() as stack:
+        uri = stack.enter_context(mongodb())
+        folder = stack.enter_context(_folder())
+        env = stack.enter_context(site.databases(folder, base, uri, locking=options.locks))
+        running = site.Site(base, stack.enter_context(Processes(folder, env)))
+        site.fill(running.password)
+        running.start_servers(folder)
+        running.start_traffic()
+        yield running
+
+
+def show(running: site.Site, options: argparse.Namespace) -> None:
+    """Say where everything is, and wait for Ctrl-C (or for *--seconds*)."""
+    print(
+        f"""
+  start page  {running.base}/
+  locks       {running.base}/admin/django_mongolock/lock/
+  login       {site.ADMIN} / {running.password}
+  logs        {running.processes.logs}
+  locking     {"on" if options.locks else "OFF: watch the wrong re-exports on the start page"}
+
+Ctrl-C ends it all.""",
+        flush=True,
+    )
+    running.watch(options.seconds or float("inf"))
+
+
+def check(running: site.Site, options: argparse.Namespace) -> None:
+    """Let the traffic run, judge it, print a table. Raises CheckError."""
+    print(f"Checking {running.base}, locking {'on' if options.locks else 'off'}.", flush=True)
+    findings = []
+    for finding in _findings(running, options.seconds or CHECK_SECONDS, locking=options.locks):
+        findings.append(finding)
+        mark = {None: "", True: "ok", False: "FAILED"}[finding.passed]
+        print(f"  {finding.name:<40}{finding.value:>16}  {mark}".rstrip(), flush=True)
+    failed = [finding.name for finding in findings if finding.passed is False]
+    if failed:
+        raise CheckError(", ".join(failed))
+
+
+def _findings(running: site.Site, seconds: float, *, locking: bool) -> Iterator[Finding]:
+    from testproject.demo import checks  # Django is set up only now
+
+    end = time.monotonic() + seconds
+    if locking:
+        yield from checks.abandoned_locks()
+    running.watch(end - time.monotonic())
+    yield from checks.traffic(running.stop_traffic())
+    yield checks.drain(running, locking=locking)
+    yield checks.tasks(running)
+    yield from checks.verdict(locking=locking)
+    if locking:
+        yield from checks.pages(running)
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder for logs and the SQLite file; it stays if the run fails, to be looked at."""
+    folder = Path(tempfile.mkdtemp(prefix="mongolock-demo-"))
+    try:
+        yield folder
+    except Exception:
+        print(f"The logs stay in {folder}", file=sys.stderr)
+        raise
+    except KeyboardInterrupt:
+        shutil.rmtree(folder)
+        raise
+    else:
+        shutil.rmtree(folder)
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m testproject.demo", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--check", action="store_true", help="verify the demo without a person, then end")
+    parser.add_argument("--no-locks", dest="locks", action="store_false", help="run the same code without locks")
+    parser.add_argument(
+        "--seconds", type=float, help=f"how long the traffic runs (--check: {CHECK_SECONDS:.0f}, else until Ctrl-C)"
+    )
+    parser.add_argument("--port", type=int, help="port of the web server (8000 or, if that is taken, any; 0: any)")
+    return parser.parse_args(argv)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    """End the run once; a second signal must not disturb the ending of the processes."""
+    for number in END_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""What ``--check`` verifies, while the traffic runs and after it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from django_mongolock import mongo_lock
+from django_mongolock.models import Lock
+from testproject.celery import app
+from testproject.demo import site
+from testproject.demo.browser import Browser, links
+from testproject.demo.site import Site
+from testproject.shop import audit
+from testproject.shop.models import Ad
+from testproject.shop.tasks import hold
+
+LEASE = 5.0
+# The server lets the next one in one safety margin after the lease; and a loaded machine is slow.
+GRACE = 3.0
+DRAIN_SECONDS = 60.0
+QUIET_SECONDS = 1.0
+LOCKS = "/admin/django_mongolock/lock/"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report; *passed* is None where there is nothing to judge."""
+
+    name: str
+    value: str
+    passed: bool | None = None
+
+
+def abandoned_locks() -> Iterator[Finding]:
+    """Kill a worker that holds two locks: one frees itself in time, one is cleared by command."""
+    taken, swept = "demo:abandoned", "demo:swept"
+    killed_at = _kill_holder(swept, taken)  # taken last: its lease ends last
+    with mongo_lock(taken, wait=LEASE + GRACE, label="after the killed one"):
+        waited = time.monotonic() - killed_at
+    yield Finding("lock of a killed worker free after", f"{waited:.1f} s", waited <= LEASE + GRACE)
+    yield Finding("that its lock is stale, the ORM says", swept, _is_stale(swept))
+    reported = _clear("--dry-run")
+    yield Finding("… clear_stale_locks --dry-run reports", swept, swept in reported and _is_stale(swept))
+    yield Finding("… clear_stale_locks clears", swept, swept in _clear("--no-input") and not _is_stale(swept))
+
+
+def traffic(did: Counter[str]) -> Iterator[Finding]:
+    """Say what the sellers and buyers did, and whether the site failed them."""
+    yield Finding("requests", str(did["requests"]))
+    yield Finding("… answered 423, locked", str(did["met a lock"]))
+    yield Finding("… answered 5xx", str(did["errors"]), did["errors"] == 0)
+
+
+def drain(running: Site, *, locking: bool) -> Finding:
+    """Wait until no task waits and every change has reached the external service.
+
+    Without locking the latter never happens by itself: flows also overtake each other in writing
+    down what they told.
+    """
+    start = time.monotonic()
+    quiet_since: float | None = None
+    while (now := time.monotonic()) < start + DRAIN_SECONDS:
+        running.processes.check()
+        settled = not _tasks_waiting() and not (locking and Ad.objects.unsettled().exists())
+        quiet_since = (quiet_since or now) if settled else None
+        if quiet_since and now - quiet_since > QUIET_SECONDS:
+            return Finding("settled after the traffic in", f"{quiet_since - start:.1f} s")
+        time.sleep(0.1)
+    return Finding("changes that were never exported", str(Ad.objects.unsettled().count()), passed=False)
+
+
+def tasks(running: Site) -> Finding:
+    """Count the tasks that ended in an error, by the workers' own log."""
+    failed = (running.processes.logs / "worker.log").read_text(errors="replace").count("raised unexpected")
+    return Finding("tasks that failed", str(failed), failed == 0)
+
+
+def verdict(*, locking: bool) -> Iterator[Finding]:
+    """Let the judge speak. Without locking, wrong re-exports are what must be there."""
+    found = audit.judge()
+    yield Finding("calls to the external service", str(found.calls))
+    yield Finding("wrong re-exports", str(len(found.wrong_exports)), bool(found.wrong_exports) != locking)
+    for name in ("wrong_withdrawals", "overlaps", "wrong_finals", "double_charges"):
+        count = len(getattr(found, name))
+        yield Finding(name.replace("_", " "), str(count), count == 0 if locking else None)
+
+
+def pages(running: Site) -> Iterator[Finding]:
+    """Look at the pages as the superuser does, with a lock to look at."""
+    browser = Browser(running.base)
+    browser.login("/admin/login/", site.ADMIN, running.password)
+    with mongo_lock("demo:look-at-me", label="held for the check"):
+        search = f"{LOCKS}?q=look-at-me"
+        yield _page(browser, "lock list", search, "demo:look-at-me")
+        found = [target.split("?")[0] for target in links(browser.get(search).text, f"^{LOCKS}.*look.*/change/")]
+        yield _page(browser, "page of one lock", [*found, f"{LOCKS}no-link/"][0], "demo:look-at-me")
+    yield _page(browser, "admin of the ads", "/admin/shop/ad/", "version")
+    yield _page(browser, "start page", "/", "Wrong re-exports")
+    yield _page(browser, "style sheet of the admin", "/static/admin/css/base.css", "body")
+
+
+def _page(browser: Browser, name: str, path: str, text: str) -> Finding:
+    answer = browser.get(path)
+    passed = answer.status == 200 and text in answer.text and answer.url.endswith(path)
+    return Finding(name, str(answer.status), passed)
+
+
+def _kill_holder(*keys: str) -> float:
+    """Have a Celery worker take the locks, kill the very process that holds them, and return when that was."""
+    hold.delay(LEASE, list(keys), DRAIN_SECONDS)
+    deadline = time.monotonic() + DRAIN_SECONDS
+    while Lock.objects.held().filter(pk__in=keys).count() < len(keys):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no worker took {keys}")
+        time.sleep(0.05)
+    (holder,) = Lock.objects.get(pk=keys[0]).holders
+    os.kill(holder.pid, signal.SIGKILL)
+    return time.monotonic()
+
+
+def _is_stale(key: str) -> bool:
+    stale: bool = Lock.objects.stale().filter(pk=key).exists()
+    return stale
+
+
+def _clear(*arguments: str) -> set[str]:
+    """Run the command as a person does; return the keys that it reports."""
+    argv = site.module("testproject.manage", "clear_stale_locks", "--json", *arguments)
+    output = subprocess.run(argv, check=False, stdout=subprocess.PIPE).stdout
+    return {lock["key"] for lock in json.loads(output)["stale"]}
+
+
+def _tasks_waiting() -> int:
+    with app.connection_for_read() as connection:
+        channel: Any = connection.default_channel
+        count: int = channel.queue_declare(app.conf.task_default_queue, passive=True).message_count
+        return count

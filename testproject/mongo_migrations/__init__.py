@@ -1,0 +1,1 @@
+"""Migrations of Django's own apps and of the shop for `settings_mongo`: ObjectId primary keys."""

@@ -1,0 +1,1 @@
+"""Orders, ads, and the export of ads to a slow external service."""

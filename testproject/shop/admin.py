@@ -1,0 +1,50 @@
+"""Orders, ads and sellers in the admin."""
+
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+
+from testproject.shop.models import Ad, Order, Seller
+
+if TYPE_CHECKING:
+    ModelAdmin = admin.ModelAdmin[Any]
+else:
+    ModelAdmin = admin.ModelAdmin  # at run time it takes no type argument
+
+
+@admin.register(Order)
+class OrderAdmin(ModelAdmin):
+    """Orders, with how often each was charged."""
+
+    list_display = ("pk", "item", "price", "state", "charges", "created_at")
+    list_filter = ("state",)
+    search_fields = ("item",)
+    readonly_fields = ("charges", "created_at")
+
+
+@admin.register(Ad)
+class AdAdmin(ModelAdmin):
+    """Ads, with how far the export of each is."""
+
+    list_display = (
+        "title",
+        "user_id",
+        "price",
+        "opted_in",
+        "deleted",
+        "document_version",
+        "export_status",
+        "exported_version",
+        "updated_at",
+    )
+    list_filter = ("export_status", "opted_in", "deleted")
+    search_fields = ("title", "user_id")
+    readonly_fields = ("document_version", "export_status", "exported_version", "updated_at")
+
+
+@admin.register(Seller)
+class SellerAdmin(ModelAdmin):
+    """What each seller has set for all his ads."""
+
+    list_display = ("name", "user_id", "exports")
+    list_filter = ("exports",)

@@ -1,0 +1,10 @@
+"""The app's name and title."""
+
+from django.apps import AppConfig
+
+
+class ShopConfig(AppConfig):
+    """The shop; primary keys follow the project's DEFAULT_AUTO_FIELD."""
+
+    name = "testproject.shop"
+    label = "shop"

@@ -1,0 +1,126 @@
+"""Orders in SQL; ads and sellers in MongoDB, under the field names that their documents have."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings
+from django.db import models
+from django.db.models import F, Q
+from django.db.models.functions import Now
+from django.utils import timezone
+from django_mongodb_backend.fields import ObjectIdAutoField
+
+from testproject.mongo import MongoModel
+
+
+class Order(models.Model):
+    """Something that is paid once and then shipped once."""
+
+    class State(models.TextChoices):
+        """Where an order stands."""
+
+        NEW = "new"
+        PAID = "paid"
+        SHIPPED = "shipped"
+
+    buyer = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE)
+    item = models.CharField(max_length=200)
+    price = models.DecimalField(max_digits=8, decimal_places=2)
+    state = models.CharField(max_length=10, choices=State, default=State.NEW)
+    charges = models.PositiveIntegerField(default=0, help_text="How often money was taken.")
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ("-pk",)
+
+    def __str__(self) -> str:
+        return f"order {self.pk}: {self.item}"
+
+
+class Seller(MongoModel):
+    """What a user has set for all his ads."""
+
+    user_id = models.CharField(primary_key=True, max_length=64, db_column="_id")
+    name = models.CharField(max_length=150, blank=True)
+    exports = models.BooleanField(default=True, help_text="Show my ads at the external service.")
+
+    class Meta:
+        ordering = ("name",)
+
+    def __str__(self) -> str:
+        return self.name or self.user_id
+
+
+class AdQuerySet(models.QuerySet["Ad", "Ad"]):
+    """The questions that the flows ask."""
+
+    def alive(self) -> AdQuerySet:
+        """Ads that were not deleted."""
+        return self.filter(deleted=False)
+
+    def change(self, **changes: Any) -> int:
+        """Write *changes* and raise the version, in one update; return how many ads it was."""
+        return self.update(
+            document_version=F("document_version") + 1,
+            export_status=Ad.ExportStatus.PENDING,
+            updated_at=Now(),
+            **changes,
+        )
+
+    def unsettled(self) -> AdQuerySet:
+        """Ads whose latest version has not reached the external service."""
+        behind = Q(exported_version__lt=F("document_version"))
+        return self.filter(behind | Q(export_status=Ad.ExportStatus.FAILED))
+
+    def due(self, quiet_seconds: float) -> AdQuerySet:
+        """What the retry job takes: failed exports, and changes whose event was lost."""
+        long_ago = timezone.now() - timedelta(seconds=quiet_seconds)
+        failed = Q(export_status=Ad.ExportStatus.FAILED)
+        return self.unsettled().filter(failed | Q(updated_at__lt=long_ago))
+
+
+class Ad(MongoModel):
+    """An ad, and how far its export is. A deleted ad stays as a document, marked."""
+
+    class ExportStatus(models.TextChoices):
+        """What the shop believes that the external service has."""
+
+        PENDING = "pending"
+        EXPORTED = "exported"
+        WITHDRAWN = "withdrawn"
+        FAILED = "failed"
+
+    id = ObjectIdAutoField(primary_key=True)
+    user_id = models.CharField("seller", max_length=64, db_column="userId")
+    title = models.CharField(max_length=200)
+    body = models.TextField(blank=True)
+    price = models.PositiveIntegerField()
+    opted_in = models.BooleanField(default=True, db_column="optedIn")
+    deleted = models.BooleanField(default=False)
+    document_version = models.PositiveIntegerField(
+        "version", default=1, db_column="documentVersion", help_text="Raised by every change."
+    )
+    export_status = models.CharField(
+        "export",
+        max_length=10,
+        choices=ExportStatus,
+        default=ExportStatus.PENDING,
+        db_column="exportStatus",
+    )
+    exported_version = models.PositiveIntegerField("told", default=0, db_column="exportedVersion")
+    updated_at = models.DateTimeField("changed", auto_now=True, db_column="updatedAt")
+
+    objects = AdQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("-updated_at",)
+        indexes = (
+            models.Index(fields=["user_id"], name="ad_user"),
+            models.Index(fields=["-updated_at"], name="ad_updated"),
+            models.Index(fields=["export_status"], name="ad_status"),
+        )
+
+    def __str__(self) -> str:
+        return self.title

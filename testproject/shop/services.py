@@ -1,0 +1,159 @@
+"""What the shop does. Each flow of the export story ends in `export_ad`.
+
+An export reads the ad, decides what the external service must have, tells it (slowly), and writes
+down what it told. Two flows that do this for one ad at once overtake each other: the one that
+read the older state may call last, and shows again what was deleted or opted out. So the caller
+holds the ad's lock around the whole of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from django.db.models import F
+
+from django_mongolock import LockNotAcquired
+from testproject.shop import client
+from testproject.shop.locking import ad_lock
+from testproject.shop.models import Ad, Order, Seller
+
+logger = logging.getLogger(__name__)
+
+PAYMENT_SECONDS = 0.05
+# A change that nobody exported for so long has lost its event: the retry job takes it.
+LOST_EVENT_SECONDS = 15.0
+
+
+class OrderStateError(Exception):
+    """The order *order_id* is in *state* and cannot take this step; None: the user has no such order."""
+
+    def __init__(self, order_id: str, state: str | None) -> None:
+        super().__init__(order_id, state)
+        self.order_id, self.state = order_id, state
+
+
+# Ads: changes. Each one raises the version; nobody needs a lock for that.
+
+
+def create_ad(user_id: str, title: str, body: str, price: int) -> Ad:
+    """Create an ad that its seller wants to see exported."""
+    return Ad.objects.create(user_id=user_id, title=title, body=body, price=price)
+
+
+def update_ad(ad_id: str, user_id: str, **changes: Any) -> bool:
+    """Change an ad of this user; return False if he has no such ad (any more)."""
+    return bool(Ad.objects.alive().filter(pk=ad_id, user_id=user_id).change(**changes))
+
+
+def delete_ad(ad_id: str, user_id: str) -> bool:
+    """Mark an ad of this user as deleted, for good."""
+    return update_ad(ad_id, user_id, deleted=True)
+
+
+def change_seller(user_id: str, *, exports: bool) -> int:
+    """Switch the exports of all ads of a user; return how many ads that concerns."""
+    Seller.objects.update_or_create(pk=user_id, defaults={"exports": exports})
+    # After the seller, not before: whoever reads the new version also reads the new setting.
+    return Ad.objects.alive().filter(user_id=user_id).change()
+
+
+# Ads: exports. The caller holds the ad's lock.
+
+
+def wanted(ad: Ad) -> client.Content | None:
+    """Return what the external service must show of this ad, None if it must not be there."""
+    if ad.deleted or not ad.opted_in:
+        return None
+    if Seller.objects.filter(pk=ad.user_id, exports=False).exists():
+        return None
+    return client.Content(title=ad.title, body=ad.body, price=ad.price)
+
+
+def export_ad(ad_id: str) -> str:
+    """Read the ad, tell the external service what it must have, write down what was told.
+
+    Returns the new export status. The caller holds the ad's lock.
+    """
+    ad = Ad.objects.get(pk=ad_id)
+    try:
+        status = _tell(ad)
+    except client.ExportError as error:
+        logger.info("export failed ad=%s status=%s", ad_id, error.status)
+        return _write_status(ad, Ad.ExportStatus.FAILED)
+    return _write_status(ad, status, exported_version=ad.document_version)
+
+
+def _tell(ad: Ad) -> Ad.ExportStatus:
+    content = wanted(ad)
+    if content is None:
+        client.withdraw_ad(str(ad.pk), ad.document_version)
+        return Ad.ExportStatus.WITHDRAWN
+    client.put_ad(str(ad.pk), ad.document_version, content)
+    return Ad.ExportStatus.EXPORTED
+
+
+def _write_status(ad: Ad, status: Ad.ExportStatus, **changes: Any) -> str:
+    Ad.objects.filter(pk=ad.pk).update(export_status=status, **changes)
+    return status.value
+
+
+# The flows that are not one task for one ad.
+
+
+def opt_ad(ad_id: str, user_id: str, *, opted_in: bool) -> str | None:
+    """Opt one ad in or out and export it at once; None if the user has no such ad.
+
+    The caller holds the ad's lock.
+    """
+    if not update_ad(ad_id, user_id, opted_in=opted_in):
+        return None
+    return export_ad(ad_id)
+
+
+def export_ads_of(user_id: str) -> dict[str, str]:
+    """Export or withdraw every ad of a user, one after the other, each under its lock."""
+    ads = Ad.objects.alive().filter(user_id=user_id)
+    return {str(pk): _export_or_leave(str(pk), wait=10) for pk in ads.values_list("pk", flat=True)}
+
+
+def retry_exports() -> dict[str, str]:
+    """Export again what failed or was left behind; ads that another flow has now are left to it."""
+    ads = Ad.objects.due(LOST_EVENT_SECONDS)
+    return {str(pk): _export_or_leave(str(pk), wait=0) for pk in ads.values_list("pk", flat=True)}
+
+
+def _export_or_leave(ad_id: str, *, wait: float) -> str:
+    try:
+        with ad_lock(ad_id, wait=wait):
+            return export_ad(ad_id)
+    except LockNotAcquired:
+        return "busy"  # its version is ahead of what was exported: the retry job comes by
+
+
+# Orders. The caller holds the order's lock.
+
+
+def pay_order(order_id: str, buyer_id: Any) -> Order:
+    """Take the money for an order: read, ask the payment provider, write. Raises OrderStateError."""
+    order = Order.objects.filter(pk=order_id, buyer_id=buyer_id).first()
+    _demand(order_id, order, Order.State.NEW)
+    time.sleep(PAYMENT_SECONDS)
+    Order.objects.filter(pk=order_id).update(charges=F("charges") + 1, state=Order.State.PAID)
+    return Order.objects.get(pk=order_id)
+
+
+async def ship_order(order_id: str, buyer_id: Any) -> Order:
+    """Send a paid order on its way. Raises OrderStateError."""
+    order = await Order.objects.filter(pk=order_id, buyer_id=buyer_id).afirst()
+    _demand(order_id, order, Order.State.PAID)
+    await asyncio.sleep(PAYMENT_SECONDS)
+    await Order.objects.filter(pk=order_id).aupdate(state=Order.State.SHIPPED)
+    return await Order.objects.aget(pk=order_id)
+
+
+def _demand(order_id: str, order: Order | None, state: Order.State) -> None:
+    if order is None or order.state != state:
+        raise OrderStateError(order_id, order.state if order else None)

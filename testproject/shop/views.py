@@ -1,0 +1,147 @@
+"""The start page, and the API that sellers and buyers use. Answers are JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.contrib.auth.decorators import login_required
+from django.core.exceptions import BadRequest
+from django.forms import Form
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.http import require_GET, require_POST
+
+from testproject.shop import overview, services, tasks
+from testproject.shop.forms import AdForm, OptForm, OrderForm, SellerForm
+from testproject.shop.locking import locked
+from testproject.shop.models import Order
+
+
+@require_GET
+def start(request: HttpRequest) -> HttpResponse:
+    """Show the ads, what the external service has of them, the orders, and the judgement so far."""
+    return render(request, "shop/start.html", overview.collect())
+
+
+@method_decorator(login_required, name="dispatch")
+class AdsView(View):
+    """``/api/ads/``: a seller's ads."""
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        """Create one, and let a task export it."""
+        ad = services.create_ad(_user_id(request), **_cleaned(AdForm(_body(request))))
+        tasks.ad_changed.delay(str(ad.pk), "created")
+        return JsonResponse({"ad": str(ad.pk)}, status=201)
+
+
+@method_decorator(login_required, name="dispatch")
+class AdView(View):
+    """``/api/ads/<id>/``: one ad of one's own."""
+
+    def patch(self, request: HttpRequest, ad_id: str) -> HttpResponse:
+        """Change some fields, and let a task export the ad."""
+        changes = _cleaned(AdForm(_body(request), partial=True))
+        return _announce(services.update_ad(ad_id, _user_id(request), **changes), ad_id, "updated")
+
+    def delete(self, request: HttpRequest, ad_id: str) -> HttpResponse:
+        """Delete it for good, and let a task withdraw it."""
+        return _announce(services.delete_ad(ad_id, _user_id(request)), ad_id, "deleted")
+
+
+@require_POST
+@login_required
+@locked("ad:{ad_id}", wait=2, on_contention="respond")
+def opt(request: HttpRequest, ad_id: str) -> HttpResponse:
+    """``/api/ads/<id>/opt/``: opt one ad in or out; the answer says how the export ended."""
+    choice = _cleaned(OptForm(_body(request)))
+    status = services.opt_ad(ad_id, _user_id(request), **choice)
+    if status is None:
+        return _no_such_ad(ad_id)
+    return JsonResponse({"ad": ad_id, "export_status": status})
+
+
+@require_POST
+@login_required
+def seller(request: HttpRequest) -> HttpResponse:
+    """``/api/seller/``: switch the exports of all one's ads; a task exports or withdraws them."""
+    ads = services.change_seller(_user_id(request), **_cleaned(SellerForm(_body(request))))
+    tasks.seller_changed.delay(_user_id(request))
+    return JsonResponse({"ads": ads}, status=202)
+
+
+@require_POST
+@login_required
+def create_order(request: HttpRequest) -> HttpResponse:
+    """``/api/orders/``: order something."""
+    order = Order.objects.create(buyer_id=_user_key(request), **_cleaned(OrderForm(_body(request))))
+    return _order(order, status=201)
+
+
+@require_POST
+@login_required
+@locked("order:{order_id}", wait=0, on_contention="respond")
+def pay(request: HttpRequest, order_id: str) -> HttpResponse:
+    """``/api/orders/<id>/pay/``: a double click meets the lock, a later one the order's state."""
+    try:
+        return _order(services.pay_order(order_id, _user_key(request)))
+    except services.OrderStateError as error:
+        return _not_ready(error)
+
+
+@require_POST
+@login_required
+@locked("order:{order_id}", wait=2, on_contention="respond")
+async def ship(request: HttpRequest, order_id: str) -> HttpResponse:
+    """``/api/orders/<id>/ship/``: the same lock, in an async view."""
+    user = await request.auser()
+    try:
+        return _order(await services.ship_order(order_id, user.pk))
+    except services.OrderStateError as error:
+        return _not_ready(error)
+
+
+def _user_key(request: HttpRequest) -> Any:
+    return request.user.pk  # an int in SQL, an ObjectId in MongoDB
+
+
+def _user_id(request: HttpRequest) -> str:
+    return str(_user_key(request))
+
+
+def _body(request: HttpRequest) -> dict[str, Any]:
+    try:
+        body = json.loads(request.body)
+    except ValueError as error:
+        raise BadRequest("the body is not JSON") from error
+    if not isinstance(body, dict):
+        raise BadRequest("the body is not a JSON object")
+    return body
+
+
+def _cleaned(form: Form) -> dict[str, Any]:
+    if not form.is_valid():
+        raise BadRequest(form.errors.as_json())
+    return form.cleaned_data
+
+
+def _announce(done: bool, ad_id: str, event: str) -> HttpResponse:
+    if not done:
+        return _no_such_ad(ad_id)
+    tasks.ad_changed.delay(ad_id, event)
+    return JsonResponse({"ad": ad_id}, status=202)
+
+
+def _no_such_ad(ad_id: str) -> HttpResponse:
+    return JsonResponse({"error": f"you have no ad {ad_id}"}, status=404)
+
+
+def _order(order: Order, status: int = 200) -> HttpResponse:
+    return JsonResponse({"order": str(order.pk), "state": order.state}, status=status)
+
+
+def _not_ready(error: services.OrderStateError) -> HttpResponse:
+    status = 409 if error.state else 404
+    return JsonResponse({"order": error.order_id, "state": error.state}, status=status)

@@ -1,0 +1,8 @@
+"""The WSGI entry point, served by waitress in the demo."""
+
+import os
+
+from django.core.wsgi import get_wsgi_application
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
+application = get_wsgi_application()

@@ -1,0 +1,119 @@
+"""The demo as a person starts it: in a process of its own, with everything that it starts."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from testproject.demo.browser import Browser
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.slow
+
+DEMO = [sys.executable, "-m", "testproject.demo", "--port", "0"]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the demo to its end."""
+    return subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=110, check=False)
+
+
+def number(report: str, name: str) -> int:
+    """Read a number from the demo's table."""
+    found = re.search(rf"^ *{name} +(\d+)", report, re.MULTILINE)
+    assert found, report
+    return int(found[1])
+
+
+def test_check_finds_nothing_wrong() -> None:
+    """With locks: no wrong re-export, no overlap, a killed holder's lock is free in time, the pages answer."""
+    ended = run("--check", "--seconds", "8")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert number(ended.stdout, "wrong re-exports") == 0
+    assert number(ended.stdout, "overlaps") == 0
+    assert number(ended.stdout, "calls to the external service") > 20
+
+
+def test_without_locks_exports_go_wrong() -> None:
+    """Without locks the same run shows wrong re-exports; that is what it is expected to show."""
+    ended = run("--check", "--no-locks", "--seconds", "12")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert number(ended.stdout, "wrong re-exports") > 0
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_runs_until_its_end(end: signal.Signals) -> None:
+    """It prints where everything is and how to log in; all that it started ends with it, however it ends."""
+    with running_demo() as demo:
+        text = read_until(demo, "Ctrl-C")
+        base, password = re.search(r"(http://\S+)/\n", text), re.search(r"admin / (\S+)", text)
+        assert base
+        assert password
+        browser = Browser(base[1])
+        browser.login("/admin/login/", "admin", password[1])
+        assert "Wrong re-exports" in browser.get("/").text
+        # web, beat, traffic, the watcher, the worker and its four children; the MongoDB is that of the test run
+        eventually(lambda: len(descendants(demo.pid)) >= 9, 45)
+        started = descendants(demo.pid)
+        assert len(started) >= 9
+        demo.send_signal(end)
+        assert demo.wait(60) == (0 if end == signal.SIGTERM else -end)
+        assert eventually(lambda: not started & alive())
+
+
+def test_taken_port() -> None:
+    """A port that somebody has is a line, not a traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ended = run("--port", str(taken.getsockname()[1]))
+    assert ended.returncode == 1
+    assert "is taken" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@contextmanager
+def running_demo() -> Iterator[subprocess.Popen[str]]:
+    """Start the demo; end it at the latest with the test."""
+    demo = subprocess.Popen(DEMO, stdout=subprocess.PIPE, text=True)
+    with demo:
+        try:
+            yield demo
+        finally:
+            demo.terminate()
+            demo.wait(60)
+
+
+def read_until(process: subprocess.Popen[str], mark: str) -> str:
+    """Return what the process prints, up to a line with *mark*."""
+    assert process.stdout
+    text = ""
+    while mark not in text:
+        line = process.stdout.readline()
+        assert line, f"the demo ended: {text}"
+        text += line
+    return text
+
+
+def descendants(pid: int) -> set[int]:
+    """Return all processes that *pid* started, and those that they started."""
+    parents = processes()
+    found = {child for child, parent in parents.items() if parent == pid}
+    return found.union(*(descendants(child) for child in found))
+
+
+def alive() -> set[int]:
+    """Return the processes of this machine."""
+    return set(processes())
+
+
+def processes() -> dict[int, int]:
+    """Return the parent of each process that is not a zombie."""
+    table = subprocess.run(["ps", "-eo", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
+    rows = (line.split() for line in table.splitlines())
+    return {int(pid): int(parent) for pid, parent, state in rows if not state.startswith("Z")}
