@@ -29,7 +29,7 @@ else:
 
 logger = logging.getLogger("django_mongolock")
 
-_LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
+LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Entry(EmbeddedModel):  # type: ignore[misc]
@@ -100,12 +100,11 @@ class LockQuerySet(MongoQuerySet):
 
     def held(self) -> LockQuerySet:
         """Locks that somebody holds now."""
-        return self.filter(expires_at__gt=Now())
+        return self.leased().filter(expires_at__gt=Now())
 
     def stale(self) -> LockQuerySet:
         """Locks whose lease is over and that nobody released. The next who asks gets them."""
-        # The lower end keeps the search in the index away from the many that nobody holds: they have null there.
-        return self.filter(expires_at__gt=_LONG_AGO, expires_at__lte=Now())
+        return self.leased().filter(expires_at__lte=Now())
 
     def free(self) -> LockQuerySet:
         """Locks that nobody holds, and whose documents are still kept."""
@@ -113,7 +112,15 @@ class LockQuerySet(MongoQuerySet):
 
     def waited_for(self) -> LockQuerySet:
         """Locks that somebody waits for. Nobody waits for a lock that nobody has: that bounds the search."""
-        return self.filter(HasLivingWaiters(), expires_at__isnull=False)
+        return self.leased().filter(HasLivingWaiters())
+
+    def leased(self) -> LockQuerySet:
+        """Locks that are held or stale.
+
+        The condition keeps every search in the index away from the many documents that have null there; the server's
+        time does not do that for "stale", nor for anything once somebody has put an array into that field.
+        """
+        return self.filter(expires_at__gt=LONG_AGO)
 
     def matching(self, match: KeyMatch) -> LockQuerySet:
         """Locks whose keys are like that: see `engine.patterns`."""
@@ -198,6 +205,8 @@ class Lock(models.Model):
     lapsed = Number(_("lapsed"), help_text=_("leases that ended without a release"))
     waited_ms = Number(_("waited"), help_text=_("milliseconds, all acquisitions together"))
     held_ms = Number(_("held"), help_text=_("milliseconds, all grants together"))
+    longest_wait_ms = Number(_("longest wait"), help_text=_("milliseconds"))
+    longest_hold_ms = Number(_("longest hold"), help_text=_("milliseconds"))
 
     objects = LockQuerySet.as_manager()
 

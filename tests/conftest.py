@@ -9,6 +9,10 @@ import pytest
 from pymongo import MongoClient
 from pymongo.collection import Collection
 
+from tests.lock_fixtures import away, commands, connect, locks
+
+__all__ = ["away", "commands", "connect", "locks"]
+
 DATABASE = "mongolock_tests"
 
 

@@ -12,9 +12,13 @@ import pytest
 from pymongo import MongoClient
 
 SCRIPT = """
+import html
+import re
+
 import django
 django.setup()
 
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.db import connection
@@ -43,6 +47,15 @@ with mongo_lock(order, label="in the test") as lock:
     assert page.status_code == 200, page
     assert lock.key in page.content.decode()
 assert not Lock.objects.held().exists()
+
+forced = mongo_lock("forced").acquire()
+listed = "/admin/django_mongolock/lock/"
+chosen = {"action": "force_release", "index": 0, "_selected_action": ["forced"]}
+asked = client.post(listed, chosen, headers={"host": "localhost"})
+[shown] = re.findall('name="lock" value="([^"]*)"', asked.content.decode())
+client.post(listed + "force-release/", {"lock": html.unescape(shown)}, headers={"host": "localhost"})
+assert LogEntry.objects.get().object_id == "forced"
+assert not forced.release()
 print("all is well")
 """
 

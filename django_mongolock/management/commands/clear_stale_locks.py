@@ -1,0 +1,157 @@
+"""``manage.py clear_stale_locks``: free what dead processes left behind."""
+
+from __future__ import annotations
+
+import sys
+import time
+from argparse import RawDescriptionHelpFormatter
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from ...engine.store import MongoStore
+from ...engine.survey import Seen, State, count
+from ...engine.upkeep import Which, clear_stale, find_stale
+from ..base import LockCommand, as_row, positive, seconds, write_json, write_table
+
+#: How many locks the question shows.
+FIRST = 10
+FOUND = 3
+
+HELP = """\
+Clears stale locks: those whose lease is over and that nobody released, since their process died or hung.
+
+They do no harm, for the next who asks for one gets it; but they fill the list, and tell of deaths. The server decides
+in the clearing update itself, by its own clock: a lock that is renewed or taken in the same moment stays. Whoever waits
+for a cleared lock gets it. Damaged documents stay as they are, and so does, once, a lock that was written before
+a failover: its lease is given its whole length once more.
+"""
+
+CODES = """\
+exit codes:
+  0  the stale locks were cleared, or there was nothing to clear
+  1  error: MongoDB cannot be reached, a setting or a pattern is wrong, or nobody can be asked (see --no-input)
+  2  the command line cannot be understood
+  3  --dry-run found stale locks
+"""
+
+
+@dataclass
+class Tally:
+    """What was found and done."""
+
+    found: int = 0
+    cleared: int = 0
+    postponed: int = 0
+    damaged: int = 0
+
+
+class Command(LockCommand):
+    """Clears stale locks, in batches."""
+
+    help = HELP
+    #: Did a dry run find something?
+    found_some = False
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        parser = super().create_parser(prog_name, subcommand, epilog=CODES, **kwargs)
+        parser.formatter_class = RawDescriptionHelpFormatter
+        return parser
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--dry-run", action="store_true", help="only tell what would be cleared")
+        parser.add_argument(
+            "--older-than",
+            type=seconds,
+            default=0.0,
+            metavar="TIME",
+            help="only locks whose lease has been over for so long: seconds, or 5m, 2h, 1d",
+        )
+        parser.add_argument(
+            "--no-input", "--noinput", action="store_false", dest="interactive", help="clear without asking"
+        )
+        parser.add_argument(
+            "--batch-size", type=positive, default=1_000, metavar="NUMBER", help="locks in one update (default: 1000)"
+        )
+        super().add_arguments(parser)
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """The exit code is for the shell; `call_command` just returns."""
+        super().run_from_argv(argv)
+        if self.found_some:
+            sys.exit(FOUND)
+
+    def handle(self, **options: Any) -> None:
+        asks = options["interactive"] and not options["dry_run"]
+        if asks and (options["json"] or not sys.stdin.isatty()):
+            raise CommandError("nobody can be asked whether to clear them: use --no-input, or --dry-run to look first")
+        with self.telling_errors():
+            which = Which(self.keys(options), options["owner"], options["older_than"])
+            store = self.store(options)
+            if not asks or self._is_confirmed(store, which):
+                self._run(store, which, options)
+
+    def _is_confirmed(self, store: MongoStore, which: Which) -> bool:
+        first = list(find_stale(store, which, limit=FIRST))
+        if not first:
+            self.stdout.write("There are no stale locks.")
+            return False
+        total = count(store, which.query())
+        self.stdout.write(f"Stale locks: {total}.\n")
+        write_table(self.stdout, map(as_row, first))
+        if total > len(first):
+            self.stdout.write("…")
+        if input("\nClear them? [y/N] ").strip().lower() in ("y", "yes"):
+            return True
+        self.stdout.write("Nothing was cleared.")
+        return False
+
+    def _run(self, store: MongoStore, which: Which, options: dict[str, Any]) -> None:
+        tally = Tally()
+        locks = self._work(store, which, options, tally)
+        if options["json"]:
+            write_json(self.stdout, "stale", locks, lambda: asdict(tally) | {"dry_run": options["dry_run"]})
+        elif options["dry_run"]:
+            write_table(self.stdout, map(as_row, locks))
+            self.stdout.write(f"Stale locks: {tally.found}. Nothing was cleared.")
+        else:
+            deque(locks, maxlen=0)
+            self.stdout.write(f"Cleared {tally.cleared} of {tally.found} stale locks.{_left_over(tally)}")
+        self.found_some = options["dry_run"] and tally.found > 0
+
+    def _work(self, store: MongoStore, which: Which, options: dict[str, Any], tally: Tally) -> Iterator[Seen]:
+        """Find stale locks, batch by batch, and clear them unless it is a dry run."""
+        told = time.monotonic()
+        for batch in _batches(find_stale(store, which), options["batch_size"]):
+            stale = [seen for seen in batch if seen.state is not State.DAMAGED]
+            tally.found += len(stale)
+            tally.damaged += len(batch) - len(stale)
+            if stale and not options["dry_run"]:
+                done = clear_stale(store, [seen.key for seen in stale], which)
+                tally.cleared += done.cleared
+                tally.postponed += done.postponed
+            yield from stale
+            if options["verbosity"] >= 2 or (self.stderr.isatty() and time.monotonic() - told > 1):
+                told = time.monotonic()
+                self.stderr.write(f"{tally.found} found, {tally.cleared} cleared", str)
+
+
+def _batches(found: Iterator[Seen], size: int) -> Iterator[list[Seen]]:
+    while batch := list(islice(found, size)):
+        yield batch
+
+
+def _left_over(tally: Tally) -> str:
+    """Why some were left."""
+    text = ""
+    if tally.postponed:
+        text += f" {tally.postponed} were written before a failover and keep their lease once more."
+    if tally.damaged:
+        text += f" {tally.damaged} damaged documents were left as they are: see list_locks --stale."
+    if taken := tally.found - tally.cleared - tally.postponed:
+        text += f" {taken} had been renewed, taken or released by then."
+    return text

@@ -1,0 +1,80 @@
+"""Fixtures of the tests that look at locks through Django: model, admin, commands, checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import connections
+from pymongo import MongoClient, monitoring
+from pytest_django import Settings
+
+from django_mongolock.backends.base import close_backends
+from django_mongolock.engine.indexes import ensure_indexes
+from tests.lock_documents import Document, Locks, clock
+
+WITH_MONGO = pytest.mark.django_db(databases=["default", "mongo"])
+#: A port on which nobody listens.
+NOBODY = "mongodb://user:hunter2@127.0.0.1:9/?directConnection=true"
+
+
+class Commands(monitoring.CommandListener):
+    """What the engine's client sends."""
+
+    def __init__(self) -> None:
+        self.sent: list[Document] = []
+
+    def started(self, event: monitoring.CommandStartedEvent) -> None:
+        if event.command_name not in ("hello", "ismaster", "endSessions", "ping"):
+            self.sent.append(dict(event.command))
+
+    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
+        pass
+
+    def failed(self, event: monitoring.CommandFailedEvent) -> None:
+        pass
+
+    def names(self) -> list[str]:
+        """What was sent, by name."""
+        return [next(iter(command)) for command in self.sent]
+
+
+@pytest.fixture
+def locks(db: None, mongo: MongoClient[Document]) -> Locks:
+    """The locks collection of the test's database: empty, with its indexes."""
+    collection = mongo[str(connections["mongo"].settings_dict["NAME"])]["mongolock_locks"]
+    collection.delete_many({})
+    ensure_indexes(collection)
+    return Locks(collection, clock(mongo))
+
+
+@pytest.fixture
+def connect(db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Gives the engine another connection for the rest of the test."""
+
+    def connect(host: str | None = None, **options: Any) -> None:
+        settings = connections["mongo"].settings_dict
+        if host is not None:
+            monkeypatch.setitem(settings, "HOST", host)
+        monkeypatch.setitem(settings, "OPTIONS", {**settings["OPTIONS"], **options})
+        close_backends()
+
+    yield connect
+    monkeypatch.undo()
+    close_backends()
+
+
+@pytest.fixture
+def commands(connect: Callable[..., None]) -> Commands:
+    """What the engine sends from now on."""
+    listener = Commands()
+    connect(event_listeners=[listener])
+    return listener
+
+
+@pytest.fixture
+def away(connect: Callable[..., None], settings: Settings) -> None:
+    """MongoDB does not answer."""
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "COMMAND_TIMEOUT": 0.3}
+    connect(NOBODY)

@@ -1,0 +1,678 @@
+"""The admin of the locks: what somebody sees and does at 3 a.m., what nobody may, and what must not break it."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.contrib.messages import get_messages
+from django.test import Client
+from django.urls import NoReverseMatch, reverse
+from django.utils.timezone import localtime
+from pytest_django import Settings
+
+from django_mongolock import mongo_lock
+from django_mongolock.admin import listing
+from django_mongolock.admin.locks import _quote
+from tests.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, now, waiter
+from tests.lock_fixtures import WITH_MONGO, Commands
+
+pytestmark = WITH_MONGO
+
+LIST = "/admin/django_mongolock/lock/"
+RELEASE = f"{LIST}force-release/"
+NAMES = ("view_lock", "force_release_lock")
+
+
+def page_of(key: str) -> str:
+    return reverse("admin:django_mongolock_lock_change", args=[_quote(key)])
+
+
+def browser(*permissions: str, **fields: Any) -> Client:
+    """Somebody of the staff with these permissions."""
+    user = User.objects.create(username=f"user{User.objects.count()}", **{"is_staff": True, **fields})
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    client = Client(enforce_csrf_checks=False)
+    client.force_login(user)
+    return client
+
+
+@pytest.fixture
+def admin() -> Client:
+    """May look and force."""
+    return browser(*NAMES)
+
+
+def text_of(response: Any) -> str:
+    """The page as it is read, without markup."""
+    body = re.sub(r"<(script|style).*?</\1>", "", response.content.decode(), flags=re.DOTALL)
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", body)))
+
+
+def rows(response: Any) -> list[str]:
+    """The keys that a list shows, in order."""
+    return [lock.key for lock in response.context["cl"].result_list]
+
+
+def select(client: Client, action: str, *keys: str, query: str = "?state=all", **fields: Any) -> Any:
+    """Choose locks in the list and an action."""
+    return client.post(LIST + query, {"action": action, "index": 0, "_selected_action": keys, **fields})
+
+
+def confirm(client: Client, response: Any) -> Any:
+    """Say yes on the page that asks."""
+    values = re.findall(r'name="lock" value="([^"]*)"', response.content.decode())
+    return client.post(RELEASE, {"lock": [html.unescape(value) for value in values]}, follow=True)
+
+
+def notes(response: Any) -> str:
+    return " | ".join(str(message) for message in response.context["messages"])
+
+
+class TestList:
+    """The list answers: who has what, since when, for how long still, who waits."""
+
+    @pytest.fixture(autouse=True)
+    def some(self, locks: Locks) -> None:
+        locks.add(
+            "order:5",
+            [entry(1, left=595, label="nightly", place="task shop.tasks.export 7d0", user="anna", owner="job-1")],
+            [waiter(2), waiter(3), waiter(4, left=-5)],
+        )
+        locks.add("catalog", [entry(n, mode="shared", host=f"web-{n}", left=900) for n in range(2, 7)])
+        locks.stale("left:behind")
+        locks.free("free:1")
+
+    def test_columns(self, admin: Client) -> None:
+        """Everything about a held lock is in its row; no grant and no session is."""
+        response = admin.get(LIST)
+        text = text_of(response)
+        for word in ("order:5", "● held", "nightly · task shop.tasks.export 7d0 · user anna · owner job-1"):
+            assert word in text
+        assert re.search(r"web-1 · pid 4001 · MainThread", text)
+        assert re.search(r"1 min 1\d s ago", text)
+        assert f"{localtime(entry()['acquired_at']):%Y-%m-%d %H:%M:}"[:15] in text
+        assert re.search(r"9 min 5\d s 2 1763676000001", text)  # left, waiting, token
+        assert "and 2 more" in text
+        assert "secret" not in response.content.decode()
+
+    @pytest.mark.parametrize(
+        ("query", "keys"),
+        [
+            ("", ["order:5", "catalog"]),
+            ("?state=held", ["order:5", "catalog"]),
+            ("?state=nonsense", ["order:5", "catalog"]),
+            ("?state=waited", ["order:5"]),
+            ("?state=stale", ["left:behind"]),
+            ("?state=free", ["free:1"]),
+            ("?state=all", ["catalog", "free:1", "left:behind", "order:5"]),
+            ("?mode=shared", ["catalog"]),
+            ("?mode=exclusive&state=all", ["left:behind", "order:5"]),
+            ("?mode=semaphore", []),
+            ("?mode=$ne", ["order:5", "catalog"]),
+            ("?o=-1&state=all", ["order:5", "left:behind", "free:1", "catalog"]),
+            ("?o=-6", ["catalog", "order:5"]),
+            ("?o=99.x.3", ["catalog", "order:5"]),
+        ],
+    )
+    def test_filters_and_order(self, admin: Client, query: str, keys: list[str]) -> None:
+        """Held is what is shown first; what ends first is at the top."""
+        assert rows(admin.get(LIST + query)) == keys
+
+    @pytest.mark.parametrize(
+        ("text", "keys"),
+        [
+            ("order", ["order:5"]),
+            ("ORDER:", ["order:5"]),
+            ("er:*", []),
+            ("*er:?", ["order:5"]),
+            ("order:*", ["order:5"]),
+            ("order:?", ["order:5"]),
+            ("order:??", []),
+            ("job-1", ["order:5"]),
+            ("anna", ["order:5"]),
+            ("nightly", ["order:5"]),
+            ("web-3", ["catalog"]),
+            ("job", []),
+            (".*", []),
+            ("^order", []),
+            ("order.5", []),
+            ("(a+)+$", []),
+            ("[", []),
+            ("\\", []),
+            ("$where", []),
+            ("  order  ", ["order:5"]),
+            ("x" * 2_000, []),
+            ("\ud800", []),
+        ],
+    )
+    def test_search(self, admin: Client, text: str, keys: list[str]) -> None:
+        """A part of a key, a pattern for all of it, or a whole word of a holder; never a regular expression."""
+        query = urlencode({"q": text}, errors="replace")
+        assert rows(admin.get(f"{LIST}?{query}")) == keys
+
+    @pytest.mark.parametrize("query", ["?q=a%00b", "?q=%0a", "?q=%80%ff"])
+    def test_search_for_no_text(self, admin: Client, query: str) -> None:
+        """What is no text is no error."""
+        assert admin.get(LIST + query).status_code == 200
+
+    @pytest.mark.parametrize("query", ["?key__regex=(a%2B)%2B$", "?holders__host=web-1", "?key__contains=x", "?pk=1"])
+    def test_no_lookups_from_the_address(self, admin: Client, query: str) -> None:
+        """Nobody may ask the server for a slow expression by the address bar."""
+        assert admin.get(LIST + query).status_code == 400
+
+    def test_states_not_by_colour_alone(self, admin: Client) -> None:
+        """Each state has its word and its shape."""
+        text = text_of(admin.get(f"{LIST}?state=all"))
+        assert all(word in text for word in ("● held", "◐ stale", "○ free"))
+        assert re.search(r"over for 1 min \d s", text)
+
+    def test_server_time(self, admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The web server's clock decides nothing."""
+        monkeypatch.setattr("django.utils.timezone.now", lambda: now() + timedelta(hours=1))
+        assert rows(admin.get(LIST)) == ["order:5", "catalog"]
+
+    def test_prefix(self, admin: Client, locks: Locks, settings: Settings) -> None:
+        """The locks of another site in the same collection are not shown, found, or opened."""
+        locks.held("shop:1", "shop:order:7")
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "shop:"}
+        assert rows(admin.get(LIST)) == ["shop:1", "shop:order:7"]
+        assert rows(admin.get(f"{LIST}?q=order")) == ["shop:order:7"]
+        assert rows(admin.get(f"{LIST}?q=order:*")) == ["shop:order:7"]
+        assert rows(admin.get(f"{LIST}?q=shop:order:*")) == ["shop:order:7"]
+        assert admin.get(page_of("order:5")).status_code == 302
+        assert admin.get(f"{LIST}{_quote('order:5')}/history/").status_code == 302
+        assert "Nobody holds" in notes(select(admin, "force_release", "order:5", follow=True).client.get(LIST))
+        assert admin.post(RELEASE, {"lock": json.dumps(["order:5", [TOKEN + 1]])}).status_code == 400
+        assert locks.read("order:5")["holders"]
+
+    def test_pages(self, admin: Client, locks: Locks) -> None:
+        """A hundred on a page; a page that does not exist leads back."""
+        locks.held(*(f"many:{number:03d}" for number in range(130)), left=3_600)
+        first, second = admin.get(f"{LIST}?o=1"), admin.get(f"{LIST}?o=1&p=2")
+        assert (len(rows(first)), len(rows(second))) == (100, 32)
+        assert not set(rows(first)) & set(rows(second))
+        assert admin.get(f"{LIST}?p=99").status_code == 302
+
+
+class TestEmpty:
+    """A list without locks says why, and where to look."""
+
+    def test_unused(self, locks: Locks, admin: Client) -> None:
+        """Nobody has taken a lock yet."""
+        assert "No lock has been taken yet" in text_of(admin.get(LIST))
+
+    def test_nothing_held(self, locks: Locks, admin: Client) -> None:
+        """Nothing is held, but there are others."""
+        locks.free("x")
+        response = admin.get(LIST)
+        assert "There is no such lock at the moment" in text_of(response)
+        assert "?state=all" in response.content.decode()
+
+    def test_nothing_found(self, locks: Locks, admin: Client) -> None:
+        """A search in what is held offers to search all."""
+        locks.free("x")
+        response = admin.get(f"{LIST}?q=%22%3E%3Cx")
+        assert "Search all locks" in text_of(response)
+        assert "?state=all&amp;q=%22%3E%3Cx" in response.content.decode()
+
+
+class TestPage:
+    """The page of one lock."""
+
+    def test_held(self, locks: Locks, admin: Client) -> None:
+        """Holders, those who wait in their order, and what was counted."""
+        locks.add("k", [entry(1, mode="semaphore", capacity=3)], [waiter(7, host="b"), waiter(8, host="a")])
+        text = text_of(admin.get(page_of("k")))
+        assert "Held by (1)" in text
+        assert "one of 3 permits" in text
+        assert re.search(r"1 somebody b · pid 4007 .* 2 somebody a · pid 4008", text)
+        for fact in (
+            "acquisitions 41",
+            "had to wait 7",
+            "mean wait of these 1.2 s",
+            "mean time held 2.5 s",
+            "longest wait 4.1 s",
+            "longest time held 1 min 1 s",
+        ):
+            assert fact in text
+        assert f"last fencing token {TOKEN + 50}" in text
+        assert "secret" not in text
+
+    def test_real(self, locks: Locks, admin: Client) -> None:
+        """A lock that is taken for real."""
+        with mongo_lock("real", label="for real") as lock:
+            text = text_of(admin.get(page_of("real")))
+            assert "for real" in text
+            assert str(lock.fencing_token) in text
+
+    def test_stale_and_free(self, locks: Locks, admin: Client) -> None:
+        """A stale lock is explained; a free one can be had."""
+        locks.stale("stale")
+        locks.free("free")
+        assert "its holder has died, or hangs" in text_of(admin.get(page_of("stale")))
+        assert "Whoever asks for it gets it at once" in text_of(admin.get(page_of("free")))
+
+    def test_purged(self, locks: Locks, admin: Client) -> None:
+        """A lock that is gone leads back to the list, with a word."""
+        response = admin.get(page_of("gone"), follow=True)
+        assert "There is no lock “gone”" in notes(response)
+
+    @pytest.mark.parametrize("key", HOSTILE_KEYS)
+    def test_hostile_keys(self, locks: Locks, admin: Client, key: str) -> None:
+        """Every key has a page of its own, is shown literally, can be forced, and has a history."""
+        locks.held(key)
+        listed = admin.get(LIST)
+        address = page_of(key)
+        assert f'href="{html.escape(address)}"' in listed.content.decode()
+        page = admin.get(address)
+        assert page.status_code == 200
+        assert page.context["lock"].key == key
+        for response in (listed, page):
+            assert html.escape(key) in response.content.decode()
+            assert key not in response.content.decode() or html.escape(key) == key
+        done = confirm(admin, select(admin, "force_release", key))
+        assert "1 lock was taken" in notes(done)
+        assert LogEntry.objects.get().object_id == key
+        history = admin.get(address.replace("/change/", "/history/"))
+        assert "Force released" in text_of(history)
+
+    def test_browser_leaves_addresses_alone(self) -> None:
+        """No address has a part that a browser would take for a way up."""
+        for key in HOSTILE_KEYS:
+            assert not {".", ".."} & set(page_of(key).split("/"))
+
+    def test_huge(self, locks: Locks, admin: Client) -> None:
+        """Of a queue of thousands the page shows the first hundred, and says so."""
+        locks.add("k", [entry(1)], [waiter(n) for n in range(3_000)])
+        text = text_of(admin.get(page_of("k")))
+        assert "first come first served (3000)" in text
+        assert "The first 100 are shown" in text
+
+
+class TestRights:
+    """Who may do what: view is to look, force_release to take; nobody edits."""
+
+    @pytest.fixture(autouse=True)
+    def one(self, locks: Locks) -> None:
+        locks.held("k")
+
+    @pytest.mark.parametrize(
+        ("permissions", "status"), [((), 403), (("view_lock",), 200), (("force_release_lock",), 403), (NAMES, 200)]
+    )
+    def test_looking(self, permissions: tuple[str, ...], status: int) -> None:
+        """List and page need the permission to view; so does the history."""
+        client = browser(*permissions)
+        for path in (LIST, page_of("k"), f"{LIST}k/history/"):
+            assert client.get(path).status_code == status
+
+    @pytest.mark.parametrize("path", [LIST, RELEASE, f"{LIST}k/change/", f"{LIST}k/history/"])
+    @pytest.mark.parametrize("method", ["get", "post"])
+    def test_strangers(self, path: str, method: str) -> None:
+        """Who is not of the staff is sent to the login, whatever the permissions."""
+        for client in (Client(), browser(*NAMES, is_staff=False), browser(*NAMES, is_active=False)):
+            response = getattr(client, method)(path)
+            assert (response.status_code, response["Location"].split("?")[0]) == (302, "/admin/login/")
+
+    def test_forcing_needs_its_own_permission(self, locks: Locks) -> None:
+        """Who may only look sees no action and no button, and is refused when the request is made by hand."""
+        looker = browser("view_lock")
+        locks.stale("stale")
+        assert b"force_release" not in looker.get(LIST).content
+        assert b"Force release" not in looker.get(page_of("k")).content
+        for action in ("force_release", "clear_stale", "delete_selected"):
+            select(looker, action, "k", "stale")
+        shown = json.dumps(["k", [TOKEN + 1]])
+        assert looker.post(RELEASE, {"lock": shown}).status_code == 403
+        assert browser("force_release_lock").post(RELEASE, {"lock": shown}).status_code == 403
+        assert locks.read("k")["holders"]
+        assert locks.read("stale")["holders"]
+        assert b"clear_stale" not in looker.get(page_of("stale")).content
+        assert not LogEntry.objects.exists()
+
+    def test_no_editing(self, locks: Locks) -> None:
+        """Not even a superuser adds, edits or deletes: there are no addresses for it, and a POST is refused."""
+        root = browser(is_superuser=True)
+        before = locks.read("k")
+        for path in ("add/", "k/delete/"):
+            assert root.get(LIST + path).status_code == root.post(LIST + path).status_code == 404
+        assert root.post(page_of("k"), {"token": 1}).status_code == 403
+        assert select(root, "delete_selected", "k", post="yes").status_code in (200, 302)
+        assert root.post(LIST, {"_save": "x", "form-0-token": 1}).status_code in (200, 302)
+        with pytest.raises(NoReverseMatch):
+            reverse("admin:django_mongolock_lock_delete", args=["k"])
+        assert locks.read("k") == before
+        for path in (LIST, page_of("k")):
+            assert not re.search(
+                r"addlink|deletelink\"|/add/\"", root.get(path).content.decode().split('id="content"')[1]
+            )
+
+    def test_index(self, admin: Client) -> None:
+        """The index of the admin offers to look."""
+        assert b"/admin/django_mongolock/lock/" in admin.get("/admin/").content
+
+    def test_csrf(self, locks: Locks) -> None:
+        """Another site's form changes nothing."""
+        user = User.objects.create_superuser("root")
+        client = Client(enforce_csrf_checks=True)
+        client.force_login(user)
+        assert client.post(RELEASE, {"lock": json.dumps(["k", [TOKEN + 1]])}).status_code == 403
+        assert select(client, "force_release", "k").status_code == 403
+        assert locks.read("k")["holders"]
+
+    @pytest.mark.parametrize("method", ["get", "put", "delete", "head"])
+    def test_only_post_forces(self, admin: Client, locks: Locks, method: str) -> None:
+        """A link cannot force."""
+        assert getattr(admin, method)(f"{RELEASE}?lock=%5B%22k%22%2C%5B{TOKEN + 1}%5D%5D").status_code == 405
+        assert locks.read("k")["holders"]
+
+
+class TestForceRelease:
+    """Confirmed, exact, and written down."""
+
+    def test_one(self, locks: Locks, admin: Client) -> None:
+        """Ask, showing who holds it; do it; tell it; write it down."""
+        locks.add("k", [entry(1, label="nightly", left=33)], [waiter(2)])
+        asked = select(admin, "force_release", "k")
+        text = text_of(asked)
+        for word in ("Force release?", "This lock is taken", "nightly", "1 min 1", "1 waits for it", "fencing tokens"):
+            assert word in text
+        assert "secret" not in asked.content.decode()
+        assert locks.read("k")["holders"][0]["token"] == TOKEN + 1  # so far nothing has happened
+        done = confirm(admin, asked)
+        assert notes(done) == "1 lock was taken from its holder."
+        assert locks.read("k")["holders"][0]["grant"] == "secret-grant.2"
+        entry_ = LogEntry.objects.get()
+        assert (entry_.object_id, entry_.user_id) == ("k", int(admin.session["_auth_user_id"]))
+        assert str(TOKEN + 1) in entry_.get_change_message()
+        assert entry_.get_admin_url() == page_of("k")
+
+    def test_holder_learns(self, locks: Locks, admin: Client) -> None:
+        """The process that held the lock is told."""
+        lost = threading.Event()
+        with ThreadPoolExecutor(1) as elsewhere:
+            lock = elsewhere.submit(mongo_lock("k", lease=1.5, on_lost=lambda _lock: lost.set()).acquire).result()
+            confirm(admin, select(admin, "force_release", "k"))
+            assert lost.wait(5)
+            assert lock.lost
+
+    def test_button_on_the_page(self, locks: Locks, admin: Client) -> None:
+        """The page of a lock has the same action."""
+        locks.held("k")
+        body = admin.get(page_of("k")).content.decode()
+        assert '<input type="hidden" name="_selected_action" value="k">' in body
+        assert 'action="/admin/django_mongolock/lock/?state=all"' in body
+        assert 'name="action" value="force_release"' in body
+
+    def test_many(self, locks: Locks, admin: Client) -> None:
+        """Several at once; what nobody holds, and what is damaged, is left out and that is said."""
+        locks.held("a", "b")
+        locks.add("shared", [entry(n, mode="shared") for n in (5, 6)])
+        locks.free("free")
+        locks.add("bad", [entry(9)], change={"token": 1.5})
+        asked = select(admin, "force_release", "a", "b", "shared", "free", "bad", "gone")
+        assert "2 of the selected locks are left out" in text_of(asked)
+        assert "These 3 locks are taken" in text_of(asked)
+        assert "3 locks were taken" in notes(confirm(admin, asked))
+        assert locks.read("shared")["holders"] == []
+        assert LogEntry.objects.count() == 3
+
+    def test_not_the_next_holder(self, locks: Locks, admin: Client) -> None:
+        """A lock that somebody else got while the page was open is left alone, and that is said."""
+        locks.held("k", "z")
+        asked = select(admin, "force_release", "k", "z")
+        locks.collection.update_one({"_id": "k"}, {"$set": {"holders": [entry(99)]}})
+        done = confirm(admin, asked)
+        assert "1 lock was taken" in notes(done)
+        assert "1 lock was left alone" in notes(done)
+        assert locks.read("k")["holders"][0]["token"] == TOKEN + 99
+        assert [entry_.object_id for entry_ in LogEntry.objects.all()] == ["z"]
+
+    def test_only_the_holders_shown(self, locks: Locks, admin: Client) -> None:
+        """Of a shared lock, who came later keeps it."""
+        locks.add("k", [entry(1, mode="shared")])
+        asked = select(admin, "force_release", "k")
+        locks.collection.update_one({"_id": "k"}, {"$push": {"holders": entry(2, mode="shared")}})
+        confirm(admin, asked)
+        assert [holder["token"] for holder in locks.read("k")["holders"]] == [TOKEN + 2]
+
+    def test_released_meanwhile(self, locks: Locks, admin: Client) -> None:
+        """Also a lock that is gone altogether is only told of."""
+        locks.held("k")
+        asked = select(admin, "force_release", "k")
+        locks.collection.delete_many({})
+        assert "1 lock was left alone" in notes(confirm(admin, asked))
+
+    def test_damaged_meanwhile(self, locks: Locks, admin: Client) -> None:
+        """A document that was damaged while the page was open stays as it is."""
+        locks.held("k")
+        asked = select(admin, "force_release", "k")
+        locks.collection.update_one({"_id": "k"}, {"$set": {"acquisitions": "x"}})
+        assert "acquisitions" in notes(confirm(admin, asked))
+        assert not LogEntry.objects.exists()
+
+    def test_nothing_held(self, locks: Locks, admin: Client) -> None:
+        """There is nothing to ask."""
+        locks.free("k")
+        assert "Nobody holds" in notes(admin.get(select(admin, "force_release", "k")["Location"]))
+
+    @pytest.mark.parametrize(
+        "shown",
+        [
+            "x",
+            "[]",
+            '["k"]',
+            '["k", 1]',
+            "[1, [1]]",
+            '["k", ["1"]]',
+            '["k", [true]]',
+            '{"k": [1]}',
+            "[" * 99,
+            '["k",[1.0]]',
+        ],
+    )
+    def test_made_up_forms(self, locks: Locks, admin: Client, shown: str) -> None:
+        """What no form of ours says is refused."""
+        locks.held("k")
+        assert admin.post(RELEASE, {"lock": shown}).status_code == 400
+        assert locks.read("k")["holders"]
+
+    def test_all_of_thousands(self, locks: Locks, admin: Client) -> None:
+        """ "Select all" is bounded: nobody reads a page of thousands."""
+        locks.held(*(f"k{number:03d}" for number in range(150)))
+        asked = select(admin, "force_release", "k000", query="", select_across=1)
+        assert "These 100 locks" in text_of(asked)
+        assert "Only the first 100" in notes(asked)
+        assert "100 locks were taken" in notes(confirm(admin, asked))
+
+    def test_back_to_the_same_list(self, locks: Locks, admin: Client) -> None:
+        """Afterwards the list is filtered as before, and no other address can be smuggled in."""
+        locks.held("k")
+        body = select(admin, "force_release", "k", query="?state=all&q=k").content.decode()
+        assert 'name="filters" value="state=all&amp;q=k"' in body
+        response = admin.post(RELEASE, {"filters": "//evil.example/\r\nx"})
+        assert response["Location"].startswith(f"{LIST}?")
+
+
+class TestClearStale:
+    """Stale locks are cleared at once; the server looks again before."""
+
+    def test_clears(self, locks: Locks, admin: Client) -> None:
+        """Stale ones are cleared, whoever waits gets them; others are left, and that is said."""
+        locks.stale("a", "b")
+        locks.held("held")
+        locks.collection.update_one({"_id": "b"}, {"$set": {"waiters": [waiter(7)]}})
+        response = select(admin, "clear_stale", "a", "b", "held", follow=True)
+        assert notes(admin.get(LIST)) == "2 stale locks were cleared. | 1 lock was left: it is not stale."
+        assert response.status_code == 302
+        assert locks.read("a")["holders"] == []
+        assert locks.read("b")["holders"][0]["grant"] == "secret-grant.7"
+        assert locks.read("held")["holders"][0]["token"] == TOKEN + 1
+        assert {entry_.object_id for entry_ in LogEntry.objects.all()} == {"a", "b"}
+
+    def test_button(self, locks: Locks, admin: Client) -> None:
+        """The page of a stale lock has the button; that of a held one has not."""
+        locks.stale("stale")
+        locks.held("held")
+        assert b'value="clear_stale"' in admin.get(page_of("stale")).content
+        assert b'value="clear_stale"' not in admin.get(page_of("held")).content
+
+
+class TestDamage:
+    """Damaged documents are shown as such; the others go on."""
+
+    @pytest.mark.parametrize(("change", "word"), DAMAGE.values(), ids=DAMAGE)
+    def test_shown(self, locks: Locks, admin: Client, change: Any, word: str) -> None:
+        """List and page say what is wrong."""
+        locks.held("good")
+        locks.add("bad", [entry(2)], [waiter(3)], change=change)
+        listed = admin.get(f"{LIST}?state=all")
+        assert rows(listed) == ["bad", "good"]
+        for response in (listed, admin.get(page_of("bad"))):
+            assert "▲ damaged" in text_of(response)
+            assert word in text_of(response)
+        assert "● held" in text_of(listed)
+
+    def test_foreign(self, locks: Locks, admin: Client) -> None:
+        """Keys that are no text are shown, without a link."""
+        locks.held("good")
+        for key in (7, b"x", {"a": "<b>"}):
+            locks.add(key, [entry(2)])
+        listed = admin.get(LIST)
+        assert len(rows(listed)) == 4
+        assert listed.content.decode().count('class="mongolock-key"') == 1
+        assert b"<b>" not in listed.content
+
+
+class TestAway:
+    """While MongoDB does not answer there is a page, and status 503; never a traceback, never a password."""
+
+    @pytest.mark.parametrize(
+        "ask",
+        [
+            lambda client: client.get(LIST),
+            lambda client: client.get(f"{LIST}?q=x"),
+            lambda client: client.get(page_of("k")),
+            lambda client: select(client, "force_release", "k"),
+            lambda client: select(client, "clear_stale", "k"),
+        ],
+    )
+    def test_page(self, away: None, admin: Client, ask: Callable[[Client], Any]) -> None:
+        """Every page says so."""
+        response = ask(admin)
+        assert response.status_code == 503
+        assert "The locks cannot be shown just now: MongoDB did not answer" in text_of(response)
+        assert b"hunter2" not in response.content
+
+    def test_in_the_middle(self, locks: Locks, admin: Client, away: None) -> None:
+        """A force release that could not be done is told of, and not written down."""
+        response = admin.post(RELEASE, {"lock": json.dumps(["k", [1]])})
+        [note] = [str(message) for message in get_messages(response.wsgi_request)]
+        assert note.startswith("The rest was not done: MongoDB did not answer")
+        assert not LogEntry.objects.exists()
+
+    def test_history_needs_no_mongodb(self, away: None, admin: Client) -> None:
+        """What was done is told from the other database."""
+        assert admin.get(f"{LIST}k/history/").status_code == 200
+
+    def test_rest_of_the_admin(self, away: None, admin: Client) -> None:
+        """The other pages do not mind."""
+        assert admin.get("/admin/").status_code == 200
+
+
+class TestSpeed:
+    """Two commands a page, on an index, however many documents there are."""
+
+    @pytest.fixture(autouse=True)
+    def many(self, locks: Locks) -> None:
+        locks.renew_indexes()
+        locks.many(free=10_000, held=300)
+
+    @pytest.mark.parametrize(
+        "query",
+        ["", "?p=2", "?state=waited", "?state=stale", "?state=free", "?state=all", "?q=held:00*", "?mode=shared"],
+    )
+    def test_commands(self, admin: Client, commands: Commands, locks: Locks, query: str) -> None:
+        """Count and page (and, for an empty list, whether there is anything at all); no collection scan in either."""
+        admin.get(LIST + query)
+        assert commands.names() in (["aggregate", "aggregate"], ["aggregate", "count"], ["count", "aggregate"])
+        for sent in commands.sent:
+            if "aggregate" in sent:
+                explained = locks.collection.database.command(
+                    "explain", {"aggregate": sent["aggregate"], "pipeline": sent["pipeline"], "cursor": {}}
+                )
+                assert "COLLSCAN" not in str(explained)
+
+    @pytest.mark.parametrize("query", ["?q=zzz&state=all", "?q=job-1&state=all", "?q=held:*&state=all"])
+    def test_search(self, admin: Client, commands: Commands, locks: Locks, query: str) -> None:
+        """A search in all of them goes through the keys in their index, not through the documents."""
+        admin.get(LIST + query)
+        match = commands.sent[0]["pipeline"][0]["$match"]
+        explained = locks.collection.database.command(
+            "explain", {"find": locks.collection.name, "filter": match}, verbosity="executionStats"
+        )
+        assert "COLLSCAN" not in str(explained["queryPlanner"]["winningPlan"])
+        assert explained["executionStats"]["totalDocsExamined"] <= 600
+
+    def test_default_list_looks_at_one_page(self, admin: Client, commands: Commands, locks: Locks) -> None:
+        """The default list reads no more documents than it shows."""
+        admin.get(LIST)
+        stages = commands.sent[1]["pipeline"]
+        explained = locks.collection.database.command(
+            "explain",
+            {"aggregate": locks.collection.name, "pipeline": stages, "cursor": {}},
+            verbosity="executionStats",
+        )
+        cursor = explained["stages"][0]["$cursor"] if "stages" in explained else explained
+        assert "mongolock_expires_at" in str(cursor["queryPlanner"]["winningPlan"])
+        assert cursor["executionStats"]["totalDocsExamined"] == 100
+
+    def test_counts_no_further_than_needed(
+        self, admin: Client, commands: Commands, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Above the cap the list says "more than"; the server stops counting there."""
+        monkeypatch.setattr(listing, "CAP", 250)
+        admin.get(f"{LIST}?state=free")
+        assert {"$limit": 251} in commands.sent[0]["pipeline"]
+        response = admin.get(f"{LIST}?state=all")
+        assert "more than 250 such locks" in text_of(response)
+        assert response.context["cl"].result_count == 250
+        assert admin.get(f"{LIST}?state=all&p=3").status_code == 200
+        assert admin.get(f"{LIST}?state=all&p=4").status_code == 302
+
+    def test_page_of_one(self, admin: Client, commands: Commands) -> None:
+        """The page of one lock is one command."""
+        admin.get(page_of("held:0000001"))
+        assert commands.names() == ["aggregate"]
+
+    def test_force_release(self, admin: Client, commands: Commands) -> None:
+        """To force: one read for all, one update for each."""
+        asked = select(admin, "force_release", "held:0000001", "held:0000002")
+        commands.sent.clear()
+        confirm(admin, asked)
+        assert commands.names()[:3] == ["find", "findAndModify", "findAndModify"]
+
+
+def test_permissions_come_with_migrate(locks: Locks) -> None:
+    """The default database gets the permissions of the lock model, though the model lives elsewhere."""
+    found = Permission.objects.filter(content_type__app_label="django_mongolock", content_type__model="lock")
+    assert set(found.values_list("codename", flat=True)) == set(NAMES)
+
+
+def test_strict_content_security_policy(locks: Locks, admin: Client) -> None:
+    """Nothing of ours is inline: no script, no style, no handler."""
+    locks.held("k")
+    asked = select(admin, "force_release", "k")
+    for response in (admin.get(page_of("k")), asked):
+        content = response.content.decode().split('id="content"')[1].split("</main>")[0]
+        assert not re.search(r"<script|<style|\sstyle=|\son\w+=", content)

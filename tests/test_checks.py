@@ -1,0 +1,395 @@
+"""System checks: each wrong setting has an id, and a hint with the cure; the server is asked what it is."""
+
+from __future__ import annotations
+
+import io
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.core.checks import CheckMessage
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
+from django.db import connections
+from pymongo import MongoClient
+from pytest_django import Settings
+
+from django_mongolock import checks, mongo_lock
+from django_mongolock.conf import LockSettings, get_settings
+from django_mongolock.engine.indexes import ensure_indexes
+from testproject.servers import Mongod, ReplicaSet
+from tests.lock_documents import Document, Locks
+from tests.lock_fixtures import WITH_MONGO
+
+PASSWORD = "hunter2"
+
+
+def ids(found: list[CheckMessage]) -> list[str]:
+    return [str(message.id).removeprefix("mongolock.") for message in found]
+
+
+def check(settings: Settings, **changes: Any) -> list[CheckMessage]:
+    """What is said of MONGOLOCK with these changes."""
+    settings.MONGOLOCK = {**settings.MONGOLOCK, **changes}
+    return checks.check_settings(app_configs=None)
+
+
+class TestValues:
+    """Every setting, with every kind of wrong value."""
+
+    def test_right(self, settings: Settings) -> None:
+        """The defaults, written out, are right; so is the test project."""
+        defaults = {name: getattr(LockSettings(), name) for name in LockSettings.__dataclass_fields__}
+        assert check(settings, **{**defaults, "DATABASE": "mongo"}) == []
+
+    def test_every_setting_is_checked(self) -> None:
+        """None was forgotten."""
+        assert {"DATABASE", *checks._VALUES} == set(LockSettings.__dataclass_fields__)
+
+    @pytest.mark.parametrize(
+        ("name", "code", "wrong"),
+        [
+            ("LEASE", "E005", [0, -1, "30", None, True, float("nan"), float("inf"), 1e12, [30]]),
+            ("WAIT", "E006", [-1, "10", True, False, float("nan"), float("inf"), {}]),
+            ("KEY_PREFIX", "E007", [None, 7, b"x", "a\nb", "x" * 513, "\ud800"]),
+            ("CLOCK_MARGIN", "E008", [-0.1, 1.5, "0.1", None, True, float("nan")]),
+            ("WAITER_LEASE", "E009", [0, -1, "10", None]),
+            ("MAX_WAITERS", "E010", [0, -1, 5_001, 1.5, "1000", None, True]),
+            ("RETENTION", "E011", [0, 60, "week", None, float("inf")]),
+            ("COMMAND_TIMEOUT", "E012", [0, -5, "5", None]),
+            ("BACKEND", "E013", [None, 7, "", "nothing", "no.such.module", "django_mongolock.backends.mongo.Nothing"]),
+            ("CONTENTION_STATUS", "E014", [None, "423", 200, 399, 600, True, 423.0]),
+        ],
+    )
+    def test_wrong(self, settings: Settings, name: str, code: str, wrong: list[Any]) -> None:
+        """One error, that names the setting and shows a value that works."""
+        for value in wrong:
+            found = check(settings, **{name: value})
+            assert ids(found) == [code], value
+            assert f'["{name}"]' in found[0].msg
+            assert str(found[0].hint).startswith("Give ")
+
+    @pytest.mark.parametrize(
+        ("name", "right"),
+        [
+            ("LEASE", [0.5, 30, 3_600]),
+            ("WAIT", [0, None, 10, 0.5]),
+            ("KEY_PREFIX", ["", "shop:", "é"]),
+            ("CLOCK_MARGIN", [0, 1, 0.1]),
+            ("MAX_WAITERS", [1, 5_000]),
+            ("RETENTION", [3_600, 1e7]),
+            ("CONTENTION_STATUS", [400, 409, 599]),
+        ],
+    )
+    def test_limits(self, settings: Settings, name: str, right: list[Any]) -> None:
+        """What is just within the limits is right."""
+        for value in right:
+            assert check(settings, **{name: value}) == []
+
+    def test_several(self, settings: Settings) -> None:
+        """All that is wrong is told at once."""
+        assert ids(check(settings, LEASE=0, WAIT="x", TIMEOUT=1, lease=2)) == ["E004", "E004", "E005", "E006"]
+
+    def test_unknown(self, settings: Settings) -> None:
+        """An unknown setting is named, with those that there are; no key of any type breaks it."""
+        found = check(settings, TTL=5)
+        assert ids(found) == ["E004"]
+        assert "'TTL'" in found[0].msg
+        assert "LEASE" in str(found[0].hint)
+        settings.MONGOLOCK = {**settings.MONGOLOCK, 7: 1, None: 2, "TTL": 3, ("a",): 4}
+        assert ids(checks.check_settings(app_configs=None)) == ["E004"] * 4
+
+    @pytest.mark.parametrize("value", [None, "mongo", 7, ["DATABASE"], ("DATABASE", "mongo")])
+    def test_no_dictionary(self, settings: Settings, value: Any) -> None:
+        """MONGOLOCK itself may be wrong."""
+        settings.MONGOLOCK = value
+        assert ids(checks.check_settings(app_configs=None)) == ["E001"]
+        assert checks.check_deployment(app_configs=None) == []
+
+    def test_ids_are_used_once(self) -> None:
+        """An id means one rule, for ever."""
+        used = [code for code, _, _ in checks._VALUES.values()]
+        assert len(set(used)) == len(used)
+
+
+@pytest.mark.filterwarnings("ignore:Overriding setting DATABASES")
+class TestDatabase:
+    """The alias, and the router."""
+
+    @pytest.mark.parametrize(
+        ("alias", "code"),
+        [(None, "E001"), ("", "E001"), ("nothing", "E002"), (7, "E002"), (["mongo"], "E002"), ("default", "E003")],
+    )
+    def test_alias(self, settings: Settings, alias: Any, code: str) -> None:
+        """It must be there and be MongoDB; the hint names those that are."""
+        found = check(settings, DATABASE=alias)
+        assert ids(found) == [code]
+        assert "mongo" in str(found[0].hint)
+
+    def test_missing(self, settings: Settings) -> None:
+        """Without MONGOLOCK at all the check says what to write."""
+        del settings.MONGOLOCK
+        found = checks.check_settings(app_configs=None)
+        assert ids(found) == ["E001"]
+        with pytest.raises(ImproperlyConfigured, match="DATABASE"):
+            get_settings()
+
+    def test_router(self, settings: Settings) -> None:
+        """A missing router is told of: the model would be looked for in SQL."""
+        settings.DATABASE_ROUTERS = []
+        assert ids(checks.check_settings(app_configs=None)) == ["W001"]
+
+    def test_router_as_object(self, settings: Settings) -> None:
+        """Routers may stand there as objects."""
+        from django_mongolock.router import MongoLockRouter
+
+        settings.DATABASE_ROUTERS = [MongoLockRouter()]
+        assert checks.check_settings(app_configs=None) == []
+
+    def test_default_needs_no_router(self, settings: Settings) -> None:
+        """Where MongoDB is the default database everything is there anyway."""
+        settings.DATABASES = {"default": {"ENGINE": "django_mongodb_backend", "NAME": "x"}}
+        settings.DATABASE_ROUTERS = []
+        assert check(settings, DATABASE="default") == []
+
+
+@pytest.mark.filterwarnings("ignore:Overriding setting DATABASES")
+class TestDeployment:
+    """check --deploy: what is fine while developing."""
+
+    def deploy(self, settings: Settings, host: str, prefix: str = "shop:") -> list[CheckMessage]:
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": prefix}
+        settings.DATABASES = {
+            **settings.DATABASES,
+            "mongo": {"ENGINE": "django_mongodb_backend", "NAME": "x", "HOST": host},
+        }
+        return checks.check_deployment(app_configs=None)
+
+    def test_prefix(self, settings: Settings) -> None:
+        """No prefix: two stages in one database would share their locks."""
+        assert ids(self.deploy(settings, "mongodb://h", prefix="")) == ["W002"]
+        assert self.deploy(settings, "mongodb://h") == []
+
+    @pytest.mark.parametrize(
+        ("host", "expected"),
+        [
+            (f"mongodb://user:{PASSWORD}@h/", ["W003"]),
+            (f"mongodb+srv://user:{PASSWORD}@h.example/?x=1", ["W003"]),
+            (f"mongodb://user:{PASSWORD}@a:1,b:2/x", ["W003"]),
+            (f"mongodb://user:{PASSWORD}[@h/", ["W003"]),
+            (f"mongodb://u%40x:{PASSWORD}%2F@[::1]:27017/", ["W003"]),
+            ("mongodb://user@h/", []),
+            ("mongodb://h:27017/", []),
+            ("h", []),
+            ("", []),
+        ],
+    )
+    def test_password_in_the_address(self, settings: Settings, host: str, expected: list[str]) -> None:
+        """A password inside HOST is told of, and not repeated."""
+        found = self.deploy(settings, host)
+        assert ids(found) == expected
+        assert PASSWORD not in str(found)
+
+    def test_only_deploy(self, settings: Settings) -> None:
+        """Not said while developing."""
+        out = io.StringIO()
+        call_command("check", stdout=out, stderr=out)
+        assert "W002" not in out.getvalue()
+        out = io.StringIO()
+        call_command("check", "--deploy", stdout=out, stderr=out)
+        assert "mongolock.W002" in out.getvalue()
+
+
+Connect = Callable[..., None]
+
+
+def ask() -> list[CheckMessage]:
+    return checks.check_server(app_configs=None, databases=["mongo"])
+
+
+class Guarded(Mongod):
+    """A server that lets nobody in without a password."""
+
+    def command(self) -> list[str]:
+        return [*super().command(), "--auth"]
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Guarded]:
+    """With users: `root`, `full` (what the documentation says is needed), `least` (only find), `nothing`."""
+    with Guarded() as server:
+        with server.client() as client:
+            client.admin.command("createUser", "root", pwd=PASSWORD, roles=["root"])
+        with MongoClient[Document](server.uri, username="root", password=PASSWORD) as client:
+            for user, actions in (("full", ["find", "insert", "update"]), ("least", ["find"]), ("nothing", [])):
+                where = {"db": "guarded", "collection": "mongolock_locks"}
+                privileges = [{"resource": where, "actions": actions}] if actions else []
+                client.guarded.command("createRole", user, privileges=privileges, roles=[])
+                client.guarded.command("createUser", user, pwd=PASSWORD, roles=[user])
+            ensure_indexes(client.guarded.mongolock_locks)
+        yield server
+
+
+@WITH_MONGO
+class TestServer:
+    """check --database: what the server is, and what the user may do."""
+
+    def test_right(self, locks: Locks) -> None:
+        """A replica set with the indexes: nothing to say."""
+        assert ask() == []
+
+    def test_other_databases(self, away: None) -> None:
+        """Where the lock database is not among those asked for, nobody is asked."""
+        assert checks.check_server(app_configs=None, databases=["default"]) == []
+        assert checks.check_server(app_configs=None, databases=None) == []
+
+    def test_wrong_settings_first(self, away: None, settings: Settings) -> None:
+        """A setting that is wrong is told by the other check; nobody is asked."""
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "LEASE": 0}
+        assert ask() == []
+
+    def test_warnings_do_not_stop_it(self, away: None, settings: Settings) -> None:
+        """A warning about the settings is no reason not to ask."""
+        settings.DATABASE_ROUTERS = []
+        assert ids(ask()) == ["E101"]
+
+    def test_unreachable(self, away: None) -> None:
+        """Nobody listens: one error with our words, and no password."""
+        [found] = ask()
+        assert ids([found]) == ["E101"]
+        assert "did not answer" in found.msg
+        assert "hunter2" not in f"{found.msg} {found.hint}"
+
+    @pytest.mark.parametrize(
+        "host",
+        [
+            f"mongodb://user:{PASSWORD}@@/",
+            f"mongodb://u:{PASSWORD}@h:99999/",
+            f"mongodb://a:{PASSWORD}@h/?w=x&w=7&ssl=maybe",
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore::UserWarning:pymongo")
+    def test_bad_address(self, away: None, connect: Connect, host: str) -> None:
+        """An address that cannot be read is an error of its own; it is not quoted."""
+        connect(host)
+        [found] = ask()
+        assert ids([found]) == ["E101"]
+        assert PASSWORD not in f"{found.msg} {found.hint}"
+
+    def test_standalone(self, connect: Connect) -> None:
+        """A standalone server works, and loses locks with every failover that it cannot have."""
+        with Mongod() as server:
+            connect(server.uri)
+            assert ids(ask()) == ["W101", "W103"]
+            mongo_lock("k", wait=0).acquire().release()
+            connect()
+
+    def test_lease_shorter_than_a_failover(self, connect: Connect, settings: Settings) -> None:
+        """Where there is something to fail over to, the lease must outlive it."""
+        with ReplicaSet(members=2) as servers:
+            connect(servers.uri)
+            assert ids(ask()) == ["W103"]
+            settings.MONGOLOCK = {**settings.MONGOLOCK, "LEASE": 5}
+            connect(servers.uri)
+            found = ask()
+            assert ids(found) == ["W102", "W103"]
+            assert "20 s" in found[0].msg
+            connect()
+
+    def test_indexes(self, locks: Locks) -> None:
+        """A missing index is named; migrate makes it."""
+        locks.collection.drop_index("mongolock_purge_at")
+        found = ask()
+        assert ids(found) == ["W103"]
+        assert "mongolock_purge_at" in found[0].msg
+        assert "mongolock_expires_at" not in found[0].msg
+        call_command("migrate", database="mongo", verbosity=0)
+        assert ask() == []
+
+    def test_default_migrate_makes_indexes(self, locks: Locks) -> None:
+        """So does a migrate of the default database: most projects stop there."""
+        locks.collection.drop_indexes()
+        call_command("migrate", verbosity=0)
+        assert ask() == []
+
+    def test_migrate_goes_on_without_mongodb(self, away: None, caplog: pytest.LogCaptureFixture) -> None:
+        """A deployment does not stop because MongoDB is away; a warning says what was not done."""
+        with caplog.at_level(logging.WARNING, "django_mongolock"):
+            call_command("migrate", verbosity=0)
+        assert "indexes not made" in caplog.text
+        assert "hunter2" not in caplog.text
+
+    def test_command(self, locks: Locks) -> None:
+        """`manage.py check --database` runs it."""
+        locks.collection.drop_indexes()
+        out = io.StringIO()
+        call_command("check", "--database", "mongo", stdout=out, stderr=out)
+        assert "mongolock.W103" in out.getvalue()
+
+
+@WITH_MONGO
+class TestRights:
+    """A server with users."""
+
+    @pytest.fixture
+    def login(self, guarded: Guarded, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+        def login(user: str, password: str = PASSWORD) -> None:
+            monkeypatch.setitem(connections["mongo"].settings_dict, "NAME", "guarded")
+            connect(guarded.uri, username=user, password=password, authSource="guarded")
+
+        return login
+
+    def test_enough(self, login: Callable[..., None]) -> None:
+        """find, insert and update on one collection are enough, and indexes that nobody may list are not missed."""
+        login("full")
+        assert ids(ask()) == ["W101"]
+        mongo_lock("k", wait=0).acquire().release()
+
+    @pytest.mark.parametrize(("user", "missing"), [("least", "insert, update"), ("nothing", "find, insert, update")])
+    def test_too_few(self, login: Callable[..., None], user: str, missing: str) -> None:
+        """What is missing is named, before the first lock fails."""
+        login(user)
+        found = ask()
+        assert ids(found) == ["E102", "W101"]
+        assert found[0].msg.endswith(f": {missing}.")
+
+    @pytest.mark.parametrize(("user", "password"), [("full", "wrong"), ("stranger", PASSWORD)])
+    def test_not_let_in(self, login: Callable[..., None], user: str, password: str) -> None:
+        """A wrong password is told of, not shown."""
+        login(user, password)
+        [found] = ask()
+        assert ids([found]) == ["E101"]
+        assert "wrong" not in found.msg
+        assert PASSWORD not in found.msg
+
+    def test_nobody(self, guarded: Guarded, connect: Connect) -> None:
+        """Without a login there are no rights at all: not a server without access control."""
+        connect(guarded.uri)
+        [found] = ask()
+        assert ids([found]) == ["E101"]
+        assert "log in" in found.msg or "refused" in found.msg
+
+    def test_migrate_without_the_right(self, login: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
+        """Who may not make indexes is warned, and deploys."""
+        login("full")
+        with caplog.at_level(logging.WARNING, "django_mongolock"):
+            call_command("migrate", verbosity=0)
+        assert "indexes not made" in caplog.text
+
+
+def test_a_wrong_setting_stops_check() -> None:
+    """From the outside: `manage.py check` fails with the id and the cure, and without a traceback."""
+    code = (
+        "from django.conf import settings; import django, os;"
+        "os.environ['DJANGO_SETTINGS_MODULE'] = 'testproject.settings'; settings.MONGOLOCK;"
+        "settings.MONGOLOCK = {'DATABASE': 'mongo', 'LEASE': 0}; django.setup();"
+        "from django.core.management import execute_from_command_line as run; run(['manage.py', 'check'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "mongolock.E005" in done.stderr
+    assert "HINT: Give seconds that a lock lives" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,515 @@
+"""clear_stale_locks and list_locks: what they say, what they do, and what they leave alone."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import pty
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections
+from pytest_django import Settings
+
+from django_mongolock import mongo_lock
+from django_mongolock.backends.base import get_backend
+from django_mongolock.engine import patterns, upkeep
+from tests.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, waiter
+from tests.lock_fixtures import NOBODY, WITH_MONGO, Commands
+
+pytestmark = WITH_MONGO
+
+
+def run(*arguments: str) -> tuple[str, str]:
+    """Run a command in this process; return what it wrote to stdout and stderr."""
+    out, err = io.StringIO(), io.StringIO()
+    call_command(*arguments, stdout=out, stderr=err)
+    return out.getvalue(), err.getvalue()
+
+
+def run_json(*arguments: str) -> Any:
+    """Run a command with --json; nothing but one object may come."""
+    out, err = run(*arguments, "--json")
+    assert err == ""
+    return json.loads(out)
+
+
+def clear(*arguments: str) -> Any:
+    return run_json("clear_stale_locks", "--no-input", *arguments)
+
+
+def keys(listed: Any) -> list[str]:
+    return [lock["key"] for lock in listed]
+
+
+def shell(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a person does."""
+    env = {**os.environ, "MONGODB_NAME": str(connections["mongo"].settings_dict["NAME"]), **environment}
+    argv = [sys.executable, "-m", "django", *arguments]
+    return subprocess.run(
+        argv, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, check=False
+    )
+
+
+class TestClear:
+    """Stale locks are cleared, and nothing else."""
+
+    def test_clears(self, locks: Locks) -> None:
+        """A stale lock is free afterwards, its lapse counted; held and free ones are as they were."""
+        locks.stale("stale:1", "stale:2")
+        locks.held("held")
+        locks.free("free")
+        before = [locks.read(key) for key in ("held", "free")]
+        answer = clear()
+        assert (answer["found"], answer["cleared"], answer["dry_run"]) == (2, 2, False)
+        assert sorted(keys(answer["stale"])) == ["stale:1", "stale:2"]
+        assert [locks.read(key) for key in ("held", "free")] == before
+        after = locks.read("stale:1")
+        assert (after["holders"], after["expires_at"], after["lapsed"], after["token"]) == ([], None, 2, TOKEN + 50)
+
+    def test_grants_who_waits(self, locks: Locks) -> None:
+        """Whoever waits for a cleared lock gets it in the same update."""
+        locks.add("k", [entry(1, left=-60)], [waiter(2), waiter(3)])
+        assert clear()["cleared"] == 1
+        after = locks.read("k")
+        assert [holder["grant"] for holder in after["holders"]] == ["secret-grant.2"]
+        assert after["token"] == TOKEN + 51
+
+    def test_killed_holder(self, locks: Locks) -> None:
+        """A process that is killed leaves a lock that becomes stale by itself, is reported, and is cleared."""
+        code = (
+            "import django, os, signal; django.setup();"
+            "from django_mongolock import mongo_lock;"
+            "mongo_lock('victim', lease=0.5).acquire(); os.kill(os.getpid(), signal.SIGKILL)"
+        )
+        env = {**os.environ, "MONGODB_NAME": str(connections["mongo"].settings_dict["NAME"])}
+        subprocess.run([sys.executable, "-c", code], env=env, check=False, timeout=60)
+        end = time.monotonic() + 10
+        while not (found := run_json("clear_stale_locks", "--dry-run"))["stale"] and time.monotonic() < end:
+            time.sleep(0.1)
+        assert keys(found["stale"]) == ["victim"]
+        assert clear()["cleared"] == 1
+        mongo_lock("victim", wait=0).acquire().release()
+
+    def test_renewed_meanwhile(self, locks: Locks) -> None:
+        """A lock that was renewed after it was found stale stays: the update itself looks again."""
+        locks.stale("k", "z")
+        store = get_backend().session().store
+        locks.collection.update_one({"_id": "k"}, {"$set": {"holders": [entry(1)], "expires_at": entry()["until"]}})
+        renewed = locks.read("k")
+        assert upkeep.clear_stale(store, ["k", "z"], upkeep.Which()) == upkeep.Cleared(cleared=1)
+        assert locks.read("k") == renewed
+
+    def test_taken_meanwhile(self, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A lock that somebody takes between the finding and the clearing stays, and is not counted as cleared."""
+        locks.stale("k")
+        find = upkeep.find_stale
+
+        def find_then_take(*arguments: Any, **options: Any) -> Any:
+            for seen in find(*arguments, **options):
+                taken.append(mongo_lock("k").acquire())
+                yield seen
+
+        taken: list[Any] = []
+        monkeypatch.setattr("django_mongolock.management.commands.clear_stale_locks.find_stale", find_then_take)
+        out, _ = run("clear_stale_locks", "--no-input")
+        assert "Cleared 0 of 1 stale locks. 1 had been renewed, taken or released by then." in out
+        taken[0].ensure_held()
+        assert taken[0].release()
+
+    def test_after_a_failover(self, locks: Locks) -> None:
+        """What another primary wrote gets its lease once more, and is not counted as cleared; next time it is stale."""
+        locks.stale("old", change={"clock": "another election"})
+        locks.stale("new")
+        answer = clear()
+        assert (answer["found"], answer["cleared"], answer["postponed"]) == (2, 1, 1)
+        assert locks.read("old")["holders"]
+        assert clear()["found"] == 0
+
+    @pytest.mark.parametrize("change", [change for change, _ in DAMAGE.values()], ids=DAMAGE)
+    def test_damaged(self, locks: Locks, change: Any) -> None:
+        """A damaged document stays as it is, is told of, and does not stop the others."""
+        locks.stale("good")
+        locks.add("bad", [entry(1, left=-60)], [waiter(2, left=-60)], change=change)
+        before = locks.read("bad")
+        answer = clear()
+        assert (keys(answer["stale"]), answer["cleared"], answer["damaged"]) == (["good"], 1, 1)
+        assert locks.read("bad") == before
+        assert "1 damaged documents were left" in run("clear_stale_locks", "--no-input")[0]
+
+    @pytest.mark.parametrize("key", HOSTILE_KEYS)
+    def test_hostile_keys(self, locks: Locks, key: str) -> None:
+        """Every key is cleared, and shown in full by JSON."""
+        locks.stale(key)
+        assert keys(clear()["stale"]) == [key]
+        assert locks.read(key)["holders"] == []
+
+    def test_batches(self, locks: Locks, commands: Commands) -> None:
+        """Many are cleared batch by batch: one update each, which uses the index of keys."""
+        locks.stale(*(f"k{number:03d}" for number in range(250)))
+        locks.many(free=1_000, held=5)
+        assert clear("--batch-size", "100")["cleared"] == 250
+        updates = [command for command in commands.sent if "update" in command]
+        assert [len(command["updates"][0]["q"]["$and"][0]["_id"]["$in"]) for command in updates] == [100, 100, 50]
+        assert {command["updates"][0]["hint"] for command in updates} == {"_id_"}
+
+    def test_looks_only_at_stale_ones(self, locks: Locks) -> None:
+        """Among many free and held documents only the stale are looked at."""
+        locks.many(free=2_000, held=50)
+        locks.stale("a", "b")
+        explained = locks.collection.database.command(
+            "explain",
+            {"find": locks.collection.name, "filter": upkeep.Which().query(), "sort": {"expires_at": 1}},
+            verbosity="executionStats",
+        )["executionStats"]
+        assert explained["totalDocsExamined"] == 2
+
+
+class TestWhich:
+    """Options narrow down what is cleared; each of them is judged by the server again in the update."""
+
+    @pytest.fixture(autouse=True)
+    def some(self, locks: Locks) -> None:
+        locks.stale("order:1", "order:22", "ad:1", over=60)
+        locks.stale("order:old", over=7_200)
+        locks.add("owned", [entry(1, left=-60, owner="job-1")])
+
+    @pytest.mark.parametrize(
+        ("arguments", "expected"),
+        [
+            ((), ["ad:1", "order:1", "order:22", "order:old", "owned"]),
+            (("--key", "order:*"), ["order:1", "order:22", "order:old"]),
+            (("--key", "order:?"), ["order:1"]),
+            (("--key", "order:1"), ["order:1"]),
+            (("--key", "order"), []),
+            (("--key", "*:1"), ["ad:1", "order:1"]),
+            (("--key", "*"), ["ad:1", "order:1", "order:22", "order:old", "owned"]),
+            (("--key", "*r*:*d"), ["order:old"]),
+            (("--key", "order.1"), []),
+            (("--key", ".*"), []),
+            (("--key", "order:[12]*"), []),
+            (("--key", "ad:1|order:1"), []),
+            (("--key", "$where"), []),
+            (("--owner", "job-1"), ["owned"]),
+            (("--owner", "job"), []),
+            (("--owner", "*"), []),
+            (("--older-than", "3600"), ["order:old"]),
+            (("--older-than", "1h"), ["order:old"]),
+            (("--older-than", "30s"), ["ad:1", "order:1", "order:22", "order:old", "owned"]),
+            (("--older-than", "1d"), []),
+            (("--older-than", "0.5h", "--key", "order:*"), ["order:old"]),
+        ],
+    )
+    def test_options(self, locks: Locks, arguments: tuple[str, ...], expected: list[str]) -> None:
+        """Patterns describe whole keys, and are no regular expressions; owners are compared in full."""
+        assert sorted(keys(run_json("clear_stale_locks", "--dry-run", *arguments)["stale"])) == expected
+        assert clear(*arguments)["cleared"] == len(expected)
+        left = {document["_id"] for document in locks.collection.find({"holders": {"$ne": []}})}
+        assert left == {"ad:1", "order:1", "order:22", "order:old", "owned"} - set(expected)
+
+    def test_update_judges_all_of_it(self) -> None:
+        """The update does not trust what was found before: neither time, nor owner, nor key."""
+        store = get_backend().session().store
+        for which in (
+            upkeep.Which(older_than=3_600),
+            upkeep.Which(owner="other"),
+            upkeep.Which(key=patterns.glob("x*")),
+        ):
+            assert upkeep.clear_stale(store, ["owned"], which).cleared == 0
+
+    def test_prefix(self, locks: Locks, settings: Settings) -> None:
+        """Only the locks of this project; its prefix may be left out, and is shown."""
+        locks.stale("shop:order:1", "shopper:1", "shop:ad")
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "shop:"}
+        for pattern in ("order:*", "shop:order:*"):
+            assert keys(run_json("clear_stale_locks", "--dry-run", "--key", pattern)["stale"]) == ["shop:order:1"]
+        assert sorted(keys(run_json("list_locks", "--stale")["locks"])) == ["shop:ad", "shop:order:1"]
+        assert clear()["cleared"] == 2
+        assert locks.read("order:1")["holders"]
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("--older-than", "-1"),
+            ("--older-than", "5x"),
+            ("--older-than", "nan"),
+            ("--older-than", "1e999"),
+            ("--older-than", "99999999d"),
+            ("--older-than", ""),
+            ("--older-than", "٣s"),
+            ("--batch-size", "0"),
+            ("--batch-size", "1000000"),
+            ("--batch-size", "x"),
+            ("--key", ""),
+            ("--key", "a\nb"),
+            ("--key", "\udcff"),
+            ("--key", "x" * 600),
+            ("--database", "default"),
+            ("--database", "nothing"),
+        ],
+    )
+    def test_wrong_values(self, locks: Locks, arguments: tuple[str, ...]) -> None:
+        """A wrong value is an error, and nothing is cleared."""
+        with pytest.raises(CommandError):
+            run("clear_stale_locks", "--no-input", f"{arguments[0]}={arguments[1]}")
+        assert locks.read("owned")["holders"]
+
+
+class TestAsking:
+    """Nothing is cleared without a yes."""
+
+    @pytest.fixture
+    def answer(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+        """Sits at a terminal and gives this answer."""
+
+        def answer(text: str) -> list[str]:
+            asked: list[str] = []
+            monkeypatch.setattr("sys.stdin", type("Terminal", (), {"isatty": lambda self: True})())
+
+            def reply(prompt: str) -> str:
+                asked.append(prompt)
+                return text
+
+            monkeypatch.setattr("builtins.input", reply)
+            return asked
+
+        return answer
+
+    def test_nobody_there(self, locks: Locks) -> None:
+        """Without a terminal it says what to do, and does nothing; with --json it asks nobody either."""
+        locks.stale("k")
+        for arguments in ((), ("--json",)):
+            with pytest.raises(CommandError, match="--no-input"):
+                run("clear_stale_locks", *arguments)
+        assert locks.read("k")["holders"]
+
+    @pytest.mark.parametrize(
+        ("text", "cleared"), [("y", True), ("Yes ", True), ("", False), ("n", False), ("yy", False)]
+    )
+    def test_answers(self, locks: Locks, answer: Callable[[str], list[str]], text: str, cleared: bool) -> None:
+        """It shows how many and the first of them, then asks."""
+        locks.stale(*(f"k{number:02d}" for number in range(15)))
+        asked = answer(text)
+        out, _ = run("clear_stale_locks")
+        assert asked == ["\nClear them? [y/N] "]
+        assert "Stale locks: 15." in out
+        assert out.count("stale  ") == 10
+        assert ("Cleared 15 of 15" in out) is cleared
+        assert ("Nothing was cleared." in out) is not cleared
+        assert bool(locks.read("k00")["holders"]) is not cleared
+
+    def test_nothing_to_ask(self, locks: Locks, answer: Callable[[str], list[str]]) -> None:
+        """Where there is nothing to clear there is nothing to ask."""
+        asked = answer("y")
+        assert run("clear_stale_locks")[0] == "There are no stale locks.\n"
+        assert asked == []
+
+    def test_terminal(self, locks: Locks) -> None:
+        """On a real terminal, with a real answer."""
+        locks.stale("k")
+        ours, theirs = pty.openpty()
+        env = {**os.environ, "MONGODB_NAME": str(connections["mongo"].settings_dict["NAME"])}
+        argv = [sys.executable, "-m", "django", "clear_stale_locks"]
+        with subprocess.Popen(argv, env=env, stdin=theirs, stdout=subprocess.PIPE, text=True) as process:
+            os.write(ours, b"y\n")
+            out, _ = process.communicate(timeout=60)
+        os.close(ours)
+        os.close(theirs)
+        assert process.returncode == 0
+        assert "Cleared 1 of 1 stale locks." in out
+
+
+class TestOutput:
+    """For people a table, for programs one object; exit codes for scripts."""
+
+    def test_dry_run(self, locks: Locks) -> None:
+        """It tells who left them, and changes nothing."""
+        locks.add("k", [entry(1, left=-65, place="task export", user="anna", host="web-9")])
+        before = locks.read("k")
+        out, _ = run("clear_stale_locks", "--dry-run")
+        assert "task export · user anna, web-9 · pid 4001 · MainThread" in out
+        assert re.search(r"over for 1 min \d s", out)
+        assert "Stale locks: 1. Nothing was cleared." in out
+        assert locks.read("k") == before
+
+    def test_json(self, locks: Locks) -> None:
+        """The facts of the holders, seconds over, and the counts; no grant."""
+        locks.add("k", [entry(1, left=-65, owner="o", label="l")], [waiter(5, left=-1)])
+        answer = run_json("clear_stale_locks", "--dry-run")
+        [lock] = answer.pop("stale")
+        assert answer == {"found": 1, "cleared": 0, "postponed": 0, "damaged": 0, "dry_run": True}
+        assert 65 <= lock["over_seconds"] < 75
+        assert {"owner": "o", "label": "l", "host": "web-1", "pid": 4001, "token": TOKEN + 1}.items() <= lock[
+            "holders"
+        ][0].items()
+        assert "secret" not in json.dumps(lock)
+        assert run_json("clear_stale_locks", "--no-input", "--key", "none")["stale"] == []
+
+    def test_progress(self, locks: Locks) -> None:
+        """With -v 2 each batch is told on stderr; otherwise a script hears nothing there."""
+        locks.stale("a", "b", "c")
+        assert run("clear_stale_locks", "--dry-run")[1] == ""
+        _, err = run("clear_stale_locks", "--no-input", "--batch-size", "2", "-v", "2")
+        assert err.splitlines() == ["2 found, 2 cleared", "3 found, 3 cleared"]
+
+    def test_exit_codes(self, locks: Locks) -> None:
+        """0, 1, 2 and 3, as the help says; errors go to stderr without a traceback or a password."""
+        assert shell("clear_stale_locks", "--no-input").returncode == 0
+        locks.stale("k")
+        found = shell("clear_stale_locks", "--dry-run", "--json")
+        assert (found.returncode, json.loads(found.stdout)["found"], found.stderr) == (3, 1, "")
+        refused = shell("clear_stale_locks")
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert refused.stderr.startswith("CommandError: nobody can be asked")
+        assert shell("clear_stale_locks", "--older-than", "x").returncode == 2
+        cleared = shell("clear_stale_locks", "--no-input")
+        assert (cleared.returncode, cleared.stdout) == (0, "Cleared 1 of 1 stale locks.\n")
+        usage = shell("clear_stale_locks", "--help").stdout
+        assert all(f"\n  {code}  " in usage for code in (0, 1, 2, 3))
+
+    @pytest.mark.parametrize(
+        "arguments", [("clear_stale_locks", "--no-input"), ("clear_stale_locks", "--dry-run"), ("list_locks",)]
+    )
+    def test_away(self, away: None, arguments: tuple[str, ...]) -> None:
+        """MongoDB away: an error in our words."""
+        with pytest.raises(CommandError, match="MongoDB did not answer") as caught:
+            run(*arguments)
+        assert "hunter2" not in f"{caught.value} {caught.value.__cause__}"
+
+    def test_away_in_the_shell(self) -> None:
+        """The same for a script, without a traceback, and soon."""
+        start = time.monotonic()
+        done = shell("list_locks", MONGODB_URI=NOBODY)
+        assert done.returncode == 1
+        assert done.stderr.startswith("CommandError: MongoDB did not answer")
+        assert "hunter2" not in done.stderr
+        assert "Traceback" not in done.stderr
+        assert time.monotonic() - start < 20
+
+
+class TestList:
+    """list_locks: a table of who has what."""
+
+    @pytest.fixture(autouse=True)
+    def some(self, locks: Locks) -> None:
+        locks.add("b:held", [entry(1, owner="o"), entry(2)], [waiter(3), waiter(4, left=-1)])
+        locks.held("a:held", left=60)
+        locks.stale("stale")
+        locks.free("free")
+        locks.add("z:bad", [entry(5)], change={"token": 1.5})
+
+    @pytest.mark.parametrize(
+        ("arguments", "expected"),
+        [
+            ((), ["a:held", "b:held", "z:bad"]),
+            (("--stale",), ["stale"]),
+            (("--waiting",), ["b:held"]),
+            (("--all",), ["a:held", "b:held", "free", "stale", "z:bad"]),
+            (("--key", "?:held"), ["a:held", "b:held"]),
+            (("--all", "--owner", "o"), ["b:held"]),
+            (("--limit", "1"), ["a:held"]),
+        ],
+    )
+    def test_which(self, arguments: tuple[str, ...], expected: list[str]) -> None:
+        """Held by default; what ends first comes first."""
+        listed = run_json("list_locks", *arguments)
+        assert keys(listed["locks"]) == expected
+        assert listed["more"] is ("--limit" in arguments)
+
+    def test_table(self) -> None:
+        """Key, state, holder, since, left, waiting, token; damage in words."""
+        lines = run("list_locks")[0].splitlines()
+        assert lines[0].split() == ["KEY", "STATE", "HOLDER", "SINCE", "LEFT", "WAITING", "TOKEN"]
+        assert lines[2].startswith("b:held")
+        for word in (
+            "held",
+            "owner o, web-1 · pid 4001 · MainThread and 1 more",
+            "1 min 1",
+            "min",
+            f"1        {TOKEN + 1}",
+        ):
+            assert word in lines[2]
+        assert "its field 'token' is float" in lines[3]
+        assert "and more: see --limit" in run("list_locks", "--limit", "2")[0]
+        assert "and more" not in run("list_locks", "--limit", "3")[0]
+        assert "and more" not in run("list_locks", "--limit", "0")[0].replace("and 1 more", "")
+
+    def test_nothing(self, locks: Locks) -> None:
+        """An empty list says so."""
+        locks.collection.delete_many({})
+        assert run("list_locks")[0] == "There is no such lock.\n"
+        assert run_json("list_locks") == {"locks": [], "more": False}
+
+    def test_terminal_is_safe(self, locks: Locks) -> None:
+        """What a label or a key could do to a terminal is shown as its code."""
+        locks.add("\x1b[31mred\u202e", [entry(1, label="\x07\x9b2J")])
+        out, _ = run("list_locks", "--key", "*red*")
+        assert "\\u001b[31mred\\u202e" in out
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(out)
+
+    def test_many(self, locks: Locks) -> None:
+        """Thousands come in batches, in one cursor, and all of them."""
+        locks.many(free=2_500, held=1)
+        assert len(run_json("list_locks", "--all", "--limit", "0")["locks"]) == 2_506
+        assert len(run("list_locks", "--all", "--limit", "0")[0].splitlines()) == 2_507
+
+    def test_mutually_exclusive(self) -> None:
+        """One kind at a time."""
+        with pytest.raises(CommandError):
+            run("list_locks", "--stale", "--all")
+
+
+class TestPatterns:
+    """What a pattern means, by a slow and simple judge."""
+
+    @pytest.mark.parametrize(
+        ("prefix", "end"),
+        [
+            ("a", "b"),
+            ("az", "a{"),
+            ("", ""),
+            ("\ud7ff", "\ue000"),
+            ("a\U0010ffff", "b"),
+            ("\U0010ffff", ""),
+            ("é", "ê"),
+        ],
+    )
+    def test_range(self, prefix: str, end: str) -> None:
+        """The end of a range is the first text after all that start with the prefix."""
+        assert patterns.starting(prefix) == patterns.KeyMatch(prefix, end)
+
+    @pytest.mark.parametrize("pattern", ["*a" * 100 + "*b", "*a?" * 20 + "*b", "*aa?" * 10 + "*bb*a"])
+    def test_not_slow(self, locks: Locks, pattern: str) -> None:
+        """Keys on which a backtracking search takes 1.5 ms each, until the server gives it up, take some 10 us."""
+        locks.collection.insert_many({"_id": f"b{number:04d}" + "a" * 500} for number in range(2_000))
+        start = time.monotonic()
+        assert locks.collection.count_documents(patterns.glob(pattern).query()) == 0
+        assert time.monotonic() - start < 1
+
+    def test_against_a_simple_judge(self, locks: Locks) -> None:
+        """The server and a naive matcher agree on random patterns and keys of few letters."""
+        names = ["".join(letters) for size in range(1, 5) for letters in itertools.product("ab\u00e9", repeat=size)]
+        locks.free(*names)
+        rng = random.Random(7)
+        for _ in range(60):
+            pattern = "".join(rng.choice("ab\u00e9*?*") for _ in range(rng.randint(1, 6)))
+            found = {document["_id"] for document in locks.collection.find(patterns.glob(pattern).query(), {"_id": 1})}
+            assert found == {name for name in names if naive(pattern, name)}, pattern
+
+
+def naive(pattern: str, text: str) -> bool:
+    """Does the pattern describe the text? Letter by letter."""
+    if not pattern:
+        return not text
+    if pattern[0] == "*":
+        return naive(pattern[1:], text) or (bool(text) and naive(pattern, text[1:]))
+    return bool(text) and pattern[0] in ("?", text[0]) and naive(pattern[1:], text[1:])

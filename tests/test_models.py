@@ -1,0 +1,360 @@
+"""The Lock model: what is held is what the server says, nothing is written through the ORM, and nothing breaks it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from bson.datetime_ms import DatetimeMS
+from bson.int64 import Int64
+from bson.max_key import MaxKey
+from bson.timestamp import Timestamp
+from django.core.management import call_command
+from django.db import NotSupportedError, connections
+from django.utils import timezone
+from pytest_django import Settings
+
+from django_mongolock import LockDocumentError, LockLostError, mongo_lock
+from django_mongolock.engine.document import find_damage
+from django_mongolock.engine.survey import State
+from django_mongolock.models import Holder, Lock, LockQuerySet, Waiter
+from tests.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Document, Locks, entry, now, waiter
+from tests.lock_fixtures import WITH_MONGO, Commands
+
+pytestmark = WITH_MONGO
+
+
+@pytest.fixture
+def three(locks: Locks) -> Locks:
+    """One lock that is held and waited for, one that is stale and was waited for, one that is free."""
+    locks.add("held", [entry(1, owner="job-1", user="anna", label="nightly")], [waiter(2), waiter(3)])
+    locks.add("stale", [entry(4, left=-60)], [waiter(5, left=-30)])
+    locks.add("free")
+    return locks
+
+
+def keys(queryset: Any) -> list[str]:
+    return sorted(queryset.values_list("pk", flat=True))
+
+
+class TestQueries:
+    """held(), stale() and waited_for() sort the locks by the server's clock."""
+
+    def test_sorted(self, three: Locks) -> None:
+        """Each lock is in one state; those who wait count only as long as their place in the queue lives."""
+        assert keys(Lock.objects.held()) == ["held"]
+        assert keys(Lock.objects.stale()) == ["stale"]
+        assert keys(Lock.objects.free()) == ["free"]
+        assert keys(Lock.objects.waited_for()) == ["held"]
+
+    def test_not_by_our_clock(self, three: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A web server whose clock is a day ahead sees the same."""
+        monkeypatch.setattr(timezone, "now", lambda: now() + timedelta(days=1))
+        assert keys(Lock.objects.held()) == ["held"]
+
+    def test_real_lock(self, locks: Locks) -> None:
+        """A lock that is taken for real is held, with the facts of its holder, until it is given back."""
+        with mongo_lock("order:5", label="test") as lock:
+            found = Lock.objects.held().filter(key__startswith="order:").get()
+            assert found.holders[0].label == "test"
+            assert found.holders[0].token == found.token == lock.fencing_token
+            assert found.holders[0].acquired_at <= found.expires_at
+        assert not Lock.objects.held().exists()
+
+    def test_like_any_model(self, three: Locks) -> None:
+        """Filters reach into the holders; order, values, counts and lookups by key work."""
+        assert keys(Lock.objects.filter(holders__host="web-1")) == ["held", "stale"]
+        assert keys(Lock.objects.filter(holders__owner="job-1")) == ["held"]
+        assert keys(Lock.objects.filter(waiters__pid=4_003)) == ["held"]
+        assert keys(Lock.objects.exclude(holders__user="anna").filter(acquisitions__gte=41)) == ["free", "stale"]
+        assert Lock.objects.order_by("-contended", "key").values("key", "contended")[0] == {
+            "key": "free",
+            "contended": 7,
+        }
+        assert Lock.objects.held().values("holders")[0]["holders"][0].user == "anna"
+        assert Lock.objects.in_bulk(["held"])["held"].holders[0].token == TOKEN + 1
+        assert Lock.objects.held().count() == 1
+        assert Lock.objects.filter(expires_at__gt=now()).count() == 1
+        assert str(Lock.objects.get(pk="held")) == "held"
+
+    def test_entries_in_words(self, three: Locks) -> None:
+        """Holders and waiters say who they are, and not by which grant."""
+        lock = Lock.objects.get(pk="held")
+        assert [type(item) for item in (*lock.holders, *lock.waiters)] == [Holder, Waiter, Waiter]
+        assert "secret" not in f"{lock.holders} {lock.waiters} {lock!r}"
+
+    @pytest.mark.parametrize("key", HOSTILE_KEYS)
+    def test_hostile_keys(self, locks: Locks, key: str) -> None:
+        """Every key is found under itself, and under nothing else."""
+        locks.held(key, "another")
+        assert Lock.objects.get(pk=key).key == key
+        assert keys(Lock.objects.filter(key__startswith=key[:3])) == [key]
+
+    def test_local_time(self, three: Locks, settings: Settings) -> None:
+        """Also a project without time zones sees the right moment, and filters by it."""
+        settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Tokyo"
+        lock = Lock.objects.held().get()
+        assert lock.expires_at.tzinfo is None
+        assert abs(lock.expires_at - timezone.make_naive(entry()["until"])) < timedelta(seconds=30)
+        assert keys(Lock.objects.filter(expires_at__gte=lock.expires_at)) == ["held"]
+        assert not Lock.objects.filter(expires_at__gt=lock.expires_at).exists()
+
+
+class TestIndexes:
+    """With many documents, nothing goes through all of them."""
+
+    @pytest.fixture
+    def many(self, locks: Locks) -> Locks:
+        locks.renew_indexes()
+        locks.many(free=3_000, held=30)
+        locks.stale(*(f"stale:{number}" for number in range(10)))
+        return locks
+
+    @pytest.mark.parametrize("name", ["held", "stale", "waited_for"])
+    def test_orm(self, many: Locks, name: str) -> None:
+        """The ORM's own queries start from the index of leases."""
+        explained = json.loads(getattr(Lock.objects, name)().order_by().explain())
+        assert _examined(explained) == ("IXSCAN", "mongolock_expires_at")
+
+    @pytest.mark.parametrize(("name", "most"), [("held", 30), ("stale", 10), ("waited_for", 40)])
+    def test_looks_at_few(self, many: Locks, name: str, most: int) -> None:
+        """No more documents are looked at than have holders: null is not before every date."""
+        query = getattr(Lock.objects, name)().order_by("expires_at").as_query()
+        assert query is not None
+        stats = many.collection.database.command(
+            "explain",
+            {"find": many.collection.name, "filter": query[0], "sort": query[1]},
+            verbosity="executionStats",
+        )["executionStats"]
+        assert stats["totalDocsExamined"] <= most
+        assert stats["totalKeysExamined"] <= most + 1
+
+    @pytest.mark.parametrize("name", ["held", "stale", "waited_for"])
+    def test_array_in_the_index(self, many: Locks, name: str) -> None:
+        """One document with an array for a date changes how the server may use the index; it stays in use."""
+        many.add("bad", [entry()], change={"expires_at": [now(), "x"]})
+        query = getattr(Lock.objects, name)().order_by("expires_at").as_query()
+        assert query is not None
+        stats = many.collection.database.command(
+            "explain",
+            {"find": many.collection.name, "filter": query[0], "sort": query[1]},
+            verbosity="executionStats",
+        )["executionStats"]
+        assert stats["totalDocsExamined"] <= 41
+
+    def test_survey(self, many: Locks, commands: Commands) -> None:
+        """A page of a list is one command, sorted by the index: as many documents are read as are shown."""
+        found = list(Lock.objects.held().order_by("expires_at").survey(limit=10))
+        assert [lock.seen.state for lock in found] == [State.HELD] * 10
+        assert commands.names() == ["aggregate"]
+
+
+def _examined(explained: Any) -> tuple[str, str]:
+    """The stage that reads, and its index."""
+    if "stages" in explained:
+        explained = explained["stages"][0]["$cursor"]
+    stage = explained["queryPlanner"]["winningPlan"]
+    stage = stage.get("queryPlan", stage)
+    while "inputStage" in stage:
+        stage = stage["inputStage"]
+    return stage["stage"], stage.get("indexName", "")
+
+
+class TestReadOnly:
+    """Locks change only by the engine's rule; whoever tries otherwise is told what to do."""
+
+    @pytest.mark.parametrize(
+        "write",
+        [
+            lambda: Lock.objects.all().delete(),
+            lambda: Lock.objects.all().update(token=1),
+            lambda: Lock.objects.create(key="x"),
+            lambda: Lock.objects.bulk_create([Lock(key="x")]),
+            lambda: Lock.objects.bulk_update([Lock(key="held")], ["token"]),
+            lambda: Lock.objects.get_or_create(key="x"),
+            lambda: Lock.objects.update_or_create(key="x"),
+            lambda: Lock.objects.get(pk="held").save(),
+            lambda: Lock.objects.get(pk="held").delete(),
+        ],
+    )
+    def test_refused(self, three: Locks, write: Callable[[], object]) -> None:
+        """Each way to write through the ORM is refused, and changes nothing."""
+        before = list(three.collection.find().sort("_id", 1))
+        with pytest.raises(NotSupportedError, match=r"mongo_lock|force_release"):
+            write()
+        assert list(three.collection.find().sort("_id", 1)) == before
+
+    def test_every_write_of_a_queryset(self) -> None:
+        """No method of Django's that writes was forgotten."""
+        writing = {name for name in dir(LockQuerySet) if getattr(getattr(LockQuerySet, name), "alters_data", False)}
+        assert writing == {
+            "update", "delete", "bulk_create", "bulk_update", "create", "acreate", "get_or_create", "aget_or_create",
+            "update_or_create", "aupdate_or_create", "_update", "_raw_delete", "_insert", "abulk_create",
+            "abulk_update", "aupdate", "adelete",
+        }  # fmt: skip
+
+
+class TestForceRelease:
+    """Taking a lock from its holder, who learns of it; never from the next one."""
+
+    def test_holder_learns(self, locks: Locks) -> None:
+        """The holder's next renewal tells it; whoever waits is let in."""
+        lost = threading.Event()
+        with ThreadPoolExecutor(1) as elsewhere:
+            lock = elsewhere.submit(mongo_lock("k", lease=1.5, on_lost=lambda _lock: lost.set()).acquire).result()
+            assert Lock.objects.get(pk="k").force_release()
+            with mongo_lock("k", wait=0) as other:
+                assert other.fencing_token > lock.fencing_token
+                assert lost.wait(5)
+            with pytest.raises(LockLostError):
+                lock.ensure_held()
+
+    def test_minimum_hold(self, locks: Locks) -> None:
+        """Also during a minimum hold."""
+        with mongo_lock("k", min_hold=60):
+            pass
+        assert Lock.objects.held().get().force_release()
+        assert not Lock.objects.held().exists()
+
+    def test_not_the_next_holder(self, three: Locks) -> None:
+        """A grant that was given after the object was read is left alone."""
+        read = Lock.objects.get(pk="held")
+        three.collection.replace_one({"_id": "held"}, {**three.read("held"), "holders": [entry(9)]})
+        assert read.force_release() is False
+        assert three.read("held")["holders"][0]["grant"] == "secret-grant.9"
+
+    def test_queue_moves_up(self, three: Locks) -> None:
+        """The next in the queue gets the lock in the same update, with a larger token."""
+        assert Lock.objects.get(pk="held").force_release()
+        assert Lock.objects.get(pk="held").holders[0].token > TOKEN + 1
+
+    def test_nobody(self, three: Locks) -> None:
+        """There is nothing to take from a lock that nobody holds."""
+        assert Lock.objects.get(pk="free").force_release() is False
+
+    def test_many(self, three: Locks, caplog: pytest.LogCaptureFixture) -> None:
+        """A queryset counts what it took, and a damaged document does not stop it."""
+        three.add("damaged", [entry(7)], change={"token": 1.5})
+        three.held("z")
+        with caplog.at_level(logging.WARNING, "django_mongolock"):
+            assert Lock.objects.held().force_release() == 2
+        assert "damaged" in caplog.text
+        assert not Lock.objects.held().filter(holders__token=TOKEN + 1).exclude(key="damaged").exists()
+
+    def test_damaged(self, locks: Locks) -> None:
+        """A damaged document stays as it is, and the caller is told why."""
+        locks.add("damaged", [entry(7)], change={"token": 1.5})
+        before = locks.read("damaged")
+        with pytest.raises(LockDocumentError, match="token"):
+            Lock.objects.get(pk="damaged").force_release()
+        assert locks.read("damaged") == before
+
+
+STRANGE = [
+    1.5, "text", True, {"a": 1}, [1, "x"], b"bytes", Timestamp(1, 1), MaxKey(), Int64(2**63 - 1),
+]  # fmt: skip
+FIELDS = [str(field.column) for field in Lock._meta.fields if not field.primary_key]
+ENTRY_FIELDS = [str(field.column) for field in Holder._meta.fields if not field.primary_key]
+
+
+def is_damaged(document: Document) -> bool:
+    """By the engine's word; and a date that is none cannot be looked for in the index."""
+    end = document["expires_at"]
+    return find_damage(document) is not None or (end is not None and not isinstance(end, datetime))
+
+
+class TestDamage:
+    """Whatever stands in one document, the others are still found."""
+
+    @pytest.mark.parametrize("value", STRANGE, ids=repr)
+    def test_any_type_in_any_field(self, locks: Locks, value: Any) -> None:
+        """Every field of a lock, and of a holder, with every type: rows go on, and the survey calls it damaged."""
+        locks.held("good")
+        for column in FIELDS:
+            locks.add(f"field:{column}", [entry()], [waiter()], change={column: value})
+        for column in ENTRY_FIELDS:
+            locks.add(
+                f"entry:{column}",
+                [{**entry(), column: value}],
+                [{**waiter(), column: value}],
+                change={"expires_at": now() + timedelta(hours=1)},
+            )
+        found = {lock.key: lock for lock in Lock.objects.all()}
+        assert len(found) == 1 + len(FIELDS) + len(ENTRY_FIELDS)
+        assert "good" in keys(Lock.objects.held())
+        for name in ("held", "stale", "free", "waited_for"):
+            list(getattr(Lock.objects, name)())
+            list(getattr(Lock.objects, name)().survey())
+        damaged = {lock.key for lock in Lock.objects.survey() if lock.seen.state is State.DAMAGED}
+        assert damaged == {found["_id"] for found in locks.collection.find() if is_damaged(found)}
+        assert "good" not in damaged
+
+    @pytest.mark.parametrize(("fields", "word"), DAMAGE.values(), ids=DAMAGE)
+    def test_told(self, locks: Locks, fields: Any, word: str) -> None:
+        """The survey says what is wrong."""
+        locks.add("bad", [entry()], [waiter()], change=fields)
+        [lock] = Lock.objects.survey()
+        assert lock.seen.state is State.DAMAGED
+        assert word in (lock.seen.damage or "")
+
+    def test_foreign_keys(self, locks: Locks) -> None:
+        """Documents whose keys are no text, or that are not ours at all, are called damaged too."""
+        for key in (7, {"a": 1}, b"x"):
+            locks.add(key, [entry()])
+        locks.collection.insert_one({"_id": "foreign", "hello": "world"})
+        assert [lock.seen.state for lock in Lock.objects.survey()] == [State.DAMAGED] * 4
+        assert len({str(lock) for lock in Lock.objects.all()}) == 4
+
+    def test_deep(self, locks: Locks) -> None:
+        """Damage is noticed also where the survey does not look itself."""
+        locks.add("bad", [entry(number) for number in range(20)] + [{"grant": 7}])
+        [lock] = Lock.objects.survey()
+        assert "further down" in (lock.seen.damage or "")
+
+    def test_no_date_of_python(self, locks: Locks) -> None:
+        """A date after the year 9999 has no word in Python: the survey goes on."""
+        locks.held("good")
+        locks.add("bad", [entry()], change={"expires_at": DatetimeMS(2**60)})
+        assert {lock.key: lock.seen.state for lock in Lock.objects.survey()} == {
+            "good": State.HELD,
+            "bad": State.DAMAGED,
+        }
+
+    def test_huge(self, locks: Locks) -> None:
+        """Of thousands of entries only a few are sent."""
+        locks.add(
+            "huge", [entry(number, mode="shared", capacity=2**31 - 1) for number in range(5_000)], [waiter()] * 5_000
+        )
+        [lock] = Lock.objects.survey()
+        assert (len(lock.seen.holders), lock.seen.holding, len(lock.seen.waiters), lock.seen.waiting) == (
+            3,
+            5_000,
+            1,
+            5_000,
+        )
+
+
+def test_migrations_are_complete(locks: Locks) -> None:
+    """The model is what the migrations say."""
+    call_command("makemigrations", "django_mongolock", "--check", "--dry-run", verbosity=0)
+
+
+def test_survey_reads_nothing_more(locks: Locks, commands: Commands) -> None:
+    """What comes from a survey has its facts in `seen`; no hidden query follows."""
+    locks.held("a", "b")
+    with connections["mongo"].execute_wrapper(lambda *args: pytest.fail("a query")):
+        assert [lock.seen.tokens for lock in Lock.objects.order_by("key").survey()] == [[TOKEN + 1], [TOKEN + 2]]
+    assert commands.names() == ["aggregate"]
+
+
+def test_nothing_can_be_found(locks: Locks, commands: Commands) -> None:
+    """What cannot match asks nobody."""
+    assert list(Lock.objects.none().survey()) == []
+    assert Lock.objects.none().count_up_to(10, 1) == 0
+    assert commands.names() == []
