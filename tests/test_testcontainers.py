@@ -15,6 +15,9 @@ from pymongo import MongoClient, WriteConcern
 from testcontainers.community.mongodb import MongoDbContainer
 from testcontainers.core.config import ConnectionMode, testcontainers_config
 
+from django_mongolock.engine.locks import MongoLock, Options
+from django_mongolock.engine.session import Session
+from django_mongolock.engine.store import MongoStore, StoreConfig
 from testproject.servers import mongod_path
 from tests.waiting import eventually
 
@@ -89,3 +92,16 @@ def test_a_container_serves_majority_writes(container_uri: str) -> None:
         majority = client.test.get_collection("written", write_concern=WriteConcern("majority", wtimeout=20_000))
         assert majority.insert_one({}).acknowledged
         assert client.admin.command("hello")["setName"] == "rs0"
+
+
+def test_a_lock_is_held_in_a_container(container_uri: str) -> None:
+    """People with Docker test their locks against a container: one holder at a time, tokens that grow."""
+    session = Session(MongoStore(StoreConfig({"host": container_uri}, "locks")))
+    try:
+        with MongoLock(lambda: session, ("k",), Options()) as first:
+            assert not MongoLock(lambda: session, ("k",), Options()).try_acquire()
+            token = first.fencing_token
+        with MongoLock(lambda: session, ("k",), Options()) as second:
+            assert second.fencing_token > token
+    finally:
+        session.close()

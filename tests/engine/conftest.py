@@ -13,7 +13,6 @@ from pymongo.collection import Collection
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.locks import MongoLock, Options
 from django_mongolock.engine.session import Session
-from django_mongolock.engine.step import Limits
 from django_mongolock.engine.store import MongoStore, StoreConfig
 from tests.engine.faces import ASYNC, BLOCKING, Face
 

@@ -333,7 +333,7 @@ def test_who_does_not_renew_takes_a_whole_lease() -> None:
 
 
 def test_while_somebody_listens_there_is_nothing_to_poll() -> None:
-    """P8: only the head of the queue has a time of its own, when the holder's lease ends; the others none but theirs."""
+    """P8: only the head of the queue wakes by itself, when the holder's lease ends; the others at their own deadline."""
     play = Play(wait=60)
     assert play.answer(QUEUED).timer == pytest.approx(9 + protocol.SLACK)
     play = Play(wait=60)
@@ -366,20 +366,20 @@ def cycle(*waits: str) -> Cycle:
 
 
 @pytest.mark.parametrize(("found", "dies"), [(None, False), (cycle("g", "h"), False), (cycle("h", "g"), True)])
-def test_only_who_holds_a_lock_looks_for_a_deadlock_and_only_the_youngest_dies(found: Cycle | None, dies: bool) -> None:  # noqa: FBT001
+def test_only_who_holds_a_lock_looks_for_a_deadlock_and_only_the_youngest_dies(found: Cycle | None, dies: bool) -> None:
     """F45: everybody in the cycle picks the same victim; the others go on waiting."""
     play = Play(None, replace(REQUEST, nested=True))
     play.answer(replace(QUEUED, place=3))
     while not isinstance(play.action, FindDeadlock):
         play.pause() if isinstance(play.action, Pause) else play.answer(replace(QUEUED, place=3))
     assert play.now == pytest.approx(100 + protocol.SUSPICION, abs=0.2)
-    play._send(found)
+    action: Any = play._send(found)
     if dies:
-        assert play.action.step.remove == ("g",)
+        assert action.step.remove == ("g",)
         with pytest.raises(LockDeadlock):
             play.answer(GONE)
     else:
-        assert isinstance(play.action, Pause)
+        assert isinstance(action, Pause)
     play = Play(None)
     play.answer(replace(QUEUED, place=3))
     assert play.action.timer == protocol.FOREVER

@@ -431,6 +431,7 @@ def test_a_grant_that_nobody_noticed_is_short(client: Client, collection: Collec
     client.remove("g1")
     left = client.apply(ask="g2").left
     assert queued.queued_left is not None
+    assert left is not None
     assert left == pytest.approx(queued.queued_left, abs=0.1)
     travel(collection, "k", left + 0.1)
     later = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=60)
