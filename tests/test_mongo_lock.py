@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -399,13 +400,11 @@ class TestOptions:
 
 
 def held_elsewhere_many(key: str, permits: int) -> Any:
-    """Take all of them in this process, one thread each."""
-    from contextlib import ExitStack
-
+    """Take all of them in this process, by one thread each, which live as long: a dead thread's lock is released."""
     stack = ExitStack()
     for _ in range(permits):
-        with ThreadPoolExecutor(1) as thread:
-            lock = thread.submit(lambda: mongo_semaphore(key, permits, wait=0).acquire()).result()
+        thread = stack.enter_context(ThreadPoolExecutor(1))
+        lock = thread.submit(lambda: mongo_semaphore(key, permits, wait=0).acquire()).result()
         stack.callback(lock.release)
     return stack
 
