@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Unpack
 
 from django.core.exceptions import EmptyResultSet
@@ -29,6 +29,8 @@ else:
 
 logger = logging.getLogger("django_mongolock")
 
+#: Far longer than the place in a queue of somebody who has died.
+_LONGEST_PATIENCE: Final = timedelta(hours=1)
 LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -111,8 +113,11 @@ class LockQuerySet(MongoQuerySet):
         return self.filter(expires_at__isnull=True)
 
     def waited_for(self) -> LockQuerySet:
-        """Locks that somebody waits for. Nobody waits for a lock that nobody has: that bounds the search."""
-        return self.leased().filter(HasLivingWaiters())
+        """Locks that somebody waits for.
+
+        Whoever waits gets a lock soon after its lease is over: so nobody waits for one that has been stale for long.
+        """
+        return self.leased().filter(HasLivingWaiters(), expires_at__gt=Now() - _LONGEST_PATIENCE)
 
     def leased(self) -> LockQuerySet:
         """Locks that are held or stale.

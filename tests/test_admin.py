@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import json
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -676,3 +678,28 @@ def test_strict_content_security_policy(locks: Locks, admin: Client) -> None:
     for response in (admin.get(page_of("k")), asked):
         content = response.content.decode().split('id="content"')[1].split("</main>")[0]
         assert not re.search(r"<script|<style|\sstyle=|\son\w+=", content)
+
+
+WITHOUT_ADMIN = """
+import django
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django_mongolock"],
+    DATABASES={"default": {"ENGINE": "django_mongodb_backend", "NAME": "x"}},
+    MONGOLOCK={"DATABASE": "default"},
+    TEMPLATES=[{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}],
+)
+django.setup()
+from django.core.management import call_command
+from django.template import engines
+assert engines["django"].from_string("{% load mongolock %}{{ 1 }}").render() == "1"
+call_command("check")
+"""
+
+
+def test_projects_without_the_admin() -> None:
+    """Nobody needs the admin to use locks, nor templates."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_ADMIN], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr

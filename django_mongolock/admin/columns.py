@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import datetime
 
 from django.contrib import admin
 from django.utils.html import format_html, format_html_join
@@ -14,6 +13,7 @@ from django.utils.translation import ngettext
 from .. import words
 from ..engine.survey import Entry, Seen, State
 from ..models import Lock
+from ..templatetags.mongolock import time_ago
 
 #: A state is told by word and by shape; colour only comes on top.
 _SHAPES = {State.HELD: "●", State.STALE: "◐", State.FREE: "○", State.DAMAGED: "▲"}
@@ -27,16 +27,6 @@ def badge(seen: Seen) -> SafeString:
         seen.state.value,
         _SHAPES[seen.state],
         words.STATES[seen.state],
-    )
-
-
-def time_ago(value: datetime, now: datetime) -> SafeString:
-    """A moment, relative and absolute."""
-    return format_html(
-        '<time datetime="{}" class="mongolock-time">{} <small>{}</small></time>',
-        value.isoformat(),
-        words.ago(value, now),
-        words.moment(value),
     )
 
 
@@ -60,7 +50,7 @@ class Columns:
     @admin.display(description=_("since"))
     def since(self, lock: Lock) -> SafeString | str:
         now = lock.seen.now
-        return _lines(lock.seen, lambda holder: time_ago(holder.acquired_at, now) if holder.acquired_at else _NOTHING)
+        return _lines(lock.seen, lambda holder: time_ago(holder.acquired_at, now))
 
     @admin.display(description=_("left"), ordering="expires_at")
     def left(self, lock: Lock) -> str:

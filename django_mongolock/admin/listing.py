@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy as _
 from ..backends.base import get_backend
 from ..conf import get_settings
 from ..engine.patterns import containing, glob
-from ..engine.survey import count
+from ..engine.survey import count, ping
 from ..models import LONG_AGO, Lock, LockQuerySet, key_condition
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 #: How many locks the pages of one list reach. Whoever has more searches.
 CAP: Final = 10_000
+#: Seconds that one command of a search may take.
+SEARCH_TIMEOUT: Final = 30.0
 
 
 class StateFilter(admin.SimpleListFilter):
@@ -119,7 +121,10 @@ class LockChangeList(ChangeList):
     def get_results(self, request: HttpRequest) -> None:
         """Count, then read the page: now, since an error must come before anything is rendered."""
         queryset: Any = self.queryset
-        timeout = get_settings().COMMAND_TIMEOUT
+        store, timeout = get_backend(queryset.db).session().store, get_settings().COMMAND_TIMEOUT
+        if self.query:  # going through all keys takes its time; that the server answers at all does not
+            ping(store, timeout)
+            timeout = max(timeout, SEARCH_TIMEOUT)
         found = queryset.count_up_to(CAP + 1, timeout)
         self.capped = found > CAP
         self.result_count = min(found, CAP)
@@ -134,4 +139,4 @@ class LockChangeList(ChangeList):
         skip, end = page.object_list.start, page.object_list.stop
         bounds = {"skip": skip, "limit": end - skip, "timeout": timeout}
         self.result_list = list(queryset.survey(**bounds)) if end > skip else []
-        self.is_unused = not found and count(get_backend(queryset.db).session().store, {}, timeout=timeout) == 0
+        self.is_unused = not found and count(store, {}, timeout=timeout) == 0

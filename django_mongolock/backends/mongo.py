@@ -67,6 +67,7 @@ class MongoBackend:
         return Session(MongoStore(config), self.settings.COMMAND_TIMEOUT, self._observe)
 
     def _observe(self, event: str, grant: Grant) -> None:
+        reason = (grant.asked or "") if event == "release_requested" else grant.reason
         EVENTS[event].send_robust(
-            sender=MongoBackend, key=grant.key, token=grant.token, using=self.alias, reason=grant.reason
+            sender=MongoBackend, key=grant.key, token=grant.token, using=self.alias, reason=reason
         )

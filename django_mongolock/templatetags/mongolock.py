@@ -1,12 +1,12 @@
-"""Filters of the admin's templates: see `words`."""
+"""Filters of the admin's templates. Django imports this module in every project: it must not need the admin."""
 
 from datetime import datetime
 
 from django import template
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from django_mongolock import words
-from django_mongolock.admin.columns import time_ago as show_time_ago
 
 register = template.Library()
 for function in (words.who, words.where, words.mode):
@@ -16,7 +16,14 @@ for function in (words.who, words.where, words.mode):
 @register.filter
 def time_ago(value: datetime | None, now: datetime) -> SafeString | str:
     """A moment, relative and absolute; "?" where the document does not tell."""
-    return "?" if value is None else show_time_ago(value, now)
+    if value is None:
+        return "?"
+    return format_html(
+        '<time datetime="{}" class="mongolock-time">{} <small>{}</small></time>',
+        value.isoformat(),
+        words.ago(value, now),
+        words.moment(value),
+    )
 
 
 @register.filter
