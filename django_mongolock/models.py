@@ -166,6 +166,13 @@ class LockQuerySet(MongoQuerySet):
         """
         return sum(_force_release(lock) for lock in self.iterator())
 
+    def ask_to_release(self, caller: str) -> int:
+        """Ask the holders of each of these locks to release it, in the name of *caller*; return how many were asked.
+
+        They learn of it at their next renewal (`MongoLock.release_requested`), and do as they see fit.
+        """
+        return sum(lock.ask_to_release(caller) for lock in self.leased().iterator())
+
     def delete(self) -> NoReturn:
         """Not supported: it would delete by key what was renewed or granted meanwhile."""
         raise NotSupportedError("locks are not deleted: use force_release(), or manage.py clear_stale_locks")
@@ -253,3 +260,10 @@ class Lock(models.Model):
         store = get_backend(self._state.db).session().store
         grants = [holder.grant for holder in self.holders if holder.grant]
         return bool(grants and upkeep.force_release(store, self.key, grants))
+
+    def ask_to_release(self, caller: str) -> int:
+        """Ask its holders to release this lock, in the name of *caller*; return how many were asked.
+
+        Raises LockDocumentError, LockBackendError.
+        """
+        return upkeep.ask_to_release(get_backend(self._state.db).session().store, self.key, caller)

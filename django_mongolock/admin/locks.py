@@ -26,9 +26,10 @@ from .. import words
 from ..backends.base import get_backend
 from ..conf import get_settings
 from ..engine import upkeep
+from ..engine.document import tidy_fact
 from ..engine.patterns import starting
 from ..engine.store import MongoStore
-from ..engine.survey import State
+from ..engine.survey import State, find_deadlocks
 from ..exceptions import LockBackendError
 from ..models import Lock
 from . import release
@@ -79,7 +80,7 @@ class LockAdmin(Columns, ModelAdmin):
     )
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
-    actions = ("force_release", "clear_stale")
+    actions = ("ask_to_release", "force_release", "clear_stale")
 
     class Media:
         css = {"all": ("django_mongolock/locks.css",)}  # noqa: RUF012 - as Django wants it
@@ -146,7 +147,12 @@ class LockAdmin(Columns, ModelAdmin):
     @csrf
     @unless_away
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        return super().changelist_view(request, {"title": _("Locks"), **(extra_context or {})})
+        """The list. Where it shows what is waited for, it also tells of deadlocks."""
+        context = {"title": _("Locks"), **(extra_context or {})}
+        if request.GET.get(StateFilter.parameter_name) == "waited" and self.has_view_permission(request):
+            timeout, prefix = get_settings().COMMAND_TIMEOUT, get_settings().KEY_PREFIX
+            context["deadlocks"] = find_deadlocks(self._store(), starting(prefix), timeout)
+        return super().changelist_view(request, context)
 
     @unless_away
     def change_view(
@@ -205,6 +211,24 @@ class LockAdmin(Columns, ModelAdmin):
         return format_html('<a class="mongolock-key" href="{}"><bdi>{}</bdi></a>', address, lock.key)
 
     # Actions
+
+    @admin.action(
+        description=gettext_lazy("Ask the holders to release the selected locks"), permissions=["force_release"]
+    )
+    def ask_to_release(self, request: HttpRequest, queryset: QuerySet[Lock]) -> None:
+        """Needs no question: the holders learn of it at their next renewal, and do as they see fit."""
+        locks = self._selected(request, queryset, 1)
+        held = [str(lock.key) for lock in locks if lock.seen.state is State.HELD]
+        caller = tidy_fact(_("%s, in the admin") % request.user.get_username())
+        asked = [key for key in held if upkeep.ask_to_release(self._store(), key, caller)]
+        for key in asked:
+            self._log(request, key, _("Asked its holder to release it."))
+        if asked:
+            text = ngettext("The holder of %d lock was asked.", "The holders of %d locks were asked.", len(asked))
+            self.message_user(request, text % len(asked), messages.SUCCESS)
+        if count := len(locks) - len(asked):
+            text = ngettext("%d lock was left: nobody holds it.", "%d locks were left: nobody holds them.", count)
+            self.message_user(request, text % count, messages.WARNING)
 
     @admin.action(description=gettext_lazy("Force the release of the selected locks"), permissions=["force_release"])
     def force_release(self, request: HttpRequest, queryset: QuerySet[Lock]) -> HttpResponse | None:

@@ -7,7 +7,7 @@ a thing. The victim is the youngest waiter of the cycle; everybody in the cycle 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -19,7 +19,7 @@ Document = Mapping[str, Any]
 #: How many locks away a cycle is looked for.
 MAX_DEPTH: Final = 32
 #: No lease ends before this: a bound for the index on `expires_at`, to search only among locks that are held.
-_EVER: Final = datetime(2000, 1, 1, tzinfo=UTC)
+EVER: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def chain_pipeline(key: str, collection: str) -> list[dict[str, Any]]:
                 "startWith": "$holders.worker",
                 "connectFromField": "holders.worker",
                 "connectToField": "waiters.worker",
-                "restrictSearchWithMatch": {"expires_at": {"$gt": _EVER}},
+                "restrictSearchWithMatch": {"expires_at": {"$gt": EVER}},
                 "maxDepth": MAX_DEPTH,
                 "as": "chain",
             }
@@ -77,51 +77,74 @@ def read_chain(found: Document) -> list[Document]:
 
 def cycle_of(documents: Iterable[Document], grant: str, now: datetime) -> Cycle | None:
     """The cycle that the waiter with this grant id is part of."""
-    edges = _edges(documents, now)
-    start = next((wait for waits in edges.values() for wait, _ in waits if wait.grant == grant), None)
-    if start is None:
-        return None
-    worker = next(worker for worker, waits in edges.items() if any(wait.grant == grant for wait, _ in waits))
-    return _search(edges, worker, grant)
+    edges = _stuck(_edges(documents, now))
+    worker = next((worker for worker, waits in edges.items() if any(edge.wait.grant == grant for edge in waits)), None)
+    return None if worker is None else _search(edges, worker, grant)
 
 
 def cycles(documents: Iterable[Document], now: datetime) -> list[Cycle]:
     """All deadlocks among these documents, each once."""
-    edges = _edges(documents, now)
+    edges = _stuck(_edges(documents, now))
     found: dict[frozenset[str], Cycle] = {}
     for worker, waits in edges.items():
-        for wait, _ in waits:
-            if (cycle := _search(edges, worker, wait.grant)) is not None:
+        for edge in waits:
+            if (cycle := _search(edges, worker, edge.wait.grant)) is not None:
                 found.setdefault(frozenset(step.grant for step in cycle.waits), cycle)
     return list(found.values())
 
 
-Edges = dict[str, list[tuple[Wait, list[str]]]]
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A wait, the workers who hold what it is for, and how many of them must let go."""
+
+    wait: Wait
+    holders: list[str]
+    needed: int
+
+
+Edges = dict[str, list[Edge]]
+
+
+def _stuck(edges: Edges) -> Edges:
+    """The edges of those who wait for ever: not of who waits for a permit that somebody who goes on will give back."""
+    stuck = dict(edges)
+    while going := [
+        worker
+        for worker, waits in stuck.items()
+        if all(sum(holder not in stuck for holder in edge.holders) >= edge.needed for edge in waits)
+    ]:
+        for worker in going:
+            del stuck[worker]
+    return stuck
 
 
 def _edges(documents: Iterable[Document], now: datetime) -> Edges:
     """For each worker, what it waits for and which workers hold that."""
     edges: Edges = {}
     for document in documents:
-        holders = list(_holding_workers(document))
+        holders = [entry for entry in document.get("holders") or () if is_holder(entry)]
+        workers = [entry["worker"] for entry in holders]
+        needed = 1
         for waiter in document.get("waiters") or ():
-            if is_waiter(waiter) and waiter["until"] > now and isinstance(waiter.get("worker"), str):
+            if is_waiter(waiter) and waiter["until"] > now:
+                # Never fewer than somebody ahead in the queue needs.
+                needed = max(needed, _needed(waiter, holders))
                 text = describe(waiter, now)
                 wait = Wait(document["_id"], waiter["grant"], waiter["since"], text)
-                edges.setdefault(waiter["worker"], []).append((wait, holders))
+                edges.setdefault(waiter["worker"], []).append(Edge(wait, workers, needed))
     return edges
 
 
-def _holding_workers(document: Document) -> Iterator[str]:
-    for entry in document.get("holders") or ():
-        if is_holder(entry) and isinstance(entry.get("worker"), str):
-            yield entry["worker"]
+def _needed(waiter: Document, holders: list[Document]) -> int:
+    """How many of the holders must let go before the waiter fits: all, unless it may share with them."""
+    shares = all(holder["mode"] == waiter["mode"] for holder in holders)
+    return len(holders) - waiter["capacity"] + 1 if shares else len(holders)
 
 
 def _search(edges: Edges, worker: str, grant: str) -> Cycle | None:
     """Depth first from the wait of *worker* with this grant, back to *worker*."""
-    first = next(step for step in edges[worker] if step[0].grant == grant)
-    stack: list[tuple[tuple[Wait, ...], list[str]]] = [((first[0],), first[1])]
+    first = next(edge for edge in edges[worker] if edge.wait.grant == grant)
+    stack: list[tuple[tuple[Wait, ...], list[str]]] = [((first.wait,), first.holders)]
     seen: set[str] = set()
     while stack:
         path, holders = stack.pop()
@@ -130,5 +153,5 @@ def _search(edges: Edges, worker: str, grant: str) -> Cycle | None:
         for holder in holders:
             if holder not in seen:
                 seen.add(holder)
-                stack.extend(((*path, wait), behind) for wait, behind in edges.get(holder, ()))
+                stack.extend(((*path, edge.wait), edge.holders) for edge in edges.get(holder, ()))
     return None

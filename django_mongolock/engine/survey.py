@@ -18,11 +18,17 @@ import pymongo
 from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 
+from .deadlock import EVER, Cycle, cycles
 from .document import DOCUMENT_FIELDS, find_damage
+from .patterns import EVERY_KEY, KeyMatch
 from .step import IS_WHOLE
 from .store import MongoStore, _bare
 
 Document = dict[str, Any]
+
+
+#: Among how many locks that somebody waits for deadlocks are looked for.
+MOST_WAITED: Final = 1_000
 
 
 class State(StrEnum):
@@ -179,6 +185,23 @@ def count(store: MongoStore, query: Document, limit: int | None = None, timeout:
             return total if limit is None else min(total, limit)
         bound: Document = {} if limit is None else {"limit": limit}
         return store.collection.count_documents(query, **bound)
+
+
+def find_deadlocks(store: MongoStore, key: KeyMatch = EVERY_KEY, timeout: float = 60.0) -> list[Cycle]:
+    """Deadlocks among the locks that somebody waits for, and whose keys are like that; at most `MOST_WAITED` of them.
+
+    A deadlock that is there now is gone in a moment, once its youngest waiter gives up. Raises LockBackendError.
+    """
+    query = {"expires_at": {"$gt": EVER}, "waiters.0": {"$exists": True}, **key.query()}
+    with asking(store, timeout):
+        found = list(tolerant(store).find(query, {"holders": 1, "waiters": 1, "now": "$$NOW"}).limit(MOST_WAITED))
+    documents = [document for document in found if is_list_of_entries(document)]
+    return cycles(documents, documents[0]["now"]) if documents else []
+
+
+def is_list_of_entries(document: Document) -> bool:
+    """Can its entries be gone through?"""
+    return all(isinstance(document.get(name), list) for name in ("holders", "waiters"))
 
 
 def ping(store: MongoStore, timeout: float = 5.0) -> None:

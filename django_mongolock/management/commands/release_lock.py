@@ -1,0 +1,72 @@
+"""``manage.py release_lock``: free one lock by hand, or ask its holder to."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from ...conf import get_settings
+from ...models import Lock
+from ..base import LockCommand, as_row, write_table
+
+NOBODY = 3
+
+
+class Command(LockCommand):
+    """Takes a lock from its holder, or asks for it."""
+
+    help = (
+        "Takes a lock from those who hold it now. They learn of it at their next renewal; what they do until then is "
+        "only stopped where fencing tokens are compared. So ask first: --ask tells them that somebody wants the lock. "
+        "Exit codes: 0 released, or asked; 1 error; 3 nobody holds it."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("lock", metavar="KEY", help="the whole key; MONGOLOCK['KEY_PREFIX'] may be left out")
+        parser.add_argument("--ask", action="store_true", help="only ask the holders to release it")
+        parser.add_argument("--by", metavar="TEXT", default="", help="who asks, in words (default: your login name)")
+        parser.add_argument("--no-input", action="store_true", help="do not ask for confirmation")
+        parser.add_argument("--database", metavar="ALIAS", help="a DATABASES alias, if not MONGOLOCK['DATABASE']")
+
+    def handle(self, **options: Any) -> None:
+        with self.telling_errors():
+            self.store(options)
+            lock = self._find(options)
+            if options["ask"]:
+                self._ask(lock, options["by"] or f"{getpass.getuser()}, by release_lock")
+            else:
+                self._take(lock, ask=not options["no_input"])
+
+    def _find(self, options: dict[str, Any]) -> Lock:
+        prefix, name = get_settings().KEY_PREFIX, options["lock"]
+        key = name if name.startswith(prefix) else prefix + name
+        locks = Lock.objects.using(options["database"] or get_settings().DATABASE).held()
+        lock: Lock | None = locks.filter(pk=key).first()
+        if lock is None:
+            raise CommandError(f"nobody holds {key!r} now", returncode=NOBODY)
+        return lock
+
+    def _ask(self, lock: Lock, caller: str) -> None:
+        try:
+            count = lock.ask_to_release(caller)
+        except ValueError as error:
+            raise CommandError(f"--by: {error}") from error
+        self.stdout.write(f"{lock.key!r}: asked {count}. Whoever holds it learns of it at the next renewal.")
+
+    def _take(self, lock: Lock, *, ask: bool) -> None:
+        if ask:
+            self._confirm(lock)
+        if not lock.force_release():
+            raise CommandError(f"{lock.key!r} has another holder meanwhile, or none", returncode=NOBODY)
+        self.stdout.write(f"{lock.key!r} was taken from its holder.")
+
+    def _confirm(self, lock: Lock) -> None:
+        if not sys.stdin.isatty():
+            raise CommandError("there is no terminal to ask at: say --no-input if you mean it")
+        locks = Lock.objects.using(lock._state.db).filter(pk=lock.pk)
+        write_table(self.stdout, (as_row(found.seen) for found in locks.survey(limit=1)))
+        if input("Take this lock from its holder? [y/N] ").strip().lower() not in ("y", "yes"):
+            raise CommandError("nothing was done")
