@@ -5,7 +5,7 @@ Ids are used once, for ever. E0xx and W0xx need no server; E1xx and W1xx ask it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from django.apps import AppConfig
@@ -14,69 +14,26 @@ from django.core import checks
 from django.core.checks import CheckMessage, Tags, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS
-from django.utils.module_loading import import_string
 
 from .backends.base import get_backend
 from .backends.mongo import ENGINE, MongoBackend
-from .conf import KNOWN, NAME, LockSettings, get_settings, raw_settings
-from .engine.document import check_key
-from .engine.locks import check_seconds, check_wait
+from .conf import KNOWN, NAME, LockSettings, find_wrong, get_settings, raw_settings
 
 ROUTER: Final = "django_mongolock.router.MongoLockRouter"
 
 
-def _check_seconds(value: object) -> None:
-    check_seconds("it", value)
-
-
-def _check_prefix(value: object) -> None:
-    if value != "":
-        check_key(value)
-
-
-def _check_margin(value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError("it is a number")
-    if not 0 <= value <= 1:
-        raise ValueError("it is a part of the lease, from 0 to 1")
-
-
-def _check_count(value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 5_000:
-        raise ValueError("it is a whole number from 1 to 5000")
-
-
-def _check_retention(value: object) -> None:
-    if check_seconds("it", value) < 3_600:
-        raise ValueError("it must be at least an hour, so that fencing tokens go on growing")
-
-
-def _check_status(value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 400 <= value <= 599:
-        raise ValueError("it is an HTTP status from 400 to 599")
-
-
-def _check_backend(value: object) -> None:
-    if not isinstance(value, str):
-        raise TypeError("it is a dotted path")
-    try:
-        import_string(value)
-    except ImportError as error:
-        raise ValueError(f"it cannot be imported ({error})") from None
-
-
-#: Setting: (id, what refuses a wrong value, what it should be).
-_VALUES: Final[dict[str, tuple[str, Callable[[object], object], str]]] = {
-    "LEASE": ("E005", _check_seconds, "seconds that a lock lives without renewal, for example 30"),
-    "WAIT": ("E006", check_wait, "seconds to wait for a lock, for example 10; 0 for a single try, None without end"),
-    "KEY_PREFIX": ("E007", _check_prefix, 'text before every key, for example "myproject:"'),
-    "CLOCK_MARGIN": ("E008", _check_margin, "a part of the lease, for example 0.1"),
-    "WAITER_LEASE": ("E009", _check_seconds, "seconds that a place in the queue lives without renewal, for example 10"),
-    "MAX_WAITERS": ("E010", _check_count, "how long a queue may be, for example 1000"),
-    "RETENTION": ("E011", _check_retention, "seconds that an unused lock document is kept, for example 7 * 86400"),
-    "COMMAND_TIMEOUT": ("E012", _check_seconds, "seconds that one command may take, for example 5"),
-    "BACKEND": ("E013", _check_backend, f"the dotted path of a backend class, for example {LockSettings().BACKEND!r}"),
-    "CONTENTION_STATUS": ("E014", _check_status, "an HTTP status, for example 423 or 409"),
+#: The id of each setting's check.
+_IDS: Final = {
+    "LEASE": "E005",
+    "WAIT": "E006",
+    "KEY_PREFIX": "E007",
+    "CLOCK_MARGIN": "E008",
+    "WAITER_LEASE": "E009",
+    "MAX_WAITERS": "E010",
+    "RETENTION": "E011",
+    "COMMAND_TIMEOUT": "E012",
+    "BACKEND": "E013",
+    "CONTENTION_STATUS": "E014",
 }
 
 
@@ -99,12 +56,7 @@ def check_settings(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) ->
         _error("E004", f"{NAME} has an unknown setting {name!r}.", f"Known: {', '.join(sorted(KNOWN))}.")
         for name in sorted(set(raw) - KNOWN, key=str)
     ]
-    for name, (number, check, hint) in _VALUES.items():
-        if name in raw:
-            try:
-                check(raw[name])
-            except (TypeError, ValueError) as error:
-                found.append(_error(number, f'{NAME}["{name}"] is wrong: {error}.', f"Give {hint}."))
+    found += [_error(_IDS[wrong.name], f"{wrong.problem}.", f"{wrong.cure}.") for wrong in find_wrong(raw)]
     return found + _check_database_alias(raw.get("DATABASE"))
 
 

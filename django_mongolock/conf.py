@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, Final
@@ -10,8 +10,14 @@ from typing import Any, Final
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from .engine.document import check_key
+from .engine.locks import check_seconds, check_wait
 
 NAME: Final = "MONGOLOCK"
+#: One of these stands at the end of a prefix, and between the fields of a key template.
+SEPARATORS: Final = ":/|,;#="
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,85 @@ class LockSettings:
 KNOWN: Final = frozenset(field.name for field in fields(LockSettings))
 
 
+def _check_seconds(value: object) -> None:
+    check_seconds("it", value)
+
+
+def _check_prefix(value: object) -> None:
+    if value == "":
+        return
+    prefix = check_key(value)
+    if prefix[-1] not in SEPARATORS or prefix[-1] in prefix[:-1]:
+        raise ValueError(
+            f"it must end with one of {SEPARATORS} that is nowhere else in it, or it could meet another prefix"
+        )
+
+
+def _check_margin(value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError("it is a number")
+    if not 0 <= value <= 1:
+        raise ValueError("it is a part of the lease, from 0 to 1")
+
+
+def _check_count(value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 5_000:
+        raise ValueError("it is a whole number from 1 to 5000")
+
+
+def _check_retention(value: object) -> None:
+    if check_seconds("it", value) < 3_600:
+        raise ValueError("it must be at least an hour, so that fencing tokens go on growing")
+
+
+def _check_status(value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 400 <= value <= 599:
+        raise ValueError("it is an HTTP status from 400 to 599")
+
+
+def _check_backend(value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError("it is a dotted path")
+    try:
+        import_string(value)
+    except ImportError as error:
+        raise ValueError(f"it cannot be imported: {value} ({error})") from None
+
+
+#: What refuses a wrong value of each setting, and what it should be.
+VALUES: Final[dict[str, tuple[Callable[[object], object], str]]] = {
+    "LEASE": (_check_seconds, "seconds that a lock lives without renewal, for example 30"),
+    "WAIT": (check_wait, "seconds to wait for a lock, for example 10; 0 for a single try, None without end"),
+    "KEY_PREFIX": (_check_prefix, 'text before every key, for example "shop-production:"'),
+    "CLOCK_MARGIN": (_check_margin, "a part of the lease, for example 0.1"),
+    "WAITER_LEASE": (_check_seconds, "seconds that a place in the queue lives without renewal, for example 10"),
+    "MAX_WAITERS": (_check_count, "how long a queue may be, for example 1000"),
+    "RETENTION": (_check_retention, "seconds that an unused lock document is kept, for example 7 * 86400"),
+    "COMMAND_TIMEOUT": (_check_seconds, "seconds that one command may take, for example 5"),
+    "BACKEND": (_check_backend, f"the dotted path of a backend class, for example {LockSettings().BACKEND!r}"),
+    "CONTENTION_STATUS": (_check_status, "an HTTP status, for example 423 or 409"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """A setting with a wrong value: what is wrong, and what would be right. Neither ends with a full stop."""
+
+    name: str
+    problem: str
+    cure: str
+
+
+def find_wrong(raw: Mapping[str, Any]) -> Iterator[Wrong]:
+    """The settings among *raw* that have a wrong value."""
+    for name, (check, cure) in VALUES.items():
+        if name in raw:
+            try:
+                check(raw[name])
+            except (TypeError, ValueError) as error:
+                yield Wrong(name, f'{NAME}["{name}"] is wrong: {error}', f"Give {cure}")
+
+
 def raw_settings() -> Mapping[str, Any]:
     """The setting as the project wrote it. Raises ImproperlyConfigured if it is not a dictionary."""
     raw = getattr(settings, NAME, {})
@@ -57,7 +142,7 @@ def raw_settings() -> Mapping[str, Any]:
 
 @cache
 def get_settings() -> LockSettings:
-    """The project's settings. Raises ImproperlyConfigured for what cannot work at all; `checks` says the rest."""
+    """The project's settings. Raises ImproperlyConfigured for what `checks` calls an error: a web server runs none."""
     raw = raw_settings()
     if unknown := sorted(map(str, set(raw) - KNOWN)):
         raise ImproperlyConfigured(
@@ -68,6 +153,8 @@ def get_settings() -> LockSettings:
             f'{NAME}["DATABASE"] is not set: name the DATABASES alias of your MongoDB, '
             f'for example {NAME} = {{"DATABASE": "locks"}}'
         )
+    for wrong in find_wrong(raw):
+        raise ImproperlyConfigured(f"{wrong.problem}. {wrong.cure}.")
     return LockSettings(**raw)
 
 

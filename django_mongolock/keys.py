@@ -11,9 +11,10 @@ from urllib.parse import quote
 
 from django.db.models import Model
 
-#: One of these must stand between two fields of a template. Inside a value they are escaped, so that no two
-#: different calls make the same key.
-SEPARATORS: Final = ":/|,;#="
+from .conf import SEPARATORS
+
+# A separator must stand between two fields of a template. Inside a value they are escaped, so that no two different
+# calls make the same key.
 _ESCAPES: Final = {ord(character): f"%{ord(character):02X}" for character in "%" + SEPARATORS}
 
 KeySource = str | Callable[..., object]

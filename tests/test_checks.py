@@ -18,7 +18,7 @@ from pymongo import MongoClient
 from pytest_django import Settings
 
 from django_mongolock import checks, mongo_lock
-from django_mongolock.conf import LockSettings, get_settings
+from django_mongolock.conf import VALUES, LockSettings, get_settings
 from django_mongolock.engine.indexes import ensure_indexes
 from testproject.servers import Mongod, ReplicaSet
 from tests.lock_documents import Document, Locks
@@ -47,14 +47,14 @@ class TestValues:
 
     def test_every_setting_is_checked(self) -> None:
         """None was forgotten."""
-        assert {"DATABASE", *checks._VALUES} == set(LockSettings.__dataclass_fields__)
+        assert {"DATABASE", *checks._IDS} == {"DATABASE", *VALUES} == set(LockSettings.__dataclass_fields__)
 
     @pytest.mark.parametrize(
         ("name", "code", "wrong"),
         [
             ("LEASE", "E005", [0, -1, "30", None, True, float("nan"), float("inf"), 1e12, [30]]),
             ("WAIT", "E006", [-1, "10", True, False, float("nan"), float("inf"), {}]),
-            ("KEY_PREFIX", "E007", [None, 7, b"x", "a\nb", "x" * 513, "\ud800"]),
+            ("KEY_PREFIX", "E007", [None, 7, b"x", "a\nb", "x" * 513, "\ud800", "shop", "a:b:", "é"]),
             ("CLOCK_MARGIN", "E008", [-0.1, 1.5, "0.1", None, True, float("nan")]),
             ("WAITER_LEASE", "E009", [0, -1, "10", None]),
             ("MAX_WAITERS", "E010", [0, -1, 5_001, 1.5, "1000", None, True]),
@@ -77,7 +77,7 @@ class TestValues:
         [
             ("LEASE", [0.5, 30, 3_600]),
             ("WAIT", [0, None, 10, 0.5]),
-            ("KEY_PREFIX", ["", "shop:", "é"]),
+            ("KEY_PREFIX", ["", "shop:", "a/b:", "é|"]),
             ("CLOCK_MARGIN", [0, 1, 0.1]),
             ("MAX_WAITERS", [1, 5_000]),
             ("RETENTION", [3_600, 1e7]),
@@ -111,7 +111,7 @@ class TestValues:
 
     def test_ids_are_used_once(self) -> None:
         """An id means one rule, for ever."""
-        used = [code for code, _, _ in checks._VALUES.values()]
+        used = list(checks._IDS.values())
         assert len(set(used)) == len(used)
 
 
