@@ -186,7 +186,9 @@ WAITER_FIELDS: Final[dict[str, type]] = {
     "grant": str, "session": str, "worker": str, "mode": str, "capacity": int, "lease": Int64, "term": Int64,
     "patience": Int64, "hold": Int64, "since": datetime, "until": datetime,
 }  # fmt: skip
-HOLDER_FIELDS: Final[dict[str, type]] = {**WAITER_FIELDS, "acquired_at": datetime, "token": Int64}
+#: What a grant adds to them.
+GRANTED_FIELDS: Final[dict[str, type]] = {"acquired_at": datetime, "token": Int64}
+HOLDER_FIELDS: Final[dict[str, type]] = {**WAITER_FIELDS, **GRANTED_FIELDS}
 DOCUMENT_FIELDS: Final[dict[str, type]] = {
     "v": int, "holders": list, "waiters": list, "graves": list, "clock": str, "token": Int64, "granted": str,
     "purge_at": datetime, "changes": Int64, "acquisitions": Int64, "contended": Int64, "lapsed": Int64,

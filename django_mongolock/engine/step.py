@@ -33,7 +33,7 @@ import bson
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
-from .document import DOCUMENT_FIELDS, HOLDER_FIELDS, LAST_TOKEN, SCHEMA, WAITER_FIELDS
+from .document import DOCUMENT_FIELDS, GRANTED_FIELDS, LAST_TOKEN, SCHEMA, WAITER_FIELDS
 
 Expression = Any
 
@@ -161,8 +161,8 @@ IS_WHOLE: Expression = {
         _has("$", DOCUMENT_FIELDS),
         {"$eq": ["$v", SCHEMA]},
         {"$lt": ["$token", LAST_TOKEN]},
-        {"$allElementsTrue": [_map("$holders", _has("$$e.", HOLDER_FIELDS))]},
-        {"$allElementsTrue": [_map("$waiters", _has("$$e.", WAITER_FIELDS))]},
+        {"$allElementsTrue": [_map({"$concatArrays": ["$holders", "$waiters"]}, _has("$$e.", WAITER_FIELDS))]},
+        {"$allElementsTrue": [_map("$holders", _has("$$e.", GRANTED_FIELDS))]},
     ]
 }
 
