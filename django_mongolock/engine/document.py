@@ -127,7 +127,7 @@ class Reply:
     beat: the number of the renewal that last reached it. place: how many are ahead in the queue (None: not in it).
     queued_left: until the end of its place there. waiting: how long the queue is. first_end: until the first of the
     holders would end (None: nobody holds it). holder: one of them, in words. found: was there a document that the
-    command fitted?
+    command fitted? last_token: the last that was given to anybody.
     """
 
     left: float | None = None
@@ -140,6 +140,7 @@ class Reply:
     first_end: float | None = None
     holder: str | None = None
     found: bool = True
+    last_token: int = 0
 
     @property
     def held(self) -> bool:
@@ -178,6 +179,7 @@ def read_reply(key: str, raw: Mapping[str, Any] | None) -> Reply:
         waiting=raw["waiting"],
         first_end=(first_end - now).total_seconds() if first_end else None,
         holder=describe(holder, now) if holder else None,
+        last_token=raw["token"] if isinstance(raw.get("token"), int) else 0,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from datetime import datetime
 from enum import Enum
@@ -28,6 +29,19 @@ class State(Enum):
     HELD = "held"
     RELEASED = "released"
     LOST = "lost"
+
+
+class Handle:
+    """Lives for as long as somebody may still release a grant, or has it to clean up."""
+
+    __slots__ = ("__weakref__",)
+
+
+class Guard(weakref.ref[Handle]):
+    """Tells, by its callback, that the handle of *grant* has died."""
+
+    __slots__ = ("grant",)
+    grant: Grant
 
 
 class Grant:
@@ -83,6 +97,8 @@ class Grant:
         self.answer: Answer | None = None
         self.cancelled = False
         self.claimed = False
+        self.at_head = False
+        self.guard: Guard | None = None
         self._deadline = 0.0
         self._mutex = threading.Lock()
 
@@ -130,6 +146,10 @@ class Grant:
     def queued_until(self) -> float:
         """Until when its entry lives at any rate while it waits, and also if it was granted since; 0 if unknown."""
         return self._deadline
+
+    def enters(self, now: float) -> None:
+        """It is about to be queued. It may have stood in line for long before, which nobody renews."""
+        self.renew_at = max(self.renew_at, now + self.terms.patience / 3)
 
     def hold(self, granted: Granted, waited: float) -> None:
         """It was granted."""

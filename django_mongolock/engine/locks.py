@@ -18,7 +18,7 @@ from typing import Final, Literal, Self, TypeVar
 from ..exceptions import LockBackendError, LockError, LockLostError, LockNotAcquired, LockReentryError, LockStateError
 from . import clock, protocol
 from .document import Terms, entry, milliseconds
-from .grant import TAKEN, Grant, State
+from .grant import TAKEN, Grant, Handle, State
 from .protocol import Protocol
 from .session import Session
 
@@ -82,6 +82,7 @@ class MongoLock:
         self._facts = facts
         self._session: Session | None = None
         self._grants: tuple[Grant, ...] = ()
+        self._handles: tuple[Handle, ...] = ()
         self._busy = threading.Lock()
         self._wanted: Grant | None = None
 
@@ -277,11 +278,12 @@ class MongoLock:
         session = self._begin()
         started = clock.now()
         grants: list[Grant] = []
+        handles: list[Handle] = []
         try:
             for key in self.keys:
                 left = None if limit is None else max(0.0, limit - (clock.now() - started))
-                grants.append((yield from self._acquire_one(session, key, left)))
-            self._session, self._grants = session, tuple(grants)
+                grants.append((yield from self._acquire_one(session, key, left, handles)))
+            self._session, self._grants, self._handles = session, tuple(grants), tuple(handles)
             where = _calling_line()
             for grant in grants:
                 grant.acquired_from = grant.acquired_from or where
@@ -299,14 +301,17 @@ class MongoLock:
         finally:
             self._busy.release()
 
-    def _acquire_one(self, session: Session, key: str, wait: float | None) -> Protocol[Grant]:
+    def _acquire_one(self, session: Session, key: str, wait: float | None, handles: list[Handle]) -> Protocol[Grant]:
         worker = _current_worker()
         if (mine := session.held_by(key, worker)) is not None and mine.held:
             if not self.options.reentrant or mine.terms.mode not in ("exclusive", self.options.terms.mode):
                 raise LockReentryError(key)
             mine.users.add(id(self))
+            if mine.guard is not None and (handle := mine.guard()) is not None:
+                handles.append(handle)
             return mine
         grant = self._new_grant(session, key, worker)
+        handles.append(session.guard(grant))
         request = grant.request
         started = now = clock.now()
         deadline = protocol.FOREVER if wait is None else now + wait
@@ -324,16 +329,19 @@ class MongoLock:
             session.acquired(grant, granted, granted.now - started)
         except LockNotAcquired:
             session.leave(grant)
-            if grant.doubtful or grant.claimed:
+            # In this order: `deliver` writes the other two before it says that the claim is over.
+            if grant.claimed or grant.doubtful or grant.answer is not None:
                 session.abandon(grant)
             session.forget(grant)
+            session.finish(grant)
             raise
         except BaseException:
             session.leave(grant)
             # Nobody knows whether the last command took effect, or whether it still will.
-            if sent or grant.doubtful or grant.claimed or grant.answer is not None:
+            if sent or grant.claimed or grant.doubtful or grant.answer is not None:
                 session.abandon(grant)
             session.forget(grant)
+            session.finish(grant)
             raise
         finally:
             self._wanted = None
@@ -361,7 +369,7 @@ class MongoLock:
             self._drop(session, grants)
             raise
         finally:
-            self._grants = ()
+            self._grants, self._handles = (), ()
         return ours
 
     def _give_back(self, session: Session, grant: Grant) -> Protocol[bool]:
@@ -372,11 +380,13 @@ class MongoLock:
         if not grant.release():
             session.lost(grant)
             return False
-        heir = None if grant.doubtful else session.claim(grant)
+        # While it is claimed, a command that queues it is on its way: it must not be queued again by that.
+        doubtful = grant.claimed or grant.doubtful
+        heir = None if doubtful else session.claim(grant)
         try:
             if heir is None:
-                was_there = yield from protocol.release(grant.key, grant.id, grant.doubtful)
-                if grant.doubtful and not was_there:
+                was_there = yield from protocol.release(grant.key, grant.id, doubtful)
+                if doubtful and not was_there:
                     session.abandon(grant)
             else:
                 was_there = yield from self._hand_over(session, grant, heir)
@@ -431,7 +441,7 @@ class MongoLock:
         if self._grants and self._is_ours():
             self._busy.release()
             raise LockStateError("this lock object is in use: release it first, or make a fresh one for every use")
-        self._grants = ()
+        self._grants, self._handles = (), ()
         return self._session_now()
 
     def _is_ours(self) -> bool:
@@ -442,7 +452,7 @@ class MongoLock:
         """Drop what this thread or task has acquired through this object without the caller's knowing."""
         grants = [grant for grant in self._grants if grant.worker is _current_worker()]
         if grants and self._session is not None:
-            self._grants = ()
+            self._grants, self._handles = (), ()
             self._drop(self._session, grants)
 
     def _drop(self, session: Session, grants: Iterable[Grant]) -> None:

@@ -225,7 +225,8 @@ def acquire(
             continue
         heard = yield from _wait_for_news(request, reply, deadline, now, pace)
         now, answer = heard.now, heard.answer
-        if heard.news is not None:
+        # We may have been granted it before, slept through that grant, and queued again: its news are old.
+        if heard.news is not None and heard.news.token > reply.last_token:
             if heard.queued_until - now >= request.enough:
                 return Granted(heard.news.token, heard.news.acquired_at, heard.queued_until, now)
             action = request.confirm()
@@ -281,7 +282,7 @@ def _granted(reply: Reply, answer: Answer, request: Request) -> Granted | None:
 
 def _persistently(action: Apply | Look, request: Request, now: float, deadline: float) -> Protocol[Answer]:
     """Send *action* again while that may help: once at any rate, and then until *deadline*."""
-    failures = 0
+    failures, started = 0, now
     while True:
         try:
             answer: Answer = yield action
@@ -294,6 +295,9 @@ def _persistently(action: Apply | Look, request: Request, now: float, deadline: 
         pause = random.uniform(0, min(1.0, 0.05 * 2 ** min(failures, 10)))  # noqa: S311 - spreads load
         heard: Heard = yield Pause(request.grant, pause)
         now = heard.now
+        if heard.cancelled:
+            yield from leave(request)
+            raise LockCancelled(request.key, now - started)
 
 
 def wait_in_line(request: Request, turn: Turn, deadline: float, now: float) -> Protocol[Heard]:
@@ -307,9 +311,12 @@ def wait_in_line(request: Request, turn: Turn, deadline: float, now: float) -> P
         until = deadline if next_since is None else min(deadline, next_since + INDOORS)
         heard: Heard = yield Pause(request.grant, max(0.0, until - now))
         now = heard.now
+        # An answer first: it says where we stand in the queue now, or that we have the lock.
+        if heard.answer is not None:
+            return heard
         if heard.cancelled:
             raise LockCancelled(request.key, now - started)
-        if heard.answer is not None or heard.turn == "now" or now >= deadline:
+        if heard.turn == "now" or now >= deadline:
             return heard
         if heard.turn == "next":
             if next_since is not None and now >= next_since + INDOORS:

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Final, TypeVar
 from ..exceptions import LockBackendError, LockError, LockStateError
 from . import clock, drivers, protocol
 from .document import News, Reply, Terms
-from .grant import CLOSED, TAKEN, Grant, LineKey, State
+from .grant import CLOSED, TAKEN, Grant, Guard, Handle, LineKey, State
 from .protocol import Action, Answer, Apply, FindDeadlock, GiveBack, Granted, Heard, Look, Pause, Protocol, Turn
 from .senders import Senders
 from .step import Step
@@ -71,14 +71,14 @@ class Session:
         self._grants: dict[str, Grant] = {}
         self._waiting: dict[str, Grant] = {}
         self._by_worker: dict[tuple[str, object], Grant] = {}
-        self._holding: dict[object, int] = {}
+        self._holding: dict[object, set[str]] = {}
         self._lines: dict[LineKey, OrderedDict[str, Grant]] = {}
         self._held_here: dict[LineKey, Grant] = {}
         self._unsettled: dict[str, Unsettled] = {}
         self._wakes_at = float("inf")
         self._mutex = threading.Lock()
         #: Wakes the keeper; what it finds here has been dropped without a release. Not an Event: see `senders`.
-        self._bell: SimpleQueue[Grant | None] = SimpleQueue()
+        self._bell: SimpleQueue[Grant | Guard | None] = SimpleQueue()
         self._keeper: threading.Thread | None = None
         self._senders = Senders(SENDERS)
         #: For callbacks, which may take their time: no command waits for them.
@@ -136,6 +136,13 @@ class Session:
     def _send_elsewhere(self, action: Action) -> Any:
         return self._senders.call(lambda: self._send(action))
 
+    def _elsewhere(self, call: Callable[[], None]) -> None:
+        """Call, but not in the main thread: starting a thread waits for an Event, see `senders`."""
+        if threading.current_thread() is threading.main_thread():
+            self._senders.call(call)
+        else:
+            call()
+
     async def _asend(self, action: Action) -> Any:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
@@ -163,7 +170,8 @@ class Session:
     def _seconds(self, pause: Pause) -> float:
         if pause.poll == protocol.FOREVER:
             return pause.timer
-        self._listener.want()
+        if not self._listener.want():
+            self._elsewhere(self._listener.start)
         return pause.timer if self._listener.listening else min(pause.timer, pause.poll)
 
     def _hear(self, grant: Grant) -> Heard:
@@ -210,12 +218,13 @@ class Session:
         """Stand in line no more: it is held, or nobody waits for it any longer."""
         with self._mutex:
             self._waiting.pop(grant.id, None)
-            line = self._lines.get(grant.line)
-            if line is None or line.pop(grant.id, None) is None:
-                return
+            line = self._lines.get(grant.line, OrderedDict())
+            was_first = next(iter(line), None) == grant.id
+            line.pop(grant.id, None)
             if not line:
-                del self._lines[grant.line]
-        self._ring_first(grant.line)
+                self._lines.pop(grant.line, None)
+        if was_first:
+            self._ring_first(grant.line)
 
     def _ring_first(self, key: LineKey) -> None:
         with self._mutex:
@@ -229,9 +238,11 @@ class Session:
         with self._mutex:
             line = self._lines.get(grant.line)
             heir = next(iter(line.values())) if line else None
-            if heir is None or heir.cancelled:
+            # Claimed twice, a second command would be on its way after the first has been answered.
+            if heir is None or heir.cancelled or heir.claimed:
                 return None
             heir.claimed = True
+            heir.enters(clock.now())
             self._grants[heir.id] = heir
         self._keep(heir.renew_at)
         return heir
@@ -250,7 +261,7 @@ class Session:
     ) -> Grant:
         """Make a grant that nobody has heard of yet."""
         grant_id = f"{self.id}.{self.next_number()}"
-        nested = self._holding.get(worker, 0) > 0
+        nested = bool(self._holding.get(worker))
         return Grant(grant_id, key, terms, auto_renew=auto_renew, worker=worker, max_hold=max_hold, nested=nested)
 
     def name_worker(self, worker: object) -> str:
@@ -259,6 +270,7 @@ class Session:
 
     def expect(self, grant: Grant) -> None:
         """The grant is about to be asked for: have its place in the queue renewed from now on."""
+        grant.enters(clock.now())
         with self._mutex:
             self._grants[grant.id] = grant
         self._keep(grant.renew_at)
@@ -275,7 +287,7 @@ class Session:
         grant.hold(granted, waited)
         with self._mutex:
             self._by_worker[grant.key, grant.worker] = grant
-            self._holding[grant.worker] = self._holding.get(grant.worker, 0) + 1
+            self._holding.setdefault(grant.worker, set()).add(grant.id)
             if grant.terms.mode == "exclusive":
                 self._held_here[grant.line] = grant
         self.leave(grant)
@@ -291,16 +303,33 @@ class Session:
             known = self._grants.pop(grant.id, None) is not None
             if self._by_worker.get((grant.key, grant.worker)) is grant:
                 del self._by_worker[grant.key, grant.worker]
-                self._holding[grant.worker] -= 1
-                if not self._holding[grant.worker]:
-                    del self._holding[grant.worker]
+            held = self._holding.get(grant.worker, set())
+            held.discard(grant.id)
+            if not held:
+                self._holding.pop(grant.worker, None)
         if was_held:
             self._ring_first(grant.line)
         return known
 
+    def guard(self, grant: Grant) -> Handle:
+        """A handle for *grant*: if it dies before `finish` was called, the grant is taken back in the background.
+
+        Cleaning up is Python code, and a second signal may strike in it. That an object dies and is put into a queue
+        is done by the interpreter, and always happens.
+        """
+        handle = Handle()
+        grant.guard = Guard(handle, self._bell.put)
+        grant.guard.grant = grant
+        return handle
+
+    def finish(self, grant: Grant) -> None:
+        """Everything that was to be done for the grant has been done."""
+        grant.guard = None
+
     def released(self, grant: Grant) -> None:
         """The grant was given back."""
         self.forget(grant)
+        self.finish(grant)
         self._observe("released", grant)
 
     def abandon(self, grant: Grant) -> None:
@@ -313,6 +342,7 @@ class Session:
         with self._mutex:
             self._unsettled[grant.id] = Unsettled(grant.key, give_up, clock.now())
         self._keep(clock.now())
+        self.finish(grant)
 
     def _settle(self, grant_id: str) -> None:
         """Try once to have an abandoned grant removed."""
@@ -342,7 +372,7 @@ class Session:
     def _keep(self, due: float) -> None:
         """See to it that the keeper runs, and wakes when something is *due*."""
         if self._keeper is None or not self._keeper.is_alive():
-            self._start_keeper()
+            self._elsewhere(self._start_keeper)
         if due < self._wakes_at:
             self._bell.put(None)
 
@@ -356,12 +386,14 @@ class Session:
                 self._keeper = keeper
 
     def _run_keeper(self) -> None:
-        while not self._closed:
+        while True:
             # Whoever comes from here on wakes us: what it adds may be too late for this look.
             self._wakes_at = float("inf")
             self._wakes_at = due = self._next_due()
             dropped = self._listen(due)
             self._wakes_at = 0.0
+            if self._closed:
+                return
             try:
                 for grant in dropped:
                     self._dropped(grant)
@@ -370,9 +402,9 @@ class Session:
                 logger.exception("the keeper failed and goes on")
                 time.sleep(0.1)
 
-    def _listen(self, due: float) -> list[Grant]:
+    def _listen(self, due: float) -> list[Grant | Guard]:
         """Sleep until something is *due* or the bell rings. Returns what was dropped."""
-        dropped = []
+        dropped: list[Grant | Guard] = []
         with contextlib.suppress(Empty):
             grant = self._bell.get(timeout=None if due == float("inf") else max(0.0, due - clock.now()))
             while True:
@@ -389,9 +421,22 @@ class Session:
             if not grant.users and grant.state is State.HELD:
                 self._bell.put(grant)
 
-    def _dropped(self, grant: Grant) -> None:
-        if not grant.users and grant.state is State.HELD:
-            self._let_go(grant, "its lock object is gone")
+    def _dropped(self, dropped: Grant | Guard) -> None:
+        if isinstance(dropped, Guard):
+            self._unguarded(dropped.grant)
+        elif not dropped.users and dropped.state is State.HELD:
+            self._let_go(dropped, "its lock object is gone")
+
+    def _unguarded(self, grant: Grant) -> None:
+        """Whoever asked for the grant was struck while cleaning up: do it instead."""
+        if grant.guard is None:
+            return
+        self.leave(grant)
+        if grant.state is State.HELD:
+            self._let_go(grant, "nobody has it any more")
+        else:
+            self.abandon(grant)
+        self._ring_first(grant.line)
 
     def _let_go(self, grant: Grant, why: str) -> None:
         """Release what nobody is going to release any more."""
@@ -414,9 +459,7 @@ class Session:
         for grant in grants:
             if grant.state is State.LOST or (grant.state is State.HELD and not grant.held):
                 self.lost(grant)
-            elif (
-                grant.state is State.HELD and isinstance(grant.worker, threading.Thread) and not grant.worker.is_alive()
-            ):
+            elif grant.state is State.HELD and _has_ended(grant.worker):
                 self._let_go(grant, "its thread has ended")
         # Take along what would be due soon: one command instead of many.
         due = [grant for grant in grants if grant.renewable and grant.renew_at <= now + grant.length / 6]
@@ -457,8 +500,12 @@ class Session:
                 self.lost(grant)
         else:
             grant.postpone(clock.now() + min(1.0, grant.length / 10))
-        if grant.state is State.WAITING and found is not None and grant.id not in found.waiters:
-            grant.bell.ring()  # granted, and the news was missed; or gone from the queue
+        if grant.state is State.WAITING and found is not None:
+            if grant.id not in found.waiters:
+                grant.bell.ring()  # granted, and the news was missed; or gone from the queue
+            elif not grant.at_head and next(iter(found.waiters)) == grant.id:
+                grant.at_head = True
+                grant.bell.ring()  # it has moved up, and must know when the holder's lease ends
 
     def _ask(self, grant: Grant, caller: str) -> None:
         """Somebody wants the lock: tell its holder, once."""
@@ -475,6 +522,7 @@ class Session:
         logger.warning("lock lost key=%s token=%s reason=%s", grant.key, grant.token, grant.reason)
         if grant.reason != TAKEN:
             self.abandon(grant)
+        self.finish(grant)
         self._observe("lost", grant)
         if grant.on_lost is not None:
             self._callers.submit(functools.partial(_call_safely, grant.on_lost, grant))
@@ -517,6 +565,11 @@ def _tell(future: asyncio.Future[Any], result: Any, error: BaseException | None 
     """Set the outcome of a call, unless nobody waits for it any more."""
     if not future.done():
         future.set_result(result) if error is None else future.set_exception(error)
+
+
+def _has_ended(worker: object) -> bool:
+    """Is it a thread that has ended? The main thread has when the interpreter exits, and then `close` releases."""
+    return isinstance(worker, threading.Thread) and worker is not threading.main_thread() and not worker.is_alive()
 
 
 def _call_safely(callback: Callable[[], object], grant: Grant) -> None:

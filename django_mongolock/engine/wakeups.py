@@ -25,6 +25,9 @@ logger = logging.getLogger("django_mongolock")
 
 #: How long the stream stays open after the last waiter, in seconds.
 LINGER: Final = 30.0
+#: How long after its opening everybody looks once more, in seconds: a grant from just before it may not have been
+#: majority-committed when they looked, and the stream does not tell of it.
+SECOND_LOOK: Final = 0.5
 #: Bounds of the time between two attempts to open it, in seconds.
 RETRY_FIRST, RETRY_LAST = 0.5, 30.0
 
@@ -101,17 +104,18 @@ class Listener:
         self._closed = False
         self._complained = False
 
-    def want(self) -> None:
-        """Somebody waits: see to it that the stream is, or will be, open."""
+    def want(self) -> bool:
+        """Somebody waits: keep the stream open. Return whether there is a thread for it; if not, `start` one."""
         self._wanted_until = clock.now() + LINGER
-        if self._thread is None or not self._thread.is_alive():
-            with self._mutex:
-                if not self._closed and (self._thread is None or not self._thread.is_alive()):
-                    thread = threading.Thread(target=self._run, name="mongolock-listener", daemon=True)
-                    try:
-                        thread.start()
-                    except RuntimeError:  # the interpreter is shutting down
-                        return
+        return self._closed or (self._thread is not None and self._thread.is_alive())
+
+    def start(self) -> None:
+        """Start the thread, unless it runs."""
+        with self._mutex:
+            if not self._closed and (self._thread is None or not self._thread.is_alive()):
+                thread = threading.Thread(target=self._run, name="mongolock-listener", daemon=True)
+                with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
+                    thread.start()
                     self._thread = thread
 
     def close(self) -> None:
@@ -138,8 +142,12 @@ class Listener:
             with self._store.watch(self._session) as stream:
                 self.listening, self._complained = True, False
                 self._look()
+                look_again = clock.now() + SECOND_LOOK
                 while self._is_wanted():
                     change = stream.try_next()
+                    if clock.now() >= look_again:
+                        look_again = float("inf")
+                        self._look()
                     if change is not None:
                         for grant, news in read_news(_granted_field(change)).items():
                             self._tell(grant, news)

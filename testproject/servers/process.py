@@ -75,6 +75,8 @@ class Server(Runnable):
     def __init__(self) -> None:
         self.port = _free_port()
         self.paused = False
+        #: Variables that the process gets beside those of its starter: LD_PRELOAD, FAKETIME and the like.
+        self.environment: dict[str, str] = {}
         self._directory: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
@@ -130,7 +132,8 @@ class Server(Runnable):
         command = self.command()
         try:
             with self.log.open("wb") as log:
-                self._process = _spawn(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                environment = {**os.environ, **self.environment}
+                self._process = _spawn(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         except OSError as error:
             raise ServerError(f"cannot run {command[0]}: {error.strerror}") from error
         watcher = [sys.executable, "-I", "-S", "-c", _WATCHER, str(self.pid), str(self.directory)]

@@ -16,10 +16,15 @@ ROOT = Path(__file__).resolve().parents[2]
 class Process:
     """A worker in a process of its own."""
 
-    def __init__(self, name: str, collection: str, *arguments: object) -> None:
+    def __init__(self, name: str, collection: str, *arguments: object, **environment: str) -> None:
         command = [sys.executable, "-m", "tests.engine.worker", name, collection, *map(str, arguments)]
         self.popen = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+            command,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
         )
 
     def hear(self) -> Any:
@@ -50,9 +55,11 @@ class Process:
 
 
 @contextlib.contextmanager
-def processes(count: int, name: str, collection: str, *arguments: object) -> Iterator[list[Process]]:
-    """So many workers; killed at the end, if they still run."""
-    started = [Process(name, collection, *arguments) for _ in range(count)]
+def processes(
+    count: int, name: str, collection: str, *arguments: object, **environment: str
+) -> Iterator[list[Process]]:
+    """So many workers, with these variables in their environment; killed at the end, if they still run."""
+    started = [Process(name, collection, *arguments, **environment) for _ in range(count)]
     try:
         yield started
     finally:

@@ -333,7 +333,7 @@ def test_who_does_not_renew_takes_a_whole_lease() -> None:
 
 
 def test_while_somebody_listens_there_is_nothing_to_poll() -> None:
-    """P8: only the head of the queue wakes by itself, when the holder's lease ends; the others at their own deadline."""
+    """P8: only the head of the queue wakes by itself, when the lease of the holder ends; others at their deadline."""
     play = Play(wait=60)
     assert play.answer(QUEUED).timer == pytest.approx(9 + protocol.SLACK)
     play = Play(wait=60)

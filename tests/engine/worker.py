@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from django_mongolock.engine.document import Terms
 from django_mongolock.engine.locks import MongoLock, Options
 from django_mongolock.engine.session import Session, Sessions
 from django_mongolock.engine.store import MongoStore, StoreConfig
-from django_mongolock.exceptions import LockLostError
+from django_mongolock.exceptions import LockDeadlock, LockError, LockLostError
 
 DATABASE = "mongolock_tests"
 
@@ -57,6 +58,109 @@ class Worker:
         self.say(ready=True)
         with self.lock(lease=10) as lock:
             self.say(token=lock.fencing_token, at=time.monotonic())
+
+    def nested(self, first: str, second: str) -> None:
+        """Hold one lock, and when told wait for another."""
+        error = None
+        with self.lock(first):
+            self.say(ready=True)
+            self.hear()
+            try:
+                with self.lock(second):
+                    pass
+            except LockDeadlock as deadlock:
+                error = type(deadlock).__name__
+        self.say(error=error)
+
+    def pause_waiting(self) -> None:
+        """Wait for the lock; be stopped meanwhile; say how it then stood at the first look, and take it again."""
+        terms = Terms(lease=60, margin=0.1, patience=0.6)
+        lock = MongoLock(self.sessions.current, ("k",), Options(terms, wait=20))
+        self.say(ready=True)
+        with lock:
+            self.say(held=lock.held, token=lock.fencing_token, left=lock.remaining, at=time.monotonic())
+            self.hear()
+
+    def fork(self) -> None:
+        """Fork while a lock is held, one is waited for and the stream is open; the child ends like Celery's, by
+        os._exit, once with its own lock held and once after giving it back."""
+        mine = self.lock("mine", lease=2).acquire()
+        waiting = self.lock("k", lease=2)
+        thread = threading.Thread(target=waiting.acquire, daemon=True)
+        thread.start()
+        while not self.sessions.current()._listener.listening:
+            time.sleep(0.01)
+        self.say(ready=True)
+        self.hear()
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(20)
+            own = self.lock("own", lease=0.5)
+            try:
+                with self.lock("child"):
+                    assert not mine.held
+                    assert not waiting.held
+                    assert self.sessions.current().pid == os.getpid()
+                assert not self.lock("k", wait=0.3).try_acquire()
+                own.acquire()
+            except BaseException:  # noqa: BLE001
+                os._exit(1)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        self.say(status=status, held=mine.held, waits=thread.is_alive())
+        self.hear()
+        thread.join(10)
+        self.say(held=waiting.held, mine=mine.held)
+        os._exit(0)
+
+    def exit_with_everything(self, key: str) -> None:
+        """End while a lock is held, one is waited for, and objects are only collected at the very end."""
+        kept = [self.lock(key, lease=60).acquire(), self.lock("also", lease=60).acquire()]
+        sys.modules["kept"] = kept  # type: ignore[assignment]
+
+        def wait() -> None:
+            with contextlib.suppress(LockError):
+                self.lock("k", wait=None).acquire()
+
+        threading.Thread(target=wait, daemon=True).start()
+        self.say(ready=True)
+        self.hear()
+
+    def tell_time(self) -> None:
+        """Hold the lock; when told, say how it stands and what the wall clock shows, two leases later."""
+        with self.lock(lease=0.8) as lock:
+            while True:
+                time.sleep(1.6)
+                self.say(held=lock.held, token=lock.fencing_token, danger=lock.in_danger, wall=time.time())
+                if not self.hear():
+                    return
+
+    def starve(self) -> None:
+        """Hold the lock while one thread keeps the interpreter to itself, and never let the keeper have it."""
+        lock = self.lock(lease=0.5)
+        lock.acquire()
+        self.say(token=lock.fencing_token)
+        self.hear()
+        sys.setswitchinterval(5)
+        end = time.monotonic() + 1.2
+        while time.monotonic() < end:
+            pass
+        held = lock.held
+        sys.setswitchinterval(0.005)
+        time.sleep(0.3)
+        self.say(held=held, lost=lock.lost, keeper=bool(self.sessions.current()._keeper))
+        self.hear()
+
+    def compete(self) -> None:
+        """Take the lock and give it back for as long as it lives; leases are short."""
+        self.say(ready=True)
+        terms = Terms(lease=0.4, margin=0.2, patience=0.4)
+        while True:
+            with (
+                contextlib.suppress(LockLostError),
+                MongoLock(self.sessions.current, ("k",), Options(terms, wait=None)),
+            ):
+                time.sleep(0.01)
 
     def paused(self) -> None:
         """Be stopped in the middle of the block, and say what it then looks like."""

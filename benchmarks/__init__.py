@@ -1,0 +1,1 @@
+"""Measurements against a real MongoDB: `python -m benchmarks.waiting`, `python -m benchmarks.signals`."""

@@ -1,0 +1,218 @@
+"""Clocks: of primaries that do not agree, that are set back, and of clients. Real members under libfaketime."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+from pymongo.collection import Collection
+
+from django_mongolock.engine import clock
+from django_mongolock.engine.document import Terms
+from django_mongolock.engine.locks import MongoLock, Options
+from django_mongolock.engine.session import Session
+from django_mongolock.engine.store import MongoStore, StoreConfig, _ClockEncoder
+from testproject.servers import Mongod, ReplicaSet
+from tests.engine.conftest import Document
+from tests.engine.processes import processes
+from tests.waiting import eventually
+
+FAKETIME = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(FAKETIME is None, reason="needs libfaketime: apt-get install libfaketime"),
+]
+
+
+class Dial:
+    """Sets the wall clock of a process that is started with `environment`; its other clocks stay as they are."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.set(0)
+
+    def set(self, seconds: int) -> None:
+        """Have its clock differ from ours by so much, from now on."""
+        self._file.write_text(f"{seconds:+d}s\n")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "LD_PRELOAD": str(FAKETIME),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+
+class Cluster:
+    """Three members; the clock of the second can be set."""
+
+    def __init__(self, replica_set: ReplicaSet, dial: Dial) -> None:
+        self.replica_set = replica_set
+        self.dial = dial
+
+    def lead(self, number: int) -> None:
+        """Make this member the primary."""
+        member = self.replica_set.members[number]
+        assert eventually(lambda: self._steps_up(member), 20)
+
+    @staticmethod
+    def _steps_up(member: Mongod) -> bool:
+        with contextlib.suppress(Exception), member.client() as client:
+            client.admin.command("replSetStepUp")
+        return bool(member.hello().get("isWritablePrimary"))
+
+    def now(self, number: int) -> float:
+        """What the clock of a member shows, in seconds from ours."""
+        with self.replica_set.members[number].client() as client:
+            return float(client.admin.command("hello")["localTime"].timestamp() - time.time())
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A replica set of three, whose second member has a clock of its own."""
+    replica_set, dial = ReplicaSet(members=3), Dial(tmp_path_factory.mktemp("clock") / "offset")
+    replica_set.members[1].environment |= dial.environment
+    with replica_set:
+        yield Cluster(replica_set, dial)
+
+
+Sessions = Callable[[], Session]
+
+
+@pytest.fixture
+def sessions(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Sessions]:
+    """Makes sessions at the replica set, over a collection of this test."""
+    made: list[Session] = []
+    name = f"clocks_{request.node.name[:40]}".replace("[", "_").replace("]", "").replace(" ", "_")
+    config = StoreConfig({"host": cluster.replica_set.uri, "heartbeatFrequencyMS": 500}, "mongolock_tests", name)
+
+    def new() -> Session:
+        made.append(Session(MongoStore(config)))
+        return made[-1]
+
+    yield new
+    for session in made:
+        session.close()
+
+
+def lock(session: Session, lease: float, *, wait: float | None = 0, renew: bool = False) -> MongoLock:
+    terms = Terms(lease=lease, margin=0.3, patience=min(lease, 2.0))
+    return MongoLock(lambda: session, ("k",), Options(terms, wait, auto_renew=renew))
+
+
+def tries(session: Session, seconds: float) -> list[float]:
+    """Try to take the lock for so long; when it was had."""
+    end, had = clock.now() + seconds, []
+    while clock.now() < end:
+        with contextlib.suppress(Exception):
+            thief = lock(session, 1)
+            if thief.try_acquire():
+                had.append(clock.now())
+                thief.release()
+        time.sleep(0.05)
+    return had
+
+
+def twice(cluster: Cluster, sessions: Sessions) -> bool:
+    """Fail over to a member that is 30 s ahead while a lock is held: does another get it meanwhile?"""
+    cluster.dial.set(30)
+    assert cluster.now(1) > 29
+    cluster.lead(0)
+    one, two = sessions(), sessions()
+    two.store.collection.find_one()
+    mine = lock(one, 15).acquire()
+    cluster.lead(1)
+    had = tries(two, 3)
+    assert mine.held
+    mine.release()
+    return bool(had)
+
+
+def test_a_failover_to_a_clock_that_is_ahead_makes_no_second_holder(cluster: Cluster, sessions: Sessions) -> None:
+    """F21: a lease of 15 s, and the new primary's clock 30 s ahead: nobody else gets the lock."""
+    assert not twice(cluster, sessions)
+
+
+def test_without_the_name_of_the_clock_there_are_two_holders(
+    cluster: Cluster, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F21: the test above sees what it is about: with the defence taken out, another does get it."""
+    monkeypatch.setattr(_ClockEncoder, "transform_python", lambda self, value: "")
+    assert twice(cluster, sessions)
+
+
+def test_a_living_holder_survives_the_failover(cluster: Cluster, sessions: Sessions) -> None:
+    """F21: it is renewed under the new primary, with the same token, and is not told anything."""
+    cluster.dial.set(30)
+    cluster.lead(0)
+    one, two = sessions(), sessions()
+    mine = lock(one, 6, renew=True).acquire()
+    token = mine.fencing_token
+    cluster.lead(1)
+    assert tries(two, 7) == []
+    assert mine.held
+    assert mine.fencing_token == token
+    assert mine.release()
+    assert lock(two, 2, wait=2).acquire().fencing_token > token
+
+
+def test_a_failover_to_a_clock_that_is_behind_frees_a_dead_holder_s_lock(cluster: Cluster, sessions: Sessions) -> None:
+    """F22: written under a clock 30 s ahead, it does not live 30 s longer, but at most two leases."""
+    cluster.dial.set(30)
+    cluster.lead(1)
+    one, two = sessions(), sessions()
+    lease = 4.0
+    began = clock.now()
+    dead = lock(one, lease).acquire()
+    cluster.lead(0)
+    with lock(two, lease, wait=25, renew=True) as mine:
+        assert clock.now() - began < 2 * (lease + 0.3) + 1
+        assert mine.fencing_token > dead.fencing_token
+        assert not dead.held
+
+
+def test_a_clock_that_is_set_back_lengthens_no_lease(cluster: Cluster, sessions: Sessions) -> None:
+    """F23: two minutes back on the running primary: what ends in two minutes and a lease is cut to a lease."""
+    cluster.dial.set(120)
+    cluster.lead(1)
+    one, two = sessions(), sessions()
+    lease = 3.0
+    dead = lock(one, lease).acquire()
+    cluster.dial.set(0)
+    assert eventually(lambda: abs(cluster.now(1)) < 5)
+    began = clock.now()
+    with lock(two, lease, wait=25, renew=True) as mine:
+        assert clock.now() - began < 2 * (lease + 0.3) + 0.5
+        assert not dead.held
+        time.sleep(lease)
+        assert mine.held
+
+
+def test_a_client_s_wall_clock_means_nothing(
+    collection: Collection[Document], tmp_path: Path, mongo: MongoClient[Document]
+) -> None:
+    """F25: it jumps by hours in both directions; the lock is held on, with its token, and others stay out."""
+    dial = Dial(tmp_path / "offset")
+    tokens: set[int] = set()
+    walls: list[float] = []
+    with processes(1, "tell_time", collection.name, **dial.environment) as (holder,):
+        for offset in (0, 3 * 3600, -5 * 3600):
+            dial.set(offset)
+            told: dict[str, Any] = holder.hear()
+            holder.say() if offset >= 0 else None
+            assert told["held"]
+            assert not told["danger"]
+            tokens.add(told["token"])
+            walls.append(told["wall"])
+    assert len(tokens) == 1
+    assert walls[1] - walls[0] > 3600
+    assert walls[2] - walls[0] < -3600
+    document = collection.find_one({"_id": "k"})
+    assert document is not None
+    assert [held["token"] for held in document["holders"]] == list(tokens)

@@ -1,0 +1,253 @@
+"""Deadlocks over threads, tasks and processes: found from the documents, and only where there is one."""
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import pytest
+from pymongo.collection import Collection
+
+from django_mongolock.engine import clock, protocol
+from django_mongolock.engine.deadlock import cycles
+from django_mongolock.engine.document import Terms
+from django_mongolock.engine.protocol import Pace
+from django_mongolock.engine.session import Session
+from django_mongolock.exceptions import LockDeadlock
+from tests.engine.conftest import Commands, Document, LockMaker, make_lock
+from tests.engine.processes import processes
+from tests.engine.waiters import InThread, Waiter
+from tests.waiting import eventually
+
+Entries = Callable[..., list[Any]]
+READER = Terms(mode="shared", capacity=2**31 - 1, lease=1.0, margin=0.1, patience=1.0)
+PERMIT = Terms(mode="semaphore", capacity=2, lease=1.0, margin=0.1, patience=1.0)
+
+
+@pytest.fixture(autouse=True)
+def suspicious(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a deadlock suspected after 0.2 s, so that a test need not wait for it."""
+    monkeypatch.setattr(protocol, "SUSPICION", 0.2)
+
+
+def queue_is(entries: Entries, key: str, length: int) -> bool:
+    return len(entries(key)) == length
+
+
+def ring(in_thread: InThread, makers: Sequence[LockMaker], entries: Entries) -> list[Waiter]:
+    """Each holds one key, and wants that of the next; the last closes the cycle, and is the youngest waiter."""
+    names = [f"key{number}" for number in range(len(makers))]
+    wanted = names[1:] + names[:1]
+    parties = [
+        Waiter(in_thread, make(want, wait=20), first=make(have, wait=20)).ready()
+        for make, have, want in zip(makers, names, wanted, strict=True)
+    ]
+    for party, want in zip(parties, wanted, strict=True):
+        party.go()
+        assert eventually(partial(queue_is, entries, want, 2))
+    return parties
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("apart", [True, False], ids=["processes", "threads"])
+def test_the_youngest_of_a_cycle_gives_up_and_the_others_go_on(
+    count: int, *, apart: bool, new_session: Callable[..., Session], in_thread: InThread, entries: Entries
+) -> None:
+    """F45: A holds 1 and wants 2, B holds 2 and wants 1, also over three sessions: LockDeadlock names the cycle, to
+    the youngest waiter only."""
+    sessions = [new_session() for _ in range(count if apart else 1)] * (1 if apart else count)
+
+    def maker(session: Session) -> LockMaker:
+        return lambda *keys, **options: make_lock(session, *keys, **options)
+
+    started = clock.now()
+    *others, youngest = ring(in_thread, [maker(session) for session in sessions], entries)
+    for party in (youngest, *reversed(others)):
+        party.end(5).let_go()
+    assert clock.now() - started < 4
+    assert isinstance(youngest.error, LockDeadlock)
+    assert set(youngest.error.keys) == {f"key{number}" for number in range(count)}
+    assert all(repr(key) in str(youngest.error) for key in youngest.error.keys)
+    assert [party.error for party in others] == [None] * len(others)
+
+
+async def test_tasks_of_one_loop_find_their_deadlock(session: Session) -> None:
+    """F45: two coroutines of one thread are two who wait."""
+    holding = asyncio.Barrier(2)
+
+    async def take(have: str, want: str) -> str:
+        async with make_lock(session, have, wait=20):
+            await holding.wait()
+            await asyncio.sleep(0.05 * (have == "b"))
+            async with make_lock(session, want, wait=20):
+                return "got it"
+
+    outcomes = await asyncio.gather(take("a", "b"), take("b", "a"), return_exceptions=True)
+    assert outcomes[0] == "got it"
+    assert isinstance(outcomes[1], LockDeadlock)
+
+
+def test_processes_find_their_deadlock(collection: Collection[Document], entries: Entries) -> None:
+    """F45: the same with real processes, at the pace that users have."""
+    with (
+        processes(1, "nested", collection.name, "a", "b") as one,
+        processes(1, "nested", collection.name, "b", "a") as two,
+    ):
+        for process in (*one, *two):
+            process.hear()
+        one[0].say()
+        assert eventually(lambda: len(entries("b")) == 2)
+        two[0].say()
+        outcomes = [one[0].hear(), two[0].hear()]
+    assert outcomes == [{"error": None}, {"error": "LockDeadlock"}]
+
+
+def test_a_reader_in_a_cycle_is_found(lock: LockMaker, other: LockMaker, in_thread: InThread, entries: Entries) -> None:
+    """F45: a writer waits for every reader, so one reader that waits for it is enough, whatever the others do."""
+    free = Waiter(in_thread, other("book", terms=READER)).end()
+    reader = Waiter(in_thread, other("shelf", wait=20), first=other("book", terms=READER)).ready()
+    writer = Waiter(in_thread, lock("book", wait=20), first=lock("shelf")).ready()
+    reader.go()
+    assert eventually(lambda: len(entries("shelf")) == 2)
+    writer.go()
+    assert isinstance(writer.end(5).error, LockDeadlock)
+    assert reader.end(5).has_it
+    for party in (free, reader):
+        party.let_go()
+
+
+def test_a_permit_that_somebody_free_holds_is_no_deadlock(
+    lock: LockMaker, other: LockMaker, in_thread: InThread, entries: Entries
+) -> None:
+    """F45: who waits for one of two permits waits for either: it goes on when the holder outside the cycle lets go.
+    When both holders wait for it, it is a deadlock."""
+    free = Waiter(in_thread, other("gpu", terms=PERMIT)).end()
+    user = Waiter(in_thread, other("data", wait=20), first=other("gpu", terms=PERMIT)).ready()
+    owner = Waiter(in_thread, lock("gpu", terms=PERMIT, wait=20), first=lock("data")).ready()
+    user.go()
+    assert eventually(lambda: len(entries("data")) == 2)
+    owner.go()
+    assert not eventually(lambda: owner.done or user.done, 1.5)
+    free.let_go()
+    assert owner.end(5).has_it
+    owner.let_go()
+    assert user.end(5).has_it
+    user.let_go()
+
+
+def test_a_semaphore_whose_holders_all_wait_is_a_deadlock(
+    lock: LockMaker, other: LockMaker, in_thread: InThread, entries: Entries
+) -> None:
+    """F45: both permits are held by threads that wait for the one who wants a permit."""
+    users = [Waiter(in_thread, other("data", wait=20), first=other("gpu", terms=PERMIT)).ready() for _ in range(2)]
+    owner = Waiter(in_thread, lock("gpu", terms=PERMIT, wait=20), first=lock("data")).ready()
+    for number, user in enumerate(users):
+        user.go()
+        assert eventually(partial(queue_is, entries, "data", 2 + number))
+    owner.go()
+    assert isinstance(owner.end(5).error, LockDeadlock)
+    for user in users:
+        user.let_go().end(5)
+    assert [user.error for user in users] == [None, None]
+
+
+def test_no_deadlock_is_found_where_there_is_none(
+    lock: LockMaker, other: LockMaker, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F45: six threads of two sessions take random locks inside one another, always in one order, and look for a
+    deadlock at every chance: none is ever found, and all of them finish."""
+    monkeypatch.setattr(Pace, "suspects", lambda self, now: self.suspicion < protocol.FOREVER)
+    monkeypatch.setattr(protocol, "INDOORS", 0.01)
+    errors: list[BaseException] = []
+
+    def work(make: LockMaker, seed: int) -> None:
+        chance = random.Random(seed)
+        try:
+            for _ in range(12):
+                one, two, three = sorted(chance.sample(range(5), 3))
+                with make(f"k{one}", wait=60), make(f"k{two}", wait=60), make(f"k{three}", wait=60):
+                    pass
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    threads = [in_thread(lambda make=make, seed=seed: work(make, seed)) for seed in range(3) for make in (lock, other)]
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+
+
+def test_cycles_are_listed_once_for_the_admin(
+    lock: LockMaker,
+    other: LockMaker,
+    in_thread: InThread,
+    entries: Entries,
+    collection: Collection[Document],
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F45: `cycles` finds each deadlock once, whoever is asked, and none among those who merely wait."""
+    monkeypatch.setattr(protocol, "SUSPICION", 1.5)
+    parties = ring(in_thread, [lock, other], entries)
+    bystander = Waiter(in_thread, lock("key0", wait=20))
+    assert eventually(lambda: len(entries("key0")) == 3)
+    documents = list(collection.find())
+    (found,) = cycles(documents, datetime.now(UTC).replace(tzinfo=None))
+    assert sorted(found.keys) == ["key0", "key1"]
+    assert found.victim.key == "key0"
+    assert cycles([d for d in documents if d["_id"] == "key0"], datetime.now(UTC).replace(tzinfo=None)) == []
+    for party in (*reversed(parties), bystander):
+        party.let_go()
+        party.end()
+
+
+def test_nobody_pays_who_holds_nothing_else(
+    lock: LockMaker, other: LockMaker, commands: Commands, in_thread: InThread, entries: Entries
+) -> None:
+    """F45: nested locks that are free cost one command each, and who waits without holding anything never looks."""
+    with lock("a"), lock("b"), lock("c"):
+        pass
+    assert commands.names == ["findAndModify"] * 3 + ["update"] * 3
+    with other("a", terms=Terms(lease=30, margin=1)):
+        commands.clear()
+        waiter = Waiter(in_thread, lock("a", terms=Terms(lease=30, margin=1)))
+        assert not eventually(lambda: waiter.done, 1.0)
+        assert [d["aggregate"] for d in commands.documents if "$graphLookup" in str(d.get("pipeline"))] == []
+    waiter.end().let_go()
+
+
+def test_a_deadlock_that_is_over_is_not_told(
+    lock: LockMaker,
+    other: LockMaker,
+    in_thread: InThread,
+    entries: Entries,
+    session: Session,
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F45: what was seen once and is gone at the second look was no deadlock (somebody gave up just then)."""
+    store = session.store
+    waiter = Waiter(in_thread, lock("x", wait=2), first=lock("y")).ready()
+    with other("x"):
+        waiter.go()
+        assert eventually(lambda: len(entries("x")) == 2)
+        aggregate, seen = type(store.collection).aggregate, threading.Event()
+
+        def once(collection: Collection[Document], pipeline: Any, *arguments: Any, **options: Any) -> Any:
+            found = list(aggregate(collection, pipeline, *arguments, **options))
+            if not seen.is_set():
+                seen.set()
+                # As if the holder of x waited for y at this moment.
+                (holder,) = found[0]["holders"]
+                waits = {**found[0]["waiters"][0], "worker": holder["worker"], "grant": "past"}
+                mine = {**holder, "worker": found[0]["waiters"][0]["worker"]}
+                found[0]["chain"] = [{"_id": "y", "holders": [mine], "waiters": [waits]}]
+            return found
+
+        monkeypatch.setattr(type(store.collection), "aggregate", once)
+        assert eventually(seen.is_set, 3)
+        assert not eventually(lambda: waiter.done, 0.5)
+    waiter.let_go().end()
+    assert waiter.error is None

@@ -1,0 +1,422 @@
+"""Living with a lock: dead threads, stopped processes, forks, limits, requests to release, ten thousand at a time."""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pymongo.collection import Collection
+
+from django_mongolock.engine import clock
+from django_mongolock.engine.document import Terms
+from django_mongolock.engine.grant import Grant
+from django_mongolock.engine.locks import MongoLock
+from django_mongolock.engine.session import Session
+from django_mongolock.engine.upkeep import ask_to_release
+from django_mongolock.exceptions import LockBackendError, LockLostError
+from tests.engine.conftest import QUICK, Commands, Document, LockMaker, make_lock
+from tests.engine.processes import processes
+from tests.engine.waiters import InThread, Waiter
+from tests.waiting import eventually
+
+Entries = Callable[..., list[Any]]
+SHORT = Terms(lease=0.6, margin=0.1, patience=0.6)
+CALM = Terms(lease=60, margin=1, patience=60)
+
+
+# Threads that end
+
+
+@pytest.mark.parametrize("how", ["returns", "dies"])
+def test_a_thread_that_ends_with_a_lock_loses_it(
+    lock: LockMaker,
+    session: Session,
+    entries: Entries,
+    in_thread: InThread,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    """F32: released at the next beat, with a warning that says where it was acquired; also if the object lives on."""
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    kept: list[MongoLock] = []
+
+    def work() -> None:
+        kept.append(lock(terms=SHORT).acquire())
+        if how == "dies":
+            raise RuntimeError
+
+    in_thread(work).join()
+    ended = clock.now()
+    assert eventually(lambda: entries() == [], 2)
+    assert clock.now() - ended < SHORT.lease / 3 + 0.3
+    assert not kept[0].held
+    assert not kept[0].release()
+    assert "its thread has ended" in caplog.text
+    assert "test_living.py" in caplog.text
+    assert eventually(lambda: not session._grants)
+
+
+def test_a_lock_of_a_living_thread_is_kept(lock: LockMaker, in_thread: InThread) -> None:
+    """F32: that another thread has ended says nothing."""
+    waiter = Waiter(in_thread, lock(terms=SHORT)).end()
+    in_thread(lambda: lock("other", terms=SHORT).acquire()).join()
+    time.sleep(2 * SHORT.lease)
+    assert waiter.lock.held
+    waiter.let_go()
+
+
+# Danger, limits
+
+
+def test_danger_comes_before_the_loss_and_goes_again(lock: LockMaker, failpoint: Callable[..., None]) -> None:
+    """P7: while renewals fail the lock says so before it is lost; when they succeed again, no more."""
+    mine = lock(terms=Terms(lease=1.5, margin=0.1)).acquire()
+    assert not mine.in_danger
+    failpoint(["update"], errorCode=91)
+    assert eventually(lambda: mine.in_danger, 1.4)
+    assert mine.held
+    assert not mine.lost
+    failpoint([])
+    assert eventually(lambda: not mine.in_danger, 1)
+    assert mine.held
+    failpoint(["update"], errorCode=91)
+    assert eventually(lambda: mine.in_danger and mine.held, 1.4)
+    assert eventually(lambda: mine.lost, 3)
+    assert not mine.in_danger
+
+
+def test_a_longest_hold_ends_the_lock(lock: LockMaker, other: LockMaker, face: Any) -> None:
+    """max_hold: renewed until then, told then, and free for others then, not a lease later."""
+    told: list[MongoLock] = []
+    mine = face.acquire(lock(terms=SHORT, max_hold=1.0, on_lost=told.append))
+    began = clock.now()
+    time.sleep(0.85)
+    assert mine.held
+    assert eventually(lambda: mine.lost, 1)
+    assert clock.now() - began < 1.3
+    with pytest.raises(LockLostError, match="max_hold"):
+        mine.ensure_held()
+    assert eventually(lambda: other().try_acquire(), 0.4)
+    assert eventually(lambda: told == [mine], 1)
+
+
+def test_extend_does_not_go_beyond_the_longest_hold(lock: LockMaker) -> None:
+    """max_hold: it is a limit for extend() as well."""
+    mine = lock(max_hold=0.8).acquire()
+    mine.extend(30)
+    assert mine.remaining <= 0.8
+    assert eventually(lambda: mine.lost, 1.2)
+
+
+# Grants that were told
+
+
+def told(lock: LockMaker, other: LockMaker, in_thread: InThread, session: Session, **options: Any) -> Waiter:
+    """Somebody who was granted the lock by another's release, and heard of it by the stream."""
+    theirs = other(terms=CALM).acquire()
+    waiter = Waiter(in_thread, lock(wait=None, **options))
+    assert eventually(lambda: session._listener.listening)
+    assert not eventually(lambda: waiter.done, 0.2)
+    theirs.release()
+    return waiter.end(3)
+
+
+def test_a_told_grant_lives_as_long_as_its_place_in_the_queue_and_is_renewed(
+    lock: LockMaker, other: LockMaker, in_thread: InThread, session: Session
+) -> None:
+    """P1, F42: its first deadline is that of the waiter, no later than what the server has; a beat makes it a whole
+    lease."""
+    waiter = told(lock, other, in_thread, session, terms=Terms(lease=10, margin=0.2, patience=1.2))
+    (grant,) = waiter.lock._grants
+    found = session.store.read("k", grant.id, 5)
+    assert found.left is not None
+    assert waiter.lock.remaining <= min(1.2, found.left)
+    assert eventually(lambda: waiter.lock.remaining > 8, 1.2)
+    found = session.store.read("k", grant.id, 5)
+    assert found.left is not None
+    assert waiter.lock.remaining < found.left
+    waiter.let_go()
+
+
+def test_a_told_grant_can_be_extended(
+    lock: LockMaker, other: LockMaker, in_thread: InThread, session: Session, entries: Entries
+) -> None:
+    """The longer lease counts from now, on the server too, and for the renewals from then on."""
+    waiter = told(lock, other, in_thread, session, terms=Terms(lease=2, margin=0.2, patience=1.2))
+    waiter.lock.extend(20)
+    assert 19 < waiter.lock.remaining <= 20
+    assert entries()[0]["lease"] == 20_000
+    time.sleep(1.0)
+    assert waiter.lock.remaining > 18
+    waiter.let_go()
+
+
+def test_without_renewal_a_wait_ends_with_a_whole_lease(
+    lock: LockMaker, other: LockMaker, in_thread: InThread, session: Session
+) -> None:
+    """auto_renew=False: nobody is going to renew it, so the grant is taken for a whole lease before it is used."""
+    waiter = told(lock, other, in_thread, session, terms=Terms(lease=5, margin=0.2, patience=0.9), auto_renew=False)
+    assert 4.5 < waiter.lock.remaining <= 5
+    time.sleep(1.5)
+    assert waiter.lock.held
+    assert waiter.lock.remaining < 3.6
+    waiter.let_go()
+
+
+# Asked to release
+
+
+def test_a_request_to_release_is_seen_at_the_next_beat_and_told_once(
+    lock: LockMaker, session: Session, other: LockMaker
+) -> None:
+    """The holder goes on holding; it knows who asks, its callback is called once, and renewals do not forget it."""
+    calls: list[MongoLock] = []
+    mine = lock(terms=SHORT, on_release_requested=calls.append).acquire()
+    bystander = lock("k2", terms=SHORT).acquire()
+    assert ask_to_release(session.store, "k", "$alice") == 1
+    assert ask_to_release(session.store, "nobody", "alice") == 0
+    assert eventually(lambda: mine.release_requested == "$alice", SHORT.lease)
+    time.sleep(2 * SHORT.lease)
+    ask_to_release(session.store, "k", "bob")
+    time.sleep(SHORT.lease)
+    assert calls == [mine]
+    assert mine.held
+    assert mine.release_requested is not None
+    assert bystander.release_requested is None
+    mine.release()
+    with other(terms=SHORT) as theirs:
+        time.sleep(SHORT.lease)
+        assert theirs.release_requested is None
+
+
+# The keeper
+
+
+def test_a_keeper_that_is_starved_keeps_the_deadline_honest(collection: Collection[Document], lock: LockMaker) -> None:
+    """F35: a thread that does not let go of the interpreter: the lock is not held after its lease, whoever looks, and
+    others had it."""
+    with processes(1, "starve", collection.name) as (process,):
+        token = process.hear()["token"]
+        process.say()
+        with lock(wait=5) as mine:
+            assert mine.fencing_token > token
+            told = process.hear()
+        assert told == {"held": False, "lost": True, "keeper": True}
+
+
+def test_the_grant_before_is_not_renewed_for_the_one_after(lock: LockMaker, session: Session, entries: Entries) -> None:
+    """F39: a renewal that was on its way when the lock was given back does nothing to the next grant of the same
+    object, and brings the old one not back."""
+    mine = lock(terms=CALM).acquire()
+    (before,) = mine._grants
+    mine.release()
+    mine.acquire()
+    until = entries()[0]["until"]
+    time.sleep(0.02)
+    session._renew([before])
+    assert entries()[0]["until"] == until
+    assert len(entries()) == 1
+    assert not before.held
+    assert mine.held
+
+
+@pytest.mark.slow
+def test_ten_thousand_locks_are_renewed_by_twenty_two_commands(session: Session, commands: Commands) -> None:
+    """F40: an update and a read for each thousand; one of them was lost, and that one is told so, no other."""
+    terms = Terms(lease=3_000, margin=1, patience=60)
+    grants = []
+    for number in range(10_000):
+        key = f"k{number:05}"
+        lock = make_lock(session, key, terms=terms)
+        (grant,) = _hold(session, lock)
+        grants.append(grant)
+    documents = [_document(session, grant) for grant in grants]
+    session.store.collection.insert_many(documents)
+    session.store.collection.update_one({"_id": "k07777"}, {"$set": {"holders": []}})
+    commands.clear()
+    for grant in grants:
+        grant.renew_at = 0
+    session.beat()
+    assert len(commands.names) <= 22, commands.names
+    assert [grant.key for grant in grants if not grant.held] == ["k07777"]
+    assert all(grant.remaining > 2_990 for grant in grants if grant.held)
+    for grant in grants:
+        grant.lose("the test is over")
+        session.forget(grant)
+
+
+def _hold(session: Session, lock: MongoLock) -> list[Grant]:
+    """Make the session believe that it holds the key of *lock*."""
+    from datetime import UTC, datetime
+
+    from django_mongolock.engine.protocol import Granted
+
+    grant = lock._new_grant(session, lock.key, threading.current_thread())
+    session._grants[grant.id] = grant
+    grant.hold(Granted(5, datetime.now(UTC), clock.now() + 100, clock.now()), 0.0)
+    return [grant]
+
+
+def _document(session: Session, grant: Grant) -> Document:
+    """The document of a key that is held; made from one that the rule made."""
+    global _pattern  # noqa: PLW0603
+    if _pattern is None:
+        with make_lock(session, "pattern", terms=grant.terms):
+            _pattern = session.store.collection.find_one({"_id": "pattern"})
+    assert _pattern is not None
+    holder = {**_pattern["holders"][0], "grant": grant.id}
+    return {**_pattern, "_id": grant.key, "holders": [holder], "token": type(_pattern["token"])(5)}
+
+
+_pattern: Document | None = None
+
+
+# Stopped processes
+
+
+@pytest.mark.parametrize("granted", [False, True], ids=["still waiting", "granted meanwhile"])
+def test_a_waiter_that_is_stopped_does_not_believe_in_an_old_grant(
+    collection: Collection[Document], other: LockMaker, entries: Entries, *, granted: bool
+) -> None:
+    """F26, F28: stopped past its waiter's lease, it was granted the lock by news that it reads only now: by then it
+    had ended, and somebody else has it. It waits on, and when it has the lock, it really has it."""
+    theirs = other(terms=CALM).acquire()
+    with processes(1, "pause_waiting", collection.name) as (process,):
+        process.hear()
+        assert eventually(lambda: len(entries()) == 2)
+        time.sleep(0.7)
+        process.send(signal.SIGSTOP)
+        if granted:
+            theirs.release()
+        time.sleep(1.2)
+        second = theirs if not granted else other(terms=CALM, wait=1).acquire()
+        resumed = time.monotonic()
+        process.send(signal.SIGCONT)
+        time.sleep(0.5)
+        assert second.held
+        token, released = second.fencing_token, time.monotonic()
+        second.release()
+        told = process.hear()
+        assert told["at"] >= released > resumed
+        assert told["held"]
+        assert told["token"] > token
+        assert [holder["token"] for holder in entries()] == [told["token"]]
+        process.say().end()
+
+
+def test_a_told_holder_that_is_stopped_past_its_first_deadline(
+    lock: LockMaker, other: LockMaker, in_thread: InThread, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F28, F42: nobody renewed the told grant in time: it is not held, before anybody else is let in."""
+    terms = Terms(lease=10, margin=0.3, patience=0.9)
+
+    def stop(*_: object) -> None:
+        raise LockBackendError("stopped")
+
+    theirs = other(terms=CALM).acquire()
+    mine = lock(wait=None, terms=terms)
+    waiter = Waiter(in_thread, mine)
+    assert eventually(lambda: session._listener.listening)
+    time.sleep(0.2)
+    monkeypatch.setattr(session.store, "renew", stop)
+    theirs.release()
+    waiter.end(2)
+    assert mine.held
+    last_held = 0.0
+    with contextlib.ExitStack() as stack:
+        while True:
+            if mine.held:
+                last_held = clock.now()
+            thief = other(terms=CALM, wait=0)
+            before = clock.now()
+            if thief.try_acquire():
+                stack.callback(thief.release)
+                break
+        assert last_held <= before
+        assert mine.lost
+    waiter.let_go()
+
+
+# Fork and exit
+
+
+def test_a_fork_with_a_lock_held_one_waited_for_and_the_stream_open(
+    collection: Collection[Document], other: LockMaker, entries: Entries
+) -> None:
+    """F30, F31: the child holds nothing and takes locks of its own; it ends by os._exit with one held, which is free
+    after its lease. The parent's lock, its place in the queue and its stream go on."""
+    with other(terms=CALM) as theirs, processes(1, "fork", collection.name) as (process,):
+        process.hear()
+        assert len(entries()) == 2
+        process.say()
+        assert process.hear() == {"status": 0, "held": True, "waits": True}
+        assert len(entries("own")) == 1
+        assert eventually(lambda: make_free(other, "own"), 1.2)
+        time.sleep(1.0)
+        assert len(entries()) == 2
+        theirs.release()
+        process.say()
+        assert process.hear() == {"held": True, "mine": True}
+        theirs.acquire(wait=10)
+
+
+def make_free(other: LockMaker, key: str) -> bool:
+    lock = other(key, terms=QUICK)
+    return lock.try_acquire() and lock.release()
+
+
+def test_the_end_of_the_interpreter_releases_once_and_says_nothing(
+    collection: Collection[Document], other: LockMaker, entries: Entries, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """F34: held, waited for and not yet collected objects: all given back at exit, with no traceback and status 0."""
+    with other(terms=CALM), processes(1, "exit_with_everything", collection.name, "held") as (process,):
+        process.hear()
+        assert eventually(lambda: len(entries()) == 2)
+        assert process.say().end() == 0
+        assert entries("held") == entries("also") == []
+        assert len(entries()) == 1
+    assert capfd.readouterr().err == ""
+
+
+def test_a_signal_while_cleaning_up_leaves_nothing(
+    session: Session, lock: LockMaker, other: LockMaker, entries: Entries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F29: a second signal strikes in the cleaning up after the first: the grant is taken back all the same, when
+    nobody can reach it any more, and the line of the process moves on."""
+
+    def strike(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with other(terms=CALM):
+        for method in ("leave", "abandon", "forget"):
+            with monkeypatch.context() as patch:
+                patch.setattr(session, "_pause", strike)
+                keep, calls = getattr(session, method), [strike]
+
+                def once(grant: Grant, keep: Any = keep, calls: list[Any] = calls) -> Any:
+                    return calls.pop()() if calls else keep(grant)
+
+                patch.setattr(session, method, once)
+                with pytest.raises(KeyboardInterrupt):
+                    lock(terms=CALM, wait=None).acquire()
+            assert eventually(lambda: not (session._grants or session._waiting or session._lines)), method
+        assert eventually(lambda: not session._unsettled)
+        assert len(entries()) == 1
+
+
+@pytest.mark.slow
+def test_a_storm_of_signals_leaves_nothing() -> None:
+    """F29: 300 cycles in the main thread while signals strike it every few milliseconds, also two in a row."""
+    import os
+
+    from benchmarks.signals import run
+
+    for seed in (1, 2):
+        result = run("ours", os.environ["MONGODB_URI"], 300, seed, 0.003)
+        assert result.get("strikes", 0) > 100, result
+        assert (result["left"], result["known"], result["usable"], result["errors"]) == (0, 0, True, {}), result

@@ -1,0 +1,958 @@
+"""Waiting: woken by the change stream or by polling, in a line inside the process, in a queue between processes."""
+
+import asyncio
+import contextlib
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from bson.int64 import Int64
+from pymongo import MongoClient
+from pymongo.collection import Collection
+
+from django_mongolock.engine import clock, wakeups
+from django_mongolock.engine.document import Reply, Terms, entry
+from django_mongolock.engine.locks import MongoLock
+from django_mongolock.engine.session import Session
+from django_mongolock.engine.step import Limits, Step
+from django_mongolock.engine.store import MongoStore, StoreConfig
+from django_mongolock.exceptions import LockCancelled, LockError, LockNotAcquired, LockQueueFull
+from testproject.servers import Mongod
+from tests.engine.conftest import QUICK, Commands, Document, LockMaker, make_lock
+from tests.engine.processes import processes
+from tests.engine.waiters import InThread, Waiter
+from tests.waiting import eventually
+
+Entries = Callable[..., list[Any]]
+Stored = Callable[..., Document]
+#: Terms under which nothing is renewed while a test lasts.
+CALM = Terms(lease=60, margin=1, patience=60)
+READER = Terms(mode="shared", capacity=2**31 - 1, lease=60, margin=1, patience=60)
+PERMIT = Terms(mode="semaphore", capacity=2, lease=60, margin=1, patience=60)
+
+
+def listening(session: Session) -> bool:
+    return eventually(lambda: session._listener.listening)
+
+
+def queue_is(entries: Entries, length: int) -> bool:
+    return len(entries()) == length
+
+
+def nothing_left(*sessions: Session) -> bool:
+    """Do the sessions know of nothing any more, neither held nor waited for nor open?"""
+    return eventually(
+        lambda: (
+            not any(known for s in sessions for known in (s._grants, s._waiting, s._lines, s._unsettled, s._held_here))
+        )
+    )
+
+
+@pytest.fixture
+def queued(
+    lock: LockMaker, session: Session, other: LockMaker, in_thread: InThread, entries: Entries
+) -> Iterator[tuple[MongoLock, Waiter]]:
+    """A lock that another session holds, and somebody who waits for it and listens to the change stream."""
+    theirs = other(terms=CALM).acquire()
+    waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
+    assert eventually(lambda: len(entries()) == 2)
+    assert listening(session)
+    time.sleep(0.1)
+    yield theirs, waiter
+    theirs.release()
+    waiter.end().let_go()
+
+
+# The change stream
+
+
+def test_the_stream_tells_and_nobody_asks(queued: tuple[MongoLock, Waiter], commands: Commands) -> None:
+    """P8: while the stream is there, a waiter sends nothing, and its grant reaches it by the stream alone."""
+    theirs, waiter = queued
+    commands.clear()
+    time.sleep(0.7)
+    assert set(commands.names) <= {"getMore"}
+    released = clock.now()
+    theirs.release()
+    assert waiter.end(2).at - released < 0.2
+    assert [name for name in commands.names if name != "getMore"] == ["update"]
+
+
+@pytest.mark.parametrize("kind", ["update", "replace"])
+def test_news_come_as_an_update_or_as_a_whole_document(
+    queued: tuple[MongoLock, Waiter], collection: Collection[Document], stored: Stored, commands: Commands, kind: str
+) -> None:
+    """F11: the server chooses how it reports a change; both are understood."""
+    _, waiter = queued
+    commands.clear()
+    document = stored()
+    (mine,) = document.pop("waiters")
+    now, token = datetime.now(UTC), document["token"] + 1
+    document["holders"] = [{**mine, "acquired_at": now, "token": Int64(token)}]
+    document |= {"waiters": [], "token": Int64(token), "granted": f"{mine['grant']} {token} {int(now.timestamp())};"}
+    if kind == "replace":
+        collection.replace_one({"_id": "k"}, document)
+    else:
+        collection.update_one({"_id": "k"}, {"$set": {name: document[name] for name in document if name != "_id"}})
+    assert waiter.end(2).has_it
+    assert waiter.lock.fencing_token == token
+    assert set(commands.names) <= {"getMore"}
+
+
+def kill_cursor(mongo: MongoClient[Document], appname: str, collection: Collection[Document]) -> None:
+    """Kill the cursor of the change stream of this test's clients."""
+
+    def find() -> list[Any]:
+        stages: list[Document] = [{"$currentOp": {"idleCursors": True}}, {"$match": {"appName": appname}}]
+        return [op["cursor"]["cursorId"] for op in mongo.admin.aggregate(stages) if op.get("cursor")]
+
+    assert eventually(find)
+    collection.database.command("killCursors", collection.name, cursors=find())
+
+
+@pytest.mark.parametrize("end", ["killed", 286, 136, 13])
+def test_a_stream_that_ends_comes_back_and_nobody_is_forgotten(
+    queued: tuple[MongoLock, Waiter],
+    session: Session,
+    lock: LockMaker,
+    other: LockMaker,
+    end: str | int,
+    *,
+    mongo: MongoClient[Document],
+    appname: str,
+    collection: Collection[Document],
+    failpoint: Callable[..., None],
+    in_thread: InThread,
+) -> None:
+    """F11: its cursor killed, the oplog rolled over it (286, 136), the right taken away (13): the waiter gets its
+    lock all the same, and soon by the stream again."""
+    theirs, waiter = queued
+    if end == "killed":
+        kill_cursor(mongo, appname, collection)
+    else:
+        failpoint(["getMore"], times=1, errorCode=end)
+        assert eventually(lambda: not session._listener.listening, 3)
+    released = clock.now()
+    theirs.release()
+    assert waiter.end(3).at - released < 1.0
+    waiter.let_go()
+    assert eventually(lambda: session._listener.listening, 5)
+    again = other(terms=CALM, wait=5).acquire()
+    second = Waiter(in_thread, lock(terms=CALM, wait=None))
+    assert not eventually(lambda: second.done, 0.3)
+    released = clock.now()
+    again.release()
+    assert second.end(2).at - released < 0.3
+    second.let_go()
+
+
+@pytest.mark.parametrize("end", ["drop", "rename"])
+def test_an_invalidated_stream_is_opened_anew(
+    queued: tuple[MongoLock, Waiter],
+    session: Session,
+    lock: LockMaker,
+    other: LockMaker,
+    in_thread: InThread,
+    *,
+    collection: Collection[Document],
+    end: str,
+) -> None:
+    """F11: after the collection was dropped or renamed the driver's stream is silent for ever, without an error. Who
+    waits gets its lock in the new collection, and those after it are told by a stream again."""
+    lost, waiter = queued
+    name = collection.name
+    if end == "rename":
+        collection.rename(f"{name}_old")
+    else:
+        collection.drop()
+    assert waiter.end(3).has_it
+    waiter.let_go().thread.join(5)
+    assert not lost.release()
+    assert eventually(lambda: session._listener.listening, 5)
+    theirs = other(terms=CALM).acquire()
+    second = Waiter(in_thread, lock(terms=CALM, wait=None))
+    assert not eventually(lambda: second.done, 1.0)
+    session._listener._look = lambda: None
+    released = clock.now()
+    theirs.release()
+    assert second.end(2).at - released < 0.3
+    second.let_go()
+    collection.database.drop_collection(f"{name}_old")
+
+
+def test_without_the_right_to_watch_polling_takes_over_and_says_so_once(
+    session: Session,
+    lock: LockMaker,
+    other: LockMaker,
+    in_thread: InThread,
+    entries: Entries,
+    *,
+    failpoint: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F11, F60: one line in the log however often it is tried again; and the stream as soon as it is allowed."""
+    monkeypatch.setattr(wakeups, "RETRY_FIRST", 0.02)
+    monkeypatch.setattr(wakeups, "RETRY_LAST", 0.1)
+    failpoint(["aggregate"], errorCode=13)
+    theirs = other(terms=CALM).acquire()
+    waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
+    assert eventually(lambda: len(entries()) == 2)
+    time.sleep(0.6)
+    released = clock.now()
+    theirs.release()
+    assert waiter.end(3).at - released < 0.5
+    assert caplog.text.count("waiting by polling") == 1
+    waiter.let_go().thread.join(5)
+    with other(terms=CALM, wait=5):
+        Waiter(in_thread, lock(terms=CALM, wait=None)).let_go()
+        failpoint([])
+        assert listening(session)
+    assert caplog.text.count("waiting by polling") == 1
+
+
+def test_a_server_without_a_replica_set_is_polled(in_thread: InThread, caplog: pytest.LogCaptureFixture) -> None:
+    """F11: there are no change streams, and contention works; the log says so once."""
+    with Mongod() as server, contextlib.ExitStack() as stack:
+        config = StoreConfig({"host": server.uri}, "mongolock_tests")
+        sessions = [Session(MongoStore(config)) for _ in range(2)]
+        for session in sessions:
+            stack.callback(session.close)
+        theirs = make_lock(sessions[0], terms=CALM).acquire()
+        waiters = [Waiter(in_thread, make_lock(sessions[1], terms=CALM, wait=None)) for _ in range(2)]
+        assert not eventually(lambda: waiters[0].done, 0.7)
+        released = clock.now()
+        theirs.release()
+        assert eventually(lambda: any(waiter.has_it for waiter in waiters), 2)
+        assert clock.now() - released < 0.6
+        for waiter in waiters:
+            waiter.let_go()
+        for waiter in waiters:
+            waiter.end()
+        assert caplog.text.count("waiting by polling") == 1
+
+
+def test_missed_news_are_made_good_by_the_renewal(
+    session: Session, lock: LockMaker, other: LockMaker, in_thread: InThread
+) -> None:
+    """P5: an event that never came costs a third of a waiter's lease, not the lock."""
+    session._listener._tell = lambda *_: None
+    with other(terms=CALM):
+        waiter = Waiter(in_thread, lock(terms=replace(CALM, patience=1.5), wait=None))
+        assert listening(session)
+        assert not eventually(lambda: waiter.done, 0.3)
+        released = clock.now()
+    assert waiter.end(3).at - released < 0.5 + 0.2
+    waiter.let_go()
+
+
+def test_a_grant_from_just_before_the_stream_was_opened(
+    session: Session, lock: LockMaker, other: LockMaker, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F11: it happened before the stream begins, and the majority did not have it yet when the waiter looked: the
+    second look finds it, long before the place in the queue would be renewed."""
+    read, stale = session.store.read, threading.Event()
+    session._listener._tell = lambda *_: None
+
+    def read_stale(*arguments: Any) -> Any:
+        return read(*arguments) if stale.is_set() else Reply(place=0, waiting=1, first_end=50, queued_left=60)
+
+    monkeypatch.setattr(session.store, "read", read_stale)
+    theirs = other(terms=CALM).acquire()
+    waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
+    assert listening(session)
+    theirs.release()
+    time.sleep(0.1)
+    assert not waiter.done
+    stale.set()
+    assert waiter.end(2).has_it
+    waiter.let_go()
+
+
+def test_one_stream_for_a_process_and_only_while_somebody_waits(
+    session: Session,
+    lock: LockMaker,
+    other: LockMaker,
+    commands: Commands,
+    in_thread: InThread,
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """P8: opened with the first waiter, one for all keys, closed a while after the last; nobody else has one."""
+    monkeypatch.setattr(wakeups, "LINGER", 0.3)
+    with lock("free"), lock("free2"):
+        assert "aggregate" not in commands.names
+    with other("a", terms=CALM), other("b", terms=CALM):
+        waiters = [Waiter(in_thread, lock(key, terms=CALM, wait=None)) for key in ("a", "b", "a")]
+        assert listening(session)
+        assert not eventually(lambda: any(waiter.done for waiter in waiters), 0.2)
+    for waiter in waiters:
+        waiter.let_go().end()
+    thread = session._listener._thread
+    assert thread is not None
+    thread.join(3)
+    assert not thread.is_alive()
+    assert commands.names.count("aggregate") == 1
+    names = [t.name for t in threading.enumerate()]
+    assert names.count("mongolock-listener") == 0
+    with other("a", terms=CALM, wait=5):
+        Waiter(in_thread, lock("a", terms=CALM, wait=None)).let_go()
+        assert listening(session)
+
+
+# What it costs
+
+
+@pytest.mark.parametrize(("sessions", "threads"), [(2, 1), (8, 1), (1, 8), (1, 64), (4, 8)])
+def test_a_contended_lock_costs_three_commands(
+    sessions: int, threads: int, new_session: Callable[..., Session], commands: Commands, in_thread: InThread
+) -> None:
+    """P8, F44: one to queue, one to give back, one (getMore) to be told, however many wait; what a process hands over
+    within costs one in all."""
+    all_sessions = [new_session() for _ in range(sessions)]
+    workers, rounds = sessions * threads, max(3, 120 // (sessions * threads))
+    warm, counted = threading.Barrier(workers + 1), threading.Barrier(workers + 1)
+
+    def work(session: Session) -> None:
+        warm.wait(30)
+        make_lock(session, terms=CALM, wait=None).acquire().release()
+        counted.wait(30)
+        counted.wait(30)
+        for _ in range(rounds):
+            make_lock(session, terms=CALM, wait=None).acquire().release()
+
+    threads_ = [in_thread(lambda session=session: work(session)) for session in all_sessions * threads]
+    holder = make_lock(all_sessions[0], terms=CALM).acquire()
+    warm.wait()
+    time.sleep(0.6)
+    holder.release()
+    counted.wait(30)
+    commands.clear()
+    counted.wait(30)
+    for thread in threads_:
+        thread.join(60)
+    count = len(commands.names) / (workers * rounds)
+    assert count <= (3.2 if sessions > 1 else 1.3), {n: commands.names.count(n) for n in set(commands.names)}
+
+
+def test_long_in_line_is_no_reason_to_be_renewed(lock: LockMaker, commands: Commands, in_thread: InThread) -> None:
+    """P8: who has stood in the line of the process for longer than a waiter's lease costs no command more."""
+    terms = replace(CALM, patience=0.3)
+    first = lock(terms=terms).acquire()
+    waiters = [Waiter(in_thread, lock(terms=terms, wait=None)) for _ in range(2)]
+    time.sleep(0.4)
+    commands.clear()
+    first.release()
+    assert eventually(lambda: any(waiter.done for waiter in waiters))
+    assert commands.names[0] == "findAndModify"
+    assert commands.names.count("update") == 0
+    for waiter in waiters:
+        waiter.let_go()
+    for waiter in waiters:
+        waiter.end()
+
+
+# The line of the process
+
+
+async def test_a_process_has_one_entry_in_the_queue(
+    session: Session, other: LockMaker, in_thread: InThread, entries: Entries
+) -> None:
+    """P5: threads and tasks stand in one line, and one of them in the document; but who holds another lock stands for
+    itself, so that a deadlock is there for all to see. Modes have a line each."""
+    theirs = await other(terms=CALM).aacquire()
+    waiters = [Waiter(in_thread, make_lock(session, terms=CALM, wait=None)) for _ in range(4)]
+    tasks = [asyncio.create_task(make_lock(session, terms=CALM, wait=None).aacquire()) for _ in range(4)]
+    await asyncio.sleep(0.7)
+    assert len(entries()) == 2
+    nested = Waiter(in_thread, make_lock(session, terms=CALM, wait=None), first=make_lock(session, "own")).ready().go()
+    reader = Waiter(in_thread, make_lock(session, terms=READER, wait=None))
+    assert await asyncio.to_thread(eventually, lambda: len(entries()) == 4)
+    await asyncio.sleep(0.2)
+    assert len(entries()) == 4
+    await theirs.arelease()
+    for waiter in (*waiters, nested, reader):
+        waiter.let_go()
+    for task in asyncio.as_completed(tasks):
+        await (await task).arelease()
+    for waiter in (*waiters, nested, reader):
+        await asyncio.to_thread(waiter.end)
+
+
+def test_the_line_is_first_come_first_served(lock: LockMaker, in_thread: InThread) -> None:
+    """P5: within the process as well."""
+    order: list[int] = []
+
+    def work(number: int) -> None:
+        with lock(terms=CALM, wait=None):
+            order.append(number)
+
+    with lock(terms=CALM):
+        for number in range(12):
+            in_thread(lambda number=number: work(number))
+            time.sleep(0.01)
+    assert eventually(lambda: len(order) == 12)
+    assert order == list(range(12))
+
+
+def test_a_process_does_not_keep_the_lock_to_itself(lock: LockMaker, other: LockMaker, in_thread: InThread) -> None:
+    """P5: handed over within the process, a lock still goes to whoever is ahead in the queue between processes."""
+    first = lock(terms=CALM).acquire()
+    foreign = Waiter(in_thread, other(terms=CALM, wait=None))
+    time.sleep(0.1)
+    locals_ = [Waiter(in_thread, lock(terms=CALM, wait=None)) for _ in range(3)]
+    time.sleep(0.05)
+    first.release()
+    assert foreign.end(2).has_it
+    assert not any(waiter.done for waiter in locals_)
+    for waiter in (foreign, *locals_):
+        waiter.let_go()
+    for waiter in locals_:
+        waiter.end()
+
+
+def test_a_hand_over_within_the_process_is_one_command(
+    lock: LockMaker, commands: Commands, in_thread: InThread, entries: Entries
+) -> None:
+    """P8: one gives back and the next queues, in one command; no stream is opened for it."""
+    first = lock(terms=CALM).acquire()
+    waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
+    time.sleep(0.1)
+    commands.clear()
+    first.release()
+    assert waiter.end(2).has_it
+    assert commands.names == ["findAndModify"]
+    assert len(entries()) == 1
+    waiter.let_go()
+
+
+class Gate:
+    """Holds up the hand-over commands of a session, on their way there ("before") or back ("after")."""
+
+    def __init__(self, session: Session, where: str, error: BaseException | None = None) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+        self.where, self.error = where, error
+        self._apply = session.store.apply
+        session.store.apply = self  # type: ignore[method-assign]
+
+    def __call__(self, key: str, step: Step, timeout: float) -> Any:
+        if not step.given:
+            return self._apply(key, step, timeout)
+        reply = self._apply(key, step, timeout) if self.where == "after" else None
+        self.reached.set()
+        assert self.open.wait(20)
+        if self.error is not None:
+            raise self.error
+        return reply if self.where == "after" else self._apply(key, step, timeout)
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+@pytest.mark.parametrize("how", ["cancel", "deadline", "task"])
+def test_an_heir_that_goes_while_the_lock_is_handed_to_it(
+    session: Session,
+    lock: LockMaker,
+    other: LockMaker,
+    in_thread: InThread,
+    entries: Entries,
+    *,
+    where: str,
+    how: str,
+) -> None:
+    """F43, F36: whether the command has been at the server or not, the lock is handed on, and nothing is left."""
+    gate = Gate(session, where)
+    first = lock(terms=CALM).acquire()
+    heir = lock(terms=CALM, wait=0.2 if how == "deadline" else None)
+    errors: list[BaseException] = []
+
+    async def task() -> None:
+        waiting = asyncio.create_task(heir.aacquire())
+        await asyncio.to_thread(gate.reached.wait)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        errors.append(asyncio.CancelledError())
+
+    def thread() -> None:
+        try:
+            if how == "task":
+                asyncio.run(task())
+            else:
+                heir.acquire().release()
+        except LockError as error:
+            errors.append(error)
+
+    waiting = in_thread(thread)
+    time.sleep(0.05)
+    giving = in_thread(first.release)
+    assert gate.reached.wait(5)
+    if how == "cancel":
+        heir.cancel()
+    if (where, how) != ("after", "deadline"):
+        waiting.join(5)
+        assert len(errors) == 1
+    gate.open.set()
+    for thread_ in (waiting, giving):
+        thread_.join(5)
+    assert nothing_left(session)
+    assert entries() == []
+    assert other(terms=CALM).try_acquire()
+
+
+@pytest.mark.parametrize("moment", ["before the answer", "with the answer", "after the answer"])
+def test_an_heir_that_is_cancelled_in_the_moment_of_the_answer(
+    session: Session,
+    lock: LockMaker,
+    in_thread: InThread,
+    entries: Entries,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    moment: str,
+) -> None:
+    """F43: it has the lock, or it has not and nobody has; never an entry that nobody knows of."""
+    deliver = session.deliver
+    first = lock(terms=CALM).acquire()
+    waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
+    time.sleep(0.05)
+
+    def cancelled(heir: Any, answer: Any) -> None:
+        if moment == "before the answer":
+            session.cancel(heir)
+            assert eventually(lambda: waiter.done)
+        heir.cancelled = heir.cancelled or moment == "with the answer"
+        deliver(heir, answer)
+        if moment == "after the answer":
+            session.cancel(heir)
+
+    monkeypatch.setattr(session, "deliver", cancelled)
+    first.release()
+    waiter.end(2).let_go()
+    assert isinstance(waiter.error, LockCancelled if moment == "before the answer" else type(None))
+    assert nothing_left(session)
+    assert entries() == []
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_giver_that_is_struck_while_handing_over(
+    session: Session, lock: LockMaker, in_thread: InThread, entries: Entries, where: str
+) -> None:
+    """F36, F29: the giver's lock is removed in the background, and the heir goes on by itself."""
+    gate = Gate(session, where, KeyboardInterrupt())
+    first = lock(terms=CALM).acquire()
+    heir = Waiter(in_thread, lock(terms=CALM, wait=None))
+    time.sleep(0.05)
+    gate.open.set()
+    with pytest.raises(KeyboardInterrupt):
+        first.release()
+    assert heir.end(3).has_it
+    heir.let_go()
+    assert nothing_left(session)
+    assert entries() == []
+
+
+async def test_a_giver_that_is_cancelled_while_handing_over(session: Session, entries: Entries) -> None:
+    """F36: the command is on its way, and nobody waits for its answer: the heir gets the lock, once."""
+    gate = Gate(session, "before")
+    first = await make_lock(session, terms=CALM).aacquire()
+    heir = asyncio.create_task(make_lock(session, terms=CALM, wait=None).aacquire())
+    await asyncio.sleep(0.05)
+    giving = asyncio.create_task(first.arelease())
+    await asyncio.to_thread(gate.reached.wait)
+    giving.cancel()
+    await asyncio.wait([giving])
+    lock = await asyncio.wait_for(heir, 5)
+    gate.open.set()
+    await asyncio.sleep(0.1)
+    assert lock.held
+    assert len(entries()) == 1
+    await lock.arelease()
+    assert await asyncio.to_thread(nothing_left, session)
+    assert entries() == []
+
+
+def test_a_giver_that_had_lost_the_lock(
+    lock: LockMaker, other: LockMaker, in_thread: InThread, take_away: Callable[..., None], entries: Entries
+) -> None:
+    """P7, F38: it is told so, and who was next in line goes on and waits for whoever has the lock now."""
+    mine = lock(terms=CALM).acquire()
+    heir = Waiter(in_thread, lock(terms=CALM, wait=None))
+    time.sleep(0.05)
+    take_away()
+    theirs = other(terms=CALM, wait=0).acquire()
+    assert not mine.release()
+    assert mine.lost or not mine.held
+    assert not eventually(lambda: heir.done, 0.3)
+    theirs.release()
+    assert heir.end(2).has_it
+    heir.let_go()
+
+
+def test_a_late_hand_over_does_not_bring_back_who_has_been(
+    session: Session, lock: LockMaker, in_thread: InThread, entries: Entries
+) -> None:
+    """F17, F39: two permits are given back at once, and both would go to the one that waits. It has come and gone when
+    the second command arrives: it must not be queued again."""
+    gate = Gate(session, "before")
+    first = lock(terms=PERMIT).acquire()
+    second = Waiter(in_thread, lock(terms=PERMIT)).end()
+    heir = Waiter(in_thread, lock(terms=PERMIT, wait=None))
+    assert eventually(lambda: len(entries()) == 3)
+    heir.let_go()
+    giving = in_thread(first.release)
+    assert gate.reached.wait(5)
+    second.let_go()
+    assert heir.end(3).has_it
+    heir.thread.join(5)
+    gate.open.set()
+    giving.join(5)
+    assert nothing_left(session)
+    assert entries() == []
+
+
+# Cancel
+
+
+@pytest.mark.parametrize("phase", ["in line", "next", "in the queue", "in flight", "in trouble"])
+def test_another_thread_ends_the_wait(
+    session: Session,
+    lock: LockMaker,
+    other: LockMaker,
+    in_thread: InThread,
+    entries: Entries,
+    *,
+    phase: str,
+    failpoint: Callable[..., None],
+) -> None:
+    """F36: cancel() at any moment: LockCancelled, soon, and nothing left; the next in line goes on."""
+    holder = (lock if phase in ("in line", "next") else other)(terms=CALM).acquire()
+    ahead = Waiter(in_thread, lock(terms=CALM, wait=None)) if phase == "in line" else None
+    apply = session.store.apply
+
+    def late(*arguments: Any) -> Any:
+        time.sleep(0.3)
+        return apply(*arguments)
+
+    if phase == "in flight":
+        session.store.apply = late  # type: ignore[method-assign, assignment]
+    if phase == "in trouble":
+        failpoint(["findAndModify"], errorCode=91)
+    time.sleep(0.05)
+    waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
+    if phase == "in the queue":
+        assert eventually(lambda: len(entries()) == 2)
+    time.sleep(0.1)
+    behind = Waiter(in_thread, lock(terms=CALM, wait=None))
+    time.sleep(0.05)
+    cancelled = clock.now()
+    waiter.lock.cancel()
+    if phase == "in trouble":
+        time.sleep(0.05)
+        failpoint([])
+    assert isinstance(waiter.end(5).error, LockCancelled)
+    assert waiter.at - cancelled < 1.0
+    waiter.lock.cancel()
+    holder.release()
+    for party in (ahead, behind):
+        if party is not None:
+            assert party.end().let_go().has_it
+    assert nothing_left(session)
+    assert entries() == []
+
+
+# The queue
+
+
+def test_a_full_queue_refuses_at_once(
+    config: StoreConfig, new_session: Callable[..., Session], in_thread: InThread, entries: Entries
+) -> None:
+    """F13: whoever would be one too many is told clearly, and those who wait are served."""
+    sessions = [Session(MongoStore(replace(config, limits=Limits(waiters=2)))) for _ in range(4)]
+    holder = make_lock(sessions[0], terms=CALM).acquire()
+    waiters = []
+    for number in (1, 2):
+        waiters.append(Waiter(in_thread, make_lock(sessions[number], terms=CALM, wait=None)))
+        assert eventually(partial(queue_is, entries, number + 1))
+    with pytest.raises(LockQueueFull, match="queue is full"):
+        make_lock(sessions[3], terms=CALM, wait=None).acquire()
+    assert len(entries()) == 3
+    heir = Waiter(in_thread, make_lock(sessions[0], terms=CALM, wait=None))
+    time.sleep(0.05)
+    holder.release()
+    assert isinstance(heir.end(2).error, LockQueueFull)
+    for waiter in waiters:
+        assert waiter.end(2).let_go().has_it
+    assert nothing_left(*sessions)
+    for session in sessions:
+        session.close()
+
+
+def add_dead(store: MongoStore, *names: str, patience: float = 0.5) -> None:
+    """Queue waiters that have died the moment they were queued."""
+    terms = Terms(lease=60, margin=0.1, patience=patience)
+    for name in names:
+        store.apply("k", Step(ask=name, add=entry(name, "dead", terms, {}, worker="dead")), 5)
+
+
+@pytest.mark.parametrize("dead", ["head", "middle", "all"])
+def test_dead_waiters_are_passed_over(
+    store: MongoStore,
+    lock: LockMaker,
+    other: LockMaker,
+    session: Session,
+    in_thread: InThread,
+    *,
+    entries: Entries,
+    dead: str,
+) -> None:
+    """F41: after their waiter's lease; the living get the lock then, and a key that nobody living waits for is free."""
+    holder = other(terms=CALM).acquire()
+    living = []
+    if dead == "middle":
+        living.append(Waiter(in_thread, lock(terms=replace(QUICK, patience=0.5), wait=None)))
+        assert eventually(lambda: len(entries()) == 2)
+    add_dead(store, "one", "two")
+    if dead != "all":
+        living.append(Waiter(in_thread, make_lock(session, terms=replace(QUICK, patience=0.6, lease=5), wait=None)))
+        living[-1].let_go()
+    time.sleep(0.1)
+    released = clock.now()
+    holder.release()
+    for waiter in living:
+        assert waiter.let_go().end(3).has_it
+        assert waiter.at - released < 0.6 + 0.2 + 0.2
+    if dead == "all":
+        assert eventually(lambda: other(terms=CALM).try_acquire(), 0.9)
+    assert clock.now() - released < 2
+
+
+def test_a_grant_to_a_dead_waiter_costs_no_whole_lease(
+    store: MongoStore, lock: LockMaker, other: LockMaker, in_thread: InThread, stored: Stored
+) -> None:
+    """F42: who was granted the lock and is dead holds it for the rest of its waiter's lease, not for its lease."""
+    holder = other(terms=CALM).acquire()
+    add_dead(store, "dead", patience=0.8)
+    waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
+    time.sleep(0.2)
+    released = clock.now()
+    holder.release()
+    assert [held["grant"] for held in stored()["holders"]] == ["dead"]
+    assert not waiter.done
+    # Nobody tells the one behind: it looks when the renewal of its own place has shown that it is at the head.
+    left = (stored()["holders"][0]["until"] - datetime.now(UTC).replace(tzinfo=None)).total_seconds()
+    assert left < 0.9
+    assert eventually(lambda: lock(terms=CALM).try_acquire() or waiter.done, 3)
+    assert clock.now() - released < 2
+    waiter.let_go().end()
+
+
+def call_later(seconds: float, call: Callable[[], object]) -> None:
+    time.sleep(seconds)
+    call()
+
+
+@pytest.mark.parametrize("how", ["deadline", "cancel", "task"])
+def test_giving_up_in_the_moment_of_the_grant(
+    new_session: Callable[..., Session], in_thread: InThread, entries: Entries, how: str
+) -> None:
+    """F43: in many rounds, a waiter gives up at the very moment when it is granted the lock: it has it, or it has
+    not and the key is free; no entry is left either way."""
+    giver, taker = new_session(), new_session()
+    chance = random.Random(43)
+    outcomes = []
+    for number in range(60):
+        holder = make_lock(giver, terms=CALM).acquire()
+        delay = 0.02 + chance.uniform(-0.004, 0.006)
+        wanted = make_lock(taker, terms=CALM, wait=0.02 if how == "deadline" else None)
+        got: list[bool] = []
+
+        async def task(wanted: MongoLock = wanted, got: list[bool] = got) -> None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await wanted.aacquire()
+            got.append(wanted.held)
+            await wanted.arelease()
+
+        def thread(wanted: MongoLock = wanted, got: list[bool] = got) -> None:
+            try:
+                wanted.acquire()
+                got.append(True)
+                wanted.release()
+            except LockNotAcquired:
+                got.append(False)
+
+        def loop(task: Callable[[], Any] = task) -> None:
+            asyncio.run(task())
+
+        waiting = in_thread(loop if how == "task" else thread)
+        started = clock.now()
+        if how == "cancel":
+            in_thread(partial(call_later, 0.02, wanted.cancel))
+        time.sleep(max(0.0, delay - (clock.now() - started)))
+        holder.release()
+        waiting.join(5)
+        outcomes += got
+        assert len(got) == 1, number
+        assert eventually(lambda: entries() == [], 2), (number, entries())
+    assert nothing_left(giver, taker)
+    assert {True, False} == set(outcomes)
+
+
+def overtaken(turns: list[Document]) -> list[tuple[Document, Document]]:
+    """Turns, each with the next one, where the next was not the head of the queue that was there before.
+
+    Moments would not tell: two commands that arrive together are applied in an order of their own.
+    """
+    return [
+        (turn, after)
+        for turn, after in pairwise(turns)
+        if turn["waiters"] and turn["waiters"][0]["grant"] != after["holders"][0]["grant"]
+    ]
+
+
+@pytest.mark.slow
+def test_a_stampede_is_served_in_order(
+    new_session: Callable[..., Session], commands: Commands, in_thread: InThread, stored: Stored
+) -> None:
+    """F44: 40 sessions with five threads each rush at one key: the queue is as long as there are sessions, everybody is
+    served in the order of arrival there, and there is no storm of commands."""
+    sessions = [new_session() for _ in range(40)]
+    turns: list[Document] = []
+
+    def work(session: Session) -> None:
+        for _ in range(2):
+            with make_lock(session, terms=CALM, wait=None):
+                turns.append(stored())
+
+    with make_lock(sessions[0], terms=CALM):
+        threads = [in_thread(lambda session=session: work(session)) for session in sessions * 5]
+        time.sleep(1.5)
+    for thread in threads:
+        thread.join(60)
+    assert len(turns) == 400
+    assert max(len(document["waiters"]) for document in turns) <= 40
+    assert overtaken(turns) == []
+    # A stream each, and a look when it has come up.
+    assert len(commands.names) - 40 * 2 <= 3.5 * 400, {n: commands.names.count(n) for n in set(commands.names)}
+
+
+@pytest.mark.parametrize("kind", ["writer", "reader"])
+def test_neither_readers_nor_writers_starve(lock: LockMaker, other: LockMaker, in_thread: InThread, kind: str) -> None:
+    """F46: a writer gets in among readers that never leave the key alone, and a reader among writers."""
+    stop, crowd = threading.Event(), READER if kind == "writer" else CALM
+    turns = [0]
+
+    def throng(make: LockMaker) -> None:
+        while not stop.is_set():
+            with make(terms=crowd, wait=30):
+                turns[0] += 1
+                time.sleep(0.01)
+
+    threads = [in_thread(lambda make=make: throng(make)) for make in (lock, other) for _ in range(3)]
+    assert eventually(lambda: turns[0] > 10)
+    try:
+        for make in (lock, other, lock):
+            started = clock.now()
+            with make(terms=CALM if kind == "writer" else READER, wait=5):
+                pass
+            assert clock.now() - started < 2
+    finally:
+        stop.set()
+    for thread in threads:
+        thread.join(10)
+
+
+def test_sessions_are_served_in_order_of_arrival(
+    new_session: Callable[..., Session], in_thread: InThread, stored: Stored
+) -> None:
+    """P5: eight sessions, twenty-five turns each: the order of the grants is the order in which they were queued."""
+    sessions = [new_session() for _ in range(8)]
+    turns: list[Document] = []
+    start = threading.Barrier(8)
+
+    def work(session: Session) -> None:
+        start.wait(10)
+        for _ in range(25):
+            with make_lock(session, terms=CALM, wait=None):
+                turns.append(stored())
+
+    for thread in [in_thread(lambda session=session: work(session)) for session in sessions]:
+        thread.join(60)
+    assert len(turns) == 200
+    assert overtaken(turns) == []
+
+
+# Killed
+
+
+@pytest.mark.parametrize("moved_up", [False, True], ids=["head", "moved up"])
+def test_the_head_takes_over_when_a_killed_holder_s_lease_ends(
+    collection: Collection[Document],
+    stored: Stored,
+    entries: Entries,
+    lock: LockMaker,
+    other: LockMaker,
+    *,
+    in_thread: InThread,
+    moved_up: bool,
+) -> None:
+    """F27: within 0.2 s after its end by the server's clock, also if it has come to the head only since it last
+    looked: nobody tells it that."""
+    ahead = other(terms=CALM).acquire() if moved_up else None
+    with processes(1, "wait_for" if moved_up else "hold", collection.name, *(() if moved_up else (3,))) as (holder,):
+        if moved_up:
+            holder.hear()
+            assert eventually(lambda: len(entries()) == 2)
+        else:
+            holder.hear()
+        waiter = Waiter(in_thread, lock(terms=Terms(lease=60, margin=1, patience=3), wait=None))
+        assert eventually(lambda: len(entries()) == (3 if moved_up else 2))
+        if ahead is not None:
+            time.sleep(0.2)
+            holder.send(signal.SIGSTOP)
+            ahead.release()
+            time.sleep(1.3)  # a third of a waiter's lease: its place has been renewed
+        holder.send(signal.SIGKILL)
+        end = stored()["holders"][0]["until"].replace(tzinfo=UTC)
+        assert waiter.end(15).has_it
+        taken = stored()["holders"][0]["acquired_at"].replace(tzinfo=UTC)
+        assert 0 <= (taken - end).total_seconds() < 0.2
+        waiter.let_go()
+
+
+@pytest.mark.slow
+def test_killing_anybody_at_any_time_blocks_nobody(collection: Collection[Document], entries: Entries) -> None:
+    """P6, F27, F41: holders, waiters and heads of the queue are killed at random; the key never stays held or blocked
+    for longer than a lease and a waiter's lease, and is free when all are dead."""
+    chance = random.Random(41)
+    terms = 0.4 + 0.2  # what a lease or a place in the queue lasts at most, margin included
+    with contextlib.ExitStack() as stack:
+        alive = [stack.enter_context(processes(1, "compete", collection.name))[0] for _ in range(6)]
+        for process in alive:
+            process.hear()
+        for _ in range(12):
+            time.sleep(chance.uniform(0.05, 0.3))
+            alive.pop(chance.randrange(len(alive))).send(signal.SIGKILL)
+            before = acquisitions(collection)
+            alive.append(stack.enter_context(processes(1, "compete", collection.name))[0])
+            assert eventually(lambda before=before: acquisitions(collection) > before, 2 * terms + 1)  # type: ignore[misc]
+        for process in alive:
+            process.send(signal.SIGKILL)
+    assert eventually(lambda: not _living(collection), terms + 0.3)
+
+
+def acquisitions(collection: Collection[Document]) -> int:
+    document = collection.find_one({"_id": "k"})
+    return 0 if document is None else int(document["acquisitions"])
+
+
+def _living(collection: Collection[Document]) -> int:
+    """How many entries have not come to their end, by the server's clock."""
+    entries = {"$concatArrays": ["$holders", "$waiters"]}
+    living = {"$filter": {"input": entries, "as": "e", "cond": {"$gt": ["$$e.until", "$$NOW"]}}}
+    return sum(document["n"] for document in collection.aggregate([{"$project": {"n": {"$size": living}}}]))
