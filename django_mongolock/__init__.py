@@ -14,6 +14,7 @@ from .exceptions import (
     LockReentryError,
     LockStateError,
 )
+from .keys import lock_key
 from .locks import mongo_lock, mongo_semaphore
 
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ __all__ = [
     "LockReentryError",
     "LockStateError",
     "MongoLock",
+    "lock_key",
     "mongo_lock",
     "mongo_locked",
     "mongo_semaphore",

@@ -248,6 +248,8 @@ class _LockedCall:
 
     def _request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpRequest | None:
         request = find_request(args, kwargs)
+        if request is not None and self.policy == "skip":
+            raise TypeError(f'on_contention="skip" gives a view no response: use "respond" for {self.name}')
         if request is None and self.policy == "respond":
             raise TypeError(f'on_contention="respond" is for views: {self.name} was called without a request')
         return request

@@ -135,3 +135,12 @@ def call_arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: 
         if parameter.kind is parameter.VAR_KEYWORD:
             arguments = {**arguments.pop(name), **arguments}
     return arguments
+
+
+def lock_key(template: str, **values: Any) -> str:
+    """The key that ``@mongo_locked(template)`` makes of these values, for a `mongo_lock` that is to meet it.
+
+    Values are escaped where they hold a separator, so ``"x:{a}"`` with ``a="b:c"`` is not ``"x:b:c"``.
+    Raises TypeError, ValueError for values that make no key.
+    """
+    return KeyTemplate(template).fill(values)

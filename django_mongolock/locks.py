@@ -117,7 +117,7 @@ def mongo_semaphore(
     if isinstance(permits, bool) or not isinstance(permits, int):
         raise TypeError(f"permits is a whole number, not {type(permits).__name__}")
     if not 1 <= permits < UNLIMITED:
-        raise ValueError(f"permits must be at least 1, not {permits}")
+        raise ValueError(f"permits must be at least 1 and less than {UNLIMITED}, not {permits}")
     options = LockOptions(
         lease=lease,
         wait=wait,

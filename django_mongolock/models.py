@@ -81,6 +81,16 @@ class Waiter(Entry):
         return f"{self.place or self.label or self.thread}, {self.host} {self.pid}"
 
 
+class WasReleased(Func):
+    """Was it released, and only kept for a minimum hold?"""
+
+    output_field = models.BooleanField()
+
+    def as_mql_expr(self, compiler: Any, connection: Any) -> dict[str, Any]:
+        entries = {"$cond": [{"$isArray": "$holders"}, "$holders", []]}
+        return {"$in": ["date", {"$map": {"input": entries, "in": {"$type": "$$this.released"}}}]}
+
+
 class HasLivingWaiters(Func):
     """Is there somebody in the queue whose place has not run out? Judged by the server, whatever the field holds."""
 
@@ -106,7 +116,7 @@ class LockQuerySet(MongoQuerySet):
 
     def stale(self) -> LockQuerySet:
         """Locks whose lease is over and that nobody released. The next who asks gets them."""
-        return self.leased().filter(expires_at__lte=Now())
+        return self.leased().filter(~WasReleased(), expires_at__lte=Now())
 
     def free(self) -> LockQuerySet:
         """Locks that nobody holds, and whose documents are still kept."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS
 from django.db.models import Model
 
@@ -27,7 +28,10 @@ class MongoLockRouter:
         return self.db_for_read(model, **hints)
 
     def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
-        home = get_settings().DATABASE
+        try:
+            home = get_settings().DATABASE
+        except ImproperlyConfigured:
+            return None  # the checks say what is wrong, with its cure
         if app_label == APP_LABEL:
             return db == home
         return False if db == home and home != DEFAULT_DB_ALIAS else None

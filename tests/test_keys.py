@@ -20,8 +20,9 @@ from django.utils.translation import gettext_lazy
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from django_mongolock.conf import SEPARATORS
 from django_mongolock.engine.document import check_key
-from django_mongolock.keys import SEPARATORS, KeyTemplate, call_arguments, escape, model_key
+from django_mongolock.keys import KeyTemplate, call_arguments, escape, lock_key, model_key
 from testproject.shop.models import Ad, Order, Seller
 
 #: Characters that could blur the borders of a value: separators, the escape, marks that compose, what NFC makes
@@ -287,3 +288,10 @@ class TestCallArguments:
 
         with pytest.raises(TypeError, match="missing a required argument: 'a'"):
             call_arguments(inspect.signature(call), (), {})
+
+
+def test_the_key_of_a_template_can_be_made_elsewhere() -> None:
+    """A lock beside a decorated function meets it, whatever is in the values."""
+    assert lock_key("tag:{tag}", tag="a:b") == "tag:a%3Ab"
+    with pytest.raises(TypeError, match="a key of nothing"):
+        lock_key("tag:{tag}", tag=None)

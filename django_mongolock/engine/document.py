@@ -32,7 +32,7 @@ def check_text(name: str, value: object) -> str:
     Raises TypeError for anything but `str` itself, and ValueError for control characters and lone surrogates.
     """
     if type(value) is not str:
-        raise TypeError(f"{name} must be a str, not {type(value).__name__}: pass str() of it if you mean that")
+        raise TypeError(f"{name} must be a str, not {type(value).__name__}: pass plain text")
     for character in value:
         if unicodedata.category(character) in ("Cc", "Cs"):
             raise ValueError(f"{name} must not have control characters or lone surrogates: found {character!a}")
@@ -254,6 +254,8 @@ def read_news(granted: object) -> dict[str, News]:
 
 def describe(holder: Mapping[str, Any], now: datetime) -> str:
     """Say in one line who a holder or waiter is, and for how long. Never shows a grant id."""
+    if holder.get("released"):
+        return f"nobody any more, but it is kept locked for a minimum hold (host {holder.get('host', '?')})"
     label, place = str(holder.get("label") or ""), str(holder.get("place") or "")
     words = [word for word in ("" if label in place else label, place) if word]
     words += [f"{name} {holder[name]}" for name in ("owner", "user") if holder.get(name)]

@@ -176,6 +176,13 @@ class MongoLock:
         Returns itself. Raises LockNotAcquired (LockReentryError, LockQueueFull) if it is not to be had,
         LockBackendError if MongoDB cannot be reached, and LockStateError if this object is in use.
         """
+        if _current_task() is not None:
+            warnings.warn(
+                "a lock is acquired with `with` or acquire() in a coroutine: waiting stops its whole event loop. "
+                "Use `async with`, or await aacquire()",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         try:
             self._now().run(self._acquire(wait))
         except LockError:
@@ -515,10 +522,14 @@ def _calling_line() -> str:
 
 def _current_worker() -> object:
     """Who would wait for itself: the running task, or else the thread."""
+    return _current_task() or threading.current_thread()
+
+
+def _current_task() -> object:
     try:
-        return asyncio.current_task() or threading.current_thread()
+        return asyncio.current_task()
     except RuntimeError:  # no event loop runs in this thread
-        return threading.current_thread()
+        return None
 
 
 def check_seconds(name: str, value: object) -> float:
@@ -526,7 +537,7 @@ def check_seconds(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} is a number of seconds, not {type(value).__name__}")
     if not 0 < value < _LONGEST:
-        raise ValueError(f"{name} must be more than 0 and less than {_LONGEST} seconds, not {value}")
+        raise ValueError(f"{name} must be more than 0 and less than {_LONGEST} seconds, not {value:g}")
     return float(value)
 
 
@@ -534,4 +545,6 @@ def check_wait(value: object) -> float | None:
     """Return *value* if it is a time to wait: seconds, 0 for a single try, None without end."""
     if value is None:
         return None
+    if isinstance(value, (int, float)) and not 0 <= value < _LONGEST:
+        raise ValueError(f"wait is 0 for a single try, or seconds, or None for a wait without end, not {value:g}")
     return 0.0 if value == 0 and not isinstance(value, bool) else check_seconds("wait", value)

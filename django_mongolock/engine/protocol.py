@@ -25,6 +25,8 @@ BURIAL: Final = 600_000
 SLACK: Final = 0.005
 #: How long who holds a lock waits for another before it looks for a deadlock, in seconds; then twice as long each time.
 SUSPICION: Final = 1.0
+#: A failure within so many seconds may be a connection that broke; after that, a server that is away.
+PROMPT: Final = 2.0
 #: Bounds of the time between two looks, in seconds.
 SHORTEST_POLL: Final = 0.02
 LONGEST_POLL: Final = 1.0
@@ -281,23 +283,23 @@ def _granted(reply: Reply, answer: Answer, request: Request) -> Granted | None:
 
 
 def _persistently(action: Apply | Look, request: Request, now: float, deadline: float) -> Protocol[Answer]:
-    """Send *action* again while that may help: once at any rate, and then until *deadline*."""
-    failures, started = 0, now
+    """Send *action* again while that may help: until *deadline*, and once after it if the failure came at once."""
+    failures = 0
     while True:
         try:
             answer: Answer = yield action
         except LockBackendError as error:
-            failures += 1
-            if not error.passing or (failures > 1 and now >= deadline):
-                raise
+            failure = error
         else:
             return answer
+        failures += 1
+        if not failure.passing or (failures > 1 and now >= deadline):
+            raise failure
         pause = random.uniform(0, min(1.0, 0.05 * 2 ** min(failures, 10)))  # noqa: S311 - spreads load
         heard: Heard = yield Pause(request.grant, pause)
-        now = heard.now
-        if heard.cancelled:
-            yield from leave(request)
-            raise LockCancelled(request.key, now - started)
+        began, now = now, heard.now
+        if now >= deadline and now - began > PROMPT:
+            raise failure
 
 
 def wait_in_line(request: Request, turn: Turn, deadline: float, now: float) -> Protocol[Heard]:

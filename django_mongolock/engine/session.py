@@ -440,7 +440,7 @@ class Session:
 
     def _let_go(self, grant: Grant, why: str) -> None:
         """Release what nobody is going to release any more."""
-        logger.warning("released, %s key=%s acquired=%s", why, grant.key, grant.acquired_from)
+        logger.warning("lock released, %s key=%s acquired=%s", why, grant.key, grant.acquired_from)
         self.abandon(grant)
         self._observe("released", grant)
 

@@ -198,7 +198,7 @@ def _without_removed(holders: Expression) -> Expression:
     end = {"$add": ["$$e.acquired_at", "$$e.hold"]}
     return _map(
         _filter(holders, {"$or": [{"$not": [_IS_REMOVED]}, {"$and": ["$$e.hold", {"$gt": [end, "$$NOW"]}]}]}),
-        {"$cond": [_IS_REMOVED, _merge("$$e", {"until": end, "term": "$$e.hold"}), "$$e"]},
+        {"$cond": [_IS_REMOVED, _merge("$$e", {"until": end, "term": "$$e.hold", "released": "$$NOW"}), "$$e"]},
     )
 
 
@@ -277,6 +277,10 @@ def _granted() -> Expression:
     }
 
 
+#: Did its lease end without a release? One that was released and only kept for its minimum hold did not lapse.
+_HAS_LAPSED: Expression = {"$and": [{"$lte": ["$$e.until", "$$NOW"]}, {"$not": ["$$e.released"]}]}
+
+
 def _total(field: str, more: Expression) -> Expression:
     return {"$add": [f"$$doc.{field}", {"$sum": more}]}
 
@@ -306,7 +310,7 @@ def _result(buries: bool) -> dict[str, Expression]:
         "contended": _total("contended", {"$map": {"input": "$$waits", "in": {"$cond": ["$$this", 1, 0]}}}),
         "waited_ms": _total("waited_ms", "$$waits"),
         "longest_wait_ms": {"$max": ["$$doc.longest_wait_ms", {"$max": "$$waits"}]},
-        "lapsed": _total("lapsed", _map("$$ended", {"$cond": [{"$lte": ["$$e.until", "$$NOW"]}, 1, 0]})),
+        "lapsed": _total("lapsed", _map("$$ended", {"$cond": [_HAS_LAPSED, 1, 0]})),
         "held_ms": _total("held_ms", "$$holds"),
         "longest_hold_ms": {"$max": ["$$doc.longest_hold_ms", {"$max": "$$holds"}]},
         "last_holder": {"$ifNull": [{"$last": "$$ended"}, "$$doc.last_holder"]},
@@ -355,7 +359,9 @@ def _pipeline(
         {
             "expires_at": {"$max": "$$holders.until"},
             "waits": _map("$$granted", {"$subtract": ["$$NOW", "$$e.since"]}),
-            "holds": _map("$$ended", {"$subtract": [{"$min": ["$$NOW", "$$e.until"]}, "$$e.acquired_at"]}),
+            "holds": _map(
+                "$$ended", {"$subtract": [{"$min": ["$$NOW", "$$e.until", "$$e.released"]}, "$$e.acquired_at"]}
+            ),
         },
     ]
     rule: Expression = _merge("$$doc", _result(buries))

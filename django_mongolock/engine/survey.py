@@ -111,12 +111,17 @@ def _first(field: str, count: int) -> Document:
     return {"$cond": [{"$isArray": f"${field}"}, {"$slice": [f"${field}", count]}, f"${field}"]}
 
 
+#: The holders of a lock that was released, and only kept for a minimum hold: it is not stale when that is over.
+RELEASED: Final[Document] = {"$elemMatch": {"released": {"$type": "date"}}}
+
+
 def _projection(holders: int, waiters: int) -> Document:
     living = {"$filter": {"input": _list("waiters"), "as": "e", "cond": {"$gt": ["$$e.until", "$$NOW"]}}}
     return {
         **dict.fromkeys((*DOCUMENT_FIELDS, "expires_at"), 1),
         "now": "$$NOW",
         "whole": IS_WHOLE,
+        "released": {"$in": ["date", {"$map": {"input": _list("holders"), "in": {"$type": "$$this.released"}}}]},
         "holders": _first("holders", holders),
         "waiters": _first("waiters", waiters),
         "graves": _first("graves", 1),
@@ -219,7 +224,7 @@ def read(document: Document) -> Seen:
     elif expires_at is None:
         state = State.FREE
     else:
-        state = State.HELD if expires_at > now else State.STALE
+        state = State.HELD if expires_at > now else State.FREE if document["released"] else State.STALE
     return Seen(
         key=document["_id"],
         now=now,

@@ -17,7 +17,7 @@ from .document import check_text, find_damage
 from .patterns import EVERY_KEY, KeyMatch
 from .step import Step
 from .store import CLOCK, MongoStore
-from .survey import Seen, asking, survey, tolerant
+from .survey import RELEASED, Seen, asking, survey, tolerant
 
 Document = dict[str, Any]
 
@@ -35,7 +35,12 @@ class Which:
         """The condition, judged by the server's clock. The type narrows the search in the index, where a lock that
         nobody holds has null."""
         end = {"$subtract": ["$$NOW", round(self.older_than * 1000)]}
-        query: Document = {"expires_at": {"$type": "date"}, "$expr": {"$lte": ["$expires_at", end]}, **self.key.query()}
+        query: Document = {
+            "expires_at": {"$type": "date"},
+            "$expr": {"$lte": ["$expires_at", end]},
+            "holders": {"$not": RELEASED},
+            **self.key.query(),
+        }
         return query if self.owner is None else {**query, "holders.owner": {"$eq": self.owner}}
 
 

@@ -88,7 +88,7 @@ def check(running: site.Site, options: argparse.Namespace) -> None:
     findings = []
     for finding in _findings(running, options.seconds or CHECK_SECONDS, locking=options.locks):
         findings.append(finding)
-        mark = {None: "", True: "ok", False: "FAILED"}[finding.passed]
+        mark = {None: "", True: "as expected", False: "NOT AS EXPECTED"}[finding.passed]
         print(f"  {finding.name:<40}{finding.value:>16}  {mark}".rstrip(), flush=True)
     failed = [finding.name for finding in findings if finding.passed is False]
     if failed:

@@ -239,6 +239,14 @@ def test_a_single_try_is_repeated_once_and_then_fails() -> None:
         play.fail()
 
 
+def test_a_single_try_does_not_wait_twice_for_a_server_that_is_away() -> None:
+    """F9: what failed after seconds is not tried again when there is no time left to wait."""
+    play = Play(wait=0)
+    play.fail(took=5.0)
+    with pytest.raises(LockBackendError):
+        play.pause()
+
+
 def test_failures_end_with_the_wait() -> None:
     """F9: while all servers are down it goes on within `wait`, then tells what was wrong."""
     play = Play(wait=10)
