@@ -170,7 +170,13 @@ def test_signals_reach_the_program_once_and_its_end_is_awaited(
 ) -> None:
     """Ctrl-C goes to the whole group, as a terminal does it; SIGTERM to dev.py alone, as a supervisor does it."""
     process = subprocess.Popen(
-        [sys.executable, "dev.py", "test", "wait"], cwd=installed, stdout=subprocess.PIPE, text=True, process_group=0
+        [sys.executable, "dev.py", "test", "wait"],
+        cwd=installed,
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,
+        # A shell starts what it runs in the background with Ctrl-C ignored, and everybody inherits that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no thread runs here
     )
     assert process.stdout
     assert process.stdout.readline() == "wait\n"

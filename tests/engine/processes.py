@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 class Process:
     """A worker in a process of its own."""
 
-    def __init__(self, name: str, collection: str, *arguments: object, **environment: str) -> None:
+    def __init__(self, name: str, collection: str, *arguments: object) -> None:
         command = [sys.executable, "-m", "tests.engine.worker", name, collection, *map(str, arguments)]
         self.popen = subprocess.Popen(
             command,
@@ -24,7 +24,7 @@ class Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **environment},
+            env=dict(os.environ),
         )
 
     def hear(self) -> Any:
@@ -34,10 +34,10 @@ class Process:
         assert line, f"the worker ended with {self.popen.wait()}"
         return json.loads(line)
 
-    def say(self) -> Self:
+    def say(self, text: str = "") -> Self:
         """Tell it to go on."""
         assert self.popen.stdin is not None
-        self.popen.stdin.write("\n")
+        self.popen.stdin.write(f"{text}\n")
         self.popen.stdin.flush()
         return self
 
@@ -55,11 +55,9 @@ class Process:
 
 
 @contextlib.contextmanager
-def processes(
-    count: int, name: str, collection: str, *arguments: object, **environment: str
-) -> Iterator[list[Process]]:
-    """So many workers, with these variables in their environment; killed at the end, if they still run."""
-    started = [Process(name, collection, *arguments, **environment) for _ in range(count)]
+def processes(count: int, name: str, collection: str, *arguments: object) -> Iterator[list[Process]]:
+    """So many workers; killed at the end, if they still run."""
+    started = [Process(name, collection, *arguments) for _ in range(count)]
     try:
         yield started
     finally:

@@ -4,10 +4,8 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pymongo import MongoClient
 from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
@@ -194,25 +192,17 @@ def test_a_clock_that_is_set_back_lengthens_no_lease(cluster: Cluster, sessions:
         assert mine.held
 
 
-def test_a_client_s_wall_clock_means_nothing(
-    collection: Collection[Document], tmp_path: Path, mongo: MongoClient[Document]
-) -> None:
-    """F25: it jumps by hours in both directions; the lock is held on, with its token, and others stay out."""
-    dial = Dial(tmp_path / "offset")
-    tokens: set[int] = set()
-    walls: list[float] = []
-    with processes(1, "tell_time", collection.name, **dial.environment) as (holder,):
-        for offset in (0, 3 * 3600, -5 * 3600):
-            dial.set(offset)
-            told: dict[str, Any] = holder.hear()
-            holder.say() if offset >= 0 else None
-            assert told["held"]
-            assert not told["danger"]
-            tokens.add(told["token"])
-            walls.append(told["wall"])
-    assert len(tokens) == 1
-    assert walls[1] - walls[0] > 3600
-    assert walls[2] - walls[0] < -3600
+def test_a_client_s_wall_clock_means_nothing(collection: Collection[Document]) -> None:
+    """F25: it jumps by hours in both directions; the lock is held on, with its token. (The clock that Python shows:
+    under libfaketime Python's own sleep fails.)"""
+    with processes(1, "tell_time", collection.name) as (holder,):
+        holder.hear()
+        told = [holder.say(str(offset)).hear() for offset in (0, 3 * 3600, -5 * 3600)]
+    assert [answer["held"] for answer in told] == [True] * 3
+    assert not any(answer["danger"] for answer in told)
+    assert len({answer["token"] for answer in told}) == 1
+    assert told[1]["wall"] - told[0]["wall"] > 3600
+    assert told[2]["wall"] - told[0]["wall"] < -3600
     document = collection.find_one({"_id": "k"})
     assert document is not None
-    assert [held["token"] for held in document["holders"]] == list(tokens)
+    assert [held["token"] for held in document["holders"]] == [told[0]["token"]]

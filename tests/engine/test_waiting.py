@@ -904,7 +904,7 @@ def test_the_head_takes_over_when_a_killed_holder_s_lease_ends(
     """F27: within 0.2 s after its end by the server's clock, also if it has come to the head only since it last
     looked: nobody tells it that."""
     ahead = other(terms=CALM).acquire() if moved_up else None
-    with processes(1, "wait_for" if moved_up else "hold", collection.name, *(() if moved_up else (3,))) as (holder,):
+    with processes(1, "wait_for" if moved_up else "hold", collection.name, 3) as (holder,):
         if moved_up:
             holder.hear()
             assert eventually(lambda: len(entries()) == 2)

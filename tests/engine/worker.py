@@ -53,10 +53,10 @@ class Worker:
         self.hear()
         self.kept = lock  # not collected before the interpreter ends
 
-    def wait_for(self) -> None:
+    def wait_for(self, lease: str = "10") -> None:
         """Take the lock once it is to be had."""
         self.say(ready=True)
-        with self.lock(lease=10) as lock:
+        with self.lock(lease=float(lease)) as lock:
             self.say(token=lock.fencing_token, at=time.monotonic())
 
     def nested(self, first: str, second: str) -> None:
@@ -127,13 +127,15 @@ class Worker:
         self.hear()
 
     def tell_time(self) -> None:
-        """Hold the lock; when told, say how it stands and what the wall clock shows, two leases later."""
+        """Hold the lock; each time, set the wall clock, and say two leases later how the lock stands."""
+        real = time.time
         with self.lock(lease=0.8) as lock:
-            while True:
+            self.say(ready=True)
+            while offset := self.hear().strip():
+                ahead = float(offset)
+                time.time = lambda ahead=ahead: real() + ahead  # type: ignore[misc]
                 time.sleep(1.6)
                 self.say(held=lock.held, token=lock.fencing_token, danger=lock.in_danger, wall=time.time())
-                if not self.hear():
-                    return
 
     def starve(self) -> None:
         """Hold the lock while one thread keeps the interpreter to itself, and never let the keeper have it."""
