@@ -284,7 +284,7 @@ def _granted(reply: Reply, answer: Answer, request: Request) -> Granted | None:
 
 def _persistently(action: Apply | Look, request: Request, now: float, deadline: float) -> Protocol[Answer]:
     """Send *action* again while that may help: until *deadline*, and once after it if the failure came at once."""
-    failures = 0
+    failures, started = 0, now
     while True:
         try:
             answer: Answer = yield action
@@ -298,6 +298,9 @@ def _persistently(action: Apply | Look, request: Request, now: float, deadline: 
         pause = random.uniform(0, min(1.0, 0.05 * 2 ** min(failures, 10)))  # noqa: S311 - spreads load
         heard: Heard = yield Pause(request.grant, pause)
         began, now = now, heard.now
+        if heard.cancelled:
+            yield from leave(request)
+            raise LockCancelled(request.key, now - started)
         if now >= deadline and now - began > PROMPT:
             raise failure
 

@@ -241,7 +241,7 @@ def test_a_deadlock_that_is_over_is_not_told(
                 seen.set()
                 # As if the holder of x waited for y at this moment.
                 (holder,) = found[0]["holders"]
-                waits = {**found[0]["waiters"][0], "worker": holder["worker"], "grant": "past"}
+                waits = {**found[0]["waiters"][0], "worker": holder["worker"], "grant": "0"}
                 mine = {**holder, "worker": found[0]["waiters"][0]["worker"]}
                 found[0]["chain"] = [{"_id": "y", "holders": [mine], "waiters": [waits]}]
             return found

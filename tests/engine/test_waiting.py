@@ -24,7 +24,7 @@ from django_mongolock.engine.locks import MongoLock
 from django_mongolock.engine.session import Session
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.engine.store import MongoStore, StoreConfig
-from django_mongolock.exceptions import LockCancelled, LockError, LockNotAcquired, LockQueueFull
+from django_mongolock.exceptions import LockBackendError, LockCancelled, LockError, LockNotAcquired, LockQueueFull
 from testproject.servers import Mongod
 from tests.engine.conftest import QUICK, Commands, Document, LockMaker, make_lock
 from tests.engine.processes import processes
@@ -651,10 +651,10 @@ def test_another_thread_ends_the_wait(
     time.sleep(0.05)
     cancelled = clock.now()
     waiter.lock.cancel()
-    if phase == "in trouble":
-        time.sleep(0.05)
-        failpoint([])
-    assert isinstance(waiter.end(5).error, LockCancelled)
+    # While MongoDB is away it cannot be said whether the place in the queue is given up: that is settled later.
+    ended = LockBackendError if phase == "in trouble" else LockCancelled
+    assert isinstance(waiter.end(5).error, ended)
+    failpoint([])
     assert waiter.at - cancelled < 1.0
     waiter.lock.cancel()
     holder.release()
@@ -913,7 +913,7 @@ def test_the_head_takes_over_when_a_killed_holder_s_lease_ends(
         waiter = Waiter(in_thread, lock(terms=Terms(lease=60, margin=1, patience=3), wait=None))
         assert eventually(lambda: len(entries()) == (3 if moved_up else 2))
         if ahead is not None:
-            time.sleep(0.2)
+            time.sleep(wakeups.SECOND_LOOK + 1.2)  # it has looked for the last time
             holder.send(signal.SIGSTOP)
             ahead.release()
             time.sleep(1.3)  # a third of a waiter's lease: its place has been renewed
