@@ -86,7 +86,7 @@ class LockReentryError(LockNotAcquired):
 class LockLostError(LockError):
     """The lease ended, or the lock was taken away, before the holder gave the lock back.
 
-    Work done since may have overlapped with another holder's: check it, or fence it (`fencing_token`, `atomic`).
+    Work done since may have overlapped with another holder's: check it, or fence it (`fencing_token`).
     """
 
     def __init__(self, key: str, token: int | None = None, reason: str = "its lease ended") -> None:
