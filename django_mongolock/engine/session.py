@@ -228,16 +228,19 @@ class Session:
 
     def _ring_first(self, key: LineKey) -> None:
         with self._mutex:
-            line = self._lines.get(key)
-            first = next(iter(line.values())) if line else None
+            first = self._first(key)
         if first is not None:
             first.bell.ring()
+
+    def _first(self, key: LineKey) -> Grant | None:
+        """Who stands first in that line. Call it with the mutex held."""
+        line = self._lines.get(key)
+        return next(iter(line.values())) if line else None
 
     def claim(self, grant: Grant) -> Grant | None:
         """Who is next in line for the key of *grant*, to hand it over to. Deliver the answer, or that there is none."""
         with self._mutex:
-            line = self._lines.get(grant.line)
-            heir = next(iter(line.values())) if line else None
+            heir = self._first(grant.line)
             # Claimed twice, a second command would be on its way after the first has been answered.
             if heir is None or heir.cancelled or heir.claimed:
                 return None
