@@ -47,7 +47,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "test": Command("run the tests (pytest)", "tests", "test", [["pytest"]]),
+    "test": Command("run the tests (pytest)", "tests", "test", [["pytest", "--numprocesses", "3"]]),
     "demo": Command("run the shop with its traffic until Ctrl-C", "demo", "demo", [["testproject.demo"]]),
     "lint": Command(
         "check the code (ruff, mypy)",

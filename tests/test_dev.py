@@ -32,8 +32,8 @@ PATCHED = "import runpy, sys; sys.argv = ['dev.py', 'test']; {patch}; runpy.run_
 # Stands in for pytest in a project of its own: says what it was given, and waits for a signal if told to.
 FAKE_PYTEST = """
 import sys, time
-print(*sys.argv[1:], flush=True)
 try:
+    print(*sys.argv[1:], flush=True)
     time.sleep(60 if "wait" in sys.argv else 0)
 except KeyboardInterrupt:
     sys.exit(7)
@@ -159,7 +159,7 @@ def test_arguments_exit_code_and_time(installed: Path) -> None:
     """The program gets the arguments as they are; its exit code is dev.py's; the last line says how long it took."""
     result = run(installed, "test", "-k", "a or b", "--help")
     assert result.returncode == 3
-    assert result.stdout.splitlines()[0] == "-k a or b --help"
+    assert result.stdout.splitlines()[0] == "--numprocesses 3 -k a or b --help"
     assert result.stdout.splitlines()[-1] == "tests: 0 s"
 
 
@@ -179,7 +179,7 @@ def test_signals_reach_the_program_once_and_its_end_is_awaited(
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no thread runs here
     )
     assert process.stdout
-    assert process.stdout.readline() == "wait\n"
+    assert process.stdout.readline() == "--numprocesses 3 wait\n"
     if number is signal.SIGINT:
         os.killpg(process.pid, number)
     else:

@@ -185,7 +185,7 @@ class TestKeys:
             ["key"],
             ("key",),
             {"$gt": ""},
-            ObjectId(),
+            ObjectId("5f0c9a1e8b3d4c2a1f6e7d80"),
             Order,
             type("Text", (str,), {})("key"),
         ],
