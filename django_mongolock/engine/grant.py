@@ -56,6 +56,7 @@ class Grant:
     the lock objects that share the grant (reentrant locks). acquired_from: the line of the program. max_hold: seconds
     after which it is renewed no more. failing: the last renewal did not get through. asked: who asks for its release.
     doubtful: a command that adds it got no answer, so a copy of it may be on its way still, whatever came of the next.
+    alone: when last heard of, nobody else held the key or waited for it.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Grant:
         self.asked: str | None = None
         self.failing = False
         self.doubtful = False
+        self.alone = False
         self.request: Request
         self.token = 0
         self.acquired_at: datetime | None = None
@@ -155,6 +157,7 @@ class Grant:
         """It was granted."""
         with self._mutex:
             self.token, self.acquired_at, self.waited = granted.token, granted.acquired_at, waited
+            self.alone = granted.alone
             # The deadline first: to the keeper, who may look now, a grant held without one is a grant lost.
             self._last = float("inf") if self.max_hold is None else granted.now + self.max_hold
             self._deadline = min(granted.until, self._last)

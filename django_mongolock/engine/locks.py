@@ -392,7 +392,7 @@ class MongoLock:
         heir = None if doubtful else session.claim(grant)
         try:
             if heir is None:
-                was_there = yield from protocol.release(grant.key, grant.id, doubtful)
+                was_there = yield from protocol.release(grant.key, grant.id, alone=grant.alone, bury=doubtful)
                 if doubtful and not was_there:
                     session.abandon(grant)
             else:

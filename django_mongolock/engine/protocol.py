@@ -52,6 +52,14 @@ class GiveBack:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveBackAlone:
+    """Remove a grant if it is the only one and nobody waits, without waiting for the disk. Outcome: was it so?"""
+
+    key: str
+    grant: str
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
     """Read how a grant stands, by what the majority has. Outcome: an `Answer`."""
 
@@ -79,7 +87,7 @@ class Pause:
     poll: float = FOREVER
 
 
-Action = Apply | GiveBack | Look | FindDeadlock | Pause
+Action = Apply | GiveBack | GiveBackAlone | Look | FindDeadlock | Pause
 T = TypeVar("T")
 Protocol = Generator[Action, Any, T]
 
@@ -117,12 +125,14 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The lock is held: with this token, until this time of the local clock at any rate."""
+    """The lock is held: with this token, until this time of the local clock at any rate. alone: nobody else held it
+    then, or waited for it."""
 
     token: int
     acquired_at: datetime
     until: float
     now: float
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +289,8 @@ def _granted(reply: Reply, answer: Answer, request: Request) -> Granted | None:
     is_whole = milliseconds(reply.left) >= milliseconds(terms.term)
     if until <= answer.now or (not is_whole and until - answer.now < request.enough):
         return None
-    return Granted(reply.token, reply.acquired_at, until, answer.now)
+    alone = reply.waiting == 0 and terms.mode == "exclusive" and not terms.hold
+    return Granted(reply.token, reply.acquired_at, until, answer.now, alone)
 
 
 def _persistently(action: Apply | Look, request: Request, now: float, deadline: float) -> Protocol[Answer]:
@@ -341,8 +352,14 @@ def hand_over(request: Request, giver: str) -> Protocol[Answer | None]:
     return answer if answer.reply.found else None
 
 
-def release(key: str, grant: str, bury: bool = False) -> Protocol[bool]:
-    """Give the grant back; *bury* its id if a copy of its command may still arrive. Returns whether it was there."""
+def release(key: str, grant: str, *, alone: bool = False, bury: bool = False) -> Protocol[bool]:
+    """Give the grant back; *bury* its id if a copy of its command may still arrive. Returns whether it was there.
+
+    alone: try first what is only possible, and much cheaper, while nobody else wants the key. For exclusive grants
+    without a minimum hold.
+    """
+    if alone and not bury and (yield GiveBackAlone(key, grant)):
+        return True
     was_there: bool = yield GiveBack(key, Step(remove=(grant,), bury=BURIAL if bury else 0))
     return was_there
 

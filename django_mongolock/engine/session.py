@@ -23,7 +23,20 @@ from ..exceptions import LockBackendError, LockError, LockStateError
 from . import clock, drivers, protocol
 from .document import News, Reply, Terms
 from .grant import CLOSED, TAKEN, Grant, Guard, Handle, LineKey, State
-from .protocol import Action, Answer, Apply, FindDeadlock, GiveBack, Granted, Heard, Look, Pause, Protocol, Turn
+from .protocol import (
+    Action,
+    Answer,
+    Apply,
+    FindDeadlock,
+    GiveBack,
+    GiveBackAlone,
+    Granted,
+    Heard,
+    Look,
+    Pause,
+    Protocol,
+    Turn,
+)
 from .senders import Senders
 from .step import Step
 from .store import Found, MongoStore
@@ -118,6 +131,8 @@ class Session:
                     raise
             case GiveBack(key, step):
                 return self.store.give_back(key, step, timeout)
+            case GiveBackAlone(key, grant_id):
+                return self.store.give_back_alone(key, grant_id, timeout)
             case FindDeadlock(key, grant_id):
                 return self.store.deadlock(key, grant_id, timeout)
             case Look(key, grant_id):
@@ -494,6 +509,7 @@ class Session:
         beat = beats.get(grant.id)
         if beat is not None and beat.number == number:
             terms = grant.terms
+            grant.alone = grant.alone and found is not None and not found.waiters
             grant.renewed(sent + min(grant.length, beat.left - terms.margin), clock.now())
             if beat.asked is not None and grant.asked is None:
                 self._ask(grant, beat.asked)

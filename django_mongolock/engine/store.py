@@ -24,14 +24,16 @@ from pymongo.server_description import ServerDescription
 
 from ..exceptions import LockBackendError, LockDocumentError
 from .deadlock import Cycle, chain_pipeline, cycle_of, read_chain
-from .document import Reply, find_damage, read_reply
-from .step import REPLY, Limits, Step
+from .document import SCHEMA, Reply, find_damage, read_reply
+from .step import LEAVE_ALONE, REPLY, Limits, Step
 
 Document = dict[str, Any]
 
 #: A release need not wait for the majority: if a failover undoes it, the lock lives until its lease ends. It waits
 #: for the journal, because only then do a change stream and a majority read show the grant to the next holder.
 RELEASE_CONCERN = WriteConcern(w=1, j=True)
+#: Where nobody waits, nobody has to be shown anything.
+UNNOTICED = WriteConcern(w=1, j=False)
 MAJORITY = WriteConcern(w="majority")
 
 #: A duplicate key from two upserts that raced (the server repeats them itself, but need not), a limit on time.
@@ -190,6 +192,29 @@ class MongoStore:
         except PyMongoError as error:
             raise self._problem(error, key, timeout) from _bare(error)
         return result.matched_count == 1
+
+    def give_back_alone(self, key: str, grant: str, timeout: float) -> bool:
+        """Remove *grant* if it is the only holder and nobody waits; return whether that was so.
+
+        Not for a grant with a minimum hold. Does not wait for the disk, so it takes a fraction of `give_back`.
+        """
+        collection = self.collection.with_options(write_concern=UNNOTICED)
+        where = {
+            "_id": {"$eq": key},
+            "v": SCHEMA,
+            "holders": {"$size": 1},
+            "holders.grant": {"$eq": grant},
+            "waiters": {"$size": 0},
+        }
+        try:
+            with pymongo.timeout(timeout):
+                return collection.update_one(where, LEAVE_ALONE).matched_count == 1
+        except WriteError as error:
+            if error.timeout:
+                raise self._problem(error, key, timeout) from _bare(error)
+            return False  # a document that is damaged: leave it to the whole rule, which says how
+        except PyMongoError as error:
+            raise self._problem(error, key, timeout) from _bare(error)
 
     def read(self, key: str, grant: str, timeout: float) -> Reply:
         """Tell how *grant* stands, by what is majority-committed."""

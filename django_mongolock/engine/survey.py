@@ -17,6 +17,7 @@ from typing import Any, Final, TypedDict, Unpack
 import pymongo
 from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
+from pymongo.read_concern import ReadConcern
 
 from .deadlock import EVER, Cycle, cycles
 from .document import DOCUMENT_FIELDS, find_damage
@@ -141,10 +142,11 @@ def asking(store: MongoStore, timeout: float) -> Iterator[None]:
 
 
 def tolerant(store: MongoStore) -> Collection[Document]:
-    """The locks collection, for reading what may be damaged: also text that is no UTF-8."""
+    """The locks collection, for looking at what is there just now, even if the majority has not confirmed it yet, and
+    for reading what may be damaged: also text that is no UTF-8."""
     collection = store.collection
     options = collection.codec_options.with_options(unicode_decode_error_handler="replace")
-    return collection.with_options(codec_options=options)
+    return collection.with_options(codec_options=options, read_concern=ReadConcern("local"))
 
 
 class Bounds(TypedDict, total=False):

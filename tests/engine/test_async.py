@@ -78,14 +78,14 @@ async def test_cancelled_while_waiting(session: Session, other: LockMaker, entri
 
 async def test_cancelled_on_release(session: Session, entries: Entries, monkeypatch: pytest.MonkeyPatch) -> None:
     """F36: the release goes on in the background."""
-    give_back = session.store.give_back
+    give_back = session.store.give_back_alone
 
     def slow(*arguments: Any) -> Any:
         time.sleep(0.1)
         return give_back(*arguments)
 
     lock = await make_lock(session).aacquire()
-    monkeypatch.setattr(session.store, "give_back", slow)
+    monkeypatch.setattr(session.store, "give_back_alone", slow)
     task = asyncio.create_task(lock.arelease())
     await asyncio.sleep(0.05)
     assert await cancelled(task)

@@ -14,6 +14,7 @@ from django_mongolock.engine.protocol import (
     Apply,
     FindDeadlock,
     GiveBack,
+    GiveBackAlone,
     Granted,
     Heard,
     Look,
@@ -92,7 +93,7 @@ def test_a_free_lock_takes_one_command() -> None:
     play = Play(wait=10)
     assert play.action == Apply("k", Step(ask="g", add=REQUEST.entry))
     play.answer(WHOLE)
-    assert play.result == Granted(3, NOW, 100.0 + TERMS.lease, 100.01)
+    assert play.result == Granted(3, NOW, 100.0 + TERMS.lease, 100.01, alone=True)
 
 
 def test_a_single_try_is_one_command() -> None:
@@ -292,6 +293,38 @@ def test_every_lease_can_be_granted_whole(lease: float) -> None:
     assert play.result is not None
 
 
+def test_who_was_alone_tries_the_short_release_first() -> None:
+    """P8: one command where nobody else wants the key; the whole rule where somebody has come."""
+    steps = protocol.release("k", "g", alone=True)
+    assert next(steps) == GiveBackAlone("k", "g")
+    with pytest.raises(StopIteration) as end:
+        steps.send(True)
+    assert end.value.value is True
+    steps = protocol.release("k", "g", alone=True)
+    next(steps)
+    assert steps.send(False) == GiveBack("k", Step(remove=("g",)))
+    assert next(protocol.release("k", "g", alone=True, bury=True)) == GiveBack(
+        "k", Step(remove=("g",), bury=protocol.BURIAL)
+    )
+
+
+@pytest.mark.parametrize(
+    ("terms", "waiting", "alone"),
+    [
+        (TERMS, 0, True),
+        (TERMS, 1, False),
+        (replace(TERMS, hold=1), 0, False),
+        (replace(TERMS, mode="shared"), 0, False),
+    ],
+)
+def test_alone_is_who_was_granted_an_exclusive_lock_with_nobody_behind(terms: Terms, waiting: int, alone: bool) -> None:
+    """The short release is for these, and knows nothing of a minimum hold."""
+    play = Play(10, replace(REQUEST, terms=terms))
+    play.answer(replace(WHOLE, waiting=waiting))
+    assert play.result is not None
+    assert play.result.alone is alone
+
+
 def test_release_extend_and_settle_are_one_command_each() -> None:
     """P8: and settling leaves a tombstone, by force."""
     assert next(protocol.release("k", "g")) == GiveBack("k", Step(remove=("g",)))
@@ -355,7 +388,7 @@ def test_an_answer_that_another_got_for_us_is_taken() -> None:
     play = Play(wait=60)
     play.answer(QUEUED)
     play.hear(answer=Answer(WHOLE, 200.0, 200.01))
-    assert play.result == Granted(3, NOW, 200.0 + TERMS.lease, 200.01)
+    assert play.result == Granted(3, NOW, 200.0 + TERMS.lease, 200.01, alone=True)
 
 
 def test_a_cancelled_wait_leaves_the_queue() -> None:

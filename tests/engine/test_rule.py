@@ -157,6 +157,16 @@ class Machine(RuleBasedStateMachine):
         if was_there:
             self.model.apply(step)
 
+    @rule(removed=grants)
+    def release_alone(self, removed: Document) -> None:
+        """The short form of the release, which works only where it comes to the same."""
+        if removed["hold"]:
+            return
+        alone = [e.grant for e in self.model.holders] == [removed["grant"]] and not self.model.waiters
+        assert self.store.give_back_alone(self.client.key, removed["grant"], TIMEOUT) == alone
+        if alone:
+            self.model.apply(Step(remove=(removed["grant"],)))
+
     @rule(gone=consumes(grants))
     def settle(self, gone: Document) -> None:
         self.apply(Step(ask=gone["grant"], remove=(gone["grant"],), force=True, bury=615_000))
@@ -278,6 +288,63 @@ def test_served_in_order_of_arrival(client: Client) -> None:
         order += [e["grant"] for e in holders(client)]
         client.remove(f"g{number}")
     assert order == [f"g{number}" for number in range(6)]
+
+
+def test_the_short_release_does_what_the_whole_one_does(
+    client: Client, collection: Collection[Document], stored: Stored
+) -> None:
+    """The statistics, the index and the last holder too, field by field; only the purge may come an hour later."""
+    results = []
+    ways: list[Callable[[], bool]] = [
+        lambda: client.store.give_back_alone("k", "g2", TIMEOUT),
+        lambda: client.store.give_back("k", Step(remove=("g2",)), TIMEOUT),
+    ]
+    for give_back in ways:
+        collection.delete_many({})
+        client.add("g1")
+        client.remove("g1")
+        client.add("g2")
+        travel(collection, "k", 7)
+        assert give_back()
+        results.append(stored())
+    short, whole = results
+    assert short.keys() == whole.keys()
+    assert short["expires_at"] is whole["expires_at"] is None
+    assert (short["holders"], short["waiters"], short["graves"]) == ([], [], [])
+    for name in ("held_ms", "longest_hold_ms"):
+        assert type(short[name]) is type(whole[name]) is Int64
+        assert abs(short[name] - whole[name]) < 1_000
+        assert short[name] >= 7_000
+    assert short["last_holder"]["grant"] == whole["last_holder"]["grant"] == "g2"
+    assert short["last_holder"].keys() == whole["last_holder"].keys()
+    same = {"v", "changes", "acquisitions", "contended", "lapsed", "waited_ms", "longest_wait_ms", "granted", "clock"}
+    assert {name: short[name] for name in same} == {name: whole[name] for name in same}
+    assert find_damage(short) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"$set": {"v": 2}},
+        {"$set": {"holders.0.grant": "another"}},
+        {"$set": {"holders.0.acquired_at": "yesterday"}},
+        {"$set": {"held_ms": "much"}},
+        {"$set": {"waiters": "many"}},
+        {"$set": {"waiters": [1]}},
+        {"$push": {"holders": {}}},
+        {"$rename": {"holders": "owners"}},
+    ],
+    ids=str,
+)
+def test_the_short_release_leaves_everything_else_alone(
+    client: Client, collection: Collection[Document], stored: Stored, change: Document
+) -> None:
+    """F38, F55: somebody else's grant, one with company, or in a damaged document, stays exactly as it is."""
+    client.add("g")
+    collection.update_one({"_id": "k"}, change)
+    before = stored()
+    assert not client.store.give_back_alone("k", "g", TIMEOUT)
+    assert stored() == before
 
 
 def holders(client: Client) -> list[Any]:

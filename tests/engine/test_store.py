@@ -112,6 +112,7 @@ def assert_clean(error: BaseException) -> None:
 CALLS: dict[str, Callable[[MongoStore], object]] = {
     "apply": lambda store: store.apply("k", ADD, 0.3),
     "give_back": lambda store: store.give_back("k", Step(remove=(GRANT,)), 0.3),
+    "give_back_alone": lambda store: store.give_back_alone("k", GRANT, 0.3),
     "read": lambda store: store.read("k", GRANT, 0.3),
     "renew": lambda store: store.renew(["k"], Step(renew=(GRANT,)), 0.3),
 }
