@@ -392,7 +392,9 @@ class MongoLock:
         heir = None if doubtful else session.claim(grant)
         try:
             if heir is None:
-                was_there = yield from protocol.release(grant.key, grant.id, alone=grant.alone, bury=doubtful)
+                was_there = yield from protocol.release(
+                    grant.key, grant.id, alone=grant.alone, stays=grant.terms.hold > 0, bury=doubtful
+                )
                 if doubtful and not was_there:
                     session.abandon(grant)
             else:
@@ -412,7 +414,7 @@ class MongoLock:
         """Give the grant back and put the next of this process into the queue, in one command."""
         answer = None
         try:
-            answer = yield from protocol.hand_over(heir.request, grant.id)
+            answer = yield from protocol.hand_over(heir.request, grant.id, stays=grant.terms.hold > 0)
         finally:
             session.deliver(heir, answer)
         return answer is not None

@@ -345,22 +345,23 @@ def leave(request: Request) -> Protocol[None]:
     yield Apply(request.key, Step(ask=request.grant, remove=(request.grant,), force=True))
 
 
-def hand_over(request: Request, giver: str) -> Protocol[Answer | None]:
+def hand_over(request: Request, giver: str, *, stays: bool = False) -> Protocol[Answer | None]:
     """Give the grant *giver* back and queue *request*, in one command. None if *giver* was not there any more; then
-    nothing was done."""
-    answer: Answer = yield Apply(request.key, Step(ask=request.grant, add=request.entry, remove=(giver,), given=giver))
+    nothing was done. stays: it may have a minimum hold."""
+    step = Step(ask=request.grant, add=request.entry, remove=(giver,), force=not stays, given=giver)
+    answer: Answer = yield Apply(request.key, step)
     return answer if answer.reply.found else None
 
 
-def release(key: str, grant: str, *, alone: bool = False, bury: bool = False) -> Protocol[bool]:
+def release(key: str, grant: str, *, alone: bool = False, stays: bool = False, bury: bool = False) -> Protocol[bool]:
     """Give the grant back; *bury* its id if a copy of its command may still arrive. Returns whether it was there.
 
     alone: try first what is only possible, and much cheaper, while nobody else wants the key. For exclusive grants
-    without a minimum hold.
+    without a minimum hold. stays: it may have one. (Where it has none, the command says so and is shorter.)
     """
     if alone and not bury and (yield GiveBackAlone(key, grant)):
         return True
-    was_there: bool = yield GiveBack(key, Step(remove=(grant,), bury=BURIAL if bury else 0))
+    was_there: bool = yield GiveBack(key, Step(remove=(grant,), force=not stays, bury=BURIAL if bury else 0))
     return was_there
 
 

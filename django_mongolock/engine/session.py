@@ -565,7 +565,11 @@ class Session:
             # A waiter's command may be on its way still: its place in the queue must not come back.
             waits = grant.state is State.WAITING
             if grant.lose(CLOSED):
-                end_it = protocol.settle(grant.key, grant.id) if waits else protocol.release(grant.key, grant.id)
+                end_it = (
+                    protocol.settle(grant.key, grant.id)
+                    if waits
+                    else protocol.release(grant.key, grant.id, stays=grant.terms.hold > 0)
+                )
                 try:
                     drivers.run(end_it, self._send, self._pause)
                 except LockError as error:

@@ -83,6 +83,7 @@ class Step:
         """The command's update."""
         resumes = self.add is not None and "owner" in self.add
         return _pipeline(
+            asks=bool(self.ask),
             adds=self.add is not None,
             resumes=resumes,
             trial=self.trial,
@@ -256,7 +257,7 @@ _FITTING: Expression = _let(
 )
 
 
-def _granted() -> Expression:
+def _granted(asks: bool) -> Expression:
     """The entries that fit, as holders.
 
     The grant that the command asks about gets a whole lease: its holder sees the answer. Any other keeps the end
@@ -266,8 +267,9 @@ def _granted() -> Expression:
     changes = {
         "acquired_at": "$$NOW",
         "token": {"$add": ["$$doc.token", Int64(1), "$$i"]},
-        "until": {"$cond": [_IS_ASKED, _from_now("$$e.term"), "$$e.until"]},
     }
+    if asks:
+        changes["until"] = {"$cond": [_IS_ASKED, _from_now("$$e.term"), "$$e.until"]}
     return {
         "$map": {
             "input": {"$range": [0, "$$fitting"]},
@@ -285,22 +287,22 @@ def _total(field: str, more: Expression) -> Expression:
     return {"$add": [f"$$doc.{field}", {"$sum": more}]}
 
 
-def _told() -> Expression:
+def _told(asks: bool) -> Expression:
     """News for those who were granted by somebody else's command, for the change stream: see `document.read_news`."""
-    others = _filter("$$granted", {"$not": [_IS_ASKED]})
+    others = _filter("$$granted", {"$not": [_IS_ASKED]}) if asks else "$$granted"
     fields = ["$$this.grant", " ", {"$toString": "$$this.token"}, " ", {"$toString": {"$toLong": "$$NOW"}}, ";"]
     news = {"$reduce": {"input": others, "initialValue": "", "in": {"$concat": ["$$value", *fields]}}}
     return {"$cond": [{"$eq": [others, []]}, "$$doc.granted", news]}
 
 
-def _result(buries: bool) -> dict[str, Expression]:
+def _result(asks: bool, buries: bool) -> dict[str, Expression]:
     """The fields that a command changes."""
     keep = {"$add": [{"$max": ["$$NOW", "$$expires_at"]}, "$$c.retention"]}
     fields = {
         "holders": "$$holders",
         "waiters": "$$waiting",
         "token": {"$add": ["$$doc.token", "$$fitting"]},
-        "granted": _told(),
+        "granted": _told(asks),
         "clock": "$$c.clock",
         "expires_at": "$$expires_at",
         "purge_at": {"$cond": [{"$gte": ["$$doc.purge_at", keep]}, "$$doc.purge_at", {"$add": [keep, _PURGE_STEP]}]},
@@ -324,7 +326,16 @@ def _result(buries: bool) -> dict[str, Expression]:
 
 @lru_cache
 def _pipeline(
-    *, adds: bool, resumes: bool, trial: bool, removes: bool, force: bool, renews: bool, buries: bool, calls: bool
+    *,
+    asks: bool,
+    adds: bool,
+    resumes: bool,
+    trial: bool,
+    removes: bool,
+    force: bool,
+    renews: bool,
+    buries: bool,
+    calls: bool,
 ) -> list[RawBSONDocument]:
     """The rule with the parts that such a command needs. Each stage binds variables for those after it."""
     upserts = adds or buries
@@ -350,7 +361,7 @@ def _pipeline(
         {"kept": kept, "queue": queue},
         {"queued": _with_new(resumes) if adds else "$$queue"},
         {"fitting": _FITTING},
-        {"granted": _granted()},
+        {"granted": _granted(asks)},
         {
             "holders": {"$concatArrays": ["$$kept", "$$granted"]},
             "waiting": _filter(waiting, {"$not": [_IS_NEW]}) if trial else waiting,
@@ -364,7 +375,7 @@ def _pipeline(
             ),
         },
     ]
-    rule: Expression = _merge("$$doc", _result(buries))
+    rule: Expression = _merge("$$doc", _result(asks, buries))
     for variables in reversed(stages):
         rule = _let(variables, rule)
     valid = {"$or": [_IS_BLANK, IS_WHOLE]} if upserts else IS_WHOLE

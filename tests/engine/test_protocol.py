@@ -302,9 +302,9 @@ def test_who_was_alone_tries_the_short_release_first() -> None:
     assert end.value.value is True
     steps = protocol.release("k", "g", alone=True)
     next(steps)
-    assert steps.send(False) == GiveBack("k", Step(remove=("g",)))
+    assert steps.send(False) == GiveBack("k", Step(remove=("g",), force=True))
     assert next(protocol.release("k", "g", alone=True, bury=True)) == GiveBack(
-        "k", Step(remove=("g",), bury=protocol.BURIAL)
+        "k", Step(remove=("g",), force=True, bury=protocol.BURIAL)
     )
 
 
@@ -327,7 +327,7 @@ def test_alone_is_who_was_granted_an_exclusive_lock_with_nobody_behind(terms: Te
 
 def test_release_extend_and_settle_are_one_command_each() -> None:
     """P8: and settling leaves a tombstone, by force."""
-    assert next(protocol.release("k", "g")) == GiveBack("k", Step(remove=("g",)))
+    assert next(protocol.release("k", "g")) == GiveBack("k", Step(remove=("g",), force=True))
     extension: Any = next(protocol.extend("k", "g", 1000, 1100, 8))
     assert (extension.step.renew, extension.step.lease, extension.step.term, extension.step.beat) == (
         ("g",),
