@@ -39,7 +39,7 @@ COMMANDS: Final = ("findAndModify", "update", "find", "getMore", "aggregate")
 
 #: Beyond so many sessions at one key, a mongod on two shared cores does not keep up with their renewals and streams:
 #: commands time out, and the run does not end.
-MOST_SESSIONS: Final = 128
+MOST_SESSIONS: Final = 256
 
 Figures = dict[str, Any]
 

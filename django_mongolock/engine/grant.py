@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import weakref
 from collections.abc import Callable
@@ -54,9 +55,11 @@ class Grant:
 
     worker: the thread or task that asked. nested: did that hold another lock when it asked? users: ids of
     the lock objects that share the grant (reentrant locks). acquired_from: the line of the program. max_hold: seconds
-    after which it is renewed no more. failing: the last renewal did not get through. asked: who asks for its release.
+    after which it is renewed no more. failures: how many renewals in a row did not get through. asked: who asks for its
+    release.
     doubtful: a command that adds it got no answer, so a copy of it may be on its way still, whatever came of the next.
-    alone: when last heard of, nobody else held the key or waited for it.
+    alone: when last heard of, nobody else held the key or waited for it. queued: the place in the document's queue that
+    it got, and when. listens_from: when news of it may come by the change stream.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class Grant:
         self.users: set[int] = set()
         self.acquired_from = ""
         self.asked: str | None = None
-        self.failing = False
+        self.failures = 0
         self.doubtful = False
         self.alone = False
         self.request: Request
@@ -99,6 +102,8 @@ class Grant:
         self.answer: Answer | None = None
         self.cancelled = False
         self.claimed = False
+        self.queued: tuple[int, float] | None = None
+        self.listens_from = float("inf")
         self.at_head = False
         self.guard: Guard | None = None
         self._deadline = 0.0
@@ -168,7 +173,7 @@ class Grant:
         """It lives *until* then at any rate. A loss that was told already stays told."""
         with self._mutex:
             self.lease = max(self.lease, lease)
-            self.failing = False
+            self.failures = 0
             if self.state in (State.WAITING, State.HELD):
                 self._deadline = min(max(self._deadline, until), self._last)
             self.renew_at = self._when_to_renew(now)
@@ -178,10 +183,16 @@ class Grant:
         length = self.terms.patience if self._deadline - now <= self.terms.patience else self.lease
         return self._deadline - length * 2 / 3
 
-    def postpone(self, until: float) -> None:
-        """The renewal did not get through: try again at *until*."""
-        self.failing = True
-        self.renew_at = until
+    def postpone(self, now: float) -> None:
+        """The renewal did not get through: try again soon, and a waiter less and less often.
+
+        A waiter that fails is one of many when the server is overloaded, and has only its place to lose.
+        """
+        self.failures += 1
+        soon = min(1.0, self.length / 10)
+        if self.state is State.WAITING:
+            soon = min(self.length / 4, soon * 2 ** min(self.failures - 1, 10))
+        self.renew_at = now + soon * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
 
     def lose(self, reason: str) -> bool:
         """It is not ours any more. Return whether that is news."""

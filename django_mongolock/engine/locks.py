@@ -120,7 +120,7 @@ class MongoLock:
     @property
     def in_danger(self) -> bool:
         """Is the lock still held, while its renewals do not get through? What cannot be undone should not begin now."""
-        return self.held and any(grant.failing for grant in self._grants)
+        return self.held and any(grant.failures for grant in self._grants)
 
     @property
     def release_requested(self) -> str | None:
@@ -362,7 +362,14 @@ class MongoLock:
         grant.on_release_requested = _weakly(self, options.on_release_requested)
         made = entry(grant.id, session.id, terms, self._facts(), session.name_worker(worker))
         grant.request = protocol.Request(
-            key, grant.id, made, terms, session.next_number(), whole=not options.auto_renew, nested=grant.nested
+            key,
+            grant.id,
+            made,
+            terms,
+            session.next_number(),
+            whole=not options.auto_renew,
+            nested=grant.nested,
+            pace=session.pace(key),
         )
         return grant
 

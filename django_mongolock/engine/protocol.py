@@ -32,6 +32,9 @@ SHORTEST_POLL: Final = 0.02
 LONGEST_POLL: Final = 1.0
 #: How long the next in line waits for the lock to be handed over within the process, in seconds.
 INDOORS: Final = 0.5
+#: From which place in the queue on the change stream need not be listened to yet, and for how long, in seconds.
+NEAR: Final = 8
+LONGEST_QUIET: Final = 1.0
 FOREVER: Final = float("inf")
 
 
@@ -79,12 +82,14 @@ class FindDeadlock:
 class Pause:
     """Wait for news of a grant. Outcome: `Heard`.
 
-    timer: seconds to wait at most. poll: the same, while nobody listens to the change stream.
+    timer: seconds to wait at most. poll: the same, while nobody listens to the change stream. quiet: for how many
+    seconds no news is expected.
     """
 
     grant: str
     timer: float
     poll: float = FOREVER
+    quiet: float = 0.0
 
 
 Action = Apply | GiveBack | GiveBackAlone | Look | FindDeadlock | Pause
@@ -140,7 +145,7 @@ class Request:
     """One acquisition: its key, its id, the entry to queue, its terms, and a number for its own renewal.
 
     nested: does the caller hold another lock already, so that it may be part of a deadlock? whole: does it need a
-    whole lease from the start, because nobody is going to renew it?
+    whole lease from the start, because nobody is going to renew it? pace: how many seconds a place in this queue takes.
     """
 
     key: str
@@ -150,6 +155,7 @@ class Request:
     beat: int
     whole: bool = False
     nested: bool = False
+    pace: float = 0.0
 
     def enter(self, trial: bool) -> Apply:
         return Apply(self.key, Step(ask=self.grant, add=self.entry, trial=trial))
@@ -164,6 +170,10 @@ class Request:
     def enough(self) -> float:
         """How many seconds a grant must have left to be used before it is renewed."""
         return FOREVER if self.whole else self.terms.patience / 4
+
+    def quiet(self, place: int) -> float:
+        """For how many seconds the lock does not come to who has so many ahead: most of what they took last time."""
+        return min(LONGEST_QUIET, max(0, place - NEAR) * self.pace * 0.8)
 
 
 @dataclass(slots=True)
@@ -262,7 +272,7 @@ def _wait_for_news(request: Request, reply: Reply, deadline: float, now: float, 
         yield from _refuse_deadlock(request, now - pace.started)
     end = (reply.first_end or 0.0) + SLACK if place == 0 else FOREVER
     timer = max(0.0, min(deadline - now, pace.suspicion - now, end))
-    heard: Heard = yield Pause(request.grant, timer, pace.poll(place))
+    heard: Heard = yield Pause(request.grant, timer, pace.poll(place), request.quiet(place))
     if heard.cancelled:
         yield from leave(request)
         raise LockCancelled(request.key, heard.now - pace.started, reply.holder)

@@ -51,6 +51,11 @@ BATCH: Final = 1_000
 #: Threads that send commands for coroutines and for the main thread.
 SENDERS: Final = 16
 
+#: With more waiters than this in one process, its change stream does not rest: to ask all of them costs more.
+CROWD: Final = 64
+#: How many seconds a place in a queue takes at least: a hand-over has to be written to the journal.
+FASTEST: Final = 0.002
+
 #: Threads that call `on_lost` and `on_release_requested`.
 CALLERS: Final = 4
 
@@ -96,7 +101,9 @@ class Session:
         self._senders = Senders(SENDERS)
         #: For callbacks, which may take their time: no command waits for them.
         self._callers = Senders(CALLERS)
-        self._listener = Listener(store, self.id, self._tell, self._look)
+        self._listener = Listener(store, self.id, self._tell, self._expected, self._look)
+        self._look_at = float("inf")
+        self._paces: OrderedDict[str, float] = OrderedDict()
         self._closed = False
 
     def __repr__(self) -> str:
@@ -146,6 +153,8 @@ class Session:
         if grant is not None and reply.queued_left is not None:
             terms = grant.terms
             grant.renewed(sent + min(terms.patience, reply.queued_left - terms.margin), answer.now)
+            if grant.queued is None and reply.place is not None:
+                grant.queued = reply.place, answer.now
         return answer
 
     def _send_elsewhere(self, action: Action) -> Any:
@@ -185,13 +194,16 @@ class Session:
     def _seconds(self, pause: Pause) -> float:
         if pause.poll == protocol.FOREVER:
             return pause.timer
-        if not self._listener.want():
+        grant = self._waiting[pause.grant]
+        grant.listens_from = clock.now() + pause.quiet
+        if not self._listener.want(grant.listens_from):
             self._elsewhere(self._listener.start)
         return pause.timer if self._listener.listening else min(pause.timer, pause.poll)
 
     def _hear(self, grant: Grant) -> Heard:
         if self._closed:
             raise LockStateError("the session was closed while somebody waited in it")
+        grant.listens_from = float("inf")
         answer, grant.answer = grant.answer, None
         return Heard(clock.now(), grant.news, answer, grant.queued_until, self._turn(grant), grant.cancelled)
 
@@ -201,12 +213,36 @@ class Session:
         """The change stream says that a grant is held."""
         if (grant := self._waiting.get(grant_id)) is not None:
             grant.news = news
+            grant.listens_from = float("inf")  # at once: the stream must not be read on for it
             grant.bell.ring()
 
-    def _look(self) -> None:
-        """Everybody who waits shall look: news may have passed unheard."""
+    def _expected(self) -> float:
+        """When the next news from the change stream may come."""
+        waiting = list(self._waiting.values())
+        if len(waiting) > CROWD:
+            return 0.0
+        return min((grant.listens_from for grant in waiting), default=float("inf"))
+
+    def _look(self, after: float = 0.0) -> None:
+        """Everybody who waits shall look, *after* so many seconds: news may have passed unheard."""
+        if after > 0:
+            self._look_at = clock.now() + after
+            self._keep(self._look_at)
+            return
         for grant in list(self._waiting.values()):
             grant.bell.ring()
+
+    def pace(self, key: str) -> float:
+        """How many seconds a place in the queue of *key* took when we last stood there."""
+        return self._paces.get(key, FASTEST)
+
+    def _pass(self, grant: Grant, now: float) -> None:
+        """Note how fast the queue went that *grant* has stood in."""
+        if grant.queued is not None:
+            place, since = grant.queued
+            self._paces[grant.key] = (now - since) / (place + 1)
+            while len(self._paces) > CROWD:
+                self._paces.popitem(last=False)
 
     def cancel(self, grant: Grant) -> None:
         """End the wait for *grant*, from any thread."""
@@ -303,6 +339,7 @@ class Session:
     def acquired(self, grant: Grant, granted: Granted, waited: float) -> None:
         """The grant is held."""
         grant.hold(granted, waited)
+        self._pass(grant, granted.now)
         with self._mutex:
             self._by_worker[grant.key, grant.worker] = grant
             self._holding.setdefault(grant.worker, set()).add(grant.id)
@@ -466,7 +503,8 @@ class Session:
         with self._mutex:
             times = [min(g.renew_at, g.ends_at) if g.renewable else g.ends_at for g in self._grants.values()]
             times += [unsettled.try_at for unsettled in self._unsettled.values()]
-        return min(times, default=float("inf"))
+            times.append(self._look_at)
+        return min(times)
 
     def beat(self) -> None:
         """Do what is due: tell of losses, renew, settle."""
@@ -474,6 +512,9 @@ class Session:
             grants = list(self._grants.values())
             unsettled = list(self._unsettled.items())
         now = clock.now()
+        if self._look_at <= now:
+            self._look_at = float("inf")
+            self._look()
         for grant in grants:
             if grant.state is State.LOST or (grant.state is State.HELD and not grant.held):
                 self.lost(grant)
@@ -499,7 +540,10 @@ class Session:
         try:
             found = self.store.renew(sorted({grant.key for grant in grants}), step, timeout)
         except LockBackendError as error:
-            logger.warning("renewal failed grants=%s error=%s", len(grants), error)
+            news = any(not grant.failures for grant in grants)
+            logger.log(
+                logging.WARNING if news else logging.DEBUG, "renewal failed grants=%s error=%s", len(grants), error
+            )
             found = {}
         for grant in grants:
             self._judge(grant, found.get(grant.key), number, sent)
@@ -518,7 +562,7 @@ class Session:
             if grant.lose(TAKEN):
                 self.lost(grant)
         else:
-            grant.postpone(clock.now() + min(1.0, grant.length / 10))
+            grant.postpone(clock.now())
         if grant.state is State.WAITING and found is not None:
             if grant.id not in found.waiters:
                 grant.bell.ring()  # granted, and the news was missed; or gone from the queue

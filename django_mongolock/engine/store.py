@@ -36,6 +36,9 @@ RELEASE_CONCERN = WriteConcern(w=1, j=True)
 UNNOTICED = WriteConcern(w=1, j=False)
 MAJORITY = WriteConcern(w="majority")
 
+#: How long the server keeps a read of the change stream open when there is nothing to tell, in milliseconds.
+MOST_AWAIT = 5_000
+
 #: A duplicate key from two upserts that raced (the server repeats them itself, but need not), a limit on time.
 _PASSING = {11000, 262}
 _UNAUTHORIZED = 13
@@ -287,7 +290,7 @@ class MongoStore:
             },
             {"$project": {"updateDescription.updatedFields.granted": 1, "fullDocument.granted": 1}},
         ]
-        return self.collection.watch(pipeline, max_await_time_ms=1_000)
+        return self.collection.watch(pipeline, max_await_time_ms=MOST_AWAIT)
 
     def diagnose(self, key: str, timeout: float = 5.0) -> None:
         """Raise LockDocumentError if the document of *key* cannot be used, as far as it can be read."""

@@ -2,6 +2,10 @@
 
 The stream is opened while somebody waits and closed when nobody has for a while. The server sends only what
 concerns this session. Nothing here does I/O in the stream's loop but read the stream: to wake is to ring a bell.
+
+A stream that is being read is woken by the server for every change of the collection, whoever is meant: with 128
+of them that is most of what a hand-over costs. One that is not read costs nothing and misses nothing, it only has to
+catch up. So a stream rests while no news can be expected: nobody waits, or the turn of those who do is far.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from pymongo.errors import PyMongoError
@@ -28,6 +33,8 @@ LINGER: Final = 30.0
 #: How long after its opening everybody looks once more, in seconds: a grant from just before it may not have been
 #: majority-committed when they looked, and the stream does not tell of it.
 SECOND_LOOK: Final = 0.5
+#: How long a stream rests at most, in seconds: what has happened meanwhile is to be read through afterwards.
+LONGEST_REST: Final = 1.0
 #: Bounds of the time between two attempts to open it, in seconds.
 RETRY_FIRST, RETRY_LAST = 0.5, 30.0
 
@@ -86,27 +93,39 @@ class Bell:
 class Listener:
     """Reads the change stream of a session in a thread of its own.
 
-    tell: called with the news of each grant of the session. look: called when the stream has come up or gone down,
-    so that nobody relies on news that may have passed between.
+    tell: called with the news of each grant of the session. expected: when the next news may come, by `clock.now`.
+    look: called when the stream has come up or gone down, so that nobody relies on news that may have passed
+    between, with the seconds until then.
     """
 
     def __init__(
-        self, store: MongoStore, session: str, tell: Callable[[str, News], object], look: Callable[[], object]
+        self,
+        store: MongoStore,
+        session: str,
+        tell: Callable[[str, News], object],
+        expected: Callable[[], float],
+        look: Callable[[float], object],
     ) -> None:
         self.listening = False
         self._store = store
         self._session = session
         self._tell = tell
+        self._expected = expected
         self._look = look
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._rests_until = 0.0
         self._wanted_until = 0.0
         self._thread: threading.Thread | None = None
         self._mutex = threading.Lock()
         self._closed = False
         self._complained = False
 
-    def want(self) -> bool:
-        """Somebody waits: keep the stream open. Return whether there is a thread for it; if not, `start` one."""
+    def want(self, since: float) -> bool:
+        """Somebody waits, for news that may come *since* then: keep the stream open. Return whether there is a thread
+        for it; if not, `start` one."""
         self._wanted_until = clock.now() + LINGER
+        if since < self._rests_until:
+            self._bell.put(None)
         return self._closed or (self._thread is not None and self._thread.is_alive())
 
     def start(self) -> None:
@@ -120,6 +139,7 @@ class Listener:
 
     def close(self) -> None:
         self._closed = True
+        self._bell.put(None)
 
     def _is_wanted(self) -> bool:
         return not self._closed and clock.now() < self._wanted_until
@@ -131,23 +151,23 @@ class Listener:
             pause = RETRY_FIRST if self.listening else min(RETRY_LAST, pause * 2)
             if self.listening:
                 self.listening = False
-                self._look()
+                self._look(0.0)
             if self._is_wanted():
                 self._complain(reason)
-                self._rest(pause)
+                self._give_way(pause)
 
     def _listen(self) -> str:
         """Read the stream for as long as somebody wants it and it lives. Returns why it ended."""
         try:
             with self._store.watch(self._session) as stream:
                 self.listening, self._complained = True, False
-                self._look()
-                look_again = clock.now() + SECOND_LOOK
-                while self._is_wanted():
+                self._look(0.0)
+                self._look(SECOND_LOOK)
+                while True:
+                    self._rest()
+                    if not self._is_wanted():
+                        break
                     change = stream.try_next()
-                    if clock.now() >= look_again:
-                        look_again = float("inf")
-                        self._look()
                     if change is not None:
                         for grant, news in read_news(_granted_field(change)).items():
                             self._tell(grant, news)
@@ -157,7 +177,21 @@ class Listener:
             return f"{type(error).__name__}, code {getattr(error, 'code', None)}"
         return "it ended"
 
-    def _rest(self, seconds: float) -> None:
+    def _rest(self) -> None:
+        """Wait until news may be expected, at most LONGEST_REST."""
+        end = clock.now() + LONGEST_REST
+        while not self._closed:
+            # Whoever comes from here on rings: what it expects may be too late for this look.
+            self._rests_until = float("inf")
+            self._rests_until = until = min(self._expected(), end)
+            seconds = until - clock.now()
+            if seconds <= 0:
+                break
+            with contextlib.suppress(Empty):
+                self._bell.get(timeout=seconds)
+        self._rests_until = 0.0
+
+    def _give_way(self, seconds: float) -> None:
         end = clock.now() + seconds
         while self._is_wanted() and clock.now() < end:
             time.sleep(0.1)

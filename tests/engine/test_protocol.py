@@ -325,6 +325,12 @@ def test_alone_is_who_was_granted_an_exclusive_lock_with_nobody_behind(terms: Te
     assert play.result.alone is alone
 
 
+@pytest.mark.parametrize(("place", "pace", "quiet"), [(0, 9, 0), (8, 9, 0), (108, 0.005, 0.4), (1_000, 9, 1)])
+def test_nobody_listens_for_news_that_cannot_come_yet(place: int, pace: float, quiet: float) -> None:
+    """F44: from the ninth place on, for most of the time that so many took last time, and never for long."""
+    assert replace(REQUEST, pace=pace).quiet(place) == pytest.approx(quiet)
+
+
 def test_release_extend_and_settle_are_one_command_each() -> None:
     """P8: and settling leaves a tombstone, by force."""
     assert next(protocol.release("k", "g")) == GiveBack("k", Step(remove=("g",), force=True))

@@ -18,7 +18,7 @@ from bson.int64 import Int64
 from pymongo import MongoClient
 from pymongo.collection import Collection
 
-from django_mongolock.engine import clock, wakeups
+from django_mongolock.engine import clock, protocol, store, wakeups
 from django_mongolock.engine.document import Reply, Terms, entry
 from django_mongolock.engine.locks import MongoLock
 from django_mongolock.engine.session import Session
@@ -65,10 +65,17 @@ def queued(
     waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
     assert eventually(lambda: len(entries()) == 2)
     assert listening(session)
+    assert eventually(lambda: session._look_at == float("inf"))
     time.sleep(0.1)
     yield theirs, waiter
     theirs.release()
     waiter.end().let_go()
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change stream whose reads come back soon, so that it soon notices what the test does to it."""
+    monkeypatch.setattr(store, "MOST_AWAIT", 500)
 
 
 # The change stream
@@ -119,6 +126,36 @@ def kill_cursor(mongo: MongoClient[Document], appname: str, collection: Collecti
     collection.database.command("killCursors", collection.name, cursors=find())
 
 
+def test_a_stream_rests_while_no_news_can_come_and_misses_nothing(
+    queued: tuple[MongoLock, Waiter],
+    lock: LockMaker,
+    other: LockMaker,
+    in_thread: InThread,
+    commands: Commands,
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """P8, F44: for who stands far back the stream is not read; a grant that comes before its time waits there."""
+    monkeypatch.setattr(wakeups, "LONGEST_REST", 60.0)
+    theirs, first = queued
+    theirs.release()
+    first.let_go().end()
+    theirs.acquire()
+    monkeypatch.setattr(protocol.Request, "quiet", lambda *_: 0.6)
+    time.sleep(0.1)
+    commands.clear()
+    asked = clock.now()
+    waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
+    assert eventually(lambda: "findAndModify" in commands.names)
+    time.sleep(0.1)
+    theirs.release()
+    assert waiter.end(3).at - asked >= 0.6
+    assert [name for name in commands.names if name != "update"] == ["findAndModify", "getMore"]
+    waiter.let_go()
+    theirs.acquire()
+
+
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("end", ["killed", 286, 136, 13])
 def test_a_stream_that_ends_comes_back_and_nobody_is_forgotten(
     queued: tuple[MongoLock, Waiter],
@@ -181,7 +218,7 @@ def test_an_invalidated_stream_is_opened_anew(
     theirs = other(terms=CALM).acquire()
     second = Waiter(in_thread, lock(terms=CALM, wait=None))
     assert not eventually(lambda: second.done, 1.0)
-    session._listener._look = lambda: None
+    session._listener._look = lambda _: None
     released = clock.now()
     theirs.release()
     assert second.end(2).at - released < 0.3
@@ -278,6 +315,7 @@ def test_a_grant_from_just_before_the_stream_was_opened(
     waiter.let_go()
 
 
+@pytest.mark.usefixtures("brief")
 def test_one_stream_for_a_process_and_only_while_somebody_waits(
     session: Session,
     lock: LockMaker,
