@@ -48,7 +48,7 @@ class Guard(weakref.ref[Handle]):
 class Grant:
     """One acquisition of one key. Its id is unique, so nothing done to it can touch an earlier or a later one.
 
-    The deadline is by `clock.now`, counted from before the command was sent that granted or renewed it, and it
+    The deadline is by the session's clock, counted from before the command was sent that granted or renewed it, and it
     ends earlier than the lease does on the server. So whoever sees `held` knows that nobody else was let in.
 
     While it waits, `bell` wakes whoever waits for it, and `news`, `answer` and `cancelled` tell what there is to hear.
@@ -72,6 +72,7 @@ class Grant:
         worker: object,
         max_hold: float | None = None,
         nested: bool = False,
+        now: Callable[[], float] = clock.now,
     ) -> None:
         self.id = grant_id
         self.key = key
@@ -93,7 +94,8 @@ class Grant:
         self.reason = ""
         self.state = State.WAITING
         self.lease = terms.lease
-        self.renew_at = clock.now() + terms.patience / 3
+        self._now = now
+        self.renew_at = now() + terms.patience / 3
         self.on_lost: Callable[[], object] | None = None
         self.on_release_requested: Callable[[], object] | None = None
         self._last = float("inf")
@@ -121,7 +123,7 @@ class Grant:
     @property
     def held(self) -> bool:
         """Is it held, and not past its deadline? Once this has been False after a grant, it stays so."""
-        if self.state is State.HELD and (now := clock.now()) >= self._deadline:
+        if self.state is State.HELD and (now := self._now()) >= self._deadline:
             self.lose(
                 "its lease ended before it was renewed" if now < self._last else "it was held longer than max_hold"
             )
@@ -130,7 +132,7 @@ class Grant:
     @property
     def remaining(self) -> float:
         """Seconds until the deadline; 0 if it is not held."""
-        return max(0.0, self._deadline - clock.now()) if self.state is State.HELD else 0.0
+        return max(0.0, self._deadline - self._now()) if self.state is State.HELD else 0.0
 
     @property
     def ends_at(self) -> float:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Final, Literal, Self, TypeVar
 
 from ..exceptions import LockBackendError, LockError, LockLostError, LockNotAcquired, LockReentryError, LockStateError
-from . import clock, protocol
+from . import protocol
 from .document import Terms, entry, milliseconds
 from .grant import TAKEN, Grant, Handle, State
 from .protocol import Protocol
@@ -283,12 +283,12 @@ class MongoLock:
     def _acquire(self, wait: float | Unset | None) -> Protocol[None]:
         limit = self.options.wait if isinstance(wait, Unset) else check_wait(wait)
         session = self._begin()
-        started = clock.now()
+        started = session.now()
         grants: list[Grant] = []
         handles: list[Handle] = []
         try:
             for key in self.keys:
-                left = None if limit is None else max(0.0, limit - (clock.now() - started))
+                left = None if limit is None else max(0.0, limit - (session.now() - started))
                 grants.append((yield from self._acquire_one(session, key, left, handles)))
             self._session, self._grants, self._handles = session, tuple(grants), tuple(handles)
             where = _calling_line()
@@ -320,7 +320,7 @@ class MongoLock:
         grant = self._new_grant(session, key, worker)
         handles.append(session.guard(grant))
         request = grant.request
-        started = now = clock.now()
+        started = now = session.now()
         deadline = protocol.FOREVER if wait is None else now + wait
         trial, answer, sent = wait == 0, None, False
         try:

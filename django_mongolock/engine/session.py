@@ -39,7 +39,7 @@ from .protocol import (
 )
 from .senders import Senders
 from .step import Step
-from .store import Found, MongoStore
+from .store import Found, Store
 from .wakeups import Listener
 
 logger = logging.getLogger("django_mongolock")
@@ -65,7 +65,7 @@ Observer = Callable[[str, Grant], object]
 
 @dataclass(slots=True)
 class Unsettled:
-    """A grant that was abandoned and may still stand in the document of its key. Times by `clock.now`."""
+    """A grant that was abandoned and may still stand in the document of its key. Times by the session's clock."""
 
     key: str
     give_up: float
@@ -77,13 +77,22 @@ class Session:
 
     A daemon thread, started with the first grant, renews all grants in bulk, settles unknown outcomes and tells of
     losses. A forked child does not use its parent's session: see `Sessions`.
+
+    now: the clock that deadlines are counted by, in seconds. Who moves it calls `wake`.
     """
 
-    def __init__(self, store: MongoStore, command_timeout: float = 5.0, observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        command_timeout: float = 5.0,
+        observer: Observer | None = None,
+        now: Callable[[], float] = clock.now,
+    ) -> None:
         self.id = secrets.token_hex(6)
         self.pid = os.getpid()
         self.store = store
         self.command_timeout = command_timeout
+        self.now = now
         self._observer = observer
         self._numbers = itertools.count(1)
         self._grants: dict[str, Grant] = {}
@@ -101,7 +110,7 @@ class Session:
         self._senders = Senders(SENDERS)
         #: For callbacks, which may take their time: no command waits for them.
         self._callers = Senders(CALLERS)
-        self._listener = Listener(store, self.id, self._tell, self._expected, self._look)
+        self._listener = Listener(store, self.id, self._tell, self._expected, self._look, now)
         self._look_at = float("inf")
         self._paces: OrderedDict[str, float] = OrderedDict()
         self._closed = False
@@ -127,7 +136,7 @@ class Session:
 
     def _send(self, action: Action) -> Any:
         timeout = self.command_timeout
-        sent = clock.now()
+        sent = self.now()
         match action:
             case Apply(key, step):
                 try:
@@ -148,7 +157,7 @@ class Session:
 
     def _answer(self, grant_id: str, reply: Reply, sent: float) -> Answer:
         """Note for how long a place in the queue is good: if the grant comes by the stream, it is good for as long."""
-        answer = Answer(reply, sent, clock.now())
+        answer = Answer(reply, sent, self.now())
         grant = self._grants.get(grant_id)
         if grant is not None and reply.queued_left is not None:
             terms = grant.terms
@@ -195,7 +204,7 @@ class Session:
         if pause.poll == protocol.FOREVER:
             return pause.timer
         grant = self._waiting[pause.grant]
-        grant.listens_from = clock.now() + pause.quiet
+        grant.listens_from = self.now() + pause.quiet
         if not self._listener.want(grant.listens_from):
             self._elsewhere(self._listener.start)
         return pause.timer if self._listener.listening else min(pause.timer, pause.poll)
@@ -205,7 +214,7 @@ class Session:
             raise LockStateError("the session was closed while somebody waited in it")
         grant.listens_from = float("inf")
         answer, grant.answer = grant.answer, None
-        return Heard(clock.now(), grant.news, answer, grant.queued_until, self._turn(grant), grant.cancelled)
+        return Heard(self.now(), grant.news, answer, grant.queued_until, self._turn(grant), grant.cancelled)
 
     # What wakes a waiter
 
@@ -226,7 +235,7 @@ class Session:
     def _look(self, after: float = 0.0) -> None:
         """Everybody who waits shall look, *after* so many seconds: news may have passed unheard."""
         if after > 0:
-            self._look_at = clock.now() + after
+            self._look_at = self.now() + after
             self._keep(self._look_at)
             return
         for grant in list(self._waiting.values()):
@@ -243,6 +252,11 @@ class Session:
             self._paces[grant.key] = (now - since) / (place + 1)
             while len(self._paces) > CROWD:
                 self._paces.popitem(last=False)
+
+    def wake(self) -> None:
+        """The clock was moved: everybody who sleeps until some time shall look at it again."""
+        self._bell.put(None)
+        self._look()
 
     def cancel(self, grant: Grant) -> None:
         """End the wait for *grant*, from any thread."""
@@ -296,7 +310,7 @@ class Session:
             if heir is None or heir.cancelled or heir.claimed:
                 return None
             heir.claimed = True
-            heir.enters(clock.now())
+            heir.enters(self.now())
             self._grants[heir.id] = heir
         self._keep(heir.renew_at)
         return heir
@@ -316,7 +330,9 @@ class Session:
         """Make a grant that nobody has heard of yet."""
         grant_id = f"{self.id}.{self.next_number()}"
         nested = bool(self._holding.get(worker))
-        return Grant(grant_id, key, terms, auto_renew=auto_renew, worker=worker, max_hold=max_hold, nested=nested)
+        return Grant(
+            grant_id, key, terms, auto_renew=auto_renew, worker=worker, max_hold=max_hold, nested=nested, now=self.now
+        )
 
     def name_worker(self, worker: object) -> str:
         """A name for a thread or task, which nobody else has while it holds a lock or waits for one."""
@@ -324,7 +340,7 @@ class Session:
 
     def expect(self, grant: Grant) -> None:
         """The grant is about to be asked for: have its place in the queue renewed from now on."""
-        grant.enters(clock.now())
+        grant.enters(self.now())
         with self._mutex:
             self._grants[grant.id] = grant
         self._keep(grant.renew_at)
@@ -393,10 +409,10 @@ class Session:
         self.forget(grant)
         if self.pid != os.getpid():
             return
-        give_up = clock.now() + grant.terms.term + protocol.BURIAL / 1000
+        give_up = self.now() + grant.terms.term + protocol.BURIAL / 1000
         with self._mutex:
-            self._unsettled[grant.id] = Unsettled(grant.key, give_up, clock.now())
-        self._keep(clock.now())
+            self._unsettled[grant.id] = Unsettled(grant.key, give_up, self.now())
+        self._keep(self.now())
         self.finish(grant)
 
     def _settle(self, grant_id: str) -> None:
@@ -407,7 +423,7 @@ class Session:
         try:
             drivers.run(protocol.settle(unsettled.key, grant_id), self._send, self._pause)
         except LockError as error:
-            if clock.now() < unsettled.give_up:
+            if self.now() < unsettled.give_up:
                 logger.debug("settling postponed key=%s error=%s", unsettled.key, error)
                 return
             logger.warning("settling given up key=%s error=%s: the lease ends by itself", unsettled.key, error)
@@ -461,7 +477,7 @@ class Session:
         """Sleep until something is *due* or the bell rings. Returns what was dropped."""
         dropped: list[Grant | Guard] = []
         with contextlib.suppress(Empty):
-            grant = self._bell.get(timeout=None if due == float("inf") else max(0.0, due - clock.now()))
+            grant = self._bell.get(timeout=None if due == float("inf") else max(0.0, due - self.now()))
             while True:
                 if grant is not None:
                     dropped.append(grant)
@@ -511,7 +527,7 @@ class Session:
         with self._mutex:
             grants = list(self._grants.values())
             unsettled = list(self._unsettled.items())
-        now = clock.now()
+        now = self.now()
         if self._look_at <= now:
             self._look_at = float("inf")
             self._look()
@@ -535,7 +551,7 @@ class Session:
         """Renew a batch and tell apart what is gone for good and what may only be late."""
         number = self.next_number()
         step = Step(renew=tuple(grant.id for grant in grants), beat=number)
-        sent = clock.now()
+        sent = self.now()
         timeout = min(self.command_timeout, *(max(0.1, grant.length / 3) for grant in grants))
         try:
             found = self.store.renew(sorted({grant.key for grant in grants}), step, timeout)
@@ -554,7 +570,7 @@ class Session:
         if beat is not None and beat.number == number:
             terms = grant.terms
             grant.alone = grant.alone and found is not None and not found.waiters
-            grant.renewed(sent + min(grant.length, beat.left - terms.margin), clock.now())
+            grant.renewed(sent + min(grant.length, beat.left - terms.margin), self.now())
             if beat.asked is not None and grant.asked is None:
                 self._ask(grant, beat.asked)
         elif grant.state is State.HELD and found is not None and grant.id not in beats and found.token >= grant.token:
@@ -562,7 +578,7 @@ class Session:
             if grant.lose(TAKEN):
                 self.lost(grant)
         else:
-            grant.postpone(clock.now())
+            grant.postpone(self.now())
         if grant.state is State.WAITING and found is not None:
             if grant.id not in found.waiters:
                 grant.bell.ring()  # granted, and the news was missed; or gone from the queue
@@ -597,13 +613,13 @@ class Session:
         self._closed = True
         self._listener.close()
         self._bell.put(None)
-        end = clock.now() + timeout
+        end = self.now() + timeout
         with self._mutex:
             grants = list(self._grants.values())
             unsettled = list(self._unsettled)
         self.command_timeout = min(self.command_timeout, timeout)
         for grant in grants:
-            if clock.now() >= end:
+            if self.now() >= end:
                 logger.warning("not released at exit key=%s: its lease ends by itself", grant.key)
                 continue
             # A waiter's command may be on its way still: its place in the queue must not come back.
@@ -620,7 +636,7 @@ class Session:
                     logger.warning("not released at exit key=%s error=%s", grant.key, error)
             self.forget(grant)
         for grant_id in unsettled:
-            if clock.now() < end:
+            if self.now() < end:
                 self._settle(grant_id)
         self._look()
         self._senders.close()

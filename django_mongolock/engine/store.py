@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import pymongo
 from bson.codec_options import CodecOptions, DatetimeConversion, TypeEncoder, TypeRegistry
@@ -95,6 +95,49 @@ class StoreConfig:
     database: str
     collection: str = "mongolock_locks"
     limits: Limits = Limits()  # noqa: RUF009 - it is frozen
+
+
+class Stream(Protocol):
+    """The changes that grant something to one session, as MongoDB tells them."""
+
+    @property
+    def alive(self) -> bool:
+        """Will it ever tell of another?"""
+
+    def try_next(self) -> Mapping[str, Any] | None:
+        """The next change; None if there is none within about a second."""
+
+
+class Store(Protocol):
+    """What a session needs of a place that keeps lock documents. Commands are bounded by *timeout*, in seconds."""
+
+    def apply(self, key: str, step: Step, timeout: float) -> Reply:
+        """Apply *step* to the document of *key*, durably, and tell how its grant stands then.
+
+        Raises LockBackendError, after which the step may have taken effect or may still do so, and LockDocumentError,
+        after which it has not.
+        """
+
+    def give_back(self, key: str, step: Step, timeout: float) -> bool:
+        """Remove the grants of *step*; return whether one was there."""
+
+    def give_back_alone(self, key: str, grant: str, timeout: float) -> bool:
+        """Remove *grant*, which has no minimum hold, if it is the only holder and nobody waits; was that so?"""
+
+    def read(self, key: str, grant: str, timeout: float) -> Reply:
+        """Tell how *grant* stands."""
+
+    def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
+        """Renew the grants of *step*, which are in the documents of *keys*; return what was found under each key."""
+
+    def deadlock(self, key: str, grant: str, timeout: float) -> Cycle | None:
+        """The cycle of waits that the waiter *grant* of *key* is part of."""
+
+    def watch(self, session: str) -> contextlib.AbstractContextManager[Stream]:
+        """Open a stream of the grants that are given to *session*."""
+
+    def close(self) -> None:
+        """Disconnect."""
 
 
 class MongoStore:

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from pymongo.errors import PyMongoError
 from ..exceptions import LockBackendError
 from . import clock
 from .document import News, read_news
-from .store import MongoStore
+from .store import Store
 
 logger = logging.getLogger("django_mongolock")
 
@@ -93,21 +93,23 @@ class Bell:
 class Listener:
     """Reads the change stream of a session in a thread of its own.
 
-    tell: called with the news of each grant of the session. expected: when the next news may come, by `clock.now`.
+    tell: called with the news of each grant of the session. expected: when the next news may come, by the clock *now*.
     look: called when the stream has come up or gone down, so that nobody relies on news that may have passed
     between, with the seconds until then.
     """
 
     def __init__(
         self,
-        store: MongoStore,
+        store: Store,
         session: str,
         tell: Callable[[str, News], object],
         expected: Callable[[], float],
         look: Callable[[float], object],
+        now: Callable[[], float] = clock.now,
     ) -> None:
         self.listening = False
         self._store = store
+        self._now = now
         self._session = session
         self._tell = tell
         self._expected = expected
@@ -123,7 +125,7 @@ class Listener:
     def want(self, since: float) -> bool:
         """Somebody waits, for news that may come *since* then: keep the stream open. Return whether there is a thread
         for it; if not, `start` one."""
-        self._wanted_until = clock.now() + LINGER
+        self._wanted_until = self._now() + LINGER
         if since < self._rests_until:
             self._bell.put(None)
         return self._closed or (self._thread is not None and self._thread.is_alive())
@@ -142,7 +144,7 @@ class Listener:
         self._bell.put(None)
 
     def _is_wanted(self) -> bool:
-        return not self._closed and clock.now() < self._wanted_until
+        return not self._closed and self._now() < self._wanted_until
 
     def _run(self) -> None:
         pause = RETRY_FIRST
@@ -179,12 +181,12 @@ class Listener:
 
     def _rest(self) -> None:
         """Wait until news may be expected, at most LONGEST_REST."""
-        end = clock.now() + LONGEST_REST
+        end = self._now() + LONGEST_REST
         while not self._closed:
             # Whoever comes from here on rings: what it expects may be too late for this look.
             self._rests_until = float("inf")
             self._rests_until = until = min(self._expected(), end)
-            seconds = until - clock.now()
+            seconds = until - self._now()
             if seconds <= 0:
                 break
             with contextlib.suppress(Empty):
@@ -192,8 +194,8 @@ class Listener:
         self._rests_until = 0.0
 
     def _give_way(self, seconds: float) -> None:
-        end = clock.now() + seconds
-        while self._is_wanted() and clock.now() < end:
+        end = self._now() + seconds
+        while self._is_wanted() and self._now() < end:
             time.sleep(0.1)
 
     def _complain(self, reason: str) -> None:
@@ -203,7 +205,7 @@ class Listener:
         self._complained = True
 
 
-def _granted_field(change: dict[str, Any]) -> object:
+def _granted_field(change: Mapping[str, Any]) -> object:
     """The field `granted` of a change, which comes as an update, or whole if the document was small."""
     whole: dict[str, Any] = change.get("fullDocument") or {}
     updated: dict[str, Any] = change.get("updateDescription") or {}

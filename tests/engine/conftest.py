@@ -98,6 +98,12 @@ def session(new_session: Callable[..., Session]) -> Session:
 LockMaker = Callable[..., MongoLock]
 
 
+def store_of(session: Session) -> MongoStore:
+    """The store of a session on MongoDB."""
+    assert isinstance(session.store, MongoStore)
+    return session.store
+
+
 def make_lock(session: Session, *keys: str, **options: Any) -> MongoLock:
     """A lock with short terms, unless *options* say otherwise."""
     return MongoLock(lambda: session, keys or ("k",), Options(**{"terms": QUICK, "wait": 5.0, **options}))

@@ -14,7 +14,7 @@ from django_mongolock.engine.locks import MongoLock, Options
 from django_mongolock.engine.session import Session
 from django_mongolock.engine.store import MongoStore, StoreConfig, _ClockEncoder
 from testproject.servers import Mongod, ReplicaSet
-from tests.engine.conftest import Document
+from tests.engine.conftest import Document, store_of
 from tests.engine.processes import processes
 from tests.waiting import eventually
 
@@ -128,7 +128,7 @@ def twice(cluster: Cluster, sessions: Sessions) -> bool:
     assert cluster.now(1) > 29
     cluster.lead(0)
     one, two = sessions(), sessions()
-    two.store.collection.find_one()
+    store_of(two).collection.find_one()
     mine = lock(one, 15).acquire()
     cluster.lead(1)
     had = tries(two, 3)

@@ -17,7 +17,7 @@ from django_mongolock.engine.document import Terms
 from django_mongolock.engine.protocol import Pace
 from django_mongolock.engine.session import Session
 from django_mongolock.exceptions import LockDeadlock
-from tests.engine.conftest import Commands, Document, LockMaker, make_lock
+from tests.engine.conftest import Commands, Document, LockMaker, make_lock, store_of
 from tests.engine.processes import processes
 from tests.engine.waiters import InThread, Waiter
 from tests.waiting import eventually
@@ -228,7 +228,7 @@ def test_a_deadlock_that_is_over_is_not_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """F45: what was seen once and is gone at the second look was no deadlock (somebody gave up just then)."""
-    store = session.store
+    store = store_of(session)
     waiter = Waiter(in_thread, lock("x", wait=2), first=lock("y")).ready()
     with other("x"):
         waiter.go()

@@ -17,7 +17,7 @@ from django_mongolock.engine.locks import MongoLock
 from django_mongolock.engine.session import Session
 from django_mongolock.engine.upkeep import ask_to_release
 from django_mongolock.exceptions import LockBackendError, LockLostError
-from tests.engine.conftest import QUICK, Commands, Document, LockMaker, make_lock
+from tests.engine.conftest import QUICK, Commands, Document, LockMaker, make_lock, store_of
 from tests.engine.processes import processes
 from tests.engine.waiters import InThread, Waiter
 from tests.waiting import eventually
@@ -179,11 +179,11 @@ def test_a_request_to_release_is_seen_at_the_next_beat_and_told_once(
     calls: list[MongoLock] = []
     mine = lock(terms=SHORT, on_release_requested=calls.append).acquire()
     bystander = lock("k2", terms=SHORT).acquire()
-    assert ask_to_release(session.store, "k", "$alice") == 1
-    assert ask_to_release(session.store, "nobody", "alice") == 0
+    assert ask_to_release(store_of(session), "k", "$alice") == 1
+    assert ask_to_release(store_of(session), "nobody", "alice") == 0
     assert eventually(lambda: mine.release_requested == "$alice", SHORT.lease)
     time.sleep(2 * SHORT.lease)
-    ask_to_release(session.store, "k", "bob")
+    ask_to_release(store_of(session), "k", "bob")
     time.sleep(SHORT.lease)
     assert calls == [mine]
     assert mine.held
@@ -240,8 +240,8 @@ def test_ten_thousand_locks_are_renewed_by_twenty_two_commands(session: Session,
         (grant,) = _hold(session, lock)
         grants.append(grant)
     documents = [_document(session, grant) for grant in grants]
-    session.store.collection.insert_many(documents)
-    session.store.collection.update_one({"_id": "k07777"}, {"$set": {"holders": []}})
+    store_of(session).collection.insert_many(documents)
+    store_of(session).collection.update_one({"_id": "k07777"}, {"$set": {"holders": []}})
     commands.clear()
     for grant in grants:
         grant.renew_at = 0
@@ -271,7 +271,7 @@ def _document(session: Session, grant: Grant) -> Document:
     global _pattern  # noqa: PLW0603
     if _pattern is None:
         with make_lock(session, "pattern", terms=grant.terms):
-            _pattern = session.store.collection.find_one({"_id": "pattern"})
+            _pattern = store_of(session).collection.find_one({"_id": "pattern"})
     assert _pattern is not None
     holder = {**_pattern["holders"][0], "grant": grant.id}
     return {**_pattern, "_id": grant.key, "holders": [holder], "token": type(_pattern["token"])(5)}

@@ -16,7 +16,7 @@ from django_mongolock.engine.session import Session
 from django_mongolock.engine.step import Step
 from django_mongolock.engine.store import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendError, LockError
-from tests.engine.conftest import Commands, Document, LockMaker, make_lock
+from tests.engine.conftest import Commands, Document, LockMaker, make_lock, store_of
 from tests.waiting import eventually
 
 SECRET = "hunter2-very-secret"
@@ -329,7 +329,7 @@ def test_a_thousand_locks_are_renewed_by_one_update_and_one_read(
     assert all(mine.remaining > before for mine in locks)
     assert all(grant.renew_at > 0 for grant in session._grants.values())
     monkeypatch.undo()
-    collection = session.store.collection
+    collection = store_of(session).collection
     collection.update_many({}, {"$set": {"holders": []}})
     for mine in locks:
         mine._grants = ()
