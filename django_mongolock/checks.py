@@ -15,7 +15,7 @@ from django.core.checks import CheckMessage, Tags, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS
 
-from .backends.base import get_backend
+from .backends.base import get_backend, mongo_store
 from .backends.mongo import ENGINE, MongoBackend
 from .conf import KNOWN, NAME, LockSettings, find_wrong, get_settings, raw_settings
 
@@ -125,12 +125,11 @@ def check_server(
     alias = raw_settings()["DATABASE"]
     if alias not in databases:
         return []
-    backend = get_backend(alias)
-    if not isinstance(backend, MongoBackend):
+    if not isinstance(get_backend(alias), MongoBackend):
         return []
     from .engine.inspection import inspect_server
 
-    facts = inspect_server(backend.store(), get_settings().COMMAND_TIMEOUT)
+    facts = inspect_server(mongo_store(alias), get_settings().COMMAND_TIMEOUT)
     found: list[CheckMessage] = []
     if facts.problem:
         return [

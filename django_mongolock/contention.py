@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from typing import Any, Final, Literal, cast
@@ -12,9 +11,9 @@ from django.utils.translation import gettext as _
 from django.views import View
 
 from .conf import get_settings
+from .engine.logs import INFO, log
 from .exceptions import LockBackendError, LockError, LockNotAcquired, LockReentryError
-
-logger = logging.getLogger("django_mongolock")
+from .signals import lock_skipped, send
 
 Policy = Literal["raise", "skip", "respond", "retry"] | Callable[..., Any]
 POLICIES: Final = ("raise", "skip", "respond", "retry")
@@ -59,7 +58,8 @@ def resolve(policy: Policy, error: LockError, args: tuple[Any, ...], kwargs: dic
     if policy == "respond" or not isinstance(error, LockNotAcquired):
         raise error
     if policy == "skip":
-        logger.info("skipped, the lock is busy key=%s holder=%s", error.key, error.holder)
+        log(INFO, "skipped, the lock is busy", key=error.key, template=error.template, holder=error.holder)
+        send(lock_skipped, key=error.key, template=error.template, reason=error.holder or "")
         return SKIPPED
     if policy == "retry":
         from .contrib.celery import retry_current_task

@@ -18,7 +18,7 @@ from .context import current_request
 from .engine.document import check_key
 from .engine.locks import MongoLock
 from .exceptions import LockBackendError, LockNotAcquired
-from .keys import KeyTemplate, call_arguments
+from .keys import KeyTemplate, LockKey, call_arguments
 from .locks import LockOptions, check_options, mongo_lock
 
 __all__ = ["SKIPPED", "mongo_locked"]
@@ -169,9 +169,10 @@ class _LockedCall:
         if self.key is not None:
             return mongo_lock(self.key(*args, **kwargs), **self.options)
         if not self.templates:
-            return mongo_lock(self.name, **self.options)
+            return mongo_lock(LockKey(self.name, self.name), **self.options)
         arguments = call_arguments(self.signature, args, kwargs)
-        return mongo_lock(*(template.fill(arguments) for template in self.templates), **self.options)
+        keys = (LockKey(template.fill(arguments), template.template) for template in self.templates)
+        return mongo_lock(*keys, **self.options)
 
     def function(self) -> Callable[..., Any]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:

@@ -28,8 +28,12 @@ class LockNotAcquired(LockError):
     """The lock was not to be had within the time that the caller was ready to wait.
 
     key: the lock. waited: seconds spent. holder: who has it, in words, or None where nobody could be named.
-    retry_after: seconds until the holder's lease ends if nobody renews it (0 where unknown).
+    retry_after: seconds until the holder's lease ends if nobody renews it (0 where unknown). template: what the key
+    was made from ("" where unknown). why: the kind of error in a word or two, for statistics.
     """
+
+    template = ""
+    why = "busy"
 
     def __init__(self, key: str, waited: float = 0.0, holder: str | None = None, retry_after: float = 0.0) -> None:
         super().__init__(key, waited, holder, retry_after)
@@ -46,12 +50,16 @@ class LockNotAcquired(LockError):
 class LockQueueFull(LockNotAcquired):
     """As many wait for the lock already as MONGOLOCK["MAX_WAITERS"] allows."""
 
+    why = "queue full"
+
     def __str__(self) -> str:
         return f"lock {self.key!r} was not acquired: its queue is full (MONGOLOCK['MAX_WAITERS'])"
 
 
 class LockCancelled(LockNotAcquired):
     """The wait was ended by `MongoLock.cancel`."""
+
+    why = "cancelled"
 
     def __str__(self) -> str:
         return f"the wait for lock {self.key!r} was cancelled after {self.waited:.1f} s"
@@ -62,6 +70,8 @@ class LockDeadlock(LockNotAcquired):
 
     cycle: who waits for which key, in words. keys: the locks of the cycle.
     """
+
+    why = "deadlock"
 
     def __init__(self, key: str, waited: float = 0.0, cycle: str = "", keys: tuple[str, ...] = ()) -> None:
         super().__init__(key, waited)

@@ -8,7 +8,7 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS
 from pymongo.errors import PyMongoError
 
-from .backends.base import get_backend
+from .backends.base import get_backend, mongo_store
 from .backends.mongo import MongoBackend
 from .conf import get_settings
 from .engine.indexes import ensure_indexes
@@ -26,11 +26,10 @@ def make_indexes_after_migrate(*, using: str, **kwargs: Any) -> None:
     home = get_settings().DATABASE
     if using not in (home, DEFAULT_DB_ALIAS):
         return
-    backend = get_backend(home)
-    if not isinstance(backend, MongoBackend):
+    if not isinstance(get_backend(home), MongoBackend):
         return
     try:
-        ping(backend.store(), get_settings().COMMAND_TIMEOUT)  # an index may take its time, an answer may not
-        ensure_indexes(backend.store().collection)
+        ping(mongo_store(home), get_settings().COMMAND_TIMEOUT)  # an index may take its time, an answer may not
+        ensure_indexes(mongo_store(home).collection)
     except (LockBackendError, PyMongoError) as error:
         logger.warning("indexes not made database=%s error=%s", home, type(error).__name__)

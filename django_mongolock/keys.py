@@ -6,7 +6,7 @@ import inspect
 import string
 import unicodedata
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import quote
 
 from django.db.models import Model
@@ -29,13 +29,25 @@ def model_key(instance: Model) -> str:
     parts = instance.pk if isinstance(instance.pk, tuple) else (instance.pk,)
     if None in parts:
         raise ValueError(f"{type(instance).__name__} has no primary key yet: save it before you lock it")
-    concrete = instance._meta.concrete_model or type(instance)
-    return f"{concrete._meta.label_lower}:{','.join(map(escape, parts))}"
+    return f"{_concrete(instance)._meta.label_lower}:{','.join(map(escape, parts))}"
+
+
+def _concrete(instance: Model) -> type[Model]:
+    return instance._meta.concrete_model or type(instance)
 
 
 def as_key(source: object) -> object:
     """The key of what a caller named: of a model instance, or the thing itself (`check_key` judges it)."""
-    return model_key(source) if isinstance(source, Model) else source
+    if isinstance(source, Model):
+        return model_key(source)
+    return str(source) if type(source) is LockKey else source
+
+
+def template_of(source: object) -> str:
+    """What a key was made from; "" where that is unknown."""
+    if isinstance(source, Model):
+        return f"{_concrete(source)._meta.label_lower}:{{pk}}"
+    return source.template if type(source) is LockKey else ""
 
 
 def escape(value: object) -> str:
@@ -55,6 +67,21 @@ def escape(value: object) -> str:
     # A combining character at the start would change the separator before it into another character.
     first = quote(text[0]) if text and unicodedata.combining(text[0]) else text[:1].translate(_ESCAPES)
     return first + text[1:].translate(_ESCAPES)
+
+
+class LockKey(str):
+    """A key that knows the template which it was made from: metrics are counted by that. Otherwise a plain string."""
+
+    __slots__ = ("template",)
+    template: str
+
+    def __new__(cls, key: str, template: str) -> Self:
+        made = super().__new__(cls, key)
+        made.template = template
+        return made
+
+    def __reduce__(self) -> tuple[type[LockKey], tuple[str, str]]:
+        return LockKey, (str(self), self.template)
 
 
 class KeyTemplate(string.Formatter):
@@ -137,10 +164,10 @@ def call_arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: 
     return arguments
 
 
-def lock_key(template: str, **values: Any) -> str:
+def lock_key(template: str, **values: Any) -> LockKey:
     """The key that ``@mongo_locked(template)`` makes of these values, for a `mongo_lock` that is to meet it.
 
     Values are escaped where they hold a separator, so ``"x:{a}"`` with ``a="b:c"`` is not ``"x:b:c"``.
     Raises TypeError, ValueError for values that make no key.
     """
-    return KeyTemplate(template).fill(values)
+    return LockKey(KeyTemplate(template).fill(values), template)

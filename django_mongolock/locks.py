@@ -12,7 +12,7 @@ from .conf import get_settings
 from .context import holder_facts
 from .engine.document import UNLIMITED, Mode, Terms, check_fact, check_key
 from .engine.locks import UNSET, MongoLock, Options, Unset, check_seconds, check_wait
-from .keys import as_key
+from .keys import as_key, template_of
 
 Key = str | Model
 #: The modes to choose from; a semaphore has a function of its own.
@@ -189,7 +189,7 @@ def _make(keys: tuple[Key, ...], mode: Mode, capacity: int, options: LockOptions
         hold=check_hold(options["min_hold"]),
         owner=check_fact("owner", options["owner"]),
     )
-    names = tuple(sorted({check_key(as_key(key), settings.KEY_PREFIX) for key in keys}))
+    templates = {check_key(as_key(key), settings.KEY_PREFIX): template_of(key) for key in keys}
     label = check_fact("label", options["label"])
     how = Options(
         terms=terms,
@@ -199,8 +199,9 @@ def _make(keys: tuple[Key, ...], mode: Mode, capacity: int, options: LockOptions
         max_hold=options["max_hold"],
         on_lost=options["on_lost"],
         on_release_requested=options["on_release_requested"],
+        templates=templates,
     )
-    return MongoLock(get_backend(options["using"]).session, names, how, lambda: _facts(label))
+    return MongoLock(get_backend(options["using"]).session, tuple(sorted(templates)), how, lambda: _facts(label))
 
 
 def _facts(label: str | None) -> dict[str, str | int]:

@@ -14,12 +14,13 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 from django_mongodb_backend.models import EmbeddedModel
 
-from .backends.base import get_backend
+from .backends.base import mongo_store
 from .engine import upkeep
 from .engine.patterns import KeyMatch
 from .engine.survey import Bounds, Seen, count, survey
 from .exceptions import LockDocumentError
 from .fields import Entries, Moment, Number, Text
+from .signals import lock_forced, send
 
 if TYPE_CHECKING:  # the backend is not typed
 
@@ -160,13 +161,13 @@ class LockQuerySet(MongoQuerySet):
         Bounded in size, and judged by the server's clock. Raises LockBackendError.
         """
         if (query := self.as_query()) is not None:
-            for seen in survey(get_backend(self.db).session().store, *query, **bounds):
+            for seen in survey(mongo_store(self.db), *query, **bounds):
                 yield Lock.as_seen(seen, self.db)
 
     def count_up_to(self, limit: int, timeout: float) -> int:
         """How many there are, but do not count beyond *limit*. Raises LockBackendError."""
         query = self.as_query()
-        return 0 if query is None else count(get_backend(self.db).session().store, query[0], limit, timeout)
+        return 0 if query is None else count(mongo_store(self.db), query[0], limit, timeout)
 
     def force_release(self) -> int:
         """Take each of these locks from its holders; return how many were taken.
@@ -200,6 +201,14 @@ class LockQuerySet(MongoQuerySet):
         self.update()
 
 
+class _Manager(models.Manager["Lock"]):
+    """Refuses to look where no lock is: rather an error than the answer that nobody holds any."""
+
+    def get_queryset(self) -> models.QuerySet[Lock]:
+        mongo_store(self._db)
+        return super().get_queryset()
+
+
 def _force_release(lock: Lock) -> bool:
     try:
         return lock.force_release()
@@ -230,7 +239,7 @@ class Lock(models.Model):
     longest_wait_ms = Number(_("longest wait"), help_text=_("milliseconds"))
     longest_hold_ms = Number(_("longest hold"), help_text=_("milliseconds"))
 
-    objects = LockQuerySet.as_manager()
+    objects = _Manager.from_queryset(LockQuerySet)()
 
     #: What the server said of the lock, for objects that come from `survey`.
     seen: Seen
@@ -267,13 +276,16 @@ class Lock(models.Model):
 
         A grant that was given since then is left alone. Raises LockDocumentError, LockBackendError.
         """
-        store = get_backend(self._state.db).session().store
+        using = self._state.db
         grants = [holder.grant for holder in self.holders if holder.grant]
-        return bool(grants and upkeep.force_release(store, self.key, grants))
+        taken = bool(grants and upkeep.force_release(mongo_store(using), self.key, grants))
+        if taken:
+            send(lock_forced, key=self.key, using=using)
+        return taken
 
     def ask_to_release(self, caller: str) -> int:
         """Ask its holders to release this lock, in the name of *caller*; return how many were asked.
 
         Raises LockDocumentError, LockBackendError.
         """
-        return upkeep.ask_to_release(get_backend(self._state.db).session().store, self.key, caller)
+        return upkeep.ask_to_release(mongo_store(self._state.db), self.key, caller)

@@ -18,8 +18,7 @@ from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded
 from pymongo import MongoClient
 
 from django_mongolock import SKIPPED, LockNotAcquired, mongo_lock
-from django_mongolock.backends.base import get_backend
-from django_mongolock.backends.mongo import MongoBackend
+from django_mongolock.backends.base import mongo_store
 from django_mongolock.contrib import celery as contrib
 from testproject.broker import broker_url
 from tests import celery_app
@@ -49,11 +48,9 @@ def worker(mongo: MongoClient[dict[str, Any]], mongo_uri: str, directory: Path) 
     """A worker with two processes that uses the locks of this test run and a queue of its own."""
     database = f"mongolock_broker_{uuid.uuid4().hex[:8]}"
     broker = broker_url(mongo_uri, database)
-    backend = get_backend()
-    assert isinstance(backend, MongoBackend)
     environment = {
         **os.environ,
-        "MONGODB_NAME": backend.store().config.database,
+        "MONGODB_NAME": mongo_store().config.database,
         "DJANGO_SETTINGS_MODULE": "testproject.settings",
         "TEST_CELERY_BROKER": broker,
         "TEST_CELERY_DIRECTORY": str(directory),

@@ -21,7 +21,7 @@ from django.db import connections
 from pytest_django import Settings
 
 from django_mongolock import mongo_lock
-from django_mongolock.backends.base import get_backend
+from django_mongolock.backends.base import mongo_store
 from django_mongolock.engine import patterns, upkeep
 from tests.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, waiter
 from tests.lock_fixtures import NOBODY, WITH_MONGO, Commands
@@ -103,7 +103,7 @@ class TestClear:
     def test_renewed_meanwhile(self, locks: Locks) -> None:
         """A lock that was renewed after it was found stale stays: the update itself looks again."""
         locks.stale("k", "z")
-        store = get_backend().session().store
+        store = mongo_store()
         locks.collection.update_one({"_id": "k"}, {"$set": {"holders": [entry(1)], "expires_at": entry()["until"]}})
         renewed = locks.read("k")
         assert upkeep.clear_stale(store, ["k", "z"], upkeep.Which()) == upkeep.Cleared(cleared=1)
@@ -218,7 +218,7 @@ class TestWhich:
 
     def test_update_judges_all_of_it(self) -> None:
         """The update does not trust what was found before: neither time, nor owner, nor key."""
-        store = get_backend().session().store
+        store = mongo_store()
         for which in (
             upkeep.Which(older_than=3_600),
             upkeep.Which(owner="other"),

@@ -27,7 +27,7 @@ from django_mongolock import (
     mongo_lock,
     mongo_semaphore,
 )
-from django_mongolock.backends.base import close_backends, get_backend
+from django_mongolock.backends.base import close_backends, mongo_store
 from django_mongolock.signals import lock_acquired, lock_lost, lock_released
 from testproject.shop.models import Ad, Order, Seller
 from tests.looking import document, held_elsewhere, holder, holders, new_key
@@ -416,8 +416,7 @@ def other_alias(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setitem(connections.settings, "other", settings)
     yield "other"
     document("x", "other")
-    backend: Any = get_backend("other")
-    backend.store().client.drop_database("mongolock_other")
+    mongo_store("other").client.drop_database("mongolock_other")
     close_backends()
     del connections["other"]
 

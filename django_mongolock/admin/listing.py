@@ -17,7 +17,7 @@ from django.db.models.expressions import Combinable
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from ..backends.base import get_backend
+from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..engine.patterns import containing, glob
 from ..engine.survey import count, ping
@@ -121,7 +121,7 @@ class LockChangeList(ChangeList):
     def get_results(self, request: HttpRequest) -> None:
         """Count, then read the page: now, since an error must come before anything is rendered."""
         queryset: Any = self.queryset
-        store, timeout = get_backend(queryset.db).session().store, get_settings().COMMAND_TIMEOUT
+        store, timeout = mongo_store(queryset.db), get_settings().COMMAND_TIMEOUT
         if self.query:  # going through all keys takes its time; that the server answers at all does not
             ping(store, timeout)
             timeout = max(timeout, SEARCH_TIMEOUT)

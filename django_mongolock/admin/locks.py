@@ -23,7 +23,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from django.views.decorators.csrf import csrf_protect
 
 from .. import words
-from ..backends.base import get_backend
+from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..engine import upkeep
 from ..engine.document import tidy_fact
@@ -32,6 +32,7 @@ from ..engine.store import MongoStore
 from ..engine.survey import State, find_deadlocks
 from ..exceptions import LockBackendError
 from ..models import Lock
+from ..signals import send, stale_locks_cleared
 from . import release
 from .columns import Columns, badge
 from .listing import LockChangeList, ModeFilter, StateFilter, search
@@ -288,6 +289,7 @@ class LockAdmin(Columns, ModelAdmin):
         for key in cleared:
             self._log(request, key, _("Cleared: its lease was over."))
         if cleared:
+            send(stale_locks_cleared, count=len(cleared), using=get_settings().DATABASE)
             text = ngettext("%d stale lock was cleared.", "%d stale locks were cleared.", len(cleared))
             self.message_user(request, text % len(cleared), messages.SUCCESS)
         if count := len(locks) - len(cleared):
@@ -307,7 +309,7 @@ class LockAdmin(Columns, ModelAdmin):
         return locks[: release.MOST]
 
     def _store(self) -> MongoStore:
-        return get_backend(get_settings().DATABASE).session().store
+        return mongo_store()
 
     def _log(self, request: HttpRequest, key: str, text: str) -> None:
         self.log_change(request, Lock(key=key), text)

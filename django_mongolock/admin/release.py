@@ -13,6 +13,7 @@ from ..engine import upkeep
 from ..engine.store import MongoStore
 from ..engine.survey import Seen
 from ..exceptions import LockBackendError, LockDocumentError
+from ..signals import lock_forced, send
 
 #: How many locks one confirmation may be about.
 MOST = 100
@@ -69,6 +70,7 @@ def _release_one(store: MongoStore, key: str, tokens: list[int], grants: list[st
         outcome.damaged[key] = error.problem
         return
     if taken:
+        send(lock_forced, key=key, using=get_settings().DATABASE)
         outcome.released[key] = max(tokens)
     else:
         outcome.gone.append(key)

@@ -11,7 +11,11 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from ..conf import LockSettings, get_settings
-from ..engine.session import Session
+from ..engine.grant import Grant
+from ..engine.session import Observer, Session
+from ..engine.store import MongoStore
+from ..exceptions import LockBackendError
+from ..signals import EVENTS, send
 
 
 class Backend(Protocol):
@@ -45,6 +49,42 @@ def get_backend(using: str | None = None) -> Backend:
         if alias not in _backends:
             _backends[alias] = make(alias, current)
         return _backends[alias]
+
+
+def mongo_store(using: str | None = None) -> MongoStore:
+    """The lock documents of an alias in MongoDB, for what looks at them from outside.
+
+    Raises LockBackendError where the locks are not kept in MongoDB.
+    """
+    store = get_backend(using).session().store
+    if not isinstance(store, MongoStore):
+        raise LockBackendError(
+            "the locks are kept in the memory of each process (MONGOLOCK['BACKEND']), where neither the model Lock nor "
+            "the admin nor a command can see them: in a test use the fixture mongolock, or django_mongolock.testing",
+            passing=False,
+        )
+    return store
+
+
+def sending(alias: str) -> Observer:
+    """What tells of a session's events, by signals."""
+
+    def observe(event: str, grant: Grant) -> None:
+        reasons = {"release_requested": grant.asked, "contended": grant.held_by}
+        send(
+            EVENTS[event],
+            key=grant.key,
+            template=grant.template,
+            mode=grant.terms.mode,
+            using=alias,
+            token=grant.token,
+            waited=grant.waited,
+            held=grant.held_for,
+            contended=grant.contended,
+            reason=reasons.get(event, grant.reason) or "",
+        )
+
+    return observe
 
 
 def close_backends() -> None:

@@ -10,11 +10,10 @@ from django.utils.connection import ConnectionDoesNotExist
 
 from ..conf import LockSettings
 from ..engine.document import milliseconds
-from ..engine.grant import Grant
 from ..engine.session import Session, Sessions
 from ..engine.step import Limits
 from ..engine.store import MongoStore, StoreConfig
-from ..signals import EVENTS
+from .base import sending
 
 ENGINE = "django_mongodb_backend"
 
@@ -50,10 +49,6 @@ class MongoBackend:
             self._sessions.close()
         return self._sessions.current()
 
-    def store(self) -> MongoStore:
-        """The store of this process, for what looks at lock documents from outside."""
-        return self.session().store
-
     def close(self) -> None:
         """See Backend.close()."""
         self._sessions.close()
@@ -64,10 +59,4 @@ class MongoBackend:
         self._name = self._database["NAME"]
         limits = Limits(waiters=self.settings.MAX_WAITERS, retention=milliseconds(self.settings.RETENTION))
         config = StoreConfig(parameters, self._name or "", limits=limits)
-        return Session(MongoStore(config), self.settings.COMMAND_TIMEOUT, self._observe)
-
-    def _observe(self, event: str, grant: Grant) -> None:
-        reason = (grant.asked or "") if event == "release_requested" else grant.reason
-        EVENTS[event].send_robust(
-            sender=MongoBackend, key=grant.key, token=grant.token, using=self.alias, reason=reason
-        )
+        return Session(MongoStore(config), self.settings.COMMAND_TIMEOUT, sending(self.alias))

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from datetime import datetime
 from enum import Enum
-from typing import Final
+from typing import Final, Literal
 
 from . import clock
 from .document import News, Terms
@@ -60,6 +60,8 @@ class Grant:
     doubtful: a command that adds it got no answer, so a copy of it may be on its way still, whatever came of the next.
     alone: when last heard of, nobody else held the key or waited for it. queued: the place in the document's queue that
     it got, and when. listens_from: when news of it may come by the change stream.
+    template: what its key was made from, for statistics. busy: somebody else has the key; held_by: who, in words.
+    contended: that was told. told: which part of its life was told to the session's observer.
     """
 
     def __init__(
@@ -87,6 +89,10 @@ class Grant:
         self.failures = 0
         self.doubtful = False
         self.alone = False
+        self.template = ""
+        self.busy = self.contended = False
+        self.held_by: str | None = None
+        self.told: Literal["", "acquired", "end"] = ""
         self.request: Request
         self.token = 0
         self.acquired_at: datetime | None = None
@@ -95,10 +101,12 @@ class Grant:
         self.state = State.WAITING
         self.lease = terms.lease
         self._now = now
-        self.renew_at = now() + terms.patience / 3
+        self.began = now()
+        self.renew_at = self.began + terms.patience / 3
         self.on_lost: Callable[[], object] | None = None
         self.on_release_requested: Callable[[], object] | None = None
         self._last = float("inf")
+        self._since = self._until = 0.0
         self.bell = Bell()
         self.news: News | None = None
         self.answer: Answer | None = None
@@ -135,6 +143,13 @@ class Grant:
         return max(0.0, self._deadline - self._now()) if self.state is State.HELD else 0.0
 
     @property
+    def held_for(self) -> float:
+        """Seconds that it has been held, or was; of a lost grant, seconds in which nobody else could have it."""
+        if self.token == 0:
+            return 0.0
+        return max(0.0, min(self._deadline, self._until or self._now()) - self._since)
+
+    @property
     def ends_at(self) -> float:
         """When the keeper must look at it at the latest: at its deadline, if held; at once, if it was found lost."""
         return self._deadline if self.state in (State.HELD, State.LOST) else float("inf")
@@ -167,6 +182,7 @@ class Grant:
             self.alone = granted.alone
             # The deadline first: to the keeper, who may look now, a grant held without one is a grant lost.
             self._last = float("inf") if self.max_hold is None else granted.now + self.max_hold
+            self._since = granted.now
             self._deadline = min(granted.until, self._last)
             self.state = State.HELD
             self.renew_at = self._when_to_renew(granted.now)
@@ -213,5 +229,5 @@ class Grant:
         with self._mutex:
             if self.state not in (State.WAITING, State.HELD):
                 return False
-            self.state, self.reason = state, reason
+            self.state, self.reason, self._until = state, reason, self._now()
             return True

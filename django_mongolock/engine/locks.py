@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from types import TracebackType
 from typing import Final, Literal, Self, TypeVar
@@ -19,11 +18,9 @@ from ..exceptions import LockBackendError, LockError, LockLostError, LockNotAcqu
 from . import protocol
 from .document import Terms, entry, milliseconds
 from .grant import TAKEN, Grant, Handle, State
+from .logs import WARNING, log
 from .protocol import Protocol
 from .session import Session
-
-logger = logging.getLogger("django_mongolock")
-
 
 T = TypeVar("T")
 
@@ -45,7 +42,8 @@ UNSET: Final = Unset()
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a lock is asked for and kept. *wait*: seconds, 0 for a single try, None without end."""
+    """How a lock is asked for and kept. *wait*: seconds, 0 for a single try, None without end. *templates*: what the
+    keys were made from, where that is known."""
 
     terms: Terms = Terms()  # noqa: RUF009 - it is frozen
     wait: float | None = 10.0
@@ -54,6 +52,7 @@ class Options:
     max_hold: float | None = None
     on_lost: Callable[[MongoLock], object] | None = None
     on_release_requested: Callable[[MongoLock], object] | None = None
+    templates: Mapping[str, str] = field(default_factory=dict)
 
 
 class MongoLock:
@@ -334,21 +333,24 @@ class MongoLock:
             sent = True
             granted = yield from protocol.acquire(request, deadline, now, since=started, trial=trial, answer=answer)
             session.acquired(grant, granted, granted.now - started)
-        except LockNotAcquired:
+        except LockNotAcquired as error:
+            error.template = grant.template
             session.leave(grant)
             # In this order: `deliver` writes the other two before it says that the claim is over.
             if grant.claimed or grant.doubtful or grant.answer is not None:
                 session.abandon(grant)
             session.forget(grant)
             session.finish(grant)
+            session.not_acquired(grant, error.why)
             raise
-        except BaseException:
+        except BaseException as error:
             session.leave(grant)
             # Nobody knows whether the last command took effect, or whether it still will.
             if sent or grant.claimed or grant.doubtful or grant.answer is not None:
                 session.abandon(grant)
             session.forget(grant)
             session.finish(grant)
+            session.not_acquired(grant, type(error).__name__)
             raise
         finally:
             self._wanted = None
@@ -357,6 +359,7 @@ class MongoLock:
     def _new_grant(self, session: Session, key: str, worker: object) -> Grant:
         terms, options = self.options.terms, self.options
         grant = session.new_grant(key, terms, worker, auto_renew=options.auto_renew, max_hold=options.max_hold)
+        grant.template = options.templates.get(key, "")
         grant.users.add(id(self))
         grant.on_lost = _weakly(self, options.on_lost)
         grant.on_release_requested = _weakly(self, options.on_release_requested)
@@ -407,7 +410,7 @@ class MongoLock:
             else:
                 was_there = yield from self._hand_over(session, grant, heir)
         except LockBackendError as error:
-            logger.warning("release postponed key=%s error=%s", grant.key, error)
+            log(WARNING, "release postponed", key=grant.key, error=error)
             session.abandon(grant)
             was_there = True
         if was_there:

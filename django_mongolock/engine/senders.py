@@ -9,13 +9,12 @@ A bare lock, a SimpleQueue and a list are single operations of the interpreter: 
 from __future__ import annotations
 
 import _thread
-import logging
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TypeVar
 
-logger = logging.getLogger("django_mongolock")
+from .logs import log_exception
 
 T = TypeVar("T")
 
@@ -90,5 +89,5 @@ class Senders:
                 return
             try:
                 call()
-            except Exception:
-                logger.exception("a call in the background failed")
+            except Exception:  # noqa: BLE001 - it is logged
+                log_exception("a call in the background failed")

@@ -7,7 +7,6 @@ import atexit
 import contextlib
 import functools
 import itertools
-import logging
 import os
 import secrets
 import threading
@@ -23,6 +22,7 @@ from ..exceptions import LockBackendError, LockError, LockStateError
 from . import clock, drivers, protocol
 from .document import News, Reply, Terms
 from .grant import CLOSED, TAKEN, Grant, Guard, Handle, LineKey, State
+from .logs import DEBUG, INFO, WARNING, log, log_exception
 from .protocol import (
     Action,
     Answer,
@@ -42,8 +42,6 @@ from .step import Step
 from .store import Found, Store
 from .wakeups import Listener
 
-logger = logging.getLogger("django_mongolock")
-
 T = TypeVar("T")
 
 #: How many keys one renewal takes.
@@ -59,7 +57,8 @@ FASTEST: Final = 0.002
 #: Threads that call `on_lost` and `on_release_requested`.
 CALLERS: Final = 4
 
-#: Told of what happens to a grant: "acquired", "released" or "lost".
+#: Told of what happens to a grant: "contended" if it must wait, then "acquired" or "not_acquired"; after "acquired"
+#: also "release_requested", and once either "released" or "lost".
 Observer = Callable[[str, Grant], object]
 
 
@@ -159,7 +158,11 @@ class Session:
         """Note for how long a place in the queue is good: if the grant comes by the stream, it is good for as long."""
         answer = Answer(reply, sent, self.now())
         grant = self._grants.get(grant_id)
-        if grant is not None and reply.queued_left is not None:
+        if grant is None:
+            return answer
+        if grant.state is State.WAITING and not reply.held:
+            grant.busy, grant.held_by = True, reply.holder or grant.held_by
+        if reply.queued_left is not None:
             terms = grant.terms
             grant.renewed(sent + min(terms.patience, reply.queued_left - terms.margin), answer.now)
             if grant.queued is None and reply.place is not None:
@@ -192,11 +195,13 @@ class Session:
 
     def _pause(self, pause: Pause) -> Heard:
         grant = self._waiting[pause.grant]
+        self._tell_contention(grant)
         grant.bell.wait(self._seconds(pause))
         return self._hear(grant)
 
     async def _apause(self, pause: Pause) -> Heard:
         grant = self._waiting[pause.grant]
+        self._tell_contention(grant)
         await grant.bell.await_(self._seconds(pause))
         return self._hear(grant)
 
@@ -271,7 +276,9 @@ class Session:
             self._waiting[grant.id] = grant
             if not trial:
                 self._lines.setdefault(grant.line, OrderedDict())[grant.id] = grant
-        return "now" if trial else self._turn(grant)
+        turn: Turn = "now" if trial else self._turn(grant)
+        grant.busy = turn != "now"
+        return turn
 
     def _turn(self, grant: Grant) -> Turn:
         line = self._lines.get(grant.line)
@@ -363,7 +370,15 @@ class Session:
                 self._held_here[grant.line] = grant
         self.leave(grant)
         self._keep(min(grant.renew_at, grant.ends_at))
+        grant.told = "acquired"
         self._observe("acquired", grant)
+
+    def not_acquired(self, grant: Grant, reason: str) -> None:
+        """Nobody tries to acquire the grant any more."""
+        if grant.told == "":
+            self._tell_contention(grant)
+            grant.told, grant.reason, grant.waited = "end", reason, self.now() - grant.began
+            self._observe("not_acquired", grant)
 
     def forget(self, grant: Grant) -> bool:
         """The grant has ended: renew it no more. Return whether that is news."""
@@ -401,7 +416,7 @@ class Session:
         """The grant was given back."""
         self.forget(grant)
         self.finish(grant)
-        self._observe("released", grant)
+        self._tell_end(grant)
 
     def abandon(self, grant: Grant) -> None:
         """Give up a grant of which it is not known how it stands: have it removed in the background, for sure."""
@@ -414,6 +429,7 @@ class Session:
             self._unsettled[grant.id] = Unsettled(grant.key, give_up, self.now())
         self._keep(self.now())
         self.finish(grant)
+        self._tell_end(grant)
 
     def _settle(self, grant_id: str) -> None:
         """Try once to have an abandoned grant removed."""
@@ -424,19 +440,41 @@ class Session:
             drivers.run(protocol.settle(unsettled.key, grant_id), self._send, self._pause)
         except LockError as error:
             if self.now() < unsettled.give_up:
-                logger.debug("settling postponed key=%s error=%s", unsettled.key, error)
+                log(DEBUG, "settling postponed", key=unsettled.key, error=error)
                 return
-            logger.warning("settling given up key=%s error=%s: the lease ends by itself", unsettled.key, error)
+            log(WARNING, "settling given up, the lease ends by itself", key=unsettled.key, error=error)
         with self._mutex:
             self._unsettled.pop(grant_id, None)
 
+    # What is told of them
+
+    def _tell_contention(self, grant: Grant) -> None:
+        """Somebody else has what the grant is about to wait for, or was tried for: tell it once."""
+        if grant.busy and not grant.contended:
+            grant.contended = True
+            self._observe("contended", grant)
+
+    def _tell_end(self, grant: Grant) -> None:
+        """What was told to be acquired is not held any more: tell it once, whatever way it ended."""
+        if grant.told == "acquired":
+            grant.told = "end"
+            self._observe("lost" if grant.state is State.LOST else "released", grant)
+
     def _observe(self, event: str, grant: Grant) -> None:
-        logger.debug("lock %s key=%s token=%s", event, grant.key, grant.token)
+        facts: dict[str, object] = {"key": grant.key, "template": grant.template}
+        if event in ("contended", "not_acquired"):
+            facts["holder"] = grant.held_by
+        else:
+            facts["token"] = grant.token
+        if event in ("lost", "not_acquired"):
+            facts["reason"] = grant.reason
+        level = WARNING if event == "lost" and grant.reason != CLOSED else DEBUG
+        log(level, f"lock {event.replace('_', ' ')}", **facts)
         if self._observer is not None:
             try:
                 self._observer(event, grant)
-            except Exception:
-                logger.exception("observer failed event=%s key=%s", event, grant.key)
+            except Exception:  # noqa: BLE001 - it is logged
+                log_exception("observer failed", event=event, key=grant.key)
 
     # The keeper
 
@@ -469,8 +507,8 @@ class Session:
                 for grant in dropped:
                     self._dropped(grant)
                 self.beat()
-            except BaseException:
-                logger.exception("the keeper failed and goes on")
+            except BaseException:  # noqa: BLE001 - it is logged
+                log_exception("the keeper failed and goes on")
                 time.sleep(0.1)
 
     def _listen(self, due: float) -> list[Grant | Guard]:
@@ -511,9 +549,8 @@ class Session:
 
     def _let_go(self, grant: Grant, why: str) -> None:
         """Release what nobody is going to release any more."""
-        logger.warning("lock released, %s key=%s acquired=%s", why, grant.key, grant.acquired_from)
+        log(WARNING, f"lock released, {why}", key=grant.key, acquired=grant.acquired_from)
         self.abandon(grant)
-        self._observe("released", grant)
 
     def _next_due(self) -> float:
         with self._mutex:
@@ -557,9 +594,7 @@ class Session:
             found = self.store.renew(sorted({grant.key for grant in grants}), step, timeout)
         except LockBackendError as error:
             news = any(not grant.failures for grant in grants)
-            logger.log(
-                logging.WARNING if news else logging.DEBUG, "renewal failed grants=%s error=%s", len(grants), error
-            )
+            log(WARNING if news else DEBUG, "renewal failed", grants=len(grants), error=error)
             found = {}
         for grant in grants:
             self._judge(grant, found.get(grant.key), number, sent)
@@ -589,7 +624,7 @@ class Session:
     def _ask(self, grant: Grant, caller: str) -> None:
         """Somebody wants the lock: tell its holder, once."""
         grant.asked = caller
-        logger.info("release requested key=%s by=%s", grant.key, caller)
+        log(INFO, "release requested", key=grant.key, by=caller)
         self._observe("release_requested", grant)
         if grant.on_release_requested is not None:
             self._callers.submit(functools.partial(_call_safely, grant.on_release_requested, grant))
@@ -598,11 +633,10 @@ class Session:
         """Tell everybody, once, that a grant was lost, and see to it that it does not keep others waiting."""
         if not self.forget(grant):
             return
-        logger.warning("lock lost key=%s token=%s reason=%s", grant.key, grant.token, grant.reason)
         if grant.reason != TAKEN:
             self.abandon(grant)
         self.finish(grant)
-        self._observe("lost", grant)
+        self._tell_end(grant)
         if grant.on_lost is not None:
             self._callers.submit(functools.partial(_call_safely, grant.on_lost, grant))
 
@@ -620,7 +654,7 @@ class Session:
         self.command_timeout = min(self.command_timeout, timeout)
         for grant in grants:
             if self.now() >= end:
-                logger.warning("not released at exit key=%s: its lease ends by itself", grant.key)
+                log(WARNING, "not released at exit, its lease ends by itself", key=grant.key)
                 continue
             # A waiter's command may be on its way still: its place in the queue must not come back.
             waits = grant.state is State.WAITING
@@ -633,8 +667,9 @@ class Session:
                 try:
                     drivers.run(end_it, self._send, self._pause)
                 except LockError as error:
-                    logger.warning("not released at exit key=%s error=%s", grant.key, error)
+                    log(WARNING, "not released at exit", key=grant.key, error=error)
             self.forget(grant)
+            self._tell_end(grant)
         for grant_id in unsettled:
             if self.now() < end:
                 self._settle(grant_id)
@@ -658,8 +693,8 @@ def _has_ended(worker: object) -> bool:
 def _call_safely(callback: Callable[[], object], grant: Grant) -> None:
     try:
         callback()
-    except Exception:
-        logger.exception("callback failed key=%s", grant.key)
+    except Exception:  # noqa: BLE001 - it is logged
+        log_exception("callback failed", key=grant.key)
 
 
 class Sessions:

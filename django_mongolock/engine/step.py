@@ -118,7 +118,7 @@ class Step:
 
 
 #: `purge_at` is moved in steps of this many milliseconds, so that its index stays quiet.
-_PURGE_STEP = 3_600_000
+PURGE_STEP = 3_600_000
 
 
 def _let(variables: dict[str, Expression], inside: Expression) -> Expression:
@@ -305,7 +305,7 @@ def _result(asks: bool, buries: bool) -> dict[str, Expression]:
         "granted": _told(asks),
         "clock": "$$c.clock",
         "expires_at": "$$expires_at",
-        "purge_at": {"$cond": [{"$gte": ["$$doc.purge_at", keep]}, "$$doc.purge_at", {"$add": [keep, _PURGE_STEP]}]},
+        "purge_at": {"$cond": [{"$gte": ["$$doc.purge_at", keep]}, "$$doc.purge_at", {"$add": [keep, PURGE_STEP]}]},
         # So that every command writes: a primary that has lost its majority acknowledges what changes nothing.
         "changes": {"$add": ["$$doc.changes", 1]},
         "acquisitions": {"$add": ["$$doc.acquisitions", "$$fitting"]},

@@ -295,7 +295,7 @@ class MongoStore:
             return self._renew_halves(keys, step, timeout)
         except PyMongoError as error:
             raise self._problem(error, None, timeout) from _bare(error)
-        return {document["_id"]: _found(document) for document in found}
+        return {document["_id"]: read_found(document) for document in found}
 
     def _renew_halves(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
         """Renew again where one document stopped the update: the grants in the others must not suffer from it."""
@@ -391,7 +391,8 @@ class Found:
     waiters: dict[str, Beat]
 
 
-def _found(document: Document) -> Found:
+def read_found(document: Document) -> Found:
+    """Read what a renewal found: a document, or as much of one as there is, with the server's time in `now`."""
     token = document.get("token")
     return Found(token if isinstance(token, int) else 0, _beats(document, "holders"), _beats(document, "waiters"))
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -24,9 +23,8 @@ from pymongo.errors import PyMongoError
 from ..exceptions import LockBackendError
 from . import clock
 from .document import News, read_news
+from .logs import DEBUG, WARNING, log
 from .store import Store
-
-logger = logging.getLogger("django_mongolock")
 
 #: How long the stream stays open after the last waiter, in seconds.
 LINGER: Final = 30.0
@@ -200,8 +198,7 @@ class Listener:
 
     def _complain(self, reason: str) -> None:
         """Say once that waiting goes on by polling."""
-        level = logging.DEBUG if self._complained else logging.WARNING
-        logger.log(level, "no change stream, waiting by polling reason=%s", reason)
+        log(DEBUG if self._complained else WARNING, "no change stream, waiting by polling", reason=reason)
         self._complained = True
 
 

@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
 
 from .. import words
-from ..backends.base import get_backend
+from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..engine.patterns import KeyMatch, glob, starting
 from ..engine.store import MongoStore
@@ -52,7 +52,7 @@ class LockCommand(BaseCommand):
 
     def store(self, options: dict[str, Any]) -> MongoStore:
         """The store of the alias. Raises LockBackendError, and soon, if its server does not answer."""
-        store = get_backend(options["database"]).session().store
+        store = mongo_store(options["database"])
         ping(store, get_settings().COMMAND_TIMEOUT)
         return store
 

@@ -13,9 +13,11 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from ...conf import get_settings
 from ...engine.store import MongoStore
 from ...engine.survey import Seen, State, count
 from ...engine.upkeep import Which, clear_stale, find_stale
+from ...signals import send, stale_locks_cleared
 from ..base import LockCommand, as_row, positive, seconds, write_json, write_table
 
 #: How many locks the question shows.
@@ -134,6 +136,9 @@ class Command(LockCommand):
                 done = clear_stale(store, [seen.key for seen in stale], which)
                 tally.cleared += done.cleared
                 tally.postponed += done.postponed
+                if done.cleared:
+                    using = options["database"] or get_settings().DATABASE
+                    send(stale_locks_cleared, count=done.cleared, using=using)
             yield from stale
             if options["verbosity"] >= 2 or (self.stderr.isatty() and time.monotonic() - told > 1):
                 told = time.monotonic()

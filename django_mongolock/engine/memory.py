@@ -1,0 +1,179 @@
+"""Locks in the memory of one process, for tests: the same rule on the same documents, by a clock that can be moved."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+from ..exceptions import LockBackendError
+from . import clock
+from .deadlock import Cycle, cycle_of
+from .document import Reply, read_reply
+from .rule import apply_rule
+from .step import Limits, Step
+from .store import Found, read_found
+
+Document = dict[str, Any]
+
+#: The name of the memory's clock. There is no failover to another one.
+CLOCK: Final = "memory"
+
+
+class MemoryServer:
+    """What stands in for a MongoDB: documents, and the clock that decides on them.
+
+    Stores are its connections; all of them see the same locks. Nothing of it is shared with another process.
+    away: does it answer no command, as a server that cannot be reached?
+    """
+
+    def __init__(self) -> None:
+        self.documents: dict[str, Document] = {}
+        self.away = False
+        self._streams: dict[MemoryStream, str] = {}
+        self._mutex = threading.Lock()
+        self._moved = 0.0
+        self._origin = datetime.fromtimestamp(time.time(), UTC) - timedelta(seconds=clock.now())
+
+    def now(self) -> float:
+        """Seconds on the clock of everybody here: `clock.now`, and as much more as it was moved."""
+        return clock.now() + self._moved
+
+    def move(self, seconds: float) -> None:
+        """Let time go by. Tell the sessions (`Session.wake`), which sleep by another clock."""
+        self._moved += seconds
+
+    @property
+    def time(self) -> datetime:
+        """The time of day. In whole milliseconds, as in documents."""
+        moment = self._origin + timedelta(seconds=self.now())
+        return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+
+    def apply(
+        self, key: str, step: Step, limits: Limits, given: Callable[[Document], bool] | None = None
+    ) -> tuple[Document | None, datetime]:
+        """Apply *step* to the document of *key*, if it is *given* that; return it as it is then, and the time."""
+        with self._mutex:
+            before, now = self.documents.get(key), self.time
+            if given is not None and (before is None or not given(before)):
+                return None, now
+            after = apply_rule(before, step, limits, now, CLOCK)
+            if after is not None:
+                self.documents[key] = after
+                self._tell(after["granted"], before["granted"] if before else "")
+            return after, now
+
+    @contextmanager
+    def streaming(self, session: str) -> Iterator[MemoryStream]:
+        """A stream of what is granted to *session* from now on."""
+        stream = MemoryStream()
+        self._streams[stream] = session
+        try:
+            yield stream
+        finally:
+            del self._streams[stream]
+
+    def _tell(self, granted: str, before: str) -> None:
+        if granted != before:
+            for stream, session in list(self._streams.items()):
+                if f"{session}." in granted:
+                    stream.changes.put({"fullDocument": {"granted": granted}})
+
+
+class MemoryStream:
+    """See `store.Stream`."""
+
+    alive = True
+
+    def __init__(self) -> None:
+        self.changes: SimpleQueue[Document] = SimpleQueue()
+
+    def try_next(self) -> Document | None:
+        """See Stream.try_next()."""
+        try:
+            return self.changes.get(timeout=1.0)
+        except Empty:
+            return None
+
+
+class MemoryStore:
+    """One process's connection to a `MemoryServer`. See `store.Store`, also for the methods."""
+
+    def __init__(self, server: MemoryServer, limits: Limits) -> None:
+        self.server = server
+        self.limits = limits
+        self._closed = False
+
+    def apply(self, key: str, step: Step, timeout: float) -> Reply:
+        self._answer(key)
+        given = partial(_is_held, grants=(step.given,)) if step.given else None
+        document, now = self.server.apply(key, step, self.limits, given)
+        return reply_of(key, document, step.ask, now)
+
+    def give_back(self, key: str, step: Step, timeout: float) -> bool:
+        self._answer(key)
+        document, _ = self.server.apply(key, step, self.limits, partial(_is_held, grants=step.remove))
+        return document is not None
+
+    def read(self, key: str, grant: str, timeout: float) -> Reply:
+        self._answer(key)
+        return reply_of(key, self.server.documents.get(key), grant, self.server.time)
+
+    def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
+        self._answer()
+        found: dict[str, Found] = {}
+        for key in keys:
+            self.server.apply(key, step, self.limits, partial(_is_there, grants=step.renew))
+            if (document := self.server.documents.get(key)) is not None:
+                found[key] = read_found({**document, "now": self.server.time})
+        return found
+
+    def deadlock(self, key: str, grant: str, timeout: float) -> Cycle | None:
+        self._answer(key)
+        documents = [{**document, "_id": key} for key, document in list(self.server.documents.items())]
+        return cycle_of(documents, grant, self.server.time)
+
+    def watch(self, session: str) -> Any:
+        self._answer()
+        return self.server.streaming(session)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _answer(self, key: str | None = None) -> None:
+        if self._closed:
+            raise LockBackendError("the session was closed", key, passing=False)
+        if self.server.away:
+            raise LockBackendError("MongoDB did not answer (a test says so)", key)
+
+
+def _is_held(document: Document, grants: Sequence[str]) -> bool:
+    return any(e["grant"] in grants for e in document["holders"])
+
+
+def _is_there(document: Document, grants: Sequence[str]) -> bool:
+    return any(e["grant"] in grants for e in (*document["holders"], *document["waiters"]))
+
+
+def reply_of(key: str, document: Document | None, grant: str, now: datetime) -> Reply:
+    """What MongoDB answers by the projection `step.REPLY`."""
+    if document is None:
+        return read_reply(key, None)
+    holders, waiters = document["holders"], document["waiters"]
+    places = [e["grant"] for e in waiters]
+    answer = {
+        "now": now,
+        "token": document["token"],
+        "mine": next((e for e in holders if e["grant"] == grant), None),
+        "place": places.index(grant) if grant in places else -1,
+        "queued": next((e for e in waiters if e["grant"] == grant), None),
+        "waiting": len(waiters),
+        "first_end": min((e["until"] for e in holders), default=None),
+        "holder": next(iter(holders), None),
+    }
+    return read_reply(key, answer)
