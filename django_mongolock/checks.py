@@ -10,14 +10,14 @@ from typing import Any, Final
 
 from django.apps import AppConfig
 from django.conf import settings
-from django.core import checks
+from django.core import checks, mail
 from django.core.checks import CheckMessage, Tags, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS
 
 from .backends.base import get_backend, mongo_store
 from .backends.mongo import ENGINE, MongoBackend
-from .conf import KNOWN, NAME, LockSettings, find_wrong, get_settings, raw_settings
+from .conf import KNOWN, MEMORY, NAME, LockSettings, find_wrong, get_settings, raw_settings
 
 ROUTER: Final = "django_mongolock.router.MongoLockRouter"
 
@@ -57,7 +57,21 @@ def check_settings(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) ->
         for name in sorted(set(raw) - KNOWN, key=str)
     ]
     found += [_error(_IDS[wrong.name], f"{wrong.problem}.", f"{wrong.cure}.") for wrong in find_wrong(raw)]
+    if raw.get("BACKEND") == MEMORY:
+        return found + _check_memory()
     return found + _check_database_alias(raw.get("DATABASE"))
+
+
+def _check_memory() -> list[CheckMessage]:
+    if hasattr(mail, "outbox"):  # Django's test environment is set up: this is what it is for
+        return []
+    return [
+        _warning(
+            "W005",
+            f'{NAME}["BACKEND"] keeps the locks in the memory of each process: two processes both get the same lock.',
+            "It is for tests only. Take BACKEND out of the settings that a server, worker or command runs with.",
+        )
+    ]
 
 
 def _check_database_alias(alias: object) -> list[CheckMessage]:
@@ -122,7 +136,7 @@ def check_server(
     """The server behind the alias: can it be reached, is it a replica set, are rights and indexes there?"""
     if not databases or any(message.is_serious() for message in check_settings(app_configs=None)):
         return []
-    alias = raw_settings()["DATABASE"]
+    alias = raw_settings().get("DATABASE")
     if alias not in databases:
         return []
     if not isinstance(get_backend(alias), MongoBackend):

@@ -16,6 +16,8 @@ from .engine.document import check_key
 from .engine.locks import check_seconds, check_wait
 
 NAME: Final = "MONGOLOCK"
+#: The backend for tests, which needs no database.
+MEMORY: Final = "django_mongolock.backends.memory.MemoryLockBackend"
 #: One of these stands at the end of a prefix, and between the fields of a key template.
 SEPARATORS: Final = ":/|,;#="
 
@@ -148,7 +150,7 @@ def get_settings() -> LockSettings:
         raise ImproperlyConfigured(
             f"{NAME} has unknown settings: {', '.join(unknown)}. Known: {', '.join(sorted(KNOWN))}"
         )
-    if not raw.get("DATABASE"):
+    if not raw.get("DATABASE") and raw.get("BACKEND") != MEMORY:
         raise ImproperlyConfigured(
             f'{NAME}["DATABASE"] is not set: name the DATABASES alias of your MongoDB, '
             f'for example {NAME} = {{"DATABASE": "locks"}}'

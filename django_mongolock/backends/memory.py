@@ -3,52 +3,63 @@
 from __future__ import annotations
 
 import os
+import threading
+from functools import partial
+from typing import Final
+
+from django.core import mail
 
 from ..conf import LockSettings
 from ..engine.document import milliseconds
-from ..engine.memory import MemoryServer, MemoryStore
-from ..engine.session import Observer, Session, Sessions
+from ..engine.logs import WARNING, log
+from ..engine.memory import MemoryServer, MemorySession, MemoryStore
+from ..engine.session import Observer, Sessions
 from ..engine.step import Limits
 from .base import sending
+
+#: By process and alias. A server outlives its backend, as MongoDB does: settings may change in the middle of a test.
+_servers: Final[dict[tuple[int, str], MemoryServer]] = {}
 
 
 class MemoryLockBackend:
     """Locks that only this process knows of. Never for production: two processes would both get the same lock.
 
     Leases, queues, modes, fencing tokens, owners and minimum holds mean what they mean in MongoDB. There is no
-    document that outlives the process, so neither the model `Lock` nor the admin nor a command sees them.
+    document that another process could see, and so neither the model `Lock`, nor the admin, nor a command sees them.
     """
 
     def __init__(self, alias: str, settings: LockSettings) -> None:
         self.alias = alias
         self.settings = settings
-        self._server = MemoryServer()
-        self._pid = os.getpid()
-        self._sessions = Sessions(self._make_session)
+        self._sessions = Sessions(partial(self._open, sending(alias)))
+        if not hasattr(mail, "outbox"):  # what Django's test environment has
+            log(WARNING, "locks are kept in the memory of this process, which is for tests only", alias=alias)
 
     @property
     def server(self) -> MemoryServer:
-        """The locks of this process: a forked child has its own, since it shares no memory with its parent."""
-        if self._pid != os.getpid():
-            self._server, self._pid = MemoryServer(), os.getpid()
-        return self._server
+        """The locks of this process. A forked child has its own, since it shares no memory with its parent."""
+        return _servers.setdefault((os.getpid(), self.alias), MemoryServer())
 
-    def session(self) -> Session:
+    def session(self) -> MemorySession:
         """See Backend.session()."""
         return self._sessions.current()
 
-    def new_session(self) -> Session:
-        """One more session on the same locks, as another process would have it. Its events are nobody's business."""
-        return self._open(None)
+    def play_somebody(self) -> MemorySession:
+        """A session on the same locks, as another process would have it. Nobody is told of its events."""
+        return self._open(None, threading.current_thread())
 
     def close(self) -> None:
         """See Backend.close()."""
         self._sessions.close()
 
-    def _make_session(self) -> Session:
-        return self._open(sending(self.alias))
-
-    def _open(self, observer: Observer | None) -> Session:
+    def _open(self, observer: Observer | None, played_by: threading.Thread | None = None) -> MemorySession:
         limits = Limits(waiters=self.settings.MAX_WAITERS, retention=milliseconds(self.settings.RETENTION))
-        server = self.server
-        return Session(MemoryStore(server, limits), self.settings.COMMAND_TIMEOUT, observer, server.now)
+        return MemorySession(MemoryStore(self.server, limits), observer, played_by)
+
+
+def forget_servers() -> None:
+    """Begin again with no locks, also where somebody still holds some."""
+    for server in _servers.values():
+        for session in list(server.sessions):
+            session.die()
+    _servers.clear()

@@ -1,21 +1,27 @@
-"""Locks in the memory of one process, for tests: the same rule on the same documents, by a clock that can be moved."""
+"""Locks in the memory of one process, for tests: the same rule on the same documents, by a clock that can be moved.
+
+`MemoryServer` stands in for a MongoDB, `MemoryStore` for a connection to it, and `MemorySession` for a process.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-from ..exceptions import LockBackendError
+from ..exceptions import LockBackendError, LockStateError
 from . import clock
 from .deadlock import Cycle, cycle_of
 from .document import Reply, read_reply
+from .grant import TAKEN, Grant
+from .protocol import Heard, Pause
 from .rule import apply_rule
+from .session import Observer, Session
 from .step import Limits, Step
 from .store import Found, read_found
 
@@ -23,17 +29,22 @@ Document = dict[str, Any]
 
 #: The name of the memory's clock. There is no failover to another one.
 CLOCK: Final = "memory"
+#: A wait of a test for itself that is longer than this, in seconds, is one without end.
+LONGEST_WAIT: Final = 14_400.0
+#: How far the clock is moved at a time by somebody who waits, in seconds.
+LONGEST_STEP: Final = 60.0
 
 
 class MemoryServer:
     """What stands in for a MongoDB: documents, and the clock that decides on them.
 
-    Stores are its connections; all of them see the same locks. Nothing of it is shared with another process.
-    away: does it answer no command, as a server that cannot be reached?
+    Nothing of it is shared with another process. sessions: those that are connected. away: does it answer no command,
+    as a server that cannot be reached?
     """
 
     def __init__(self) -> None:
         self.documents: dict[str, Document] = {}
+        self.sessions: list[MemorySession] = []
         self.away = False
         self._streams: dict[MemoryStream, str] = {}
         self._mutex = threading.Lock()
@@ -44,9 +55,19 @@ class MemoryServer:
         """Seconds on the clock of everybody here: `clock.now`, and as much more as it was moved."""
         return clock.now() + self._moved
 
-    def move(self, seconds: float) -> None:
-        """Let time go by. Tell the sessions (`Session.wake`), which sleep by another clock."""
-        self._moved += seconds
+    def advance(self, seconds: float) -> None:
+        """Let time go by, as it does for living processes: what is due meanwhile, such as renewals, is done."""
+        end = self.now() + seconds
+        while (due := min((session._next_due() for session in self.sessions), default=end)) < end:
+            self._move_to(due)
+        self._move_to(end)
+        for session in list(self.sessions):
+            session.wake()
+
+    def _move_to(self, moment: float) -> None:
+        self._moved += max(0.001, moment - self.now())
+        for session in list(self.sessions):
+            session.beat()
 
     @property
     def time(self) -> datetime:
@@ -68,7 +89,14 @@ class MemoryServer:
                 self._tell(after["granted"], before["granted"] if before else "")
             return after, now
 
-    @contextmanager
+    def is_hopeless(self, key: str, thread: threading.Thread) -> bool:
+        """Is it certain that nobody releases *key* while *thread* waits? It is held by the dead, or played by *thread*
+        itself, or was released already and is only kept for a minimum hold."""
+        others = {session.id for session in self.sessions if session.played_by is not thread}
+        holders = self.documents.get(key, {}).get("holders", [])
+        return bool(holders) and all(e["session"] not in others or "released" in e for e in holders)
+
+    @contextlib.contextmanager
     def streaming(self, session: str) -> Iterator[MemoryStream]:
         """A stream of what is granted to *session* from now on."""
         stream = MemoryStream()
@@ -150,6 +178,58 @@ class MemoryStore:
             raise LockBackendError("the session was closed", key, passing=False)
         if self.server.away:
             raise LockBackendError("MongoDB did not answer (a test says so)", key)
+
+
+class MemorySession(Session):
+    """One process, or what a test takes for one.
+
+    played_by: the thread that plays somebody else, and cannot release anything while it waits itself.
+    """
+
+    def __init__(
+        self, store: MemoryStore, observer: Observer | None = None, played_by: threading.Thread | None = None
+    ) -> None:
+        super().__init__(store, observer=observer, now=store.server.now)
+        self._server = store.server
+        self._server.sessions.append(self)
+        self.played_by = played_by
+
+    def close(self, timeout: float = 2.0) -> None:
+        """See Session.close()."""
+        super().close(timeout)
+        with contextlib.suppress(ValueError):  # closed twice
+            self._server.sessions.remove(self)
+
+    def die(self) -> None:
+        """End without giving anything back, as a process does that is killed."""
+        for grant in list(self._grants.values()):
+            grant.lose("its process died")
+            self.forget(grant)
+        self.close()
+
+    def holding(self, key: str) -> list[Grant]:
+        """The grants of *key* that are held here."""
+        return [grant for grant in list(self._grants.values()) if grant.key == key and grant.held]
+
+    def lose(self, key: str) -> int:
+        """Have the grants of *key* taken away, and learn of it at once; return how many there were."""
+        grants = self.holding(key)
+        self.store.give_back(key, Step(remove=tuple(grant.id for grant in grants), force=True), self.command_timeout)
+        for grant in grants:
+            if grant.lose(TAKEN):
+                self.lost(grant)
+        return len(grants)
+
+    def _pause(self, pause: Pause) -> Heard:
+        """See Session._pause(). Where only time can end the wait, let it go by at once."""
+        grant = self._waiting[pause.grant]
+        if not self._server.is_hopeless(grant.key, threading.current_thread()):
+            return super()._pause(pause)
+        self._tell_contention(grant)
+        if self.now() - grant.began > LONGEST_WAIT:
+            raise LockStateError(f"this would wait for {grant.key!r} for ever, since the test itself holds it")
+        self._server.advance(min(pause.timer, LONGEST_STEP))
+        return self._hear(grant)
 
 
 def _is_held(document: Document, grants: Sequence[str]) -> bool:

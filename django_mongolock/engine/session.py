@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from ..exceptions import LockBackendError, LockError, LockStateError
 from . import clock, drivers, protocol
@@ -697,21 +697,24 @@ def _call_safely(callback: Callable[[], object], grant: Grant) -> None:
         log_exception("callback failed", key=grant.key)
 
 
-class Sessions:
+S = TypeVar("S", bound=Session)
+
+
+class Sessions(Generic[S]):
     """Hands out the session of this process: a new one after a fork, since the parent's locks are not the child's."""
 
-    _all: ClassVar[weakref.WeakSet[Sessions]] = weakref.WeakSet()
+    _all: ClassVar[weakref.WeakSet[Sessions[Any]]] = weakref.WeakSet()
     _mutex = threading.Lock()
     #: Sessions of the parent, kept so that nothing of them is finalized in the child.
     _inherited: ClassVar[list[Session]] = []
 
-    def __init__(self, make: Callable[[], Session]) -> None:
+    def __init__(self, make: Callable[[], S]) -> None:
         self._make = make
-        self._session: Session | None = None
+        self._session: S | None = None
         with Sessions._mutex:
             Sessions._all.add(self)
 
-    def current(self) -> Session:
+    def current(self) -> S:
         session = self._session
         if session is not None and session.pid == os.getpid():
             return session
