@@ -134,12 +134,28 @@ def find_wrong(raw: Mapping[str, Any]) -> Iterator[Wrong]:
                 yield Wrong(name, f'{NAME}["{name}"] is wrong: {error}', f"Give {cure}")
 
 
+#: What a test has put over the project's values for the time being.
+_overlay: dict[str, Any] = {}
+
+
+def put_over(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Put *values* over the project's; return what had been put there before.
+
+    Not `override_settings`: whoever changes MONGOLOCK in the same test and undoes it later would bring these back.
+    """
+    before = dict(_overlay)
+    _overlay.clear()
+    _overlay.update(values)
+    get_settings.cache_clear()
+    return before
+
+
 def raw_settings() -> Mapping[str, Any]:
     """The setting as the project wrote it. Raises ImproperlyConfigured if it is not a dictionary."""
     raw = getattr(settings, NAME, {})
     if not isinstance(raw, Mapping):
         raise ImproperlyConfigured(f"{NAME} must be a dictionary, not {type(raw).__name__}")
-    return raw
+    return {**raw, **_overlay} if _overlay else raw
 
 
 @cache

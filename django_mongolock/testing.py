@@ -10,15 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Self
 
-from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Model
 from django.dispatch import Signal
-from django.test.utils import TestContextDecorator, override_settings
+from django.test.utils import TestContextDecorator
 
-from .backends.base import get_backend
+from .backends.base import close_backends, get_backend
 from .backends.memory import MemoryLockBackend, forget_servers
-from .conf import MEMORY, get_settings
+from .conf import MEMORY, get_settings, put_over
 from .engine.document import check_key
 from .engine.locks import MongoLock
 from .engine.memory import MemoryServer, MemorySession
@@ -213,9 +212,8 @@ class override_locks(TestContextDecorator):  # noqa: N801 - a sibling of overrid
 
     def enable(self) -> MemoryLocks:
         """Begin."""
-        known = getattr(settings, "MONGOLOCK", {})
-        self._settings = override_settings(MONGOLOCK={**known, "BACKEND": MEMORY, **self.values})
-        self._settings.enable()
+        self._before = put_over({"BACKEND": MEMORY, **self.values})
+        close_backends()
         forget_servers()
         self._locks = MemoryLocks()
         self._locks._listen()
@@ -227,7 +225,8 @@ class override_locks(TestContextDecorator):  # noqa: N801 - a sibling of overrid
     def disable(self) -> None:
         """End; what is still held is gone."""
         self._locks._close()
-        self._settings.disable()
+        put_over(self._before)
+        close_backends()
 
 
 class LockTestMixin(unittest.TestCase):

@@ -148,6 +148,11 @@ class MemoryStore:
         document, _ = self.server.apply(key, step, self.limits, partial(_is_held, grants=step.remove))
         return document is not None
 
+    def give_back_alone(self, key: str, grant: str, timeout: float) -> bool:
+        self._answer(key)
+        document, _ = self.server.apply(key, Step(remove=(grant,)), self.limits, partial(_is_alone, grant=grant))
+        return document is not None
+
     def read(self, key: str, grant: str, timeout: float) -> Reply:
         self._answer(key)
         return reply_of(key, self.server.documents.get(key), grant, self.server.time)
@@ -234,6 +239,10 @@ class MemorySession(Session):
 
 def _is_held(document: Document, grants: Sequence[str]) -> bool:
     return any(e["grant"] in grants for e in document["holders"])
+
+
+def _is_alone(document: Document, grant: str) -> bool:
+    return [e["grant"] for e in document["holders"]] == [grant] and not document["waiters"]
 
 
 def _is_there(document: Document, grants: Sequence[str]) -> bool:

@@ -207,13 +207,21 @@ class Machine(RuleBasedStateMachine):
 
     @rule(removed=grants)
     def release_alone(self, removed: Document) -> None:
-        """The short form of the release, which works only where it comes to the same."""
+        """The short form of the release works only where it comes to the same, but for when the document goes."""
         if removed["hold"]:
             return
-        alone = [e.grant for e in self.model.holders] == [removed["grant"]] and not self.model.waiters
+        alone = self.ids("holders") == [removed["grant"]] and not self.entries("waiters")
+        before = self.document
         assert self.store.give_back_alone(self.client.key, removed["grant"], TIMEOUT) == alone
-        if alone:
-            self.model.apply(Step(remove=(removed["grant"],)))
+        self.look()
+        if alone and before and self.document:
+            after = apply_rule(
+                before, Step(remove=(removed["grant"],)), self.limits, *now_and_election(self.place.server)
+            )
+            assert after is not None
+            numbers = ("held_ms", "longest_hold_ms", "lapsed")
+            for name in after.keys() - {"purge_at", "clock", *numbers}:
+                assert self.document[name] == after[name], name
 
     @rule(gone=consumes(grants))
     def settle(self, gone: Document) -> None:

@@ -1,0 +1,131 @@
+"""The same tests on both backends: what a lock means does not depend on where it is kept."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import pytest
+
+from django_mongolock import MongoLock, mongo_lock, mongo_semaphore
+from django_mongolock.backends.base import get_backend, mongo_store
+from django_mongolock.engine.session import Session
+from django_mongolock.engine.store import MongoStore
+from django_mongolock.testing import override_locks
+from tests.engine.faces import ASYNC, BLOCKING, Face
+
+
+class Elsewhere(Protocol):
+    """A lock of another process, on the same backend."""
+
+    def __call__(self, *keys: str, **options: Any) -> MongoLock: ...
+
+
+class World:
+    """A backend, other processes on it, and time."""
+
+    def __init__(self) -> None:
+        self.sessions: list[Session] = []
+
+    def new_session(self) -> Session:
+        raise NotImplementedError
+
+    def let_pass(self, seconds: float) -> None:
+        """Time goes by."""
+        raise NotImplementedError
+
+    def elsewhere(self, *keys: str, **options: Any) -> MongoLock:
+        """A lock of another process. Its worker is the thread, as here."""
+        session = self.new_session()
+        self.sessions.append(session)
+        permits = options.pop("permits", None)
+        made = mongo_lock(*keys, **options) if permits is None else mongo_semaphore(keys[0], permits, **options)
+        return MongoLock(lambda: session, made.keys, made.options, lambda: {"host": "elsewhere", "pid": 1})
+
+    def is_queued(self, number: int) -> bool:
+        """Does somebody of that process wait in a queue?"""
+        grants = [grant for session in self.sessions[number : number + 1] for grant in list(session._grants.values())]
+        return any(grant.queued_until for grant in grants)
+
+    def kill(self, lock: MongoLock) -> None:
+        """The process that holds *lock* is killed: nobody renews it any more."""
+        session = lock._session
+        assert session is not None
+        for grant in list(session._grants.values()):
+            grant.lose("killed")
+            session.forget(grant)
+
+    def close(self) -> None:
+        for session in self.sessions:
+            session.close()
+
+
+class MongoWorld(World):
+    """On a real server, by the real time."""
+
+    def new_session(self) -> Session:
+        return Session(MongoStore(mongo_store().config))
+
+    def let_pass(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class MemoryWorld(World):
+    """In memory, where time goes by at a word."""
+
+    def new_session(self) -> Session:
+        session: Session = self.backend._open(None)
+        return session
+
+    def let_pass(self, seconds: float) -> None:
+        self.backend.server.advance(seconds)
+
+    @property
+    def backend(self) -> Any:
+        return get_backend()
+
+
+@pytest.fixture(params=["mongo", "memory"])
+def world(request: pytest.FixtureRequest, settings: Any) -> Iterator[World]:
+    """Each backend in turn."""
+    if request.param == "mongo":
+        made: World = MongoWorld()
+        yield made
+        made.close()
+    else:
+        with override_locks():
+            made = MemoryWorld()
+            yield made
+            made.close()
+
+
+@pytest.fixture
+def elsewhere(world: World) -> Elsewhere:
+    """Makes locks of other processes."""
+    return world.elsewhere
+
+
+@pytest.fixture(params=[BLOCKING, ASYNC], ids=lambda face: face.name)
+def face(request: pytest.FixtureRequest) -> Face:
+    """Both faces of the same lock."""
+    chosen: Face = request.param
+    return chosen
+
+
+@pytest.fixture
+def in_thread() -> Iterator[Callable[..., threading.Thread]]:
+    """Starts daemon threads and sees to it that they have ended when the test has."""
+    started: list[threading.Thread] = []
+
+    def in_thread(call: Callable[[], object]) -> threading.Thread:
+        thread = threading.Thread(target=call, daemon=True)
+        thread.start()
+        started.append(thread)
+        return thread
+
+    yield in_thread
+    for thread in started:
+        thread.join(15)
+        assert not thread.is_alive()
