@@ -5,6 +5,7 @@ With pytest there is the fixture `mongolock`; with unittest use `LockTestMixin` 
 
 from __future__ import annotations
 
+import threading
 import unittest
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -128,11 +129,11 @@ class MemoryLocks:
     @contextmanager
     def unavailable(self) -> Iterator[None]:
         """MongoDB does not answer: LockBackendError wherever a lock is taken. What is held is not renewed."""
-        self._server.away = True
+        self._server.away = threading.current_thread()
         try:
             yield
         finally:
-            self._server.away = False
+            self._server.away = None
 
     def held(self) -> list[str]:
         """The keys that somebody holds now, in alphabetical order."""
@@ -146,9 +147,9 @@ class MemoryLocks:
         return sum(e["until"] > self._server.time for e in document.get("waiters", []))
 
     def assert_locked(self, key: Key, times: int | None = None) -> None:
-        """The code under test has acquired *key*, and so many *times* if given."""
+        """The code under test has acquired *key*, at least once or exactly so many *times*."""
         found = self.acquired.count(self._name(self._full(key)))
-        if found == 0 or times not in (None, found):
+        if (times is None and not found) or times not in (None, found):
             wanted = "at all" if times is None else f"{times} times, but {found} times"
             raise AssertionError(f"{self._name(self._full(key))!r} was not locked {wanted}: {self._story()}")
 

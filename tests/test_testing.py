@@ -1,1 +1,388 @@
-"""For our users' tests: the memory backend by `mongolock`, `override_locks` and `LockTestMixin`."""
+"""For our users' tests: what `mongolock`, `override_locks` and `LockTestMixin` do. None of it may need a database."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import unittest
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import CommandError, call_command
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory, SimpleTestCase, TestCase
+
+from django_mongolock import (
+    LockBackendError,
+    LockLostError,
+    LockNotAcquired,
+    LockStateError,
+    MongoLock,
+    lock_key,
+    mongo_lock,
+    mongo_locked,
+    mongo_semaphore,
+)
+from django_mongolock.backends.base import get_backend
+from django_mongolock.backends.memory import MemoryLockBackend
+from django_mongolock.backends.mongo import MongoBackend
+from django_mongolock.models import Lock
+from django_mongolock.testing import LockTestMixin, MemoryLocks, override_locks
+from testproject.shop.models import Order
+from tests.waiting import eventually
+
+
+@mongo_locked("order:{order_id}", on_contention="respond")
+def pay(request: HttpRequest, order_id: int) -> HttpResponse:
+    return HttpResponse("paid")
+
+
+class TestLockedView(LockTestMixin, SimpleTestCase):
+    """A locked view is tested without any database."""
+
+    def test_free(self) -> None:
+        """Locked once, by its key, and free again."""
+        response = pay(RequestFactory().get("/"), 5)
+        assert response.content == b"paid"
+        self.mongolock.assert_locked("order:5", times=1)
+        self.mongolock.assert_free()
+
+    def test_busy(self) -> None:
+        """Who waits for what the test itself holds has waited at once."""
+        with self.mongolock.hold("order:5"):
+            response = pay(RequestFactory().get("/"), 5)
+        assert response.status_code == 423
+        self.mongolock.assert_not_locked("order:5")
+        assert self.mongolock.contended == ["order:5"]
+
+    def test_unavailable(self) -> None:
+        """503 while MongoDB is away."""
+        with self.mongolock.unavailable():
+            assert pay(RequestFactory().get("/"), 5).status_code == 503
+        assert pay(RequestFactory().get("/"), 5).status_code == 200
+
+
+class TestLockedInTestCase(LockTestMixin, TestCase):
+    """The same where a test case has only the default database."""
+
+    databases = {"default"}  # noqa: RUF012 - as Django wants it
+
+    def test_lock(self) -> None:
+        with mongo_lock("a"):
+            assert self.mongolock.held() == ["a"]
+
+
+@override_locks(attr_name="locks", WAIT=0)
+class TestDecoratedCase(SimpleTestCase):
+    """`override_locks` on a class."""
+
+    locks: MemoryLocks
+
+    def test_lock(self) -> None:
+        with self.locks.hold("a"), pytest.raises(LockNotAcquired) as caught:
+            mongo_lock("a").acquire()
+        assert caught.value.waited < 1
+
+
+class TestOverride:
+    """Where `override_locks` may stand, and that nothing of it stays."""
+
+    def test_with(self) -> None:
+        with override_locks() as locks:
+            assert isinstance(get_backend(), MemoryLockBackend)
+            mongo_lock("a").acquire().release()
+            locks.assert_locked("a")
+        assert isinstance(get_backend(), MongoBackend)
+
+    @override_locks(kwarg_name="locks")
+    def test_on_a_function(self, locks: MemoryLocks) -> None:
+        mongo_lock("a").acquire().release()
+        locks.assert_locked("a")
+
+    @override_locks(kwarg_name="locks")
+    async def test_on_a_coroutine_function(self, locks: MemoryLocks) -> None:
+        """In force until the body has run."""
+        async with mongo_lock("a"):
+            await asyncio.sleep(0)
+            assert locks.held() == ["a"]
+
+    def test_each_begins_with_no_locks(self) -> None:
+        for _ in range(2):
+            with override_locks() as locks:
+                assert locks.acquired == locks.held() == []
+                lock = mongo_lock("a", wait=0).acquire()
+            assert lock.lost
+
+    def test_settings_may_change_meanwhile(self, settings: Any, mongolock: MemoryLocks) -> None:
+        """Whichever of the two ends first; and what is held elsewhere stays."""
+        mongolock.hold("a")
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "WAIT": 0, "KEY_PREFIX": ""}
+        assert isinstance(get_backend(), MemoryLockBackend)
+        assert not mongo_lock("a").try_acquire()
+
+    def test_mongodb_is_back_after_that(self) -> None:
+        """Depends on the test before: fixtures end in another order there than they began."""
+        assert isinstance(get_backend(), MongoBackend)
+
+    def test_an_error_ends_it_too(self) -> None:
+        with pytest.raises(ZeroDivisionError), override_locks():
+            raise ZeroDivisionError
+        assert isinstance(get_backend(), MongoBackend)
+
+    def test_the_order_of_mixins_does_not_matter(self) -> None:
+        class Case(SimpleTestCase, LockTestMixin):
+            def setUp(self) -> None:  # without super()
+                mongo_lock("a").acquire().release()
+
+            def test(self) -> None:
+                self.mongolock.assert_locked("a", times=1)
+
+        result = Case("test").run(unittest.TestResult())
+        assert result is not None
+        assert (result.testsRun, result.errors, result.failures) == (1, [], [])
+
+
+class TestHold:
+    """Somebody else holds a lock."""
+
+    def test_until_released(self, mongolock: MemoryLocks) -> None:
+        held = mongolock.hold("a")
+        assert held.held
+        assert mongolock.held() == ["a"]
+        assert not mongo_lock("a").try_acquire()
+        held.release()
+        assert mongo_lock("a").try_acquire()
+        assert mongolock.acquired == ["a"]
+
+    def test_who_it_is(self, mongolock: MemoryLocks) -> None:
+        with mongolock.hold("a", label="nightly export"), pytest.raises(LockNotAcquired, match="nightly export"):
+            mongo_lock("a", wait=0).acquire()
+
+    def test_a_wait_of_the_same_thread_takes_no_time(self, mongolock: MemoryLocks) -> None:
+        mongolock.hold("a")
+        with pytest.raises(LockNotAcquired) as caught:
+            mongo_lock("a", wait=3000).acquire()
+        assert caught.value.waited >= 3000
+
+    def test_a_wait_without_end_is_told(self, mongolock: MemoryLocks) -> None:
+        mongolock.hold("a")
+        with pytest.raises(LockStateError, match="for ever"):
+            mongo_lock("a", wait=None).acquire()
+
+    def test_a_wait_of_another_thread_is_a_wait(self, mongolock: MemoryLocks) -> None:
+        held = mongolock.hold("a")
+        got: list[MongoLock] = []
+        thread = threading.Thread(target=lambda: got.append(mongo_lock("a", wait=None).acquire()))
+        thread.start()
+        assert eventually(lambda: mongolock.waiting("a") == 1)
+        assert not got
+        held.release()
+        thread.join(10)
+        assert [lock.key for lock in got] == ["a"]
+
+    async def test_in_a_coroutine(self, mongolock: MemoryLocks) -> None:
+        """No warning of a blocked event loop: it does not block."""
+        held = mongolock.hold("a")
+        waiting = asyncio.create_task(mongo_lock("a").aacquire())
+        await asyncio.sleep(0.02)
+        held.release()
+        async with asyncio.timeout(5):
+            assert (await waiting).held
+
+    async def test_advance_ends_the_wait_of_a_coroutine(self, mongolock: MemoryLocks) -> None:
+        mongolock.hold("a")
+        waiting = asyncio.create_task(mongo_lock("a", wait=1000).aacquire())
+        await asyncio.sleep(0.02)
+        mongolock.advance(1000)
+        async with asyncio.timeout(5):
+            with pytest.raises(LockNotAcquired):
+                await waiting
+
+    def test_dead(self, mongolock: MemoryLocks) -> None:
+        """Its lock is free when its lease and its margin are over, and not before."""
+        mongolock.hold("a", lease=20).die()
+        mongolock.advance(21)
+        assert not mongo_lock("a").try_acquire()
+        mongolock.advance(2)
+        assert mongo_lock("a").try_acquire()
+
+    def test_readers_and_permits(self, mongolock: MemoryLocks) -> None:
+        with mongolock.hold("a", mode="shared"), mongolock.hold("a", mode="shared"):
+            assert mongo_lock("a", mode="shared").try_acquire()
+        with mongolock.hold("b", permits=2):
+            assert mongo_semaphore("b", 2).try_acquire()
+
+    def test_not_what_is_held(self, mongolock: MemoryLocks) -> None:
+        with mongo_lock("a"), pytest.raises(LockNotAcquired):
+            mongolock.hold("a")
+
+    def test_an_instance_and_a_made_key(self, mongolock: MemoryLocks) -> None:
+        order = Order(pk=7)
+        with mongolock.hold(order), mongolock.hold(lock_key("tag:{tag}", tag="a:b")):
+            assert mongolock.held() == ["shop.order:7", "tag:a%3Ab"]
+        mongo_lock(order).acquire().release()
+        mongolock.assert_locked(order)
+
+    def test_asked_to_release(self, mongolock: MemoryLocks) -> None:
+        held = mongolock.hold("a", owner="task-1")
+        assert held.release_requested is None
+        mongo_lock("a", owner="task-1").acquire()
+        mongolock.advance(30)
+        assert not held.held
+
+
+class TestLose:
+    """The code under test loses its lock."""
+
+    def test_at_once(self, mongolock: MemoryLocks) -> None:
+        told: list[MongoLock] = []
+        lock = mongo_lock("a", on_lost=told.append)
+        with pytest.raises(LockLostError), lock:
+            mongolock.lose("a")
+        assert told == [lock]
+        assert mongolock.lost == ["a"]
+        mongolock.hold("a")
+
+    def test_what_is_not_held(self, mongolock: MemoryLocks) -> None:
+        with pytest.raises(AssertionError, match="does not hold 'a'"):
+            mongolock.lose("a")
+
+    def test_not_what_others_hold(self, mongolock: MemoryLocks) -> None:
+        with mongolock.hold("a") as held:
+            with pytest.raises(AssertionError):
+                mongolock.lose("a")
+            assert held.held
+
+
+class TestTime:
+    """The clock moves at a word."""
+
+    def test_the_living_renew(self, mongolock: MemoryLocks) -> None:
+        with mongo_lock("a") as mine, mongolock.hold("b") as theirs:
+            mongolock.advance(3_600)
+            assert mine.held
+            assert theirs.held
+            assert 0 < mine.remaining <= 30
+
+    def test_without_renewal(self, mongolock: MemoryLocks) -> None:
+        lock = mongo_lock("a", auto_renew=False, lease=60).acquire()
+        mongolock.advance(59)
+        assert 0 < lock.remaining <= 1
+        mongolock.advance(2)
+        assert lock.lost
+
+    def test_no_renewal_while_mongodb_is_away(self, mongolock: MemoryLocks) -> None:
+        with mongo_lock("a") as lock, mongolock.unavailable():
+            mongolock.advance(20)
+            assert lock.in_danger
+        lock = mongo_lock("b").acquire()
+        with mongolock.unavailable():
+            mongolock.advance(40)
+        assert lock.lost
+
+    def test_moments(self, mongolock: MemoryLocks) -> None:
+        first = mongo_lock("a").acquire()
+        mongolock.advance(3600)
+        second = mongo_lock("b").acquire()
+        assert 3600 <= (second.acquired_at - first.acquired_at).total_seconds() < 3660
+
+
+class TestAssertions:
+    """What was locked."""
+
+    def test_locked(self, mongolock: MemoryLocks) -> None:
+        for _ in range(2):
+            with mongo_lock("a", "b"):
+                pass
+        mongolock.assert_locked("a")
+        mongolock.assert_locked("a", times=2)
+        with pytest.raises(AssertionError, match="'a' was not locked 1 times, but 2 times: acquired were 'a', 'b'"):
+            mongolock.assert_locked("a", times=1)
+        with pytest.raises(AssertionError, match="'c' was not locked at all: acquired were 'a', 'b', 'a', 'b'"):
+            mongolock.assert_locked("c")
+        with pytest.raises(AssertionError, match="'a' was locked"):
+            mongolock.assert_not_locked("a")
+        mongolock.assert_not_locked("c")
+
+    def test_times_zero(self, mongolock: MemoryLocks) -> None:
+        """Says what it means, rather than never to fail or always."""
+        mongolock.assert_locked("a", times=0)
+
+    def test_free(self, mongolock: MemoryLocks) -> None:
+        with mongo_lock("a"):
+            mongolock.assert_free("b")
+            for keys in ((), ("a",), ("a", "b")):
+                with pytest.raises(AssertionError, match="still held: 'a'"):
+                    mongolock.assert_free(*keys)
+        mongolock.assert_free()
+
+    @override_locks(kwarg_name="locks", KEY_PREFIX="shop:")
+    def test_keys_are_named_as_the_code_names_them(self, locks: MemoryLocks) -> None:
+        with mongo_lock("a") as lock:
+            assert lock.key == "shop:a"
+            assert locks.held() == ["a"]
+        locks.assert_locked("a", times=1)
+
+
+class TestBackend:
+    """The memory backend, set in the settings."""
+
+    @pytest.fixture
+    def chosen(self, settings: Any) -> None:
+        settings.MONGOLOCK = {"BACKEND": "django_mongolock.backends.memory.MemoryLockBackend"}
+
+    def test_needs_nothing_else(self, chosen: None) -> None:
+        with mongo_lock("a", using="any"):
+            assert mongo_lock("a").try_acquire()
+            assert not mongo_lock("a", using="any", reentrant=False, owner="o").held
+
+    def test_is_warned_of_outside_of_tests(self, chosen: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A lock that two processes both get would be a lie."""
+        assert [message.id for message in run_checks(databases=["default"]) if "mongolock" in str(message.id)] == []
+        monkeypatch.delattr("django.core.mail.outbox")
+        found = [message.id for message in run_checks() if "mongolock" in str(message.id)]
+        assert found == ["mongolock.W005"]
+
+    def test_is_logged_outside_of_tests(
+        self, chosen: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.delattr("django.core.mail.outbox")
+        get_backend()
+        assert "in the memory of this process" in caplog.text
+
+    @pytest.mark.parametrize(
+        "look",
+        [
+            lambda: Lock.objects.held().count(),
+            lambda: list(Lock.objects.all()),
+            lambda: Lock.objects.get(key="a"),
+            lambda: Lock(key="a").ask_to_release("b"),
+        ],
+        ids=["held", "all", "get", "ask"],
+    )
+    def test_the_orm_says_that_it_sees_nothing(self, mongolock: MemoryLocks, look: Callable[[], object]) -> None:
+        """Rather than that nobody holds any lock; and without a database."""
+        with mongo_lock("a"), pytest.raises(LockBackendError, match="in the memory of each process"):
+            look()
+
+    @pytest.mark.parametrize(
+        "command", [["list_locks"], ["clear_stale_locks", "--no-input"], ["release_lock", "a", "--no-input"]]
+    )
+    def test_commands_say_so_too(self, mongolock: MemoryLocks, command: list[str]) -> None:
+        with pytest.raises(CommandError, match="in the memory of each process"):
+            call_command(*command)
+
+    @pytest.mark.django_db
+    def test_the_admin_says_so_too(self, mongolock: MemoryLocks, admin_client: Any) -> None:
+        response = admin_client.get("/admin/django_mongolock/lock/")
+        assert response.status_code == 503
+        assert "in the memory of each process" in response.content.decode()
+
+    def test_another_backend_meanwhile(self, mongolock: MemoryLocks) -> None:
+        """Clear words instead of an attribute error."""
+        mongo = "django_mongolock.backends.mongo.MongoBackend"
+        with override_locks(BACKEND=mongo) as locks, pytest.raises(ImproperlyConfigured, match="BACKEND"):
+            locks.hold("a")

@@ -38,14 +38,14 @@ LONGEST_STEP: Final = 60.0
 class MemoryServer:
     """What stands in for a MongoDB: documents, and the clock that decides on them.
 
-    Nothing of it is shared with another process. sessions: those that are connected. away: does it answer no command,
-    as a server that cannot be reached?
+    Nothing of it is shared with another process. sessions: those that are connected. away: the thread that has it
+    answer no command, as a server that cannot be reached.
     """
 
     def __init__(self) -> None:
         self.documents: dict[str, Document] = {}
         self.sessions: list[MemorySession] = []
-        self.away = False
+        self.away: threading.Thread | None = None
         self._streams: dict[MemoryStream, str] = {}
         self._mutex = threading.Lock()
         self._moved = 0.0
@@ -58,16 +58,17 @@ class MemoryServer:
     def advance(self, seconds: float) -> None:
         """Let time go by, as it does for living processes: what is due meanwhile, such as renewals, is done."""
         end = self.now() + seconds
-        while (due := min((session._next_due() for session in self.sessions), default=end)) < end:
-            self._move_to(due)
-        self._move_to(end)
+        while True:
+            due = {session: session._next_due() for session in list(self.sessions)}
+            moment = min([end, *due.values()])
+            self._moved += max(0.001, moment - self.now())
+            for session, time_ in due.items():
+                if time_ <= self.now():
+                    session.beat()
+            if moment == end:
+                break
         for session in list(self.sessions):
             session.wake()
-
-    def _move_to(self, moment: float) -> None:
-        self._moved += max(0.001, moment - self.now())
-        for session in list(self.sessions):
-            session.beat()
 
     @property
     def time(self) -> datetime:
@@ -91,7 +92,9 @@ class MemoryServer:
 
     def is_hopeless(self, key: str, thread: threading.Thread) -> bool:
         """Is it certain that nobody releases *key* while *thread* waits? It is held by the dead, or played by *thread*
-        itself, or was released already and is only kept for a minimum hold."""
+        itself, or was released already and is only kept for a minimum hold; or *thread* has the server away."""
+        if self.away is thread:
+            return True
         others = {session.id for session in self.sessions if session.played_by is not thread}
         holders = self.documents.get(key, {}).get("holders", [])
         return bool(holders) and all(e["session"] not in others or "released" in e for e in holders)
@@ -217,12 +220,18 @@ class MemorySession(Session):
         return [grant for grant in list(self._grants.values()) if grant.key == key and grant.held]
 
     def lose(self, key: str) -> int:
-        """Have the grants of *key* taken away, and learn of it at once; return how many there were."""
+        """Have the grants of *key* taken away, learn of it at once, and wait until `on_lost` has been called.
+
+        Returns how many there were.
+        """
         grants = self.holding(key)
         self.store.give_back(key, Step(remove=tuple(grant.id for grant in grants), force=True), self.command_timeout)
         for grant in grants:
+            told = threading.Event()
+            grant.on_lost = partial(_call_and_set, grant.on_lost, told)
             if grant.lose(TAKEN):
                 self.lost(grant)
+                told.wait(5.0)
         return len(grants)
 
     def _pause(self, pause: Pause) -> Heard:
@@ -235,6 +244,14 @@ class MemorySession(Session):
             raise LockStateError(f"this would wait for {grant.key!r} for ever, since the test itself holds it")
         self._server.advance(min(pause.timer, LONGEST_STEP))
         return self._hear(grant)
+
+
+def _call_and_set(callback: Callable[[], object] | None, done: threading.Event) -> None:
+    try:
+        if callback is not None:
+            callback()
+    finally:
+        done.set()
 
 
 def _is_held(document: Document, grants: Sequence[str]) -> bool:
