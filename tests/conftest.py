@@ -9,9 +9,10 @@ import pytest
 from pymongo import MongoClient
 from pymongo.collection import Collection
 
+from django_mongolock.pytest_plugin import mongolock  # as the installed plugin has it
 from tests.lock_fixtures import away, commands, connect, locks
 
-__all__ = ["away", "commands", "connect", "locks"]
+__all__ = ["away", "commands", "connect", "locks", "mongolock"]
 
 DATABASE = "mongolock_tests"
 

@@ -1,0 +1,56 @@
+"""Prometheus metrics of this process's locks: put ``"django_mongolock.contrib.prometheus.PrometheusConfig"`` into
+INSTALLED_APPS, and expose them as you do your others. Needs ``django-mongolock[prometheus]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from django.apps import AppConfig
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from .metrics import BUCKETS, INSTRUMENTS, Instrument, Metrics
+
+#: In what several processes add up to (PROMETHEUS_MULTIPROC_DIR), those that have ended hold nothing.
+_LIVE: Final = "livesum"
+
+
+class PrometheusMetrics(Metrics):
+    """The instruments in a registry, by names such as ``mongolock_acquired_total`` and ``mongolock_wait_seconds``."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY, buckets: Sequence[float] = BUCKETS) -> None:
+        super().__init__()
+        self._registry = registry
+        self._buckets = buckets
+        self._collectors = {name: self._make(name, instrument) for name, instrument in INSTRUMENTS.items()}
+
+    def _make(self, name: str, instrument: Instrument) -> Any:
+        name = f"mongolock_{name}"
+        text, labels, registry = instrument.help, instrument.labels, self._registry
+        if instrument.kind == "counter":
+            return Counter(name, text, labels, registry=registry)
+        if instrument.kind == "gauge":
+            return Gauge(name, text, labels, registry=registry, multiprocess_mode=_LIVE)
+        return Histogram(f"{name}_seconds", text, labels, registry=registry, buckets=self._buckets)
+
+    def change(self, name: str, amount: float, **labels: str) -> None:
+        """See Metrics.change()."""
+        collector = self._collectors[name]
+        child = collector.labels(**labels) if labels else collector
+        child.observe(amount) if INSTRUMENTS[name].kind == "histogram" else child.inc(amount)
+
+
+class PrometheusConfig(AppConfig):
+    """Counts from the start of the process on, in the default registry.
+
+    For another registry or other buckets, call ``PrometheusMetrics(registry, buckets).connect()`` in an AppConfig of
+    yours instead, and keep the object.
+    """
+
+    name = "django_mongolock.contrib.prometheus"
+    label = "mongolock_prometheus"
+
+    def ready(self) -> None:
+        self.metrics = PrometheusMetrics()
+        self.metrics.connect()
