@@ -94,7 +94,8 @@ def through(storm: Storm, cycles: int, cycle: Callable[[int], object]) -> dict[s
 def our_run(uri: str, collection: str, cycles: int, seed: int, mean: float) -> dict[str, Any]:
     """One run through our lock. Every seventh cycle waits for a lock that another session holds."""
     config = StoreConfig({"host": uri}, DATABASE, collection)
-    session, other = Session(MongoStore(config)), Session(MongoStore(config))
+    store = MongoStore(config)
+    session, other = Session(store), Session(MongoStore(config))
     terms = Terms(lease=30, margin=3)
     taken = MongoLock(lambda: other, ("taken",), Options(terms)).acquire()
 
@@ -117,7 +118,7 @@ def our_run(uri: str, collection: str, cycles: int, seed: int, mean: float) -> d
     with MongoLock(lambda: session, ("usable",), Options(terms, wait=0)) as last:
         usable = last.held
     known = len(session._grants) + len(session._unsettled) + len(session._waiting) + len(session._lines)
-    documents = list(tolerant(session.store).find())
+    documents = list(tolerant(store).find())
     left = sum(len(document["holders"]) + len(document["waiters"]) for document in documents)
     return {"strikes": storm.strikes, "left": left, "known": known, "errors": errors, "usable": usable}
 

@@ -322,7 +322,8 @@ class Bench:
 
 def hold_many(session: Session, count: int, terms: Terms) -> list[Any]:
     """Have the session hold so many locks. They are written at once: to acquire each would take minutes."""
-    collection = session.store.collection
+    store: Any = session.store
+    collection = store.collection
     with MongoLock(lambda: session, ("pattern",), Options(terms)):
         pattern = collection.find_one({"_id": "pattern"}) or {}
     (holder,) = pattern["holders"]

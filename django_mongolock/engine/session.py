@@ -109,7 +109,7 @@ class Session:
         self._senders = Senders(SENDERS)
         #: For callbacks, which may take their time: no command waits for them.
         self._callers = Senders(CALLERS)
-        self._listener = Listener(store, self.id, self._tell, self._expected, self._look, now)
+        self._listener = Listener(store, self.id, self._tell, self._expected, self._look, now=now)
         self._look_at = float("inf")
         self._paces: OrderedDict[str, float] = OrderedDict()
         self._closed = False

@@ -103,6 +103,7 @@ class Listener:
         tell: Callable[[str, News], object],
         expected: Callable[[], float],
         look: Callable[[float], object],
+        *,
         now: Callable[[], float] = clock.now,
     ) -> None:
         self.listening = False
