@@ -11,7 +11,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from ..exceptions import LockBackendError
 from .indexes import missing_indexes
-from .store import MongoStore
+from .store import MongoStore, tls_problem
 
 #: The actions that locking needs on the collection.
 RIGHTS: Final = ("find", "insert", "update")
@@ -54,6 +54,8 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
     except OperationFailure as error:
         return ServerFacts(problem=f"it refused the connection (code {error.code})")
     except PyMongoError as error:
+        if (problem := tls_problem(error)) is not None:
+            return ServerFacts(problem=problem)
         return ServerFacts(problem=f"it did not answer within {timeout:g} s ({type(error).__name__})")
 
 
