@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -263,13 +264,17 @@ class News:
     acquired_at: datetime
 
 
+#: No more digits than make a token and a moment: the document may be somebody else's.
+_NEWS: Final = re.compile(r"(\S+) ([0-9]{1,19}) ([0-9]{1,14})")
+
+
 def read_news(granted: object) -> dict[str, News]:
     """Read the field `granted` of a document: ``"<grant> <token> <milliseconds since 1970>;"`` for each."""
     news: dict[str, News] = {}
     for item in granted.split(";") if isinstance(granted, str) else ():
-        match item.split(" "):
-            case [grant, token, moment] if token.isdigit() and moment.isdigit():
-                news[grant] = News(int(token), datetime.fromtimestamp(int(moment) / 1000, UTC))
+        if (found := _NEWS.fullmatch(item)) is not None:
+            grant, token, moment = found.groups()
+            news[grant] = News(int(token), datetime.fromtimestamp(int(moment) / 1000, UTC))
     return news
 
 
