@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import pymongo
 from bson.codec_options import CodecOptions, DatetimeConversion, TypeEncoder, TypeRegistry
 from pymongo import MongoClient, ReadPreference, WriteConcern
 from pymongo.change_stream import CollectionChangeStream
 from pymongo.collection import Collection
+from pymongo.common import MAX_POOL_SIZE
 from pymongo.errors import ConfigurationError, InvalidOperation, InvalidURI, OperationFailure, PyMongoError, WriteError
 from pymongo.read_concern import ReadConcern
 from pymongo.server_description import ServerDescription
@@ -39,6 +40,10 @@ MAJORITY = WriteConcern(w="majority")
 
 #: How long the server keeps a read of the change stream open when there is nothing to tell, in milliseconds.
 MOST_AWAIT = 5_000
+
+#: The change stream keeps a connection busy all the time, and each command that waits for one delays the renewals.
+#: So however few connections the project allows its own client, in OPTIONS or in the URI, ours may open more.
+LEAST_CONNECTIONS: Final = 20
 
 #: A duplicate key from two upserts that raced (the server repeats them itself, but need not), a limit on time.
 _PASSING = {11000, 262}
@@ -126,7 +131,10 @@ class MongoStore:
         options: Document = {"appname": "django_mongolock", "serverSelectionTimeoutMS": 10_000, **self.config.client}
         # Steps are idempotent by grant id and sent again by the protocol; a stored reply would only be older news,
         # and costs the server another write. Releases are not sent again by the protocol: see `give_back`.
-        return options | {"server_selector": self._clock.select, "retryWrites": True, "tz_aware": True}
+        options |= {"server_selector": self._clock.select, "retryWrites": True, "tz_aware": True}
+        if most := options.get("maxPoolSize", MAX_POOL_SIZE):  # 0 or None: as many as may be needed
+            options["maxPoolSize"] = max(LEAST_CONNECTIONS, most)
+        return options
 
     @cached_property
     def collection(self) -> Collection[Document]:
