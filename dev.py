@@ -49,15 +49,15 @@ class Command(NamedTuple):
 COMMANDS = {
     "test": Command("run the tests (pytest)", "tests", "test", [["pytest", "--numprocesses", "3"]]),
     "demo": Command("run the shop with its traffic until Ctrl-C", "demo", "demo", [["testproject.demo"]]),
-    "load": Command(
-        "an hour's worth of locking in minutes: does anything grow? (--quick)", "load", "demo", [["benchmarks.load"]]
-    ),
     "lint": Command(
         "check the code (ruff, mypy)",
         "lint",
         "lint",
         [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]],
         needs_mongod=False,
+    ),
+    "load": Command(
+        "an hour's worth of locking in minutes: does anything grow? (--quick)", "load", "demo", [["benchmarks.load"]]
     ),
 }
 

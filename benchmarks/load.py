@@ -1,6 +1,6 @@
 """An hour's worth of locking in minutes: does anything grow, is anything held twice, does it come back by itself?
 
-    python3 dev.py load [--quick] [--only PART …]
+    python3 dev.py load [--quick] [--only PART …] [--processes 100]
 
 Four parts: `cycles` (threads and tasks take, contend for, try, and give up locks), `crowd` (many processes at one key),
 `pool` (a client with a single connection), `restarts` (mongod killed and started again, ten times). Each prints a table.
@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import logging
 import os
 import random
 import signal
@@ -39,6 +40,8 @@ from testproject.servers import ReplicaSet, mongodb
 
 DATABASE: Final = "mongolock_load"
 THREADS: Final = 4
+#: Seconds after which a crowd that does not get on is ended.
+LONGEST: Final = 240
 #: Bytes that the memory of the process may grow beside a twentieth of it: the interpreter and the driver keep some.
 MEMORY: Final = 4_000_000
 
@@ -236,7 +239,7 @@ def fork(child: Callable[[], None]) -> int:
     if pid == 0:
         code = 1
         try:
-            signal.alarm(600)
+            signal.alarm(LONGEST)
             child()
             code = 0
         finally:
@@ -262,7 +265,7 @@ def crowd(uri: str, processes: int, turns: int = 2) -> list[Row]:
         Row("tokens given twice", len(held) - len({note[0] for note in held}), 0),
         Row("processes that failed", len(failed), 0),
         Row("holders and waiters", world.left(), 0),
-        Row("seconds", clock.now() - started, 600),
+        Row("seconds", clock.now() - started, LONGEST),
     ]
     for error in {note for note in notes if isinstance(note, str)}:
         print(f"  {error}")
@@ -361,20 +364,20 @@ def table(part: str, rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def parts(uri: str, *, quick: bool) -> dict[str, Callable[[], list[Row]]]:
+def parts(uri: str, *, quick: bool, processes: int = 100) -> dict[str, Callable[[], list[Row]]]:
     """What there is to run. An hour of ten acquisitions a second are 36,000."""
     return {
-        "crowd": lambda: crowd(uri, 16 if quick else 200),  # first: it forks, and nothing runs here yet
+        "crowd": lambda: crowd(uri, 16 if quick else processes),  # first: it forks, and nothing runs here yet
         "cycles": lambda: cycles(uri, 1_600 if quick else 36_000),
         "pool": lambda: pool(uri, 3 if quick else 30),
         "restarts": lambda: restarts(1 if quick else 10),
     }
 
 
-def run(names: list[str], *, quick: bool) -> Iterator[tuple[str, list[Row]]]:
+def run(names: list[str], *, quick: bool, processes: int) -> Iterator[tuple[str, list[Row]]]:
     """Run the parts of these names, or all."""
     with mongodb() as uri:
-        for name, part in parts(uri, quick=quick).items():
+        for name, part in parts(uri, quick=quick, processes=processes).items():
             if not names or name in names:
                 yield name, part()
 
@@ -383,9 +386,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.load")
     parser.add_argument("--quick", action="store_true", help="a small part of everything, in seconds")
     parser.add_argument("--only", nargs="*", default=[], choices=list(parts("", quick=True)), help="only these parts")
+    parser.add_argument("--processes", type=int, default=100, help="how many stand at one key")
     options = parser.parse_args()
+    logging.getLogger("django_mongolock").addHandler(logging.NullHandler())  # what matters is in the tables
     good = True
-    for name, rows in run(options.only, quick=options.quick):
+    for name, rows in run(options.only, quick=options.quick, processes=options.processes):
         print(table(name, rows), flush=True)
         good = good and all(row.ok for row in rows)
     print("nothing grew" if good else "something grew, or went wrong: see TOO MUCH above")
