@@ -169,7 +169,7 @@ class TestDeployment:
         return checks.check_deployment(app_configs=None)
 
     def test_prefix(self, settings: Settings) -> None:
-        """No prefix: two stages in one database would share their locks."""
+        """F59: no prefix: two stages in one database would share their locks."""
         assert ids(self.deploy(settings, "mongodb://h", prefix="")) == ["W002"]
         assert self.deploy(settings, "mongodb://h") == []
 
