@@ -3,8 +3,8 @@
     python3 dev.py load [--quick] [--only PART …] [--processes 100]
 
 Four parts: `cycles` (threads and tasks take, contend for, try, and give up locks), `crowd` (many processes at one key),
-`pool` (a client with a single connection), `restarts` (mongod killed and started again, ten times). Each prints a table.
-The exit code is 1 when something grew, was held twice, or did not come back.
+`pool` (a client with a single connection), `restarts` (mongod killed and started again, ten times). Each prints a
+table. The exit code is 1 when something grew, was held twice, or did not come back.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ def measure(world: World) -> dict[str, float]:
             len(session._grants) + len(session._waiting) + len(session._unsettled) for session in world.sessions
         ),
         "documents": world.locks.count_documents({}),
-        "bytes of the largest document": max((len(str(found)) for found in world.locks.find({}, {"graves": 0})), default=0),
+        "bytes of the largest document": max(
+            (len(str(found)) for found in world.locks.find({}, {"graves": 0})), default=0
+        ),
         "holders and waiters": world.left(),
     }
 

@@ -14,7 +14,7 @@ from typing import Any
 
 def main() -> None:
     """Run one test on inputs that atheris makes up, until it fails."""
-    import atheris  # type: ignore[import-not-found,unused-ignore]
+    import atheris  # type: ignore[import-not-found,import-untyped,unused-ignore]
     import django
 
     os.environ.setdefault("MONGODB_URI", "mongodb://127.0.0.1:9/?directConnection=true")

@@ -11,7 +11,7 @@ from typing import Any
 from django_mongolock import MongoLock, mongo_lock
 from django_mongolock.backends.base import get_backend
 from django_mongolock.backends.mongo import MongoBackend
-from django_mongolock.engine.survey import tolerant
+from django_mongolock.engine.survey import latest
 
 
 def new_key(kind: str = "test") -> str:
@@ -23,7 +23,7 @@ def document(key: str, using: str | None = None) -> dict[str, Any]:
     """The stored document of *key*; an empty one if there is none."""
     backend = get_backend(using)
     assert isinstance(backend, MongoBackend)
-    return tolerant(backend.store()).find_one({"_id": {"$eq": key}}) or {}
+    return latest(backend.store()).find_one({"_id": {"$eq": key}}) or {}
 
 
 def holders(key: str, using: str | None = None) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""A server that asks who you are, and one that encrypts: what the least rights allow, and which certificate is taken."""
+"""A server that asks who you are, and one that encrypts: what the least rights allow, which certificate is taken."""
 
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ class TestRights:
     """F14, F60: each right that is missing is named; everything else works."""
 
     @pytest.mark.parametrize(
-        ("user", "said"), [("mongolock", []), ("mongolockDeploy", []), ("least", ["W104"]), ("reader", ["E102", "W104"])]
+        ("user", "said"),
+        [("mongolock", []), ("mongolockDeploy", []), ("least", ["W104"]), ("reader", ["E102", "W104"])],
     )
     def test_check(self, login: Connect, user: str, said: list[str]) -> None:
         """`check --database` tells what the user lacks, before anybody waits for it."""
@@ -132,9 +133,7 @@ class TestRights:
         call_command("migrate", database="mongo", verbosity=0)
         assert ask() == []
 
-    def test_migrate_with_the_least_rights(
-        self, login: Connect, root: Any, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_migrate_with_the_least_rights(self, login: Connect, root: Any, caplog: pytest.LogCaptureFixture) -> None:
         """Warns, names no password, and goes on."""
         root.drop_indexes()
         login("least")
@@ -178,8 +177,8 @@ class TestRights:
         locks = client[DATABASE].mongolock_locks
         for forbidden in (
             lambda: locks.delete_one({}),
-            lambda: locks.drop(),
-            lambda: client[DATABASE].orders.find_one(),
+            locks.drop,
+            client[DATABASE].orders.find_one,
             lambda: client.admin.command("replSetGetConfig"),
         ):
             with pytest.raises(OperationFailure) as refusal:
@@ -286,7 +285,7 @@ class TestTLS:
 
     def assert_refused(self, uri: str, connect: Connect) -> None:
         connect(uri)
-        with pytest.raises(LockBackendError, match="no TLS connection.*CERTIFICATE_VERIFY_FAILED") as refusal:
+        with pytest.raises(LockBackendError, match=r"no TLS connection.*CERTIFICATE_VERIFY_FAILED") as refusal:
             mongo_lock("k", wait=30).acquire()
         assert not refusal.value.passing
         [found] = checks.check_server(app_configs=None, databases=["mongo"])

@@ -12,6 +12,7 @@ import time
 import unicodedata
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import bson
@@ -36,9 +37,10 @@ from tests.test_admin import LIST, NAMES, browser
 
 #: What means something to somebody: format strings, MongoDB, regular expressions, SQL, HTML, shells, terminals.
 WORDS = [
-    *string.punctuation, "{", "}", "{a}", "{a.b}", "{a[0]}", "{a!r}", "{a:>9}", "{}", "{0}", "$", "$$ROOT", "$where", ".",
-    "\0", "\n", "\ud800", "\u2028", "\u202e", "\u0301", "\u0345", "\u037e", "é", "ﬀ", "🔒", "(a+)+$", "[", "\\", "*", "?",
-    "<script>", "'", '"', "%s", "%(x)s", "../", "--", "x" * 600, "a" * 3_000, "9" * 5_000, "1e999", "nan", " ", "",
+    *string.punctuation, "{", "}", "{a}", "{a.b}", "{a[0]}", "{a!r}", "{a:>9}", "{}", "{0}", "$", "$$ROOT", "$where",
+    ".", "\0", "\n", "\ud800", "\u2028", "\u202e", "\u0301", "\u0345", "\u037e", "é", "ﬀ", "🔒", "(a+)+$", "[", "\\",
+    "*", "?", "<script>", "'", '"', "%s", "%(x)s", "../", "--", "x" * 600, "a" * 3_000, "9" * 5_000, "1e999", "nan",
+    " ", "",
 ]  # fmt: skip
 TEXTS = st.lists(st.sampled_from(WORDS) | st.text(max_size=5), max_size=6).map("".join)
 
@@ -102,7 +104,9 @@ def _composed(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
-@given(st.lists(VALUES, max_size=3), st.dictionaries(st.sampled_from([*LockOptions.__annotations__, "timeout"]), VALUES))
+@given(
+    st.lists(VALUES, max_size=3), st.dictionaries(st.sampled_from([*LockOptions.__annotations__, "timeout"]), VALUES)
+)
 @example(["k"], {"lease": float("nan")})
 @example(["k"], {"lease": 10**400})
 @example(["k"], {"wait": -1e-9})
@@ -110,10 +114,10 @@ def _composed(text: str) -> str:
 @example(["k"], {"using": "\0"})
 def test_arguments_of_locks(keys: list[Any], options: dict[str, Any]) -> None:
     """F58: TypeError, ValueError, or that there is no such alias; before anything is sent, since nobody is there."""
-    for make in (mongo_lock, mongo_semaphore):
-        permits = {"permits": 3} if make is mongo_semaphore else {}
+    makers: list[Any] = [mongo_lock, partial(mongo_semaphore, permits=3)]
+    for make in makers:
         with suppress(TypeError, ValueError, ImproperlyConfigured):
-            lock = make(*keys, **permits, **options)  # type: ignore[operator]
+            lock = make(*keys, **options)
             assert all(type(key) is str for key in lock.keys)
             repr(lock)
 
@@ -137,7 +141,10 @@ MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 DOCUMENTS = st.one_of(
     st.dictionaries(FIELD_NAMES, VALUES),
     st.builds(
-        lambda change, holder, queued: {**lock_document("k", [{**entry(1), **holder}], [{**waiter(2), **queued}]), **change},
+        lambda change, holder, queued: {
+            **lock_document("k", [{**entry(1), **holder}], [{**waiter(2), **queued}]),
+            **change,
+        },
         *[st.dictionaries(FIELD_NAMES, VALUES, max_size=2)] * 3,
     ),
 )
@@ -186,7 +193,22 @@ def test_news_that_are_read(granted: Any) -> None:
 SLOW = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
-PARAMETERS = ["q", "o", "p", "state", "mode", "e", "all", "_popup", "_to_field", "_facets", "key", "key__regex", "pk", "id__in"]
+PARAMETERS = [
+    "q",
+    "o",
+    "p",
+    "state",
+    "mode",
+    "e",
+    "all",
+    "_popup",
+    "_to_field",
+    "_facets",
+    "key",
+    "key__regex",
+    "pk",
+    "id__in",
+]
 
 
 @pytest.fixture

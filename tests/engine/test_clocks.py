@@ -218,8 +218,8 @@ def test_a_client_s_wall_clock_means_nothing(collection: Collection[Document]) -
 
 
 def test_a_running_primary_that_is_set_forward_tells_the_holder(cluster: Cluster, sessions: Sessions) -> None:
-    """F24: the documented limit: another gets the lock at once. The holder learns of it at its next renewal, long before
-    its lease would end, and what it writes then has the older token."""
+    """F24: the documented limit: another gets the lock at once. The holder learns of it at its next renewal, long
+    before its lease would end, and what it writes then has the older token."""
     cluster.dial.set(0)
     cluster.lead(1)
     one, two = sessions(), sessions()

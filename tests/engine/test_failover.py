@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from pymongo.collection import Collection
@@ -92,7 +92,7 @@ class Traffic:
         self.longest = 0.0
         self._ends = threading.Event()
 
-    def __enter__(self) -> "Traffic":
+    def __enter__(self) -> Self:
         self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(6)]
         for thread in self._threads:
             thread.start()

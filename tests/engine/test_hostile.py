@@ -167,7 +167,9 @@ def test_any_byte_anywhere(world: World, changes: list[tuple[int, int]]) -> None
         assert_harmless(world)
 
 
-@pytest.mark.parametrize(("found", "broken"), [(PLACE, NO_TEXT), (b"\x02label", b"\x02la\xffel")], ids=["value", "name"])
+@pytest.mark.parametrize(
+    ("found", "broken"), [(PLACE, NO_TEXT), (b"\x02label", b"\x02la\xffel")], ids=["value", "name"]
+)
 def test_text_that_is_no_text(
     world: World, session: Session, caplog: pytest.LogCaptureFixture, found: bytes, broken: bytes
 ) -> None:
@@ -212,7 +214,9 @@ def test_a_huge_document_costs_little(world: World, session: Session) -> None:
     assert [seen.damage for seen in survey.survey(world.store, {"_id": "bad"})] != [None]
     assert time.monotonic() - started < 8
     world.store.renew(["healthy"], Step(renew=("mine",), beat=3), 2)
-    busy = world.collection.database.client.admin.aggregate([{"$currentOp": {}}, {"$match": {"secs_running": {"$gt": 5}}}])
+    busy = world.collection.database.client.admin.aggregate(
+        [{"$currentOp": {}}, {"$match": {"secs_running": {"$gt": 5}}}]
+    )
     assert not [op for op in busy if op.get("command", {}).get("findAndModify")]
 
 
@@ -249,7 +253,9 @@ def test_the_search_for_deadlocks_passes_over_what_is_no_list(field: str, value:
 
 def test_what_others_wrote_is_one_short_line(world: World, session: Session) -> None:
     """F55, F57: names out of a document go into errors and logs: no line breaks, no megabytes, no grant ids."""
-    facts = dict.fromkeys(("label", "place", "owner", "user", "host"), "a\nforged line\x1b[31m\u2028" + "x" * 100_000)
+    facts: Document = dict.fromkeys(
+        ("label", "place", "owner", "user", "host"), "a\nforged line\x1b[31m\u2028" + "x" * 100_000
+    )
     world.collection.insert_one(document("bad", [entry(1, **facts)], change={"clock": world.clock}))
     with pytest.raises(LockNotAcquired) as refusal:
         make_lock(session, "bad", wait=0).acquire()
