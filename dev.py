@@ -56,6 +56,9 @@ COMMANDS = {
         [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]],
         needs_mongod=False,
     ),
+    "load": Command(
+        "an hour's worth of locking in minutes: does anything grow? (--quick)", "load", "demo", [["benchmarks.load"]]
+    ),
 }
 
 

@@ -31,7 +31,7 @@ from django_mongolock.engine.document import Terms
 from django_mongolock.engine.locks import MongoLock, Options
 from django_mongolock.engine.session import Session
 from django_mongolock.engine.store import MongoStore, StoreConfig
-from django_mongolock.engine.survey import tolerant
+from django_mongolock.engine.survey import latest
 from django_mongolock.exceptions import LockError
 from testproject.servers import mongodb
 
@@ -118,7 +118,7 @@ def our_run(uri: str, collection: str, cycles: int, seed: int, mean: float) -> d
     with MongoLock(lambda: session, ("usable",), Options(terms, wait=0)) as last:
         usable = last.held
     known = len(session._grants) + len(session._unsettled) + len(session._waiting) + len(session._lines)
-    documents = list(tolerant(store).find())
+    documents = list(latest(store).find())
     left = sum(len(document["holders"]) + len(document["waiters"]) for document in documents)
     return {"strikes": storm.strikes, "left": left, "known": known, "errors": errors, "usable": usable}
 

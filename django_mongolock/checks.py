@@ -169,6 +169,14 @@ def check_server(
                 "Run it as a replica set; one node is enough to begin with (--replSet, rs.initiate()).",
             )
         )
+    elif not facts.may_watch:
+        found.append(
+            _warning(
+                "W104",
+                f"The user of DATABASES[{alias!r}] may not watch the locks: who waits for one polls for its turn.",
+                "Grant changeStream and find on the collection mongolock_locks of that database.",
+            )
+        )
     lease = raw_settings().get("LEASE", LockSettings().LEASE)
     if facts.failover and lease < facts.failover:
         found.append(

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from django.db.models import Model
 
 from .conf import SEPARATORS
+from .engine.document import check_length
 
 # A separator must stand between two fields of a template. Inside a value they are escaped, so that no two different
 # calls make the same key.
@@ -54,14 +55,17 @@ def escape(value: object) -> str:
     """The text of a value in a key, with the separators escaped.
 
     Raises TypeError for values that have no text of their own (None, containers, bytes, model instances, objects
-    that only show their address): two processes would not agree on it, or two values would share it.
+    that only show their address): two processes would not agree on it, or two values would share it. Raises
+    ValueError for a text that is too long for any key.
     """
     if value is None or isinstance(value, (bytes, bytearray, memoryview, dict, list, set, frozenset, tuple)):
         raise TypeError(f"a value of type {type(value).__name__} makes no key")
     if isinstance(value, Model):
         raise TypeError(f"a {type(value).__name__} instance makes no part of a key: use its .pk")
+    text = str(value)
+    check_length("a lock key", text)
     # Composed before it is escaped: U+037E, for one, becomes a semicolon by that.
-    text = unicodedata.normalize("NFC", str(value))
+    text = unicodedata.normalize("NFC", text)
     if not isinstance(value, str) and " at 0x" in text:
         raise TypeError(f"a {type(value).__name__} has no text of its own to make a key of")
     # A combining character at the start would change the separator before it into another character.

@@ -10,7 +10,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from .engine.document import UNLIMITED
+from .engine.document import UNLIMITED, UNPRINTABLE
 from .engine.survey import Entry, Seen, State
 
 STATES: Final = {
@@ -90,4 +90,4 @@ def counters(seen: Seen) -> list[tuple[str, str]]:
 
 def plain(text: object) -> str:
     """*text* for a terminal: what would steer it, or turn the direction of writing, is shown as its code."""
-    return "".join(f"\\u{ord(c):04x}" if unicodedata.category(c) in ("Cc", "Cf", "Cs") else c for c in str(text))
+    return "".join(f"\\u{ord(c):04x}" if unicodedata.category(c) in {*UNPRINTABLE, "Cf"} else c for c in str(text))

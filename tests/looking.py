@@ -10,7 +10,7 @@ from typing import Any
 
 from django_mongolock import MongoLock, mongo_lock
 from django_mongolock.backends.base import mongo_store
-from django_mongolock.engine.survey import tolerant
+from django_mongolock.engine.survey import latest
 
 
 def new_key(kind: str = "test") -> str:
@@ -20,7 +20,7 @@ def new_key(kind: str = "test") -> str:
 
 def document(key: str, using: str | None = None) -> dict[str, Any]:
     """The stored document of *key*; an empty one if there is none."""
-    return tolerant(mongo_store(using)).find_one({"_id": {"$eq": key}}) or {}
+    return latest(mongo_store(using)).find_one({"_id": {"$eq": key}}) or {}
 
 
 def holders(key: str, using: str | None = None) -> list[dict[str, Any]]:

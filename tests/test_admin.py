@@ -159,7 +159,7 @@ class TestList:
         ],
     )
     def test_search(self, admin: Client, text: str, keys: list[str]) -> None:
-        """A part of a key, a pattern for all of it, or a whole word of a holder; never a regular expression."""
+        """F56: a part of a key, a pattern for all of it, or a whole word of a holder; never a regular expression."""
         query = urlencode({"q": text}, errors="replace")
         assert rows(admin.get(f"{LIST}?{query}")) == keys
 

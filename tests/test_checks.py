@@ -20,7 +20,7 @@ from pytest_django import Settings
 from django_mongolock import checks, mongo_lock
 from django_mongolock.conf import VALUES, LockSettings, get_settings
 from django_mongolock.engine.indexes import ensure_indexes
-from testproject.servers import Mongod, ReplicaSet
+from testproject.servers import Access, Mongod, ReplicaSet
 from tests.lock_documents import Document, Locks
 from tests.lock_fixtures import WITH_MONGO
 
@@ -169,7 +169,7 @@ class TestDeployment:
         return checks.check_deployment(app_configs=None)
 
     def test_prefix(self, settings: Settings) -> None:
-        """No prefix: two stages in one database would share their locks."""
+        """F59: no prefix: two stages in one database would share their locks."""
         assert ids(self.deploy(settings, "mongodb://h", prefix="")) == ["W002"]
         assert self.deploy(settings, "mongodb://h") == []
 
@@ -210,17 +210,10 @@ def ask() -> list[CheckMessage]:
     return checks.check_server(app_configs=None, databases=["mongo"])
 
 
-class Guarded(Mongod):
-    """A server that lets nobody in without a password."""
-
-    def command(self) -> list[str]:
-        return [*super().command(), "--auth"]
-
-
 @pytest.fixture(scope="module")
-def guarded() -> Iterator[Guarded]:
+def guarded() -> Iterator[Mongod]:
     """With users: `root`, `full` (what the documentation says is needed), `least` (only find), `nothing`."""
-    with Guarded() as server:
+    with Mongod(access=Access(users=True)) as server:
         with server.client() as client:
             client.admin.command("createUser", "root", pwd=PASSWORD, roles=["root"])
         with MongoClient[Document](server.uri, username="root", password=PASSWORD) as client:
@@ -335,7 +328,7 @@ class TestRights:
     """A server with users."""
 
     @pytest.fixture
-    def login(self, guarded: Guarded, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def login(self, guarded: Mongod, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         def login(user: str, password: str = PASSWORD) -> None:
             monkeypatch.setitem(connections["mongo"].settings_dict, "NAME", "guarded")
             connect(guarded.uri, username=user, password=password, authSource="guarded")
@@ -365,7 +358,7 @@ class TestRights:
         assert "wrong" not in found.msg
         assert PASSWORD not in found.msg
 
-    def test_nobody(self, guarded: Guarded, connect: Connect) -> None:
+    def test_nobody(self, guarded: Mongod, connect: Connect) -> None:
         """Without a login there are no rights at all: not a server without access control."""
         connect(guarded.uri)
         [found] = ask()

@@ -101,7 +101,7 @@ class TestClear:
         mongo_lock("victim", wait=0).acquire().release()
 
     def test_renewed_meanwhile(self, locks: Locks) -> None:
-        """A lock that was renewed after it was found stale stays: the update itself looks again."""
+        """F51: a lock that was renewed after it was found stale stays: the update itself looks again."""
         locks.stale("k", "z")
         store = mongo_store()
         locks.collection.update_one({"_id": "k"}, {"$set": {"holders": [entry(1)], "expires_at": entry()["until"]}})
@@ -489,7 +489,7 @@ class TestPatterns:
 
     @pytest.mark.parametrize("pattern", ["*a" * 100 + "*b", "*a?" * 20 + "*b", "*aa?" * 10 + "*bb*a"])
     def test_not_slow(self, locks: Locks, pattern: str) -> None:
-        """Keys on which a backtracking search takes 1.5 ms each, until the server gives it up, take some 10 us."""
+        """F56: keys on which a backtracking search takes 1.5 ms each, until the server gives it up, take some 10 us."""
         locks.collection.insert_many({"_id": f"b{number:04d}" + "a" * 500} for number in range(2_000))
         start = time.monotonic()
         assert locks.collection.count_documents(patterns.glob(pattern).query()) == 0

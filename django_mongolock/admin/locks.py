@@ -30,7 +30,7 @@ from ..engine.document import tidy_fact
 from ..engine.patterns import starting
 from ..engine.store import MongoStore
 from ..engine.survey import State, find_deadlocks
-from ..exceptions import LockBackendError
+from ..exceptions import LockBackendError, LockDocumentError
 from ..models import Lock
 from ..signals import send, stale_locks_cleared
 from . import release
@@ -221,7 +221,7 @@ class LockAdmin(Columns, ModelAdmin):
         locks = self._selected(request, queryset, 1)
         held = [str(lock.key) for lock in locks if lock.seen.state is State.HELD]
         caller = tidy_fact(_("%s, in the admin") % request.user.get_username())
-        asked = [key for key in held if upkeep.ask_to_release(self._store(), key, caller)]
+        asked = [key for key in held if self._ask(request, key, caller)]
         for key in asked:
             self._log(request, key, _("Asked its holder to release it."))
         if asked:
@@ -230,6 +230,13 @@ class LockAdmin(Columns, ModelAdmin):
         if count := len(locks) - len(asked):
             text = ngettext("%d lock was left: nobody holds it.", "%d locks were left: nobody holds them.", count)
             self.message_user(request, text % count, messages.WARNING)
+
+    def _ask(self, request: HttpRequest, key: str, caller: str) -> bool:
+        try:
+            return upkeep.ask_to_release(self._store(), key, caller, get_settings().COMMAND_TIMEOUT) > 0
+        except LockDocumentError as error:
+            self._tell_damage(request, key, error.problem)
+            return False
 
     @admin.action(description=gettext_lazy("Force the release of the selected locks"), permissions=["force_release"])
     def force_release(self, request: HttpRequest, queryset: QuerySet[Lock]) -> HttpResponse | None:
@@ -273,11 +280,14 @@ class LockAdmin(Columns, ModelAdmin):
             )
             self.message_user(request, text % {"count": count, "keys": _some(outcome.gone)}, messages.WARNING)
         for key, problem in outcome.damaged.items():
-            text = _("The document of “%(key)s” is damaged and was left as it is: %(problem)s")
-            self.message_user(request, text % {"key": key, "problem": problem}, messages.ERROR)
+            self._tell_damage(request, key, problem)
         if outcome.problem:
             text = _("The rest was not done: %s.")
             self.message_user(request, text % outcome.problem, messages.ERROR)
+
+    def _tell_damage(self, request: HttpRequest, key: str, problem: str) -> None:
+        text = _("The document of “%(key)s” is damaged and was left as it is: %(problem)s")
+        self.message_user(request, text % {"key": key, "problem": problem}, messages.ERROR)
 
     @admin.action(description=gettext_lazy("Clear the selected stale locks"), permissions=["force_release"])
     def clear_stale(self, request: HttpRequest, queryset: QuerySet[Lock]) -> None:

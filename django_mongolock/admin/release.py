@@ -10,6 +10,7 @@ from django.core.exceptions import BadRequest
 
 from ..conf import get_settings
 from ..engine import upkeep
+from ..engine.document import check_text
 from ..engine.store import MongoStore
 from ..engine.survey import Seen
 from ..exceptions import LockBackendError, LockDocumentError
@@ -41,9 +42,10 @@ def read_shown(values: Iterable[str]) -> dict[str, list[int]]:
     for value in values:
         try:
             key, tokens = json.loads(value)
-        except (ValueError, TypeError):
+            check_text("a lock key", key)
+        except (ValueError, TypeError, RecursionError):
             raise BadRequest("not a lock") from None
-        if not isinstance(key, str) or not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
             raise BadRequest("not a lock")
         shown[key] = tokens
     if len(shown) > MOST or not all(key.startswith(get_settings().KEY_PREFIX) for key in shown):

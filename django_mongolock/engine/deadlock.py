@@ -122,10 +122,10 @@ def _edges(documents: Iterable[Document], now: datetime) -> Edges:
     """For each worker, what it waits for and which workers hold that."""
     edges: Edges = {}
     for document in documents:
-        holders = [entry for entry in document.get("holders") or () if is_holder(entry)]
+        holders = [entry for entry in _list(document, "holders") if is_holder(entry)]
         workers = [entry["worker"] for entry in holders]
         needed = 1
-        for waiter in document.get("waiters") or ():
+        for waiter in _list(document, "waiters"):
             if is_waiter(waiter) and waiter["until"] > now:
                 # Never fewer than somebody ahead in the queue needs.
                 needed = max(needed, _needed(waiter, holders))
@@ -133,6 +133,12 @@ def _edges(documents: Iterable[Document], now: datetime) -> Edges:
                 wait = Wait(document["_id"], waiter["grant"], waiter["since"], text)
                 edges.setdefault(waiter["worker"], []).append(Edge(wait, workers, needed))
     return edges
+
+
+def _list(document: Document, field: str) -> list[Any]:
+    """The entries of a document that may be somebody else's."""
+    entries = document.get(field)
+    return entries if isinstance(entries, list) else []
 
 
 def _needed(waiter: Document, holders: list[Document]) -> int:

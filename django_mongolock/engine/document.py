@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,29 +15,48 @@ from ..exceptions import LockDocumentError
 
 Mode = Literal["exclusive", "shared", "semaphore"]
 
+#: The kinds of characters that no text of ours has: controls, lone surrogates, separators of lines.
+UNPRINTABLE: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
+
 #: The version of the document's shape, its field `v`.
 SCHEMA: Final = 1
 #: The most bytes of UTF-8 that a key may have, prefix included.
 MAX_KEY_BYTES: Final = 512
+#: The most characters that a text may have before it is composed: a character has at most four parts. Composing takes
+#: time that grows with the square of the length (measured: 8 s for 100,000 characters that somebody chose with care).
+MAX_TEXT_LENGTH: Final = 4 * MAX_KEY_BYTES
 #: The most characters that an owner, a label or another fact about a holder may have.
 MAX_FACT_LENGTH: Final = 256
 #: The most that a token may be. Far above any real one: they start at the milliseconds since 1970.
 LAST_TOKEN: Final = Int64(2**62)
-#: The capacity of a shared lock: as many as like.
+#: The capacity of a shared lock: as many as like, up to `MAX_HOLDERS`.
 UNLIMITED: Final = 2**31 - 1
+#: How many may hold a key at once, whatever its capacity: every change of a lock writes all of its document.
+MAX_HOLDERS: Final = 5_000
+#: More holders and waiters than these are in no document of ours. The rule takes the server a time that grows with
+#: them, and no time limit stops it in the middle of one document.
+MAX_ENTRIES: Final = 12_000
 
 
 def check_text(name: str, value: object) -> str:
     """Return *value* if it is a plain string that can be stored and shown, composed (NFC).
 
-    Raises TypeError for anything but `str` itself, and ValueError for control characters and lone surrogates.
+    Raises TypeError for anything but `str` itself, and ValueError for control characters, line separators, lone
+    surrogates, and what is far too long for anything.
     """
     if type(value) is not str:
         raise TypeError(f"{name} must be a str, not {type(value).__name__}: pass plain text")
+    check_length(name, value)
     for character in value:
-        if unicodedata.category(character) in ("Cc", "Cs"):
+        if unicodedata.category(character) in UNPRINTABLE:
             raise ValueError(f"{name} must not have control characters or lone surrogates: found {character!a}")
     return unicodedata.normalize("NFC", value)
+
+
+def check_length(name: str, text: str) -> None:
+    """Raise ValueError for a text that is too long to be looked at, whatever is in it."""
+    if len(text) > MAX_TEXT_LENGTH:
+        raise ValueError(f"{name} has at most {MAX_KEY_BYTES} bytes: this one has {len(text)} characters")
 
 
 def check_key(key: object, prefix: str = "") -> str:
@@ -65,7 +85,7 @@ def check_fact(name: str, value: object) -> str | None:
 
 def tidy_fact(value: object) -> str:
     """Return *value* as text that may be stored, whatever it was: for facts that we look up, not the caller."""
-    text = "".join("?" if unicodedata.category(c) in ("Cc", "Cs") else c for c in str(value)[:MAX_FACT_LENGTH])
+    text = "".join("?" if unicodedata.category(c) in UNPRINTABLE else c for c in str(value)[:MAX_FACT_LENGTH])
     return unicodedata.normalize("NFC", text)[:MAX_FACT_LENGTH]
 
 
@@ -227,6 +247,8 @@ def find_damage(document: Mapping[str, Any]) -> str | None:
         return f"its version is {document['v']}, and this release of django_mongolock knows version {SCHEMA}"
     if document["token"] >= LAST_TOKEN:
         return "its token is too large"
+    if (size := len(document["holders"]) + len(document["waiters"])) > MAX_ENTRIES:
+        return f"it has {size} holders and waiters"
     for name, types in (("holders", HOLDER_FIELDS), ("waiters", WAITER_FIELDS)):
         for number, item in enumerate(document[name]):
             if problem := _wrong_field(item, types):
@@ -242,24 +264,32 @@ class News:
     acquired_at: datetime
 
 
+#: No more digits than make a token and a moment: the document may be somebody else's.
+_NEWS: Final = re.compile(r"(\S+) ([0-9]{1,19}) ([0-9]{1,14})")
+
+
 def read_news(granted: object) -> dict[str, News]:
     """Read the field `granted` of a document: ``"<grant> <token> <milliseconds since 1970>;"`` for each."""
     news: dict[str, News] = {}
     for item in granted.split(";") if isinstance(granted, str) else ():
-        match item.split(" "):
-            case [grant, token, moment] if token.isdigit() and moment.isdigit():
-                news[grant] = News(int(token), datetime.fromtimestamp(int(moment) / 1000, UTC))
+        if (found := _NEWS.fullmatch(item)) is not None:
+            grant, token, moment = found.groups()
+            news[grant] = News(int(token), datetime.fromtimestamp(int(moment) / 1000, UTC))
     return news
 
 
 def describe(holder: Mapping[str, Any], now: datetime) -> str:
-    """Say in one line who a holder or waiter is, and for how long. Never shows a grant id."""
+    """Say in one line who a holder or waiter is, and for how long. Never shows a grant id.
+
+    It goes into errors and logs: whatever was written into the document, the line is one, and not long.
+    """
+    facts = {name: tidy_fact(holder.get(name) or "") for name in ("label", "place", "owner", "user", "host", "pid")}
+    label, place, host = facts["label"], facts["place"], facts["host"] or "?"
     if holder.get("released"):
-        return f"nobody any more, but it is kept locked for a minimum hold (host {holder.get('host', '?')})"
-    label, place = str(holder.get("label") or ""), str(holder.get("place") or "")
+        return f"nobody any more, but it is kept locked for a minimum hold (host {host})"
     words = [word for word in ("" if label in place else label, place) if word]
-    words += [f"{name} {holder[name]}" for name in ("owner", "user") if holder.get(name)]
-    words.append(f"host {holder.get('host', '?')} pid {holder.get('pid', '?')}")
+    words += [f"{name} {facts[name]}" for name in ("owner", "user") if facts[name]]
+    words.append(f"host {host} pid {facts['pid'] or '?'}")
     since = holder.get("acquired_at") or holder["since"]
     words.append(f"for {(now - since).total_seconds():.1f} s")
     return ", ".join(words)

@@ -11,10 +11,12 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from ..exceptions import LockBackendError
 from .indexes import missing_indexes
-from .store import MongoStore
+from .store import MongoStore, tls_problem
 
 #: The actions that locking needs on the collection.
 RIGHTS: Final = ("find", "insert", "update")
+#: The action without which waiters look for their turn now and then, instead of being told.
+WATCH: Final = "changeStream"
 #: What passes between an election and the first write that succeeds, at most, in seconds (measured: 10.3 to 16 s with
 #: the default election timeout of 10 s); twice that beyond the election timeout itself would be far too careful.
 _ELECTION_OVERHEAD: Final = 10.0
@@ -29,6 +31,7 @@ class ServerFacts:
     standalone: bool = False
     failover: float | None = None
     missing_rights: tuple[str, ...] = ()
+    may_watch: bool = True
     missing_indexes: tuple[str, ...] = ()
 
 
@@ -40,13 +43,15 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
             hello = admin.command("hello")
             status = admin.command("connectionStatus", showPrivileges=True)["authInfo"]
             sharded = hello.get("msg") == "isdbgrid"
-            rights = _missing_rights(status, store.config.database, store.config.collection)
+            missing = _missing_rights(status, store.config.database, store.config.collection)
+            rights = tuple(right for right in RIGHTS if right in missing)
             if not status["authenticatedUsers"]:
                 store.collection.find_one({}, {"_id": 1})  # is there no access control, or did nobody log in?
             return ServerFacts(
                 standalone="setName" not in hello and not sharded,
                 failover=_failover(store) if len(hello.get("hosts", ())) > 1 else None,
                 missing_rights=rights,
+                may_watch=WATCH not in missing,
                 missing_indexes=() if "find" in rights else tuple(_missing_indexes(store)),
             )
     except LockBackendError as error:
@@ -54,6 +59,8 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
     except OperationFailure as error:
         return ServerFacts(problem=f"it refused the connection (code {error.code})")
     except PyMongoError as error:
+        if (problem := tls_problem(error)) is not None:
+            return ServerFacts(problem=problem)
         return ServerFacts(problem=f"it did not answer within {timeout:g} s ({type(error).__name__})")
 
 
@@ -84,4 +91,4 @@ def _missing_rights(status: Mapping[str, Any], database: str, collection: str) -
         here = resource.get("db") in ("", database) and resource.get("collection") in ("", collection)
         if everywhere or here:
             granted.update(privilege["actions"])
-    return tuple(right for right in RIGHTS if right not in granted)
+    return tuple(right for right in (*RIGHTS, WATCH) if right not in granted)

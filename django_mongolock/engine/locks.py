@@ -549,7 +549,7 @@ def check_seconds(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} is a number of seconds, not {type(value).__name__}")
     if not 0 < value < _LONGEST:
-        raise ValueError(f"{name} must be more than 0 and less than {_LONGEST} seconds, not {value:g}")
+        raise ValueError(f"{name} must be more than 0 and less than {_LONGEST} seconds, not {value!s:.20}")
     return float(value)
 
 
@@ -558,5 +558,5 @@ def check_wait(value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, (int, float)) and not 0 <= value < _LONGEST:
-        raise ValueError(f"wait is 0 for a single try, or seconds, or None for a wait without end, not {value:g}")
+        raise ValueError(f"wait is 0 for a single try, or seconds, or None for a wait without end, not {value!s:.20}")
     return 0.0 if value == 0 and not isinstance(value, bool) else check_seconds("wait", value)

@@ -33,7 +33,7 @@ import bson
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
-from .document import DOCUMENT_FIELDS, GRANTED_FIELDS, LAST_TOKEN, SCHEMA, WAITER_FIELDS
+from .document import DOCUMENT_FIELDS, GRANTED_FIELDS, LAST_TOKEN, MAX_ENTRIES, MAX_HOLDERS, SCHEMA, WAITER_FIELDS
 
 Expression = Any
 
@@ -162,6 +162,7 @@ IS_WHOLE: Expression = {
         _has("$", DOCUMENT_FIELDS),
         {"$eq": ["$v", SCHEMA]},
         {"$lt": ["$token", LAST_TOKEN]},
+        {"$lte": [{"$add": [_size("$holders"), _size("$waiters")]}, MAX_ENTRIES]},
         {"$allElementsTrue": [_map({"$concatArrays": ["$holders", "$waiters"]}, _has("$$e.", WAITER_FIELDS))]},
         {"$allElementsTrue": [_map("$holders", _has("$$e.", GRANTED_FIELDS))]},
     ]
@@ -242,7 +243,7 @@ _FITTING: Expression = _let(
                                 {
                                     "$and": [
                                         {"$eq": ["$$e.mode", "$$mode"]},
-                                        {"$lt": [{"$add": ["$$held", "$$i"]}, "$$e.capacity"]},
+                                        {"$lt": [{"$add": ["$$held", "$$i"]}, {"$min": ["$$e.capacity", MAX_HOLDERS]}]},
                                     ]
                                 },
                             ),
@@ -359,13 +360,17 @@ def _pipeline(
         {"foreign": {"$ne": ["$$doc.clock", "$$c.clock"]}},
         {"living": _living("$$doc.holders", "term"), "lining": _living("$$doc.waiters", "patience")},
         {"kept": kept, "queue": queue},
-        {"queued": _with_new(resumes) if adds else "$$queue"},
+        {
+            "queued": _with_new(resumes) if adds else "$$queue",
+            # A difference of sets is found in one go; asking of each holder whether it was kept is not.
+            "gone": {"$setDifference": ["$$doc.holders.grant", "$$kept.grant"]},
+        },
         {"fitting": _FITTING},
         {"granted": _granted(asks)},
         {
             "holders": {"$concatArrays": ["$$kept", "$$granted"]},
             "waiting": _filter(waiting, {"$not": [_IS_NEW]}) if trial else waiting,
-            "ended": _filter("$$doc.holders", {"$not": [{"$in": ["$$e.grant", "$$kept.grant"]}]}),
+            "ended": _filter("$$doc.holders", {"$in": ["$$e.grant", "$$gone"]}),
         },
         {
             "expires_at": {"$max": "$$holders.until"},

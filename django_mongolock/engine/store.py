@@ -6,26 +6,28 @@ Every command is bounded, goes to the primary, and is acknowledged by the majori
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import pymongo
 from bson.codec_options import CodecOptions, DatetimeConversion, TypeEncoder, TypeRegistry
 from pymongo import MongoClient, ReadPreference, WriteConcern
 from pymongo.change_stream import CollectionChangeStream
 from pymongo.collection import Collection
+from pymongo.common import MAX_POOL_SIZE
 from pymongo.errors import ConfigurationError, InvalidOperation, InvalidURI, OperationFailure, PyMongoError, WriteError
 from pymongo.read_concern import ReadConcern
 from pymongo.server_description import ServerDescription
 
 from ..exceptions import LockBackendError, LockDocumentError
 from .deadlock import Cycle, chain_pipeline, cycle_of, read_chain
-from .document import SCHEMA, Reply, find_damage, read_reply
-from .step import LEAVE_ALONE, REPLY, Limits, Step
+from .document import SCHEMA, Reply, find_damage, read_reply, tidy_fact
+from .step import IS_WHOLE, LEAVE_ALONE, REPLY, Limits, Step
 
 Document = dict[str, Any]
 
@@ -38,6 +40,10 @@ MAJORITY = WriteConcern(w="majority")
 
 #: How long the server keeps a read of the change stream open when there is nothing to tell, in milliseconds.
 MOST_AWAIT = 5_000
+
+#: The change stream keeps a connection busy all the time, and each command that waits for one delays the renewals.
+#: So however few connections the project allows its own client, in OPTIONS or in the URI, ours may open more.
+LEAST_CONNECTIONS: Final = 20
 
 #: A duplicate key from two upserts that raced (the server repeats them itself, but need not), a limit on time.
 _PASSING = {11000, 262}
@@ -153,13 +159,10 @@ class MongoStore:
 
     @cached_property
     def client(self) -> MongoClient[Document]:
-        options: Document = {"appname": "django_mongolock", "serverSelectionTimeoutMS": 10_000, **self.config.client}
-        # Steps are idempotent by grant id and sent again by the protocol; a stored reply would only be older news,
-        # and costs the server another write. Releases are not sent again by the protocol: see `give_back`.
-        options |= {"server_selector": self._clock.select, "retryWrites": True, "tz_aware": True}
         try:
-            client: MongoClient[Document] = MongoClient(**options)
-        except (ConfigurationError, InvalidURI, ValueError, TypeError) as error:
+            # No variable here holds the settings: error reports show the variables of the functions in a traceback.
+            client: MongoClient[Document] = MongoClient(**self._client_options())
+        except (ConfigurationError, InvalidURI, ValueError, TypeError, OSError) as error:
             # The text of a URI error may quote the URI.
             raise LockBackendError(
                 f"the connection settings are wrong ({type(error).__name__})", passing=False
@@ -167,15 +170,26 @@ class MongoStore:
         self._clock.client = client
         return client
 
+    def _client_options(self) -> Document:
+        options: Document = {"appname": "django_mongolock", "serverSelectionTimeoutMS": 10_000, **self.config.client}
+        # Steps are idempotent by grant id and sent again by the protocol; a stored reply would only be older news,
+        # and costs the server another write. Releases are not sent again by the protocol: see `give_back`.
+        options |= {"server_selector": self._clock.select, "retryWrites": True, "tz_aware": True}
+        if most := options.get("maxPoolSize", MAX_POOL_SIZE):  # 0 or None: as many as may be needed
+            options["maxPoolSize"] = max(LEAST_CONNECTIONS, most)
+        return options
+
     @cached_property
     def collection(self) -> Collection[Document]:
         """The collection, reading and writing as a lock must."""
         with self._opening:
-            # A date that Python cannot hold comes as another type, which is damage, rather than as an error.
+            # A date that Python cannot hold comes as another type, which is damage, rather than as an error; a text
+            # that is none comes with replacements. One such document must not cost the others their renewal.
             options: CodecOptions[Document] = CodecOptions(
                 tz_aware=True,
                 type_registry=TypeRegistry([self._clock]),
                 datetime_conversion=DatetimeConversion.DATETIME_AUTO,
+                unicode_decode_error_handler="replace",
             )
             return self.client.get_database(self.config.database, options).get_collection(
                 self.config.collection,
@@ -339,11 +353,13 @@ class MongoStore:
         """Raise LockDocumentError if the document of *key* cannot be used, as far as it can be read."""
         try:
             with pymongo.timeout(timeout):
-                document = self.collection.find_one({"_id": {"$eq": key}})
+                seen = self.collection.find_one({"_id": {"$eq": key}}, {"document": "$$ROOT", "whole": IS_WHOLE})
         except PyMongoError:
             return
-        if document is not None and (damage := find_damage(document)):
+        if seen is not None and (damage := find_damage(seen["document"])):
             raise LockDocumentError(key, damage)
+        if seen is not None and not seen["whole"]:  # to the driver, some types look like others
+            raise LockDocumentError(key, "one of its fields has another type than we write")
 
     def close(self) -> None:
         """Close the client, if there is one."""
@@ -351,10 +367,17 @@ class MongoStore:
             with contextlib.suppress(PyMongoError), pymongo.timeout(1.0):  # it says good-bye to the server
                 self.client.close()
 
+    def _all_refuse_tls(self) -> bool:
+        """Is it the TLS of every server that is wrong? Then trying again does not help."""
+        servers = self.client.topology_description.server_descriptions().values()
+        return all(tls_problem(server.error) is not None for server in servers)
+
     def _problem(self, error: PyMongoError, key: str | None, timeout: float) -> LockBackendError | LockDocumentError:
         """Say in our own words what the driver met. Its words may hold the whole command, or a URI."""
         if isinstance(error, InvalidOperation):
             return LockBackendError("the session was closed", key, passing=False)
+        if (problem := tls_problem(error)) is not None:
+            return LockBackendError(problem, key, passing=not self._all_refuse_tls())
         if not isinstance(error, OperationFailure) or error.timeout:
             return LockBackendError(f"MongoDB did not answer within {timeout:.1f} s ({type(error).__name__})", key)
         if error.code in _REFUSALS:
@@ -405,10 +428,18 @@ def _beats(document: Document, field: str) -> dict[str, Beat]:
             case {"grant": str(grant), "beat": int(number), "until": datetime() as until} if type(grant) is str:
                 asked = entry.get("asked")
                 left = (until - document["now"]).total_seconds()
-                beats[grant] = Beat(number, left, asked if isinstance(asked, str) else None)
+                beats[grant] = Beat(number, left, tidy_fact(asked) if isinstance(asked, str) else None)
             case {"grant": str(grant)} if type(grant) is str:  # bson.Code is a str, and cannot be hashed
                 beats[grant] = Beat(0, 0.0)
     return beats
+
+
+def tls_problem(error: Exception | None) -> str | None:
+    """What is wrong with the TLS of a connection, if that is why it failed."""
+    found = re.search(r"\[SSL: (\w+)\]", str(error))
+    if found is None:
+        return None
+    return f"no TLS connection ({found[1]}): check tlsCAFile, and name and dates of the server's certificate"
 
 
 def _code_name(error: OperationFailure) -> str:

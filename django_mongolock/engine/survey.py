@@ -141,12 +141,9 @@ def asking(store: MongoStore, timeout: float) -> Iterator[None]:
         raise store._problem(error, None, timeout) from _bare(error)
 
 
-def tolerant(store: MongoStore) -> Collection[Document]:
-    """The locks collection, for looking at what is there just now, even if the majority has not confirmed it yet, and
-    for reading what may be damaged: also text that is no UTF-8."""
-    collection = store.collection
-    options = collection.codec_options.with_options(unicode_decode_error_handler="replace")
-    return collection.with_options(codec_options=options, read_concern=ReadConcern("local"))
+def latest(store: MongoStore) -> Collection[Document]:
+    """The locks collection, for looking at what is there just now, even if the majority has not confirmed it yet."""
+    return store.collection.with_options(read_concern=ReadConcern("local"))
 
 
 class Bounds(TypedDict, total=False):
@@ -171,7 +168,7 @@ def survey(
     stages.append({"$project": _projection(bounds.get("holders", 3), bounds.get("waiters", 1))})
     with asking(store, timeout):
         # One more than is wanted: the server then closes the cursor with the first batch.
-        cursor = tolerant(store).aggregate(stages, batchSize=min(limit or BATCH, BATCH) + 1)
+        cursor = latest(store).aggregate(stages, batchSize=min(limit or BATCH, BATCH) + 1)
     with cursor:
         while True:
             with asking(store, timeout):
@@ -201,14 +198,8 @@ def find_deadlocks(store: MongoStore, key: KeyMatch = EVERY_KEY, timeout: float 
     """
     query = {"expires_at": {"$gt": EVER}, "waiters.0": {"$exists": True}, **key.query()}
     with asking(store, timeout):
-        found = list(tolerant(store).find(query, {"holders": 1, "waiters": 1, "now": "$$NOW"}).limit(MOST_WAITED))
-    documents = [document for document in found if is_list_of_entries(document)]
-    return cycles(documents, documents[0]["now"]) if documents else []
-
-
-def is_list_of_entries(document: Document) -> bool:
-    """Can its entries be gone through?"""
-    return all(isinstance(document.get(name), list) for name in ("holders", "waiters"))
+        found = list(latest(store).find(query, {"holders": 1, "waiters": 1, "now": "$$NOW"}).limit(MOST_WAITED))
+    return cycles(found, found[0]["now"]) if found else []
 
 
 def ping(store: MongoStore, timeout: float = 5.0) -> None:

@@ -12,12 +12,11 @@ from typing import Any
 
 from pymongo import ReturnDocument
 
-from ..exceptions import LockDocumentError
-from .document import check_text, find_damage
+from .document import check_fact
 from .patterns import EVERY_KEY, KeyMatch
-from .step import Step
+from .step import IS_WHOLE, Step
 from .store import CLOCK, MongoStore
-from .survey import RELEASED, Seen, asking, survey, tolerant
+from .survey import RELEASED, Seen, asking, latest, survey
 
 Document = dict[str, Any]
 
@@ -88,16 +87,19 @@ def find_grants(store: MongoStore, tokens: Mapping[str, Sequence[int]], timeout:
     """
     fields = {"holders.grant": 1, "holders.token": 1}
     with asking(store, timeout):
-        found = list(tolerant(store).find({"_id": {"$in": list(tokens)}}, fields))
+        found = list(latest(store).find({"_id": {"$in": list(tokens)}}, fields))
     return {document["_id"]: _grants(document, tokens[document["_id"]]) for document in found}
 
 
-def _grants(document: Document, tokens: Sequence[int]) -> list[str]:
+def _grants(document: Document, tokens: Sequence[int] | None = None) -> list[str]:
+    """The ids of its holders' grants: of those with these tokens, or of all."""
     holders = document.get("holders")
     return [
         holder["grant"]
         for holder in (holders if isinstance(holders, list) else ())
-        if isinstance(holder, dict) and holder.get("token") in tokens and type(holder.get("grant")) is str
+        if isinstance(holder, dict)
+        and (tokens is None or holder.get("token") in tokens)
+        and type(holder.get("grant")) is str
     ]
 
 
@@ -110,30 +112,32 @@ def force_release(store: MongoStore, key: str, grants: Sequence[str], timeout: f
     """
     step = Step(remove=tuple(grants), force=True)
     with asking(store, timeout):
-        before = tolerant(store).find_one_and_update(
-            {"_id": {"$eq": key}, "holders.grant": {"$in": list(grants)}},
+        before = store.collection.find_one_and_update(
+            {"_id": {"$eq": key}, "holders.grant": {"$in": list(grants)}, "$expr": IS_WHOLE},
             step.pipeline(),
+            {"holders.grant": 1},
             let=step.arguments(store.config.limits, CLOCK),
             return_document=ReturnDocument.BEFORE,
         )
     if before is None:
+        store.diagnose(key, timeout)
         return []
-    if damage := find_damage(before):
-        raise LockDocumentError(key, damage)
-    return [holder["grant"] for holder in before["holders"] if holder["grant"] in grants]
+    return [grant for grant in _grants(before) if grant in grants]
 
 
 def ask_to_release(store: MongoStore, key: str, caller: str, timeout: float = 5.0) -> int:
     """Ask the holders of *key* to release it, in the name of *caller*; return how many were asked.
 
     They learn of it at their next renewal, within a third of their lease. It is up to them what they do.
+    Raises TypeError, ValueError for a *caller* that cannot be stored, LockDocumentError, LockBackendError.
     """
-    document = store.collection.find_one({"_id": {"$eq": key}})
+    name = check_fact("caller", caller) or "?"
+    with asking(store, timeout):
+        document = store.collection.find_one({"_id": {"$eq": key}}, {"holders.grant": 1})
     if document is None:
         return 0
-    if damage := find_damage(document):
-        raise LockDocumentError(key, damage)
-    ids = tuple(holder["grant"] for holder in document["holders"])
+    store.diagnose(key, timeout)
+    ids = tuple(_grants(document))
     if ids:
-        store.apply(key, Step(call=ids, caller=check_text("caller", caller)), timeout)
+        store.apply(key, Step(call=ids, caller=name), timeout)
     return len(ids)

@@ -15,6 +15,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from .. import words
 from ..backends.base import mongo_store
 from ..conf import get_settings
+from ..engine.document import check_fact
 from ..engine.patterns import KeyMatch, glob, starting
 from ..engine.store import MongoStore
 from ..engine.survey import Entry, Seen, ping
@@ -65,6 +66,13 @@ class LockCommand(BaseCommand):
             return glob(options["key"], prefix)
         except ValueError as error:
             raise CommandError(f"--key: {error}") from error
+
+    def owner(self, options: dict[str, Any]) -> str | None:
+        """The owner that is meant. Raises CommandError for a text that no owner can be."""
+        try:
+            return check_fact("--owner", options["owner"])
+        except ValueError as error:
+            raise CommandError(str(error)) from error
 
 
 def seconds(text: str) -> float:

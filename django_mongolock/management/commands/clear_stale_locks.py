@@ -92,7 +92,7 @@ class Command(LockCommand):
         if asks and (options["json"] or not sys.stdin.isatty()):
             raise CommandError("nobody can be asked whether to clear them: use --no-input, or --dry-run to look first")
         with self.telling_errors():
-            which = Which(self.keys(options), options["owner"], options["older_than"])
+            which = Which(self.keys(options), self.owner(options), options["older_than"])
             store = self.store(options)
             if not asks or self._is_confirmed(store, which):
                 self._run(store, which, options)

@@ -66,8 +66,8 @@ class Command(LockCommand):
 
     def _survey(self, options: dict[str, Any], limit: int) -> Iterator[Seen]:
         queryset = Lock.objects.using(options["database"] or get_settings().DATABASE).matching(self.keys(options))
-        if options["owner"] is not None:
-            queryset = queryset.leased().filter(holders__owner=options["owner"])
+        if (owner := self.owner(options)) is not None:
+            queryset = queryset.leased().filter(holders__owner=owner)
         for lock in _chosen(queryset, options).survey(limit=limit, holders=1 + 9 * options["json"]):
             yield lock.seen
 

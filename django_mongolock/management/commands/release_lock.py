@@ -9,6 +9,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ...conf import get_settings
+from ...engine.document import check_key
 from ...models import Lock
 from ..base import LockCommand, as_row, write_table
 
@@ -42,7 +43,10 @@ class Command(LockCommand):
 
     def _find(self, options: dict[str, Any]) -> Lock:
         prefix, name = get_settings().KEY_PREFIX, options["lock"]
-        key = name if name.startswith(prefix) else prefix + name
+        try:
+            key = check_key(name, "" if name.startswith(prefix) else prefix)
+        except ValueError as error:
+            raise CommandError(str(error)) from error
         locks = Lock.objects.using(options["database"] or get_settings().DATABASE).held()
         lock: Lock | None = locks.filter(pk=key).first()
         if lock is None:

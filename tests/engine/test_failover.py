@@ -1,0 +1,397 @@
+"""Servers that die, hang, step down, are cut off, and come back, while locks are taken: on real members."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, Self
+
+import pytest
+from pymongo.collection import Collection
+from pymongo.errors import PyMongoError
+
+from django_mongolock.engine import clock
+from django_mongolock.engine.document import Terms
+from django_mongolock.engine.document import entry as new_entry
+from django_mongolock.engine.indexes import ensure_indexes
+from django_mongolock.engine.locks import MongoLock, Options
+from django_mongolock.engine.session import Session
+from django_mongolock.engine.step import Step
+from django_mongolock.engine.store import MongoStore, StoreConfig
+from django_mongolock.exceptions import LockBackendError, LockError, LockLostError, LockNotAcquired
+from testproject.servers import Mongod, ReplicaSet
+from tests.engine.conftest import Document, make_lock
+from tests.engine.waiters import InThread, Waiter
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+DATABASE = "mongolock_tests"
+CALM = Terms(lease=60, margin=0.5, patience=8)
+
+
+@pytest.fixture(scope="module")
+def members() -> Iterator[ReplicaSet]:
+    """Three members that elect another primary after four seconds."""
+    with ReplicaSet(members=3, election_timeout=4) as replica_set:
+        yield replica_set
+
+
+@pytest.fixture
+def cluster(members: ReplicaSet) -> Iterator[ReplicaSet]:
+    """The three of them, well before the test, and put right after it."""
+    assert eventually(lambda: len(members.primaries() + members.secondaries()) == 3, 60)
+    yield members
+    for member in members.members:
+        if not member.running:
+            member.restart()
+        elif member.paused:
+            member.resume()
+    members.primary()
+
+
+def locks_of(session: Session) -> Collection[Document]:
+    """Where the session keeps its locks."""
+    store = session.store
+    assert isinstance(store, MongoStore)
+    return store.collection
+
+
+Sessions = Callable[..., Session]
+
+
+@pytest.fixture
+def sessions(members: ReplicaSet, request: pytest.FixtureRequest) -> Iterator[Sessions]:
+    """Makes sessions at the set, or at *host*, over a collection of this test."""
+    made: list[Session] = []
+    name = "".join(c if c.isalnum() else "_" for c in request.node.name)[:60]
+
+    def new(host: str | None = None, timeout: float = 5.0, **options: Any) -> Session:
+        config = StoreConfig({"host": host or members.uri, "heartbeatFrequencyMS": 500, **options}, DATABASE, name)
+        made.append(Session(MongoStore(config), timeout))
+        return made[-1]
+
+    yield new
+    for session in made:
+        session.close()
+
+
+def lock(session: Session, key: str = "k", terms: Terms = CALM, wait: float | None = 0) -> MongoLock:
+    return MongoLock(lambda: session, (key,), Options(terms, wait))
+
+
+def left(session: Session) -> int:
+    """How many hold a lock or wait for one."""
+    with contextlib.suppress(PyMongoError):
+        return sum(len(found["holders"]) + len(found["waiters"]) for found in locks_of(session).find())
+    return -1
+
+
+class Traffic:
+    """Threads of two sessions that contend for three keys; what each of them believed, and how long its calls took."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self.sessions = [sessions(), sessions()]
+        self.held: dict[str, list[tuple[int, float, float]]] = {f"k{number}": [] for number in range(3)}
+        self.strange: list[BaseException] = []
+        self.longest = 0.0
+        self._ends = threading.Event()
+
+    def __enter__(self) -> Self:
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(6)]
+        for thread in self._threads:
+            thread.start()
+        assert eventually(lambda: all(self.held.values()), 20)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._ends.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, number: int) -> None:
+        key, session = f"k{number % 3}", self.sessions[number % 2]
+        while not self._ends.is_set():
+            mine, called = lock(session, key, wait=3), clock.now()
+            try:
+                mine.acquire()
+                self.longest = max(self.longest, clock.now() - called)
+                entered = clock.now()
+                time.sleep(0.002)
+                if mine.held:
+                    self.held[key].append((mine.fencing_token, entered, clock.now()))
+                mine.release()
+            except (LockBackendError, LockNotAcquired, LockLostError):
+                self.longest = max(self.longest, clock.now() - called)
+            except BaseException as error:  # noqa: BLE001 - told by the test
+                self.strange.append(error)
+
+    def goes_on(self, since: float) -> bool:
+        """Has each key been taken since then?"""
+        return all(any(entered > since for _, entered, _ in list(turns)) for turns in self.held.values())
+
+    def check(self) -> None:
+        """One holder at a time, tokens that grow, and no error that is not the library's."""
+        assert self.strange == []
+        for turns in self.held.values():
+            by_time = sorted(turns, key=lambda turn: turn[1])
+            assert all(before[2] <= after[1] for before, after in pairwise(by_time))
+            assert all(before[0] < after[0] for before, after in pairwise(by_time))
+
+
+def kill(cluster: ReplicaSet, primary: Mongod) -> None:
+    primary.kill()
+
+
+def stop(cluster: ReplicaSet, primary: Mongod) -> None:
+    primary.pause()
+
+
+def step_down(cluster: ReplicaSet, primary: Mongod) -> None:
+    with primary.client() as client, contextlib.suppress(PyMongoError):
+        client.admin.command("replSetStepDown", 10, secondaryCatchUpPeriodSecs=5)
+
+
+@pytest.mark.parametrize("go_away", [kill, stop, step_down])
+def test_a_primary_that_goes_away_under_load(
+    cluster: ReplicaSet, sessions: Sessions, go_away: Callable[[ReplicaSet, Mongod], None]
+) -> None:
+    """F1, F2, F3, F18: killed, stopped (its connections stay open and say nothing), or stepped down: no grant is lost
+    or given twice, a lock that is held stays held and is renewed under the next primary, every call ends within its
+    own bounds, work goes on, and nothing is left."""
+    keeper = sessions()
+    with lock(keeper, "kept", Terms(lease=24, margin=0.5)) as kept, Traffic(sessions) as traffic:
+        token, gone = kept.fencing_token, clock.now()
+        go_away(cluster, cluster.primary())
+        assert eventually(lambda: traffic.goes_on(gone + 1), 60)
+        assert eventually(lambda: clock.now() + kept.remaining > gone + 24.5, 30)
+        assert kept.held
+        assert kept.fencing_token == token
+        stored = locks_of(keeper).find_one({"_id": "kept"})
+        assert stored is not None
+        assert [holder["token"] for holder in stored["holders"]] == [token]
+    traffic.check()
+    assert traffic.longest < 3 + 2 * 5 + 5  # its wait, and a command and its repetition, on a busy machine
+    assert eventually(lambda: left(keeper) == 0, 60)
+
+
+def test_a_primary_that_hangs_ends_every_call_in_time(sessions: Sessions) -> None:
+    """F3, F18: no other member, no RST, no answer: acquiring, trying, releasing and closing end by themselves."""
+    with ReplicaSet() as alone:
+        session = sessions(alone.uri, timeout=1.0)
+        with contextlib.suppress(LockLostError), lock(session, "held", Terms(lease=4, margin=0.2)) as held:
+            alone.members[0].pause()
+            started = clock.now()
+            with pytest.raises(LockBackendError, match="did not answer"):
+                lock(session).acquire()
+            assert clock.now() - started < 6
+            assert eventually(lambda: held.in_danger or held.lost, 10)
+            assert eventually(lambda: held.lost, 10)
+        started = clock.now()
+        session.close()
+        assert clock.now() - started < 10
+        alone.members[0].resume()
+
+
+def test_without_the_majority_nothing_is_granted(cluster: ReplicaSet, sessions: Sessions) -> None:
+    """F4: both secondaries hang: what the primary alone has applied is told to nobody, and is taken back once they
+    are there again."""
+    session = sessions(timeout=1.5)
+    with lock(session, "warm"):
+        pass
+    others = cluster.secondaries()
+    for other in others:
+        other.pause()
+    started, mine = clock.now(), lock(session)
+    with pytest.raises(LockBackendError):
+        mine.acquire()
+    assert not mine.held
+    assert clock.now() - started < 10
+    for other in others:
+        other.resume()
+    assert eventually(lambda: not session._unsettled, 60)
+    assert left(session) == 0
+    assert lock(session, wait=30).acquire().release()
+
+
+def test_a_primary_that_was_left_behind_grants_nothing(cluster: ReplicaSet, sessions: Sessions) -> None:
+    """F5, F6: it was stopped, another was elected; when it goes on, it still believes that it is primary, and answers
+    what was sent to it meanwhile. Nobody takes these answers for a lock, nor for a renewal of one."""
+    old = cluster.primary()
+    session, before = sessions(), sessions(old.uri, timeout=20)
+    with contextlib.suppress(LockLostError), lock(before, "old", Terms(lease=3, margin=0.2)) as lost_one:
+        old.pause()
+        assert eventually(lambda: any(member is not old for member in cluster.primaries()), 60)
+        with lock(session, wait=30, terms=CALM) as mine:
+            held: list[bool] = []
+
+            def ask(number: int) -> None:
+                step = Step(ask=f"g{number}", add=new_entry(f"g{number}", "s", CALM, {}), trial=True)
+                with contextlib.suppress(LockError):
+                    held.append(before.store.apply("k" if number % 2 else f"new{number}", step, 20).held)
+
+            threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+            for thread in threads:
+                thread.start()
+            time.sleep(4)  # longer than the lease of the lock that it had granted
+            old.resume()
+            for thread in threads:
+                thread.join()
+            assert not any(held)
+            assert mine.held
+            assert not lost_one.held
+
+
+def test_a_release_that_is_rolled_back_ends_with_its_lease(cluster: ReplicaSet, sessions: Sessions) -> None:
+    """F7: the primary has the release, the others not, and it dies: on the next primary the lock is held, until its
+    lease ends and no longer; nobody has it twice."""
+    session, terms = sessions(timeout=1.5), Terms(lease=3, margin=0.2)
+    mine = lock(session, terms=terms).acquire()
+    token, primary, others = mine.fencing_token, cluster.primary(), cluster.secondaries()
+    for other in others:
+        other.pause()
+    assert mine.release()
+    primary.kill()
+    for other in others:
+        other.resume()
+    started = clock.now()
+    cluster.primary()
+    later = sessions()
+    stored = locks_of(later).find_one({"_id": "k"})
+    assert stored is not None
+    assert [holder["token"] for holder in stored["holders"]] == [token]
+    with lock(later, terms=terms, wait=60) as next_one:
+        assert next_one.fencing_token > token
+        assert clock.now() - started < 60
+
+
+def test_all_members_are_away_for_a_while(sessions: Sessions, in_thread: InThread) -> None:
+    """F9: who waits goes on waiting and gets the lock when they are back; whose time is over gets a clear error; the
+    holder is in danger, and then holds on or is told of its loss; nobody has to restart anything."""
+    with ReplicaSet() as alone:
+        one, two = sessions(alone.uri, timeout=1.0), sessions(alone.uri, timeout=1.0)
+        holder = lock(one, terms=Terms(lease=12, margin=0.3)).acquire()
+        waiter = Waiter(in_thread, lock(two, terms=CALM, wait=60))
+        assert eventually(lambda: left(one) == 2)
+        alone.members[0].kill()
+        assert eventually(lambda: holder.in_danger or holder.lost, 20)
+        with pytest.raises(LockBackendError, match="did not answer"):
+            lock(two, "other", wait=1).acquire()
+        assert not waiter.done
+        alone.members[0].restart()
+        if holder.held:
+            assert eventually(lambda: not holder.in_danger, 20)
+            holder.release()
+        assert waiter.end(60).has_it
+        waiter.let_go()
+        assert eventually(lambda: left(one) == 0, 20)
+
+
+def test_the_ttl_monitor_removes_no_lock_that_is_used(sessions: Sessions) -> None:
+    """F10: it comes every second; a lock that is held, was just released, or is waited for is far from its time; one
+    that nobody uses goes, and its next token is larger all the same."""
+    with ReplicaSet(parameters={"ttlMonitorSleepSecs": 1}) as alone:
+        session = sessions(alone.uri)
+        locks: Collection[Document] = locks_of(session)
+        ensure_indexes(locks)
+        with lock(session, "unused") as unused:
+            before = unused.fencing_token
+        with lock(session, "held"):
+            for found in locks.find({}, {"purge_at": 1, "expires_at": 1, "now": "$$NOW"}):
+                assert found["purge_at"] > max(found["now"], found["expires_at"] or found["now"])
+            locks.update_one({"_id": "unused"}, [{"$set": {"purge_at": "$$NOW"}}])
+            assert eventually(lambda: locks.count_documents({"_id": "unused"}) == 0, 70)
+            assert locks.count_documents({"_id": "held"}) == 1
+        with lock(session, "unused") as unused:
+            assert unused.fencing_token > before
+
+
+def test_racing_for_a_key_that_nobody_has_used(new_session: Callable[..., Session]) -> None:
+    """F12: eight sessions try to make the same documents at the same moment: one gets each, and nobody sees an error
+    of a duplicate key."""
+    made, rounds = [new_session() for _ in range(8)], 40
+    start = threading.Barrier(len(made))
+    won: list[str] = []
+    errors: list[BaseException] = []
+
+    def race(session: Session) -> None:
+        for number in range(rounds):
+            start.wait()
+            mine = make_lock(session, f"new{number}", terms=CALM, wait=0)
+            try:
+                if mine.try_acquire():
+                    won.append(mine.key)
+                    start.wait()
+                    mine.release()
+                else:
+                    start.wait()
+            except BaseException as error:
+                errors.append(error)
+                start.abort()
+                raise
+
+    threads = [threading.Thread(target=race, args=(session,)) for session in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert sorted(won) == sorted(f"new{number}" for number in range(rounds))
+
+
+class SlowWay:
+    """A way to a server on which everything takes so many seconds more, in each direction."""
+
+    def __init__(self, port: int, seconds: float) -> None:
+        self.port = port
+        self.seconds = seconds
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.uri = f"mongodb://127.0.0.1:{self._listener.getsockname()[1]}/?directConnection=true"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self.port))
+                for source, target in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=(source, target), daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65_536):
+                timer = threading.Timer(self.seconds, self._deliver, (target, data))
+                timer.daemon = True
+                timer.start()
+            time.sleep(self.seconds)
+            target.close()
+
+    @staticmethod
+    def _deliver(target: socket.socket, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            target.sendall(data)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def test_half_a_second_each_way(sessions: Sessions) -> None:
+    """F19: a lock lives over several leases by renewals that take a second each, and never believes in more time than
+    the server gives it."""
+    with ReplicaSet() as alone, contextlib.closing(SlowWay(alone.members[0].port, 0.5)) as way:
+        session, near = sessions(way.uri, timeout=8.0), sessions(alone.uri)
+        locks_of(near).database.client.admin.command("ping")
+        with lock(session, terms=Terms(lease=12, margin=0.5), wait=30) as mine:
+            end = clock.now() + 14
+            while clock.now() < end:
+                assert mine.held
+                believes, asked = mine.remaining, clock.now()
+                found = locks_of(near).find_one({"_id": "k"}, {"holders.until": 1, "now": "$$NOW"})
+                assert found is not None
+                gives = (found["holders"][0]["until"] - found["now"]).total_seconds()
+                assert believes <= gives + (clock.now() - asked) + 0.05
+                time.sleep(0.5)
+            assert not lock(near).try_acquire()
+        assert eventually(lambda: lock(near).try_acquire(), 10)

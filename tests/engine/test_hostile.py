@@ -1,0 +1,312 @@
+"""Documents in the collection that somebody else wrote: that key a clear error, everybody else goes on."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import bson
+import pytest
+from bson import Binary, Code, DatetimeMS, DBRef, Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex, Timestamp
+from bson.raw_bson import RawBSONDocument
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from pymongo.collection import Collection
+from pymongo.errors import PyMongoError
+
+from django_mongolock.engine import deadlock, protocol, survey, upkeep
+from django_mongolock.engine.document import MAX_ENTRIES, MAX_HOLDERS, UNLIMITED, Terms, find_damage
+from django_mongolock.engine.document import entry as new_entry
+from django_mongolock.engine.session import Session
+from django_mongolock.engine.step import IS_WHOLE, Step
+from django_mongolock.engine.store import MongoStore, StoreConfig
+from django_mongolock.exceptions import LockBackendError, LockDocumentError, LockError, LockNotAcquired
+from tests.engine.conftest import Document, LockMaker, make_lock
+from tests.lock_documents import clock, document, entry, waiter
+from tests.waiting import eventually
+
+PLACE = b"PLACE-OF-A-TEXT"
+#: Text that is no UTF-8, of the same length.
+NO_TEXT = b"\xff\xfe\xc0\x80" + PLACE[4:]
+
+
+def nested(depth: int) -> Document:
+    """A document in a document in a document."""
+    inner: Document = {}
+    for _ in range(depth):
+        inner = {"a": inner}
+    return inner
+
+
+#: Anything that BSON can say.
+STRANGE: list[Any] = [
+    None, True, 0, 7, Int64(7), Int64(2**63 - 1), -1.5, float("nan"), float("inf"), "", "text", "x" * 5_000, b"\0",
+    Binary(b"x", 4), [], [[]], [7], ["x"], [None], [{}], {}, {"$gt": ""}, nested(90), {"$ref": "a", "$id": 1},
+    DBRef("a", 1), ObjectId(), Regex("(a+)+$"), Code("while (1) {}"), Code("x", {"x": 1}), Timestamp(1, 1),
+    MinKey(), MaxKey(), Decimal128("NaN"), datetime(2030, 1, 1, tzinfo=UTC), datetime(1970, 1, 1, tzinfo=UTC),
+    DatetimeMS(2**62), DatetimeMS(-(2**62)), RawBSONDocument(bson.encode({"a": 1})),
+]  # fmt: skip
+
+
+@dataclass
+class World:
+    """A collection with one healthy lock, held by us, and room for a hostile document."""
+
+    collection: Collection[Document]
+    store: MongoStore
+    clock: str
+
+    def put(self, raw: bytes) -> bool:
+        """Store a document under the key "bad"; return whether the server takes it."""
+        self.collection.delete_one({"_id": "bad"})
+        try:
+            self.collection.insert_one(RawBSONDocument(raw))
+        except (PyMongoError, bson.errors.BSONError):
+            return False
+        return True
+
+    def raw(self) -> bytes:
+        """The stored bytes of it; none where the key became another."""
+        plain: Any = self.collection.with_options(bson.CodecOptions(document_class=RawBSONDocument))
+        found = plain.find_one({"_id": "bad"})
+        return b"" if found is None else bytes(found.raw)
+
+    def is_whole(self) -> bool:
+        """Does the server take it for one of ours?"""
+        found = self.collection.find_one({"_id": "bad"}, {"_id": 1, "whole": IS_WHOLE})
+        return bool(found and found["whole"])
+
+
+@pytest.fixture
+def world(collection: Collection[Document], store: MongoStore) -> World:
+    made = World(collection, store, clock(collection.database.client))
+    collection.insert_one(document("healthy", [entry(1, grant="mine")], change={"clock": made.clock}))
+    return made
+
+
+#: Everything that is ever done to the document of a key.
+STEPS: dict[str, Callable[[MongoStore], object]] = {
+    "try": lambda store: store.apply("bad", Step(ask="g", add=new_entry("g", "s", Terms(), {}), trial=True), 5),
+    "queue": lambda store: store.apply("bad", Step(ask="g", add=new_entry("g", "s", Terms(), {})), 5),
+    "resume": lambda store: store.apply("bad", Step(ask="g", add=new_entry("g", "s", Terms(owner="o"), {})), 5),
+    "look": lambda store: store.read("bad", "g", 5),
+    "extend": lambda store: store.apply("bad", Step(ask="g", renew=("g",), beat=1), 5),
+    "release": lambda store: store.give_back("bad", Step(remove=("g",)), 5),
+    "settle": lambda store: store.apply("bad", Step(ask="g", remove=("g",), force=True, bury=1_000), 5),
+    "deadlock": lambda store: store.deadlock("bad", "g", 5),
+    "survey": lambda store: list(survey.survey(store, {})),
+    "deadlocks": lambda store: [str(cycle) for cycle in survey.find_deadlocks(store)],
+    "stale": lambda store: list(upkeep.find_stale(store, upkeep.Which())),
+    "clear": lambda store: upkeep.clear_stale(store, ["bad"], upkeep.Which()),
+    "ask": lambda store: upkeep.ask_to_release(store, "bad", "somebody"),
+    "force": lambda store: upkeep.force_release(store, "bad", ["secret-grant.1"]),
+    "grants": lambda store: upkeep.find_grants(store, {"bad": [1]}),
+}
+
+
+def assert_harmless(world: World) -> None:
+    """Whatever is done to it ends in our errors only; it stays as it is; the other lock is renewed."""
+    whole, raw = world.is_whole(), world.raw()
+    for name, step in STEPS.items():
+        with contextlib.suppress(LockError):
+            step(world.store)
+        assert whole or world.raw() == raw, name
+    beat = int(time.monotonic() * 1000)
+    found = world.store.renew(["bad", "healthy"], Step(renew=("mine", "g"), beat=beat), 5)
+    assert found["healthy"].holders["mine"].number == beat
+
+
+def lively(change: Document, in_entry: Document) -> Document:
+    """A document with a holder and a waiter, and with something else in their place."""
+    facts = {"label": PLACE.decode(), **in_entry}
+    return document("bad", [entry(1, **facts)], [waiter(2, **facts)], {"clock": "c", **change})
+
+
+FIELDS = sorted(document("bad"))
+ENTRY_FIELDS = sorted(entry(1, label="", owner="", beat=1, asked="", released=None))
+FUZZ = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+@pytest.mark.slow
+@FUZZ
+@given(st.sampled_from([name for name in FIELDS if name != "_id"]), st.sampled_from(STRANGE))
+@example("holders", 7)
+@example("waiters", {"worker": "x"})
+@example("expires_at", DatetimeMS(2**62))
+def test_any_value_in_any_field(world: World, field: str, value: Any) -> None:
+    """F55: of the document."""
+    assert world.put(bson.encode(lively({field: value}, {})))
+    assert_harmless(world)
+
+
+@pytest.mark.slow
+@FUZZ
+@given(st.sampled_from(ENTRY_FIELDS), st.sampled_from(STRANGE))
+@example("until", DatetimeMS(2**62))
+@example("asked", "a\nb" * 1_000)
+@example("$ref", "x")
+def test_any_value_in_any_field_of_an_entry(world: World, field: str, value: Any) -> None:
+    """F55: of a holder and of a waiter."""
+    assert world.put(bson.encode(lively({}, {field: value})))
+    assert_harmless(world)
+
+
+@pytest.mark.slow
+@FUZZ
+@given(st.lists(st.tuples(st.integers(16), st.integers(0, 255)), min_size=1, max_size=3))
+def test_any_byte_anywhere(world: World, changes: list[tuple[int, int]]) -> None:
+    """F55: in the stored document, as far as the server takes it: other types, names, lengths, broken text."""
+    raw = bytearray(bson.encode(lively({}, {})))
+    for place, value in changes:
+        raw[16 + place % (len(raw) - 16)] = value
+    if world.put(bytes(raw)):
+        assert_harmless(world)
+
+
+@pytest.mark.parametrize(
+    ("found", "broken"), [(PLACE, NO_TEXT), (b"\x02label", b"\x02la\xffel")], ids=["value", "name"]
+)
+def test_text_that_is_no_text(
+    world: World, session: Session, caplog: pytest.LogCaptureFixture, found: bytes, broken: bytes
+) -> None:
+    """F55: a label that is no UTF-8 was an error of the driver once: it ended the round of the renewing thread, and
+    locks that had nothing to do with it were lost."""
+    assert world.put(bson.encode(lively({}, {})).replace(found, broken))
+    with pytest.raises(LockNotAcquired):
+        make_lock(session, "bad", wait=0).acquire()
+    assert_harmless(world)
+    session.close()
+    assert "failed" not in caplog.text
+
+
+@pytest.mark.parametrize("field", [b"granted", b"clock"])
+def test_a_type_that_looks_like_text(world: World, session: Session, field: bytes) -> None:
+    """F55: a symbol is text to the driver and is none to the server: the lock is damaged, its queue is not full; and
+    nobody is told that it was taken from its holder."""
+    raw = bson.encode(lively({}, {})).replace(b"\x02" + field, b"\x0e" + field)
+    assert world.put(raw)
+    for _ in range(2):
+        with pytest.raises(LockDocumentError, match="another type"):
+            make_lock(session, "bad", wait=1).acquire()
+    with pytest.raises(LockDocumentError):
+        upkeep.force_release(world.store, "bad", ["secret-grant.1"])
+    with pytest.raises(LockDocumentError):
+        upkeep.ask_to_release(world.store, "bad", "somebody")
+    assert b"\x0e" + field in world.raw()
+    assert world.collection.count_documents({"_id": "bad", "changes": 3}) == 1
+
+
+def test_a_huge_document_costs_little(world: World, session: Session) -> None:
+    """F55, F13: sixteen megabytes of holders that never end. Each command is answered soon, by the error; the server
+    is not kept busy; it was once, for minutes, since no time limit stops it within one document."""
+    many = [entry(number, mode="shared", capacity=UNLIMITED) for number in range(30_000)]
+    world.collection.insert_one(document("bad", many, change={"clock": world.clock}))
+    started = time.monotonic()
+    with pytest.raises(LockDocumentError, match="30000 holders and waiters"):
+        make_lock(session, "bad", terms=Terms(mode="shared", capacity=UNLIMITED), wait=3).acquire()
+    for step in (protocol.release("bad", many[0]["grant"]), protocol.settle("bad", "g")):
+        with contextlib.suppress(LockError):
+            session.run(step)
+    assert [seen.damage for seen in survey.survey(world.store, {"_id": "bad"})] != [None]
+    assert time.monotonic() - started < 8
+    world.store.renew(["healthy"], Step(renew=("mine",), beat=3), 2)
+    busy = world.collection.database.client.admin.aggregate(
+        [{"$currentOp": {}}, {"$match": {"secs_running": {"$gt": 5}}}]
+    )
+    assert not [op for op in busy if op.get("command", {}).get("findAndModify")]
+
+
+def test_as_many_holders_as_a_document_bears(world: World, store: MongoStore) -> None:
+    """F13: however many permits a lock has: of more than these holders nobody gets in, and waits; so no document of
+    ours ever looks like a hostile one. And it still is fast."""
+    shared = Terms(mode="shared", capacity=UNLIMITED)
+    many = [entry(number, mode="shared", capacity=UNLIMITED) for number in range(MAX_HOLDERS - 1)]
+    world.collection.insert_one(document("bad", many, change={"clock": world.clock}))
+    started = time.monotonic()
+    last = store.apply("bad", Step(ask="last", add=new_entry("last", "s", shared, {})), 5)
+    late = store.apply("bad", Step(ask="late", add=new_entry("late", "s", shared, {})), 5)
+    assert (last.held, late.held, late.place) == (True, False, 0)
+    assert time.monotonic() - started < 4  # measured: 0.1 s each; 1.4 s each before
+    assert MAX_HOLDERS + 5_000 < MAX_ENTRIES
+
+
+def test_the_damage_of_a_huge_document_is_told() -> None:
+    """F55: in words, and before its entries are gone through one by one."""
+    huge = document("bad", [], change={"holders": [7] * (MAX_ENTRIES + 1)})
+    assert find_damage(huge) == f"it has {MAX_ENTRIES + 1} holders and waiters"
+
+
+@pytest.mark.parametrize("value", [7, "x", {"worker": "w"}, None, [7, "x", None, {}]])
+@pytest.mark.parametrize("field", ["holders", "waiters"])
+def test_the_search_for_deadlocks_passes_over_what_is_no_list(field: str, value: Any) -> None:
+    """F55: who waits for a healthy lock looks at the documents of others too."""
+    moment = datetime.now(UTC)
+    strange = {**document("bad", [entry(1, worker="a")], [waiter(2, worker="b")]), field: value}
+    healthy = document("ok", [entry(3, worker="b")], [waiter(4, grant="g", worker="a")])
+    assert deadlock.cycle_of([strange, healthy], "g", moment) is None
+    assert deadlock.cycles([strange], moment) == []
+
+
+def test_what_others_wrote_is_one_short_line(world: World, session: Session) -> None:
+    """F55, F57: names out of a document go into errors and logs: no line breaks, no megabytes, no grant ids."""
+    facts: Document = dict.fromkeys(
+        ("label", "place", "owner", "user", "host"), "a\nforged line\x1b[31m\u2028" + "x" * 100_000
+    )
+    world.collection.insert_one(document("bad", [entry(1, **facts)], change={"clock": world.clock}))
+    with pytest.raises(LockNotAcquired) as refusal:
+        make_lock(session, "bad", wait=0).acquire()
+    text = str(refusal.value)
+    assert len(text) < 3_000
+    assert len(text.splitlines()) == 1
+    assert "\x1b" not in text
+    assert "secret" not in text
+
+
+@pytest.fixture
+def asked(lock: LockMaker, collection: Collection[Document]) -> Iterator[Any]:
+    with lock("k", terms=Terms(lease=0.9, margin=0.1)) as mine:
+        yield mine, lambda text: collection.update_one({"_id": "k"}, {"$set": {"holders.0.asked": text}})
+
+
+def test_who_asks_for_a_release_is_one_short_line(asked: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """F55: its name comes from the document as well."""
+    mine, write = asked
+    caplog.set_level("INFO", "django_mongolock")
+    write("anna\nlock lost key='forged'" + "x" * 100_000)
+    assert eventually(lambda: mine.release_requested, 5)
+    assert "anna?lock" in mine.release_requested
+    assert len(mine.release_requested) <= 256
+    assert "\nlock lost" not in caplog.text
+
+
+@pytest.mark.parametrize("caller", ["", "x" * 257, "x" * 10_000_000, "a\nb", "\ud800"])
+def test_a_name_that_cannot_be_stored_is_refused(store: MongoStore, lock: LockMaker, caller: str) -> None:
+    """F54: the name of who asks goes into each holder's entry: it has a limit like any other fact."""
+    with lock("k"), pytest.raises(ValueError, match="caller"):
+        upkeep.ask_to_release(store, "k", caller)
+
+
+def test_asking_while_mongodb_is_away_is_an_error_of_ours() -> None:
+    """F57: bounded in time, and not the driver's words."""
+    away = MongoStore(StoreConfig({"host": "mongodb://ann:hunter2@127.0.0.1:9/"}, "d"))
+    with pytest.raises(LockBackendError, match="did not answer"):
+        upkeep.ask_to_release(away, "k", "anna", 0.3)
+    away.close()
+
+
+def test_dates_beyond_everything(world: World, session: Session) -> None:
+    """F55: a holder who asked for it in the year 300,000 says nothing that Python can hold; the key is an error, and
+    nothing of ours stays in its document."""
+    world.collection.insert_one(
+        document("bad", [entry(1, left=-5, acquired_at=DatetimeMS(2**52))], change={"clock": world.clock})
+    )
+    with contextlib.suppress(LockError):
+        make_lock(session, "bad", wait=0).acquire().release()
+    assert eventually(lambda: not session._unsettled, 5)
+    left = world.collection.find_one({"_id": "bad"}, {"waiters": 1})
+    assert left is not None
+    assert left["waiters"] == []

@@ -1,0 +1,299 @@
+"""A server that asks who you are, and one that encrypts: what the least rights allow, which certificate is taken."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from django.core.checks import CheckMessage
+from django.core.management import call_command
+from django.db import connections
+from pymongo import MongoClient
+from pymongo.errors import OperationFailure
+
+from django_mongolock import checks, mongo_lock
+from django_mongolock.backends.base import get_backend, mongo_store
+from django_mongolock.engine.indexes import ensure_indexes
+from django_mongolock.exceptions import LockBackendError
+from django_mongolock.models import Lock
+from testproject.servers import Access, Mongod, ReplicaSet
+from tests.lock_documents import Document, entry
+from tests.lock_documents import document as lock_document
+from tests.lock_fixtures import WITH_MONGO
+from tests.test_admin import LIST, NAMES, browser, confirm, page_of, select
+from tests.waiting import eventually
+
+PASSWORD = "hunter2"
+DATABASE = "myproject"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "security.md"
+
+Connect = Callable[..., None]
+
+
+def documented_roles() -> dict[str, Document]:
+    """The roles of the documentation, as it writes them."""
+    blocks = re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return {role["createRole"]: role for role in map(json.loads, blocks)}
+
+
+def role(name: str, *actions: str) -> Document:
+    privilege = {"resource": {"db": DATABASE, "collection": "mongolock_locks"}, "actions": list(actions)}
+    return {"createRole": name, "privileges": [privilege], "roles": []}
+
+
+def ids(found: list[CheckMessage]) -> list[str]:
+    return [str(message.id).removeprefix("mongolock.") for message in found]
+
+
+def ask() -> list[str]:
+    return ids(checks.check_server(app_configs=None, databases=["mongo"]))
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[ReplicaSet]:
+    """A replica set with a user for each documented role, and for some with less: `least` (find, insert, update),
+    `reader` (find)."""
+    with ReplicaSet(access=Access(users=True)) as servers:
+        with servers.members[0].client() as client:
+            client.admin.command("createUser", "root", pwd=PASSWORD, roles=["root"])
+        with MongoClient[Document](servers.uri, username="root", password=PASSWORD) as client:
+            least = role("least", "find", "insert", "update")
+            for command in (*documented_roles().values(), least, role("reader", "find")):
+                name = command["createRole"]
+                client[DATABASE].command(command)
+                client[DATABASE].command("createUser", name, pwd=PASSWORD, roles=[name])
+        yield servers
+
+
+@pytest.fixture
+def root(guarded: ReplicaSet) -> Iterator[Any]:
+    """The locks collection, for one who may do everything; empty, with its indexes."""
+    with MongoClient[Document](guarded.uri, username="root", password=PASSWORD) as client:
+        collection = client[DATABASE].mongolock_locks
+        collection.drop()
+        ensure_indexes(collection)
+        yield collection
+
+
+@pytest.fixture
+def login(guarded: ReplicaSet, root: Any, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> Connect:
+    def login(user: str, password: str = PASSWORD, **options: Any) -> None:
+        monkeypatch.setitem(connections["mongo"].settings_dict, "NAME", DATABASE)
+        connect(guarded.uri, username=user, password=password, authSource=DATABASE, **options)
+
+    return login
+
+
+def hand_over() -> bool:
+    """Let one thread wait for the lock of another; return whether it got it, by the change stream or by looking."""
+    got = threading.Event()
+
+    def wait() -> None:
+        with mongo_lock("handed", wait=20):
+            got.set()
+
+    with mongo_lock("handed"):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        key = {"_id": "handed", "waiters.0": {"$exists": True}}
+        assert eventually(lambda: mongo_store().collection.find_one(key))
+    thread.join(20)
+    return got.is_set()
+
+
+@WITH_MONGO
+@pytest.mark.slow
+class TestRights:
+    """F14, F60: each right that is missing is named; everything else works."""
+
+    @pytest.mark.parametrize(
+        ("user", "said"),
+        [("mongolock", []), ("mongolockDeploy", []), ("least", ["W104"]), ("reader", ["E102", "W104"])],
+    )
+    def test_check(self, login: Connect, user: str, said: list[str]) -> None:
+        """`check --database` tells what the user lacks, before anybody waits for it."""
+        login(user)
+        assert ask() == said
+
+    def test_check_sees_missing_indexes(self, login: Connect, root: Any) -> None:
+        """With the right to list them; the role for deployments makes them."""
+        root.drop_indexes()
+        login("mongolock")
+        assert ask() == ["W103"]
+        login("mongolockDeploy")
+        call_command("migrate", database="mongo", verbosity=0)
+        assert ask() == []
+
+    def test_migrate_with_the_least_rights(self, login: Connect, root: Any, caplog: pytest.LogCaptureFixture) -> None:
+        """Warns, names no password, and goes on."""
+        root.drop_indexes()
+        login("least")
+        with caplog.at_level(logging.WARNING, "django_mongolock"):
+            call_command("migrate", verbosity=0)
+        assert "indexes not made" in caplog.text
+        assert PASSWORD not in caplog.text
+
+    @pytest.mark.parametrize("user", ["mongolock", "least"])
+    def test_the_least_rights_are_enough(self, login: Connect, root: Any, user: str) -> None:
+        """Taking, renewing, waiting, shared, asking, forcing, clearing, the admin and the commands."""
+        login(user)
+        with mongo_lock("k", lease=1, label="nightly") as lock:
+            first = lock.remaining
+            assert eventually(lambda: lock.remaining > first, 5)
+            lock.extend(30)
+            assert [found.key for found in Lock.objects.held().survey()] == ["k"]
+            admin = browser(*NAMES)
+            assert select(admin, "ask_to_release", "k").status_code == 302
+            assert root.find_one({"_id": "k"})["holders"][0]["asked"]
+            assert "nightly" in admin.get(LIST).content.decode()
+            assert admin.get(page_of("k")).status_code == 200
+            assert "was taken" in confirm(admin, select(admin, "force_release", "k")).content.decode()
+            with contextlib.suppress(Exception):
+                lock.release()
+        assert hand_over()
+        root.insert_one(lock_document("stale", [entry(1, left=-60)], change={"clock": ""}))
+        out = io.StringIO()
+        call_command("list_locks", "--all", stdout=out)
+        call_command("clear_stale_locks", "--no-input", stdout=out)
+        assert "stale" in out.getvalue()
+        assert "of 1 stale locks" in out.getvalue()
+
+    def test_the_roles_are_as_small_as_they_can_be(self, login: Connect, root: Any) -> None:
+        """The user may not delete, drop, or look at any other collection."""
+        root.database.orders.insert_one({"total": 5})
+        with mongo_lock("k"):
+            pass
+        login("mongolock")
+        client = mongo_store().client
+        locks = client[DATABASE].mongolock_locks
+        for forbidden in (
+            lambda: locks.delete_one({}),
+            locks.drop,
+            client[DATABASE].orders.find_one,
+            lambda: client.admin.command("replSetGetConfig"),
+        ):
+            with pytest.raises(OperationFailure) as refusal:
+                forbidden()
+            assert refusal.value.code == 13
+
+    def test_a_reader_is_told_what_is_missing(self, login: Connect) -> None:
+        """F14: the error of the lock names the rights, at once, and quotes neither command nor password."""
+        login("reader")
+        with pytest.raises(LockBackendError, match="needs find, insert and update on the collection") as refusal:
+            mongo_lock("k", wait=30).acquire()
+        assert not refusal.value.passing
+        assert PASSWORD not in str(refusal.value)
+
+    @pytest.mark.parametrize(("user", "password"), [("mongolock", "wrong"), ("stranger", PASSWORD), ("", PASSWORD)])
+    def test_a_wrong_password(self, login: Connect, connect: Connect, user: str, password: str) -> None:
+        """F14: is told at once, as what it is."""
+        login(user or "nobody", password)
+        with pytest.raises(LockBackendError, match="authentication failed") as refusal:
+            mongo_lock("k", wait=30).acquire()
+        assert not refusal.value.passing
+        assert password not in str(refusal.value)
+
+    def test_rights_that_are_taken_away(self, login: Connect, root: Any) -> None:
+        """F14: while a lock is held: it is in danger, and then lost; nobody is told that it is held on."""
+        login("least")
+        with contextlib.ExitStack() as stack:
+            lock = mongo_lock("k", lease=2).acquire()
+            root.database.command("revokeRolesFromUser", "least", roles=["least"])
+            stack.callback(root.database.command, "grantRolesToUser", "least", roles=["least"])
+            assert eventually(lambda: lock.in_danger or lock.lost, 10)
+            assert eventually(lambda: lock.lost, 10)
+
+
+class Authority:
+    """A CA of the test, and files with certificates."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.ca, self.stranger = trustme.CA(), trustme.CA()
+
+    def file(self, name: str, *blobs: Any) -> Path:
+        path = self.directory / name
+        path.write_bytes(b"".join(blob.bytes() for blob in blobs))
+        return path
+
+    def access(self, host: str) -> Access:
+        """A server with a certificate for *host*."""
+        made = self.ca.issue_cert(host)
+        return Access(
+            certificate=self.file(f"{host}.pem", made.private_key_pem, *made.cert_chain_pems),
+            authority=self.file("ca.pem", self.ca.cert_pem),
+        )
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def encrypted(authority: Authority) -> Iterator[ReplicaSet]:
+    """A replica set that speaks nothing but TLS, with a right certificate."""
+    with ReplicaSet(access=authority.access("127.0.0.1")) as servers:
+        yield servers
+
+
+@WITH_MONGO
+@pytest.mark.slow
+class TestTLS:
+    """The engine's client encrypts as the alias says, and believes no wrong certificate."""
+
+    @pytest.fixture(autouse=True)
+    def soon(self, settings: Any) -> None:
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "COMMAND_TIMEOUT": 3}
+
+    def test_right(self, encrypted: ReplicaSet, connect: Connect) -> None:
+        """Locks, waiting by the change stream, and the check work over TLS."""
+        connect(encrypted.uri)
+        assert hand_over()
+        assert get_backend().session()._listener.listening
+        assert "E101" not in ask()
+
+    def test_clear_text(self, encrypted: ReplicaSet, connect: Connect) -> None:
+        """The server takes nothing in clear text, and nobody is told that a lock is held."""
+        connect(encrypted.uri.partition("&tls=")[0])
+        with pytest.raises(LockBackendError, match="did not answer"):
+            mongo_lock("k", wait=0).acquire()
+
+    def test_unknown_authority(self, encrypted: ReplicaSet, authority: Authority, connect: Connect) -> None:
+        """F14: a certificate that another CA would have to sign is refused, and the error and the check say why."""
+        other = authority.file("stranger.pem", authority.stranger.cert_pem)
+        self.assert_refused(f"{encrypted.uri.partition('&tls=')[0]}&tls=true&tlsCAFile={other}", connect)
+
+    def test_another_host(self, authority: Authority, connect: Connect) -> None:
+        """F14: so is the certificate of another host, signed by the right CA: whoever has it is not the server."""
+
+        class Elsewhere(Mongod):
+            def hello(self) -> Document:  # nobody can ask it: that is the point
+                return {"ok": 1}
+
+        with Elsewhere(access=authority.access("db.example.org")) as server:
+            self.assert_refused(server.uri, connect)
+
+    def assert_refused(self, uri: str, connect: Connect) -> None:
+        connect(uri)
+        with pytest.raises(LockBackendError, match=r"no TLS connection.*CERTIFICATE_VERIFY_FAILED") as refusal:
+            mongo_lock("k", wait=30).acquire()
+        assert not refusal.value.passing
+        [found] = checks.check_server(app_configs=None, databases=["mongo"])
+        assert ids([found]) == ["E101"]
+        assert "CERTIFICATE_VERIFY_FAILED" in found.msg
+
+    def test_a_ca_file_that_is_not_there(self, encrypted: ReplicaSet, connect: Connect) -> None:
+        """A wrong setting, told as one."""
+        connect(f"{encrypted.uri.partition('&tls=')[0]}&tls=true&tlsCAFile=/nowhere/ca.pem")
+        with pytest.raises(LockBackendError, match="connection settings are wrong"):
+            mongo_lock("k", wait=0).acquire()

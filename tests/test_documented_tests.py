@@ -1,0 +1,89 @@
+"""The pages that name tests: each exists, and is about what the page says of it."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FAILURES = ROOT / "docs" / "failures.md"
+THREATS = ROOT / "SECURITY.md"
+#: Rows that have no test yet. None may be added.
+WITHOUT = {48, 49}
+NAME = re.compile(r"`(tests/[\w/]+\.py)::([\w:]+)`")
+
+
+@cache
+def docstrings(path: str) -> dict[str, str]:
+    """What the tests of a file promise, by their names; a test's class promises for it as well."""
+    found: dict[str, str] = {}
+
+    def walk(node: ast.Module | ast.ClassDef, name: str, promised: str) -> None:
+        for inner in node.body:
+            if isinstance(inner, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                own = f"{promised} {ast.get_docstring(inner) or ''}"
+                found[f"{name}{inner.name}"] = own
+                if isinstance(inner, ast.ClassDef):
+                    walk(inner, f"{name}{inner.name}::", own)
+
+    file = ROOT / path
+    if file.is_file():
+        walk(ast.parse(file.read_text()), "", "")
+    return {name: text for name, text in found.items() if name.split("::")[-1].startswith(("test_", "Test"))}
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of every row of the tables in a page, without their heads."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    heads = {number + shift for number, line in enumerate(lines) if set(line) <= set("|-") for shift in (-1, 0)}
+    return [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for number, line in enumerate(lines)
+        if number not in heads
+    ]
+
+
+def complaints(text: str) -> list[str]:
+    """What is wrong with a page that names tests."""
+    wrong = []
+    for cells in rows(text):
+        named = NAME.findall(cells[-1])
+        row = re.fullmatch(r"F(\d+)", cells[0])
+        if bool(named) == bool(row and int(row[1]) in WITHOUT):
+            wrong.append(f"{cells[0]} names {'a' if named else 'no'} test")
+        for path, name in named:
+            promise = docstrings(path).get(name)
+            if promise is None:
+                wrong.append(f"there is no {path}::{name}")
+            elif row and not re.search(rf"\b{row[0]}\b", promise):
+                wrong.append(f"{path}::{name} does not say that it is about {row[0]}")
+    return wrong
+
+
+@pytest.mark.parametrize("page", [FAILURES, THREATS], ids=lambda page: page.name)
+def test_every_row_names_its_tests(page: Path) -> None:
+    """A line that nobody tests, a test that was renamed, a test that is about something else."""
+    assert complaints(page.read_text()) == []
+
+
+def test_no_failure_is_left_out() -> None:
+    """F1 to F60, each once."""
+    assert [cells[0] for cells in rows(FAILURES.read_text())] == [f"F{number}" for number in range(1, 61)]
+
+
+def test_there_are_threats() -> None:
+    """The table of the threats is read as one."""
+    assert len(rows(THREATS.read_text())) > 15
+
+
+def test_drift_is_found() -> None:
+    """The judgement can fail: in each of the ways that it is for."""
+    head = "| | a | b |\n|---|---|---|\n"
+    good = "`tests/engine/test_failover.py::test_half_a_second_each_way`"
+    assert complaints(f"{head}| F19 | slow | {good} |") == []
+    assert complaints(f"{head}| F20 | slow | {good} |") == [f"{good.strip('`')} does not say that it is about F20"]
+    assert complaints(f"{head}| F19 | slow | nothing |") == ["F19 names no test"]
+    assert complaints(f"{head}| F48 | slow | {good.replace('half', 'a')} |")[0] == "F48 names a test"
+    assert complaints(f"{head}| F19 | x | `tests/no.py::test_x` |") == ["there is no tests/no.py::test_x"]

@@ -1,0 +1,363 @@
+"""What somebody may try from outside: pages without rights, forms made by hand, long texts; and what may leak."""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.core.management import CommandError, call_command
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, RequestFactory
+from django.urls import reverse
+from pymongo.errors import PyMongoError
+from pytest_django import Settings
+
+from django_mongolock import lock_key, mongo_lock, mongo_locked
+from django_mongolock.admin import LockAdmin
+from django_mongolock.backends.base import get_backend
+from django_mongolock.engine.document import check_key, check_text
+from django_mongolock.engine.patterns import containing, glob
+from django_mongolock.exceptions import LockBackendError, LockError
+from django_mongolock.models import Lock
+from tests.lock_documents import HOSTILE_KEYS, TOKEN, Locks, entry, waiter
+from tests.lock_fixtures import WITH_MONGO
+from tests.test_admin import LIST, NAMES, RELEASE, browser, page_of, select, text_of
+from tests.waiting import eventually
+
+SECRET = "hunter2"
+
+# Pages and endpoints
+
+METHODS = ["get", "head", "options", "post", "put", "patch", "delete"]
+#: Each page of the admin, and whether looking at it is enough to use it.
+PAGES = {"changelist": LIST, "force_release": RELEASE, "history": f"{LIST}k/history/", "change": f"{LIST}k/change/"}
+ACTIONS = {"ask_to_release", "force_release", "clear_stale"}
+
+
+def whoever() -> dict[str, Client]:
+    """Everybody who should not change anything."""
+    return {
+        "stranger": Client(),
+        "customer": browser(*NAMES, is_staff=False),
+        "dismissed": browser(*NAMES, is_active=False),
+        "staff": browser(),
+        "looks": browser("view_lock"),
+        "forces blindly": browser("force_release_lock"),
+    }
+
+
+@WITH_MONGO
+class TestPages:
+    """Every page by every method for everybody: a page that is added must be added here."""
+
+    @pytest.fixture(autouse=True)
+    def one(self, locks: Locks) -> None:
+        locks.held("k")
+        locks.stale("old")
+
+    def test_no_page_is_forgotten(self) -> None:
+        """These are all pages and all actions there are."""
+        admin = LockAdmin(Lock, __import__("django.contrib.admin").contrib.admin.site)
+        assert {str(url.name).removeprefix("django_mongolock_lock_") for url in admin.get_urls()} == set(PAGES)
+        assert set(admin.actions) == ACTIONS
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_who_may_not(self, locks: Locks, method: str) -> None:
+        """Nobody without the right gets a page or changes a lock, whatever the method and the form say."""
+        before = [locks.read("k"), locks.read("old")]
+        forms: list[dict[str, Any]] = [{"lock": f'["k", [{TOKEN + 1}]]'}]
+        forms += [{"action": action, "index": 0, "_selected_action": ["k", "old"]} for action in sorted(ACTIONS)]
+        for name, client in whoever().items():
+            for page, address in PAGES.items():
+                for form in forms if method == "post" else [{}]:
+                    response = getattr(client, method)(address, form)
+                    assert response.status_code < 500
+                    if name in ("stranger", "customer", "dismissed"):
+                        assert (response.status_code, response["Location"].split("?")[0]) == (302, "/admin/login/")
+                    elif name in ("staff", "forces blindly") or page == "force_release":
+                        assert response.status_code == 403, (name, page, method)
+        assert [locks.read("k"), locks.read("old")] == before
+
+    @pytest.mark.parametrize("method", [method for method in METHODS if method != "post"])
+    def test_only_post_changes(self, locks: Locks, method: str) -> None:
+        """Who may do all still changes nothing by any other method."""
+        before = [locks.read("k"), locks.read("old")]
+        client = browser(*NAMES)
+        form = {"lock": f'["k", [{TOKEN + 1}]]', "action": "force_release", "index": 0, "_selected_action": ["k"]}
+        for address in PAGES.values():
+            assert getattr(client, method)(address, form).status_code < 500
+        assert [locks.read("k"), locks.read("old")] == before
+
+    def test_no_form_without_its_token(self, locks: Locks) -> None:
+        """CSRF: a form of another site changes nothing, on any page."""
+        before = [locks.read("k"), locks.read("old")]
+        client = browser(*NAMES)
+        client.handler.enforce_csrf_checks = True
+        for address in PAGES.values():
+            for action in sorted(ACTIONS):
+                form = {"lock": f'["k", [{TOKEN + 1}]]', "action": action, "index": 0, "_selected_action": ["k", "old"]}
+                assert client.post(address, form).status_code == 403
+        assert [locks.read("k"), locks.read("old")] == before
+
+    @pytest.mark.parametrize(
+        "filters",
+        ["//evil.example", "https://evil.example/", "\r\nLocation: //evil.example", "@evil.example", "../../x"],
+    )
+    def test_no_way_out(self, locks: Locks, filters: str) -> None:
+        """A form cannot send anybody to another site, nor to another page."""
+        client = browser(*NAMES)
+        response = client.post(RELEASE, {"lock": f'["k", [{TOKEN + 1}]]', "filters": filters})
+        assert response.status_code == 302
+        assert response["Location"].startswith(f"{LIST}?")
+        assert not {"\r", "\n"} & set(response["Location"])
+        for query in ("?next=//evil.example", "?_popup=1&_to_field=holders", "?e=1", "?state=//evil.example"):
+            answer = client.get(LIST + query)
+            assert answer.status_code < 500
+            assert not answer.get("Location", "/").startswith(("http", "//"))
+
+    @pytest.mark.parametrize(
+        "shown", ['["\\ud800", [1]]', '["a\\u0000b", [1]]', "[" * 100_000, f'["k", [{"9" * 5_000}]]', '["k", [1e999]]']
+    )
+    def test_forms_that_no_browser_sends(self, shown: str) -> None:
+        """Lone surrogates, NUL, thousands of brackets, numbers of thousands of digits: refused, and no crash."""
+        assert browser(*NAMES).post(RELEASE, {"lock": shown}).status_code == 400
+
+    @pytest.mark.parametrize(
+        "name", ["%00", "%ff%fe", "%ed%a0%80", "a%0ab", "%E2%80%AE", "_", "_ZZ_", "%F0%9F%94%92" * 300]
+    )
+    def test_addresses_that_nobody_links_to(self, name: str) -> None:
+        """Broken text in the address of a lock leads back, or is refused."""
+        client = browser(*NAMES)
+        for page in ("change", "history"):
+            assert client.get(f"{LIST}{name}/{page}/").status_code in (200, 302, 400, 404)
+
+
+@WITH_MONGO
+class TestShown:
+    """What others named is text on every page."""
+
+    @pytest.mark.parametrize("state", ["all", "waited", "stale"])
+    @pytest.mark.parametrize(
+        "text", ["<script>alert(1)</script>", "{{ settings.SECRET_KEY }}", "\u202egnp.exe", "a\x1b[2J"]
+    )
+    def test_facts(self, locks: Locks, text: str, state: str) -> None:
+        """Labels, owners, users, views, hosts and threads, of holders and of those who wait: in the list, on the
+        page of the lock, and on the page that asks for confirmation."""
+        facts: dict[str, Any] = dict.fromkeys(("label", "owner", "user", "place", "host", "thread"), text)
+        locks.add("k", [entry(1, left=-5 if state == "stale" else 600, **facts)], [waiter(2, **facts)])
+        client = browser(*NAMES)
+        pages = [client.get(f"{LIST}?state={state}"), client.get(page_of("k")), select(client, "force_release", "k")]
+        for page in pages:
+            assert "<script>alert(1)" not in page.content.decode()
+        assert text.replace("\x1b", "") in "".join(map(text_of, pages)).replace("\x1b", "")
+
+    def test_terminal(self, locks: Locks) -> None:
+        """The commands print no character that steers a terminal."""
+        locks.add("k\u202e", [entry(1, label="a\x1b]0;evil\x07\u2028b", owner="\u200f")])
+        for arguments in (["list_locks"], ["clear_stale_locks", "--dry-run"], ["list_locks", "--all"]):
+            out = io.StringIO()
+            call_command(*arguments, stdout=out)
+            assert not {"\x1b", "\x07", "\u202e", "\u200f", "\u2028"} & set(out.getvalue())
+
+
+# Arguments
+
+LONG = "a" + "\u0300\u0327" * 500_000
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        check_key,
+        lambda text: check_text("label", text),
+        lambda text: lock_key("tag:{tag}", tag=text),
+        lambda text: lock_key("tag:{tag:>5}", tag=text),
+        lambda text: mongo_lock("k", label=text),
+        lambda text: mongo_lock("k", owner=text),
+        glob,
+        containing,
+        lambda text: Lock(key="k").ask_to_release(text),
+    ],
+    ids=["key", "text", "template", "format", "label", "owner", "pattern", "search", "caller"],
+)
+@pytest.mark.parametrize("text", [LONG, "x" * 10_000_000], ids=["combining", "plain"])
+def test_a_text_of_megabytes_costs_nothing(use: Callable[[str], object], text: str) -> None:
+    """F54: its length is looked at before anything else: to compose a million combining characters takes minutes,
+    and a key may come out of a request."""
+    started = time.monotonic()
+    with pytest.raises(ValueError, match=r"at most|1 to"):
+        use(text)
+    assert time.monotonic() - started < 1
+
+
+@WITH_MONGO
+@pytest.mark.parametrize(
+    "text", ["a\udcffb", "a\0b", "", "x" * 600, LONG[:5_000]], ids=["bytes", "nul", "empty", "long", "combining"]
+)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["release_lock", "{}", "--no-input"],
+        ["release_lock", "k", "--ask", "--by={}"],
+        ["list_locks", "--owner={}"],
+        ["list_locks", "--key={}"],
+        ["clear_stale_locks", "--no-input", "--owner={}"],
+        ["clear_stale_locks", "--no-input", "--key={}"],
+    ],
+    ids=" ".join,
+)
+def test_arguments_of_commands(locks: Locks, arguments: list[str], text: str) -> None:
+    """F54: what a shell may pass on, also bytes that are no text: an error in one line, not a traceback."""
+    if text == "" and arguments[-1] == "--by={}":
+        pytest.skip("no name is the login name")
+    locks.held("k")
+    with pytest.raises(CommandError) as refusal:
+        call_command(*(argument.format(text) for argument in arguments), stdout=io.StringIO())
+    assert len(str(refusal.value)) < 1_000
+    str(refusal.value).encode()
+
+
+@WITH_MONGO
+@pytest.mark.parametrize("key", [*HOSTILE_KEYS, "$expr", "$$ROOT", "a.b", "'; drop", '{"$gt": ""}'])
+def test_names_are_never_expressions(locks: Locks, key: str) -> None:
+    """F54: the same text as key, owner, label and caller, through a whole life; it comes back letter by letter."""
+    name = key[:256]
+    with mongo_lock(key, owner=name, label=name, wait=0) as lock:
+        [holder] = locks.read(key)["holders"]
+        assert (holder["owner"], holder["label"]) == (name, name)
+        [found] = Lock.objects.filter(holders__owner=name)
+        assert found.key == key
+        assert found.ask_to_release(name) == 1
+        assert locks.read(key)["holders"][0]["asked"] == name
+        lock.extend(60)
+    assert locks.read(key)["holders"] == []
+
+
+# Leaks
+
+HOSTS = [
+    f"mongodb://ann:{SECRET}@127.0.0.1:9/?directConnection=true",
+    f"mongodb://ann:{SECRET}@@h/",
+    f"mongodb://ann:{SECRET}@h:port/",
+    f"mongodb://ann:{SECRET}@h/?tls=true&tlsCAFile=/no/{SECRET}",
+    f"mongodb://ann:{SECRET}@h/?authMechanism={SECRET}",
+    f"mongodb+srv://ann:{SECRET}@no-such-host.invalid/",
+]
+
+
+def everything_of(error: BaseException) -> str:
+    """What an error reporter shows: the error, its causes, and the variables of every function on the way."""
+    shown = [str(error), repr(error), repr(vars(error))]
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        shown += [repr(value) for name, value in frame.f_locals.items() if name not in ("request", "refusal")]
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return "\n".join(shown) + (everything_of(cause) if cause else "")
+
+
+@WITH_MONGO
+class TestLeaks:
+    """F57: neither a password, nor a URI, nor the id that releases a lock, anywhere."""
+
+    @pytest.fixture(params=HOSTS, ids=["away", "two @", "port", "no CA", "mechanism", "no DNS"])
+    def wrong(self, request: pytest.FixtureRequest, connect: Callable[..., None], settings: Settings) -> None:
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "COMMAND_TIMEOUT": 0.5}
+        connect(request.param)
+
+    @pytest.mark.filterwarnings("ignore::UserWarning")
+    def test_errors(self, wrong: None) -> None:
+        """An address that cannot be used: the error, its causes, and what an error reporter shows of them."""
+        with pytest.raises((LockBackendError, PyMongoError)) as refusal:
+            mongo_lock("k", wait=0).acquire()
+        assert isinstance(refusal.value, LockBackendError)
+        assert SECRET not in everything_of(refusal.value)
+
+    @pytest.mark.filterwarnings("ignore::UserWarning")
+    def test_checks_and_commands(self, wrong: None, caplog: pytest.LogCaptureFixture) -> None:
+        """`check --database`, the commands and the log say what is wrong without quoting it."""
+        caplog.set_level(logging.DEBUG, "django_mongolock")
+        found = run_checks(databases=["mongo"], include_deployment_checks=True)
+        said = " ".join(f"{message.msg} {message.hint}" for message in found if "mongolock" in str(message.id))
+        assert "mongolock.E101" in {message.id for message in found}
+        for command in (["list_locks"], ["clear_stale_locks", "--no-input"], ["release_lock", "k", "--no-input"]):
+            with pytest.raises(CommandError) as refusal:
+                call_command(*command, stdout=io.StringIO())
+            said += str(refusal.value) + "".join(traceback.format_exception(refusal.value))
+        assert SECRET not in said + caplog.text
+
+    @pytest.mark.filterwarnings("ignore::UserWarning")
+    def test_pages(self, wrong: None) -> None:
+        """The admin's page of a server that is away, and the answers of a view."""
+        responses = [browser(*NAMES).get(LIST), browser(*NAMES).get(page_of("k")), respond("k")]
+        assert [response.status_code for response in responses] == [503, 503, 503]
+        for response in responses:
+            assert SECRET not in response.content.decode() + str(response.headers)
+            assert "mongodb" not in response.content.decode().replace("MongoDB", "")
+
+    def test_a_whole_life(self, locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
+        """Taken, renewed, asked for, forced, lost: nothing that is logged, shown or raised has the id of a grant."""
+        caplog.set_level(logging.DEBUG, "django_mongolock")
+        shown: list[object] = []
+        lock = mongo_lock("k", lease=1).acquire()
+        [holder] = locks.read("k")["holders"]
+        secrets = [holder["grant"], holder["session"]]
+        with suppress(LockError):
+            mongo_lock("k", wait=0, reentrant=False).acquire()
+        refused = respond("k")
+        shown += [repr(lock), str(lock), refused.content, refused.headers, repr(get_backend()), repr(lock._grants)]
+        admin = browser(*NAMES)
+        shown += [admin.get(address).content for address in (LIST, page_of("k"), f"{LIST}?state=waited")]
+        shown.append(select(admin, "force_release", "k").content)
+        out = io.StringIO()
+        for arguments in (["list_locks"], ["list_locks", "--json"], ["release_lock", "k", "--no-input"]):
+            call_command(*arguments, stdout=out)
+        assert eventually(lambda: lock.lost)
+        with pytest.raises(LockError) as loss:
+            lock.ensure_held()
+        shown += [out.getvalue(), str(loss.value), repr(loss.value.args), caplog.text]
+        assert "lock lost" in caplog.text
+        assert refused.status_code == 423
+        for text in map(str, shown):
+            assert not any(secret in text for secret in secrets)
+
+    @pytest.mark.parametrize("form", [{"lock": "x"}, {"lock": '["other-site:k", [1]]'}])
+    def test_refusals(self, locks: Locks, settings: Settings, form: dict[str, str]) -> None:
+        """A page that refuses names no key: neither that of the form, nor any that there is."""
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "shop:"}
+        locks.held("other-site:k", "shop:k")
+        client = browser(*NAMES)
+        refusals = [client.post(RELEASE, form), browser().get(LIST), client.get(f"{LIST}?holders__host=web-1")]
+        assert [refusal.status_code for refusal in refusals] == [400, 403, 400]
+        for refusal in refusals:
+            assert "shop:k" not in refusal.content.decode()
+            assert "other-site" not in refusal.content.decode()
+
+
+def respond(key: str) -> Any:
+    """What a locked view answers to somebody else."""
+
+    @mongo_locked("{key}", wait=0, on_contention="respond")
+    def view(request: HttpRequest, key: str) -> HttpResponse:
+        return HttpResponse("done")
+
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(view(RequestFactory().get("/"), key=key)))
+    thread.start()
+    thread.join()
+    [answer] = answers
+    return answer
+
+
+def test_the_names_of_the_pages() -> None:
+    """The addresses above are those that the admin gives."""
+    for name in ("changelist", "force_release"):
+        assert reverse(f"admin:django_mongolock_lock_{name}") == PAGES[name]
+    for name in ("history", "change"):
+        assert reverse(f"admin:django_mongolock_lock_{name}", args=["k"]) == PAGES[name]
