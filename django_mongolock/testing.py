@@ -113,7 +113,11 @@ class MemoryLocks:
             made = mongo_semaphore(key, permits, wait=0, lease=lease, owner=owner, using=self._using)
         facts: dict[str, str | int] = {"host": "elsewhere", "pid": 1, "thread": "MainThread", "label": label}
         lock = MongoLock(lambda: session, made.keys, made.options, lambda: facts)
-        session.run(lock._acquire(0))  # not acquire(), which warns in a coroutine of what blocks
+        try:
+            session.run(lock._acquire(0))  # not acquire(), which warns in a coroutine of what blocks
+        except BaseException:
+            session.close()
+            raise
         self._held.append(HeldLock(lock, session))  # so that it is held although nobody may keep it
         return self._held[-1]
 

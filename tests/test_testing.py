@@ -209,6 +209,15 @@ class TestHold:
         mongolock.advance(2)
         assert mongo_lock("a").try_acquire()
 
+    def test_it_ends_only_once(self, mongolock: MemoryLocks) -> None:
+        """Released twice, or released although it has died: nothing happens."""
+        with mongolock.hold("a") as released, mongolock.hold("b") as dead:
+            released.release()
+            dead.die()
+            assert not released.held
+            assert not dead.held
+        assert mongolock.held() == ["b"]
+
     def test_readers_and_permits(self, mongolock: MemoryLocks) -> None:
         with mongolock.hold("a", mode="shared"), mongolock.hold("a", mode="shared"):
             assert mongo_lock("a", mode="shared").try_acquire()

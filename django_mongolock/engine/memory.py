@@ -58,15 +58,12 @@ class MemoryServer:
     def advance(self, seconds: float) -> None:
         """Let time go by, as it does for living processes: what is due meanwhile, such as renewals, is done."""
         end = self.now() + seconds
-        while True:
+        while (now := self.now()) < end:
             due = {session: session._next_due() for session in list(self.sessions)}
-            moment = min([end, *due.values()])
-            self._moved += max(0.001, moment - self.now())
-            for session, time_ in due.items():
-                if time_ <= self.now():
+            self._moved += max(0.001, min([end, *due.values()]) - now)
+            for session, moment in due.items():
+                if moment <= self.now():
                     session.beat()
-            if moment == end:
-                break
         for session in list(self.sessions):
             session.wake()
 

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 )
 from pymongo import MongoClient
 from pymongo.collection import Collection
+from pymongo.read_concern import ReadConcern
 
 from django_mongolock.engine.document import UNLIMITED, Mode, Reply, Terms, entry, find_damage, read_news
 from django_mongolock.engine.memory import reply_of
@@ -114,7 +115,8 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.store, self.limits = self.place.store, self.place.store.config.limits
-        self.locks = self.store.collection
+        # A release is not confirmed by the majority, and looked at all the same.
+        self.locks = self.store.collection.with_options(read_concern=ReadConcern("local"))
         self.client = Client(self.store, uuid.uuid4().hex)
         self.real = {"_id": self.client.key}
         self.tokens: list[int] = []
@@ -549,7 +551,7 @@ def test_a_grant_that_nobody_noticed_is_short(client: Client, collection: Collec
     left = client.apply(ask="g2").left
     assert queued.queued_left is not None
     assert left is not None
-    assert left == pytest.approx(queued.queued_left, abs=0.1)
+    assert left == pytest.approx(queued.queued_left, abs=2)  # a whole lease would be ten more
     travel(collection, "k", left + 0.1)
     later = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=60)
     collection.update_one({"_id": "k"}, {"$set": {"waiters.0.until": later}})
