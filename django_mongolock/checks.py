@@ -18,6 +18,8 @@ from django.db import DEFAULT_DB_ALIAS
 from .backends.base import get_backend, mongo_store
 from .backends.mongo import ENGINE, MongoBackend
 from .conf import KNOWN, MEMORY, NAME, LockSettings, find_wrong, get_settings, raw_settings
+from .documents import declared
+from .exceptions import LockBackendError
 
 ROUTER: Final = "django_mongolock.router.MongoLockRouter"
 
@@ -186,4 +188,33 @@ def check_server(
                 f"Run manage.py migrate --database {alias} as a user who may create indexes.",
             )
         )
+    return found
+
+
+@register(Tags.database)
+def check_documents(
+    *, app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None, **kwargs: Any
+) -> list[CheckMessage]:
+    """The declared document locks: can stale documents be found without reading the whole collection?"""
+    if not databases or any(message.is_serious() for message in check_settings(app_configs=None)):
+        return []
+    home = raw_settings()["DATABASE"]
+    found: list[CheckMessage] = []
+    for lock in declared():
+        if (lock.alias or home) not in databases:
+            continue
+        try:
+            indexed = lock.has_index()
+        except LockBackendError:  # no right to list them, or no answer, which another check tells of
+            continue
+        if not indexed:
+            fields = lock.rules.fields
+            found.append(
+                _warning(
+                    "W104",
+                    f"No index serves the sweep of the document lock {lock.name!r}: it reads the whole collection.",
+                    f"Make one that begins with {fields.state!r}, best with {fields.time!r} after it: "
+                    "Meta.indexes of the model, or create_index of the collection.",
+                )
+            )
     return found

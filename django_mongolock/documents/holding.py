@@ -95,18 +95,18 @@ class HeldDocument(Generic[D]):
 
     # What may be done to it
 
-    def finish(self, final: str | None = None, **changes: Any) -> None:
+    def finish(self, final: str | None = None, changes: Mapping[str, Any] | None = None) -> None:
         """Set the final state, write *changes*, and let go, in one update.
 
         final: None: the one that was named before, or the only one there is. Raises DocumentLockLost if it was taken
         away; DocumentChanged if somebody raised the version meanwhile: it is still held then, so `fail` it, or have
         the block do so. Nothing is written in both cases.
         """
-        self._desk.sender.run(self._finish(final, changes))
+        self._desk.sender.run(self._finish(final, changes or {}))
 
-    async def afinish(self, final: str | None = None, **changes: Any) -> None:
+    async def afinish(self, final: str | None = None, changes: Mapping[str, Any] | None = None) -> None:
         """See finish()."""
-        await self._desk.sender.arun(self._finish(final, changes))
+        await self._desk.sender.arun(self._finish(final, changes or {}))
 
     def fail(self) -> bool:
         """Set the failed state that belongs to the pending one, and let go, also where somebody raised the version.

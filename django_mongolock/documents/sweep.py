@@ -117,6 +117,8 @@ def _date(rules: Rules, which: Stuck) -> Any:
     query, update = which.undated(rules), [{"$set": {rules.fields.time: "$$NOW"}}]
 
     def call(collection: Collection[Document]) -> int:
+        if collection.find_one(query, {"_id": 1}) is None:
+            return 0
         return collection.update_many(query, update).modified_count
 
     return call
