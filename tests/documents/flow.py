@@ -1,0 +1,89 @@
+"""What the story of the ads runs in processes of its own: ``python -m tests.documents.flow ROLE ARGUMENTS…``."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+from typing import Any
+
+import django
+
+django.setup()
+
+from django.core.management import call_command  # noqa: E402
+
+from testproject.shop import ad_events, services  # noqa: E402
+from testproject.shop.models import Ad  # noqa: E402
+
+tell = services.tell
+KILLS = ("before", "during", "after")
+
+
+def say(**facts: Any) -> None:
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Teller:
+    """Tells the service, and the test what was accepted; and sometimes dies, before, while or after it does."""
+
+    def __init__(self, risk: float, die_at: int) -> None:
+        self.risk, self.die_at, self.told = risk, die_at, 0
+
+    def __call__(self, ad: Ad) -> Ad.ExportStatus:
+        self.told += 1
+        wanted = services.wanted(ad)
+        say(ad=str(ad.pk), version=ad.document_version, deleted=ad.deleted, price=wanted.price if wanted else None)
+        dies = random.choice(KILLS) if self.told == self.die_at or random.random() < self.risk else ""
+        if dies == "before":
+            die()
+        if dies == "during":
+            threading.Timer(0.004, die).start()
+        status = tell(ad)
+        if dies:
+            die()
+        return status
+
+
+def flow(events: str, risk: str, die_at: str, *ads: str) -> None:
+    """So many random events on these ads."""
+    services.tell = Teller(float(risk), int(die_at))
+    say(ready=True)
+    sys.stdin.readline()
+    for _ in range(int(events)):
+        ad, chance = random.choice(ads), random.random()
+        say(event=True)
+        if chance < 0.01:
+            ad_events.change(ad, deleted=True)
+        elif chance < 0.03:
+            ad_events.switch_all(random.choice("78"), opted_in=random.random() < 0.7)
+        elif chance < 0.2:
+            ad_events.change(ad, opted_in=random.random() < 0.6)
+        else:
+            ad_events.change(ad, price=random.randint(1, 999))
+
+
+def sweeper() -> None:
+    """Sweep and retry, until told to end."""
+    ended = threading.Event()
+
+    def listen() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    while not ended.wait(0.3):
+        call_command("clear_stale_locks", interactive=False, json=True)
+        ad_events.retry_failed()
+
+
+if __name__ == "__main__":
+    flow(*sys.argv[2:]) if sys.argv[1] == "flow" else sweeper()
