@@ -95,7 +95,7 @@ class CollectionSource:
         return frozenset()
 
     def key(self, document: object) -> Any:
-        return check_id(document.get("_id") if isinstance(document, Mapping) else document)
+        return check_id(document["_id"] if isinstance(document, Mapping) and "_id" in document else document)
 
     def read(self, document: object, column: str) -> Any:
         value: Any = document

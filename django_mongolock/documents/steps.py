@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
+from bson.int64 import Int64
 from pymongo import ReturnDocument
 from pymongo.collection import Collection
 
@@ -210,7 +211,7 @@ def look_at(rules: Rules, document: Mapping[str, Any]) -> Seen:
     id_ = document["_id"]
     for role, (types, words) in _TYPES.items():
         value = dig(document, getattr(fields, role))
-        if isinstance(value, bool) or not isinstance(value, types):
+        if type(value) not in types:  # a subclass, such as bson.Code of str, is another type to the server
             name = "missing" if value is None else type(value).__name__
             return Seen(id_, damage=f"its field {getattr(fields, role)!r} is {name}, not {words}")
     if version >= LAST_VERSION:
@@ -223,7 +224,7 @@ def look_at(rules: Rules, document: Mapping[str, Any]) -> Seen:
 _TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
     "holder": ((str, type(None)), "text"),
     "state": ((str, type(None)), "text"),
-    "version": ((int,), "a whole number"),
+    "version": ((int, Int64), "a whole number"),
     "time": ((datetime, type(None)), "a date"),
 }
 

@@ -165,7 +165,6 @@ def test_short_without_lock(external: Settings) -> None:
 @WITH_MONGO
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif("MONGOLOCK_LONG_STORY" not in os.environ, reason="takes minutes: set MONGOLOCK_LONG_STORY=1")
 @pytest.mark.parametrize("locking", [True, False])
 def test_long(external: Settings, locking: bool) -> None:
     """Four flows × 500 events at random on fifty ads: right with the lock in the ad, wrong without it."""
@@ -176,5 +175,5 @@ def test_long(external: Settings, locking: bool) -> None:
     if locking:
         assert_right(story)
     else:
-        assert story.wrong_finals()
-        assert found.wrong_exports
+        assert story.wrong_finals() or found.wrong_exports
+        assert found.overlaps
