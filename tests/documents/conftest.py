@@ -109,7 +109,7 @@ def make(
     db: None, forget: None, mongo: MongoClient[Document], collection: Collection[Document], appname: str
 ) -> Iterator[Callable[..., Ground]]:
     """Makes a ground: of a "model", of a "collection", or of one with "other names"."""
-    client: MongoClient[Document] = MongoClient(os.environ["MONGODB_URI"], appname=appname)
+    client: MongoClient[Document] = MongoClient(os.environ["MONGODB_URI"], appname=appname, heartbeatFrequencyMS=500)
 
     def make(kind: str = "collection", **options: Any) -> Ground:
         given: dict[str, Any] = {"pending": PENDING, "final": FINAL, "stale_after": 60, "name": "test", **options}

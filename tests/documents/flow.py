@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
 import signal
 import sys
 import threading
+import time
 from typing import Any
 
 import django
+from pymongo import MongoClient
+from pymongo.collection import Collection
 
 django.setup()
 
 from django.core.management import call_command  # noqa: E402
 
+from django_mongolock import DocumentChanged, DocumentHeld, DocumentLock  # noqa: E402
+from django_mongolock.documents import HeldDocument  # noqa: E402
 from testproject.shop import ad_events, services  # noqa: E402
 from testproject.shop.models import Ad  # noqa: E402
 
@@ -71,6 +77,42 @@ def flow(events: str, risk: str, die_at: str, *ads: str) -> None:
             ad_events.change(ad, price=random.randint(1, 999))
 
 
+def count(times: str, collection: str, face: str) -> None:
+    """Raise a number so many times by reading and writing, which only the lock keeps apart from the others."""
+    raw: Collection[dict[str, Any]] = MongoClient[dict[str, Any]](os.environ["MONGODB_URI"])["mongolock_tests"][
+        collection
+    ]
+    lock = DocumentLock[dict[str, Any]](
+        raw, state="state", pending={"counting": "failed"}, final=["counted"], stale_after=60
+    )
+
+    def raise_it(held: HeldDocument[dict[str, Any]]) -> None:
+        number = held.instance["number"]
+        time.sleep(0)
+        raw.update_one({"_id": 1}, {"$set": {"number": number + 1}})
+
+    async def count_async() -> None:
+        async with lock.hold(raw.find_one(), "counting") as held:
+            raise_it(held)
+
+    say(ready=True)
+    sys.stdin.readline()
+    refused = 0
+    done = 0
+    while done < int(times):
+        try:
+            if face == "async":
+                asyncio.run(count_async())
+            else:
+                with lock.hold(raw.find_one()) as held:
+                    raise_it(held)
+            done += 1
+        except (DocumentChanged, DocumentHeld):
+            refused += 1
+            time.sleep(random.random() / 100)
+    say(refused=refused)
+
+
 def sweeper() -> None:
     """Sweep and retry, until told to end."""
     ended = threading.Event()
@@ -86,4 +128,5 @@ def sweeper() -> None:
 
 
 if __name__ == "__main__":
-    flow(*sys.argv[2:]) if sys.argv[1] == "flow" else sweeper()
+    role, *arguments = sys.argv[1:]
+    sweeper() if role == "sweeper" else {"flow": flow, "count": count}[role](*arguments)

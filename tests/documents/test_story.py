@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from django.db import connections
+from pymongo.collection import Collection
 from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 
@@ -130,6 +131,22 @@ def play(settings: Settings, *, flows: int, events: int, ads: int, locking: bool
         for done in [pool.submit(supervise, number) for number in range(flows)]:
             done.result()
     return story
+
+
+@WITH_MONGO
+def test_processes_lose_no_increment(collection: Collection[dict[str, Any]], settings: Settings) -> None:
+    """Four processes × 25 increments by read and write, in both faces: none is lost, and some had to come again."""
+    collection.insert_one({"_id": 1, "documentVersion": 1, "number": 0})
+    faces = ("blocking", "async", "blocking", "async")
+    started = [process(settings, True, "count", 25, collection.name, face) for face in faces]
+    for one in started:
+        assert one.stdout is not None
+        one.stdout.readline()
+    said = [json.loads(one.communicate("\n", timeout=60)[0]) for one in started]
+    found = collection.find_one()
+    assert found is not None
+    assert (found["number"], found["documentVersion"], found["state"]) == (100, 101, "counted")
+    assert sum(one["refused"] for one in said) > 0
 
 
 def assert_right(story: Story) -> None:
