@@ -129,4 +129,9 @@ def sweeper() -> None:
 
 if __name__ == "__main__":
     role, *arguments = sys.argv[1:]
-    sweeper() if role == "sweeper" else {"flow": flow, "count": count}[role](*arguments)
+    if role == "flow":
+        flow(*arguments)
+    elif role == "count":
+        count(*arguments)
+    else:
+        sweeper()

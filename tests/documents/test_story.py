@@ -142,7 +142,11 @@ def test_processes_lose_no_increment(collection: Collection[dict[str, Any]], set
     for one in started:
         assert one.stdout is not None
         one.stdout.readline()
-    said = [json.loads(one.communicate("\n", timeout=60)[0]) for one in started]
+    for one in started:
+        assert one.stdin is not None
+        one.stdin.write("\n")
+        one.stdin.flush()
+    said = [json.loads(one.communicate(timeout=60)[0]) for one in started]
     found = collection.find_one()
     assert found is not None
     assert (found["number"], found["documentVersion"], found["state"]) == (100, 101, "counted")
