@@ -14,7 +14,6 @@ from typing import Any
 
 import django
 from pymongo import MongoClient
-from pymongo.collection import Collection
 
 django.setup()
 
@@ -79,9 +78,8 @@ def flow(events: str, risk: str, die_at: str, *ads: str) -> None:
 
 def count(times: str, collection: str, face: str) -> None:
     """Raise a number so many times by reading and writing, which only the lock keeps apart from the others."""
-    raw: Collection[dict[str, Any]] = MongoClient[dict[str, Any]](os.environ["MONGODB_URI"])["mongolock_tests"][
-        collection
-    ]
+    client: MongoClient[dict[str, Any]] = MongoClient(os.environ["MONGODB_URI"])
+    raw = client["mongolock_tests"][collection]
     lock = DocumentLock[dict[str, Any]](
         raw, state="state", pending={"counting": "failed"}, final=["counted"], stale_after=60
     )
