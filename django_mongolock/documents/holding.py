@@ -67,6 +67,8 @@ class HeldDocument(Generic[D]):
         self.final = final
         #: How it ended; None while it is held.
         self.ended: str | None = None
+        self._read: Document | None = None
+        self._instance: Any = None
         self._desk = desk
         self._attempt = claim.attempt
         self._numbers = itertools.count(1)
@@ -84,7 +86,9 @@ class HeldDocument(Generic[D]):
 
         Do not `save()` all of it: that writes the lock's own fields as well. See `update`.
         """
-        made: D = self._desk.source.instance(self.document)
+        if self._read is not self.document:
+            self._read, self._instance = self.document, self._desk.source.instance(self.document)
+        made: D = self._instance
         return made
 
     @property

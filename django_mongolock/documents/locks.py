@@ -136,10 +136,10 @@ class DocumentLock(Generic[D]):
 
         Three commands for 500 documents, however many of them are refused. Raises LockBackendError.
         """
-        desk, sent = self._desk(), clock.now()
+        desk, sent, final = self._desk(), clock.now(), self._check_final(final)
         claim, versions = self._claim(pending, owner, changes), self._references(documents)
         outcome = desk.sender.run(steps.acquire_many(desk.target, claim, versions))
-        return self._batch(desk, claim, outcome, final, sent)
+        return _batch(desk, claim, outcome, final, sent)
 
     async def aacquire_many(
         self,
@@ -151,10 +151,10 @@ class DocumentLock(Generic[D]):
         changes: Mapping[str, Any] | None = None,
     ) -> Batch[D]:
         """See acquire_many(). A queryset must have been read before."""
-        desk, sent = self._desk(), clock.now()
+        desk, sent, final = self._desk(), clock.now(), self._check_final(final)
         claim, versions = self._claim(pending, owner, changes), self._references(documents)
         outcome = await desk.sender.arun(steps.acquire_many(desk.target, claim, versions))
-        return self._batch(desk, claim, outcome, final, sent)
+        return _batch(desk, claim, outcome, final, sent)
 
     # Stale documents
 
@@ -239,10 +239,10 @@ class DocumentLock(Generic[D]):
     def _references(self, documents: Iterable[Any]) -> dict[Any, int]:
         return dict(self._reference(document) for document in documents)
 
-    def _batch(self, desk: Desk, claim: Claim, outcome: steps.Outcome, final: str | None, sent: float) -> Batch[D]:
-        final = self._check_final(final)
-        held: list[HeldDocument[D]] = [HeldDocument(desk, claim, document, final, sent) for document in outcome.granted]
-        return Batch(held, outcome.refused, desk.sender)
+
+def _batch(desk: Desk, claim: Claim, outcome: steps.Outcome, final: str | None, sent: float) -> Batch[Any]:
+    held = [HeldDocument[Any](desk, claim, document, final, sent) for document in outcome.granted]
+    return Batch(held, outcome.refused, desk.sender)
 
 
 class Hold(Generic[D]):

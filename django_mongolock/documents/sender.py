@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import threading
-import time
 from typing import Any, Final, NoReturn, TypeVar
 
 import pymongo
@@ -19,26 +17,21 @@ from pymongo.read_concern import ReadConcern
 from ..engine import drivers
 from ..engine.senders import Senders
 from ..exceptions import LockBackendError
+from .background import in_background
 from .steps import Action, Call, Later, Send, Steps
 from .updates import Document
 
-logger = logging.getLogger("django_mongolock")
-
 T = TypeVar("T")
 
-#: Threads that send commands for coroutines, for the main thread, and in the background.
+#: Threads that send commands for coroutines and for the main thread.
 THREADS: Final = 8
-#: Seconds before each try to let go in the background of what nobody will finish. After that, it gets stale.
-PATIENCE: Final = (0.0, 0.5, 2.0, 5.0, 10.0)
-
 _senders = Senders(THREADS)
-_background = Senders(THREADS)
 
 
 def _after_fork() -> None:
     """The threads of the parent do not exist in the child."""
-    global _senders, _background
-    _senders, _background = Senders(THREADS), Senders(THREADS)
+    global _senders  # noqa: PLW0603 - one for each process
+    _senders = Senders(THREADS)
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -104,18 +97,7 @@ class Sender:
             self._in_background(sent.afterwards)
 
     def _in_background(self, call: Call) -> None:
-        def work() -> None:
-            for pause in PATIENCE:
-                time.sleep(pause)
-                try:
-                    self._send(call)
-                except LockBackendError as error:
-                    logger.debug("letting go postponed error=%s", error)
-                else:
-                    return
-            logger.warning("letting go given up collection=%s: it gets stale", self._collection.name)
-
-        _background.submit(work)
+        in_background(self._collection.full_name, lambda: bool(self._send(call)))
 
 
 def _never(pause: object) -> NoReturn:

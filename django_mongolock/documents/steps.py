@@ -45,7 +45,8 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """Have *call* made in the background, once *after* is not under way any more. Outcome: None, at once."""
+    """Have *call* made in the background, once *after* is not under way any more, and again until it returns True: a
+    command that was held up in the network may arrive later still. Outcome: None, at once."""
 
     after: Send
     call: Call
@@ -77,16 +78,18 @@ def send(call: Call) -> Steps[Any]:
 def send_or_let_go(call: Call, let_go: Call) -> Steps[Any]:
     """Send a command. If it ends without an answer (cancelled, struck by a signal, MongoDB away), have *let_go* called
     in the background: nobody will ever finish what it may have got."""
+    doubtful = False
     for rest in reversed(range(SENDS)):
         attempt = Send(call)
         try:
             return (yield attempt)
         except LockBackendError as error:
-            if not error.passing:
-                raise
-            if not rest:
+            doubtful |= error.passing
+            if rest and error.passing:
+                continue
+            if doubtful:
                 yield Later(attempt, let_go)
-                raise
+            raise
         except BaseException:
             yield Later(attempt, let_go)
             raise
@@ -98,8 +101,8 @@ def _letting_go(rules: Rules, claim: Claim, ids: Sequence[Any]) -> Call:
     query = {"_id": {"$in": list(ids)}, "$expr": claim.is_granted(rules)}
     update = [{"$set": updates.letting_go(rules, updates.failed_state(rules))}]
 
-    def call(collection: Collection[Document]) -> object:
-        return collection.update_many(query, update)
+    def call(collection: Collection[Document]) -> bool:
+        return collection.update_many(query, update).matched_count > 0
 
     return call
 

@@ -145,6 +145,55 @@ class TestLostAnswers:
         assert (swept.count, [seen.id for seen in swept.cleared]) == (1, [id_])
 
 
+class TestLateCommands:
+    """What nobody waits for any more is tried again and again."""
+
+    def test_one_that_arrives_later_still(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A command that the network held up until after the first try to let go of it is let go by the next."""
+        from django_mongolock.documents import background
+
+        copies: list[Any] = []
+        send, attempt = Sender._send, background.Background._try
+
+        def never(sender: Sender, call: Any) -> Any:
+            if len(copies) < 2:
+                copies.append(lambda: send(sender, call))
+                raise LockBackendError("the command is on its way")
+            return send(sender, call)
+
+        def arrive_afterwards(self: Any, task: Any) -> bool:
+            done = attempt(self, task)
+            if task.tries == 1:
+                copies[0]()
+            return done
+
+        monkeypatch.setattr(background.Background, "_try", arrive_afterwards)
+        id_ = plain.add(1)
+        monkeypatch.setattr(Sender, "_send", never)
+        with pytest.raises(LockBackendError):
+            plain.lock.acquire((id_, 1), "exporting")
+        assert eventually(lambda: plain.read(id_, "state", "version") == ("failed", 2))
+
+    def test_doubt_remains(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A refusal of the second sending says nothing of what the first one did."""
+        send, calls = Sender._send, []
+
+        def lose_then_refuse(sender: Sender, call: Any) -> Any:
+            calls.append(1)
+            if len(calls) == 2:
+                raise LockBackendError("it may not do this any more", passing=False)
+            answer = send(sender, call)
+            if len(calls) == 1:
+                raise LockBackendError("the answer was lost")
+            return answer
+
+        monkeypatch.setattr(Sender, "_send", lose_then_refuse)
+        id_ = plain.add(1)
+        with pytest.raises(LockBackendError, match="any more"):
+            plain.lock.acquire((id_, 1), "exporting")
+        assert eventually(lambda: plain.read(id_, "state", "holder") == ("failed", None))
+
+
 class TestServer:
     """The same with a server that really does it."""
 

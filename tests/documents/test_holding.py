@@ -247,6 +247,7 @@ class TestReadAgain:
             assert {field.attname: getattr(ad, field.attname) for field in Ad._meta.concrete_fields} == {
                 field.attname: getattr(stored, field.attname) for field in Ad._meta.concrete_fields
             }
+            assert ad is held.instance
             assert ad.title == "A better lamp"
             assert ad.updated_at.tzinfo is not None
             assert (ad.export_status, ad.document_version) == ("exporting", 2)
@@ -261,6 +262,8 @@ class TestReadAgain:
         with plain.lock.hold(old, "exporting", final="exported") as held:
             assert held.instance["price"] == 6
             assert held.instance is held.document
+            held.update({"price": 7})
+            assert held.instance["price"] == 7
 
     def test_model_by_key(self, make: Callable[..., Ground]) -> None:
         """The text of an ObjectId will do, as everywhere in the ORM; values are stored as the ORM stores them."""
@@ -342,6 +345,13 @@ class TestBatch:
             pass
         assert len(caught.value.__notes__) == 1
         assert ground.read(batch.held[2].id, "state") == "exported"
+
+    def test_a_wrong_final_state(self, plain: Ground) -> None:
+        """Told before anything is locked."""
+        id_ = plain.add(1)
+        with pytest.raises(ValueError, match="not declared as a final"):
+            plain.lock.acquire_many([(id_, 1)], "exporting", final="gone")
+        assert plain.read(id_, "version") == 1
 
     def test_many(self, plain: Ground) -> None:
         """More than fit into one command; and none at all."""
