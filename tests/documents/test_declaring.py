@@ -87,8 +87,12 @@ def test_wrong_places(mongo_uri: str) -> None:
 
 
 def test_a_model_in_sql() -> None:
-    """Told when it is first used: the alias of a model may depend on a router."""
+    """Told by a check and when it is first used: where a model is depends on a router."""
     from django.core.exceptions import ImproperlyConfigured
+
+    from django_mongolock.checks import check_document_places, check_documents
+
+    assert check_document_places(app_configs=None) == []
 
     lock = DocumentLock(
         Order,
@@ -103,6 +107,10 @@ def test_a_model_in_sql() -> None:
     )
     with pytest.raises(ImproperlyConfigured, match="is not MongoDB"):
         lock.stale()
+    (found,) = check_document_places(app_configs=None)
+    assert found.id == "mongolock.E016"
+    assert "'orders'" in found.msg
+    assert check_documents(app_configs=None, databases=["default"]) == []
 
 
 def test_names(collection: Collection[Document]) -> None:

@@ -51,8 +51,8 @@ class TestSweep:
     @pytest.mark.parametrize(
         "values",
         [
-            {"time": ago(50)},
-            {"time": ago(-1_000)},
+            {"seconds": 30},
+            {"seconds": -1_000},
             {"holder": None},
             {"holder": ""},
             {"state": "exported"},
@@ -181,12 +181,12 @@ class TestIndex:
         assert plain.lock.has_index() == enough
 
     def test_check(self, plain: Ground, locks: Locks) -> None:
-        """W104, by name and with its cure, for models and for collections; nothing where nobody answers."""
+        """W105, by name and with its cure, for models and for collections; nothing where nobody answers."""
         from django_mongolock.checks import check_documents
 
         plain.collection.insert_one({})
         found = check_documents(app_configs=None, databases=["mongo"])
-        assert [(one.id, "'test'" in one.msg) for one in found] == [("mongolock.W104", True)]
+        assert [(one.id, "'test'" in one.msg) for one in found] == [("mongolock.W105", True)]
         assert "lockTimestamp" in str(found[0].hint)
         plain.collection.create_index("exportStatus")
         assert check_documents(app_configs=None, databases=["mongo"]) == []
