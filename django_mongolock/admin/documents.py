@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +15,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from ..documents import DocumentLock, StuckDocument, declared
 from ..documents.registry import find
 from ..documents.sweep import Swept, as_rows
+from ..engine.logs import INFO, log
 from ..exceptions import LockError
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
 else:
     ModelAdmin = object
-
-logger = logging.getLogger("django_mongolock")
 
 PERMISSION: Final = "django_mongolock.clear_document_lock"
 #: How many documents of one lock the page shows, and one action is about.
@@ -97,7 +95,7 @@ def _clear(request: HttpRequest, *, for_programs: bool) -> HttpResponse:
         raise BadRequest("no such document lock") from None
     swept = lock.clear_stale()
     for stuck in swept.cleared:
-        logger.info("document freed lock=%s id=%s by=%s", lock.name, stuck.id, request.user.get_username())
+        log(INFO, "document freed", document=stuck.id, lock=lock.name, by=request.user.get_username())
     if for_programs:
         return JsonResponse({"lock": lock.name, "cleared": swept.count, "stale": list(as_rows(swept.cleared))})
     tell(request, lock, swept)

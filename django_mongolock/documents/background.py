@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,10 +9,9 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from ..engine import clock
+from ..engine.logs import DEBUG, log, log_exception
 from ..engine.senders import Senders
 from ..exceptions import LockBackendError
-
-logger = logging.getLogger("django_mongolock")
 
 #: Seconds before each try. A command that was held up in the network may still arrive after the first of them.
 PAUSES: Final = (0.0, 0.5, 2.0, 5.0, 10.0)
@@ -59,10 +57,10 @@ class Background:
         try:
             done = task.attempt()
         except LockBackendError as error:
-            logger.debug("tried in vain to let go in=%s error=%s", task.name, error)
+            log(DEBUG, "tried in vain to let go", place=task.name, error=error)
             done = False
-        except Exception:
-            logger.exception("failed to let go in=%s", task.name)
+        except Exception:  # noqa: BLE001 - it is logged
+            log_exception("failed to let go", place=task.name)
             done = False
         if not done and task.tries < len(PAUSES):
             task.due = clock.now() + PAUSES[task.tries]

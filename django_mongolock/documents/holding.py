@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
@@ -12,6 +11,7 @@ from pymongo import ReturnDocument
 from pymongo.collection import Collection
 
 from ..engine import clock
+from ..engine.logs import WARNING, log
 from ..exceptions import (
     DocumentChanged,
     DocumentDamaged,
@@ -26,8 +26,6 @@ from .sender import Sender
 from .source import Source
 from .steps import Later, Send, Steps, Target, aware, dig, look_at, send
 from .updates import Claim, Document
-
-logger = logging.getLogger("django_mongolock")
 
 D = TypeVar("D")
 
@@ -178,9 +176,10 @@ class HeldDocument(Generic[D]):
     def _give_up(self) -> Steps[None]:
         try:
             if not (yield from self._fail()):
-                logger.warning("document lost before its work failed in=%s id=%r", self._desk.source.name, self.id)
+                log(WARNING, "document lost before its work failed", document=self.id, place=self._desk.source.name)
         except LockError as problem:
-            logger.warning("document not let go in=%s id=%r error=%s", self._desk.source.name, self.id, problem)
+            facts = {"document": self.id, "place": self._desk.source.name, "error": problem}
+            log(WARNING, "document not let go", **facts)
 
     # How
 

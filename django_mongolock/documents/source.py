@@ -16,6 +16,7 @@ from ..backends.base import get_backend
 from ..backends.mongo import MongoBackend
 from ..conf import get_settings
 from ..engine.document import MAX_FACT_LENGTH
+from ..engine.store import MongoStore
 from .updates import Document
 
 #: What a caller may pass as the place of his documents.
@@ -128,10 +129,11 @@ class ModelSource:
 
     def collection(self) -> Collection[Document]:
         alias = self.alias()
-        backend = get_backend(alias)
-        if not isinstance(backend, MongoBackend):  # locks elsewhere; these documents are in MongoDB all the same
-            backend = _others.setdefault(alias, MongoBackend(alias, get_settings()))
-        store = backend.store()
+        store = get_backend(alias).session().store
+        if not isinstance(store, MongoStore):  # locks elsewhere; these documents are in MongoDB all the same
+            backend = _others.get(alias) or _others.setdefault(alias, MongoBackend(alias, get_settings()))
+            store = backend.session().store
+            assert isinstance(store, MongoStore)  # noqa: S101 - what this backend has
         # Dates without a zone, in UTC: that is how the fields' converters expect them.
         options: CodecOptions[Document] = CodecOptions(tz_aware=False)
         return store.client[store.config.database].get_collection(self.model._meta.db_table, options)

@@ -154,18 +154,8 @@ def test_names_of_a_model(make: Callable[..., Ground]) -> None:
 
 def test_another_backend(make: Callable[..., Ground], settings: Settings) -> None:
     """The documents are in MongoDB, wherever the named locks are kept."""
-    settings.MONGOLOCK = {**settings.MONGOLOCK, "BACKEND": "tests.documents.test_declaring.Elsewhere"}
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "BACKEND": "django_mongolock.backends.memory.MemoryLockBackend"}
     ground = make("model")
     with ground.lock.hold((ground.add(1), 1), "exporting", final="exported") as held:
         pass
     assert ground.read(held.id, "state") == "exported"
-
-
-class Elsewhere:
-    """A backend that keeps locks somewhere else."""
-
-    def __init__(self, alias: str, settings: Any) -> None: ...
-
-    def session(self) -> Any: ...
-
-    def close(self) -> None: ...
