@@ -294,6 +294,23 @@ class TestInterrupted:
             signal.signal(signal.SIGALRM, before)
         assert eventually(lambda: plain.read(id_, "state", "holder", "version") == ("failed", None, 2))
 
+    def test_commands_of_the_main_thread_are_sent_by_another(
+        self, plain: Ground, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The connections of the driver do not survive what a signal handler raises in the middle of a command."""
+        threads: set[threading.Thread] = set()
+        send = Sender._send
+
+        def note(sender: Sender, call: Any) -> Any:
+            threads.add(threading.current_thread())
+            return send(sender, call)
+
+        monkeypatch.setattr(Sender, "_send", note)
+        with plain.lock.hold((plain.add(1), 1), "exporting", final="exported"):
+            pass
+        assert threads
+        assert threading.main_thread() not in threads
+
     def test_cancelled_while_it_finishes(self, plain: Ground, failpoint: Failpoint) -> None:
         """Finished or failed, but nothing stays pending."""
         id_ = plain.add(1)
