@@ -1,8 +1,15 @@
 """Named locks shared by all processes of a Django project, kept in the MongoDB that it already runs."""
 
 from .decorators import SKIPPED, mongo_locked
+from .documents import DocumentLock, afenced_update, fenced_update
 from .engine.locks import MongoLock
 from .exceptions import (
+    DocumentChanged,
+    DocumentDamaged,
+    DocumentHeld,
+    DocumentLockLost,
+    DocumentNotFound,
+    FencedOff,
     LockBackendError,
     LockCancelled,
     LockDeadlock,
@@ -21,6 +28,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SKIPPED",
+    "DocumentChanged",
+    "DocumentDamaged",
+    "DocumentHeld",
+    "DocumentLock",
+    "DocumentLockLost",
+    "DocumentNotFound",
+    "FencedOff",
     "LockBackendError",
     "LockCancelled",
     "LockDeadlock",
@@ -32,6 +46,8 @@ __all__ = [
     "LockReentryError",
     "LockStateError",
     "MongoLock",
+    "afenced_update",
+    "fenced_update",
     "lock_key",
     "mongo_lock",
     "mongo_locked",

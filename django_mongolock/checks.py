@@ -16,8 +16,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS
 
 from .backends.base import get_backend, mongo_store
-from .backends.mongo import ENGINE, MongoBackend
+from .backends.mongo import ENGINE, MongoBackend, database_settings
 from .conf import KNOWN, MEMORY, NAME, LockSettings, find_wrong, get_settings, raw_settings
+from .documents import declared
+from .exceptions import LockBackendError
 
 ROUTER: Final = "django_mongolock.router.MongoLockRouter"
 
@@ -194,4 +196,52 @@ def check_server(
                 f"Run manage.py migrate --database {alias} as a user who may create indexes.",
             )
         )
+    return found
+
+
+@register()
+def check_document_places(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """The declared document locks: are their models in MongoDB? A router decides that, long after the declaration."""
+    found: list[CheckMessage] = []
+    for lock in declared():
+        try:
+            if lock.alias is not None:
+                database_settings(lock.alias)
+        except ImproperlyConfigured as error:
+            found.append(
+                _error(
+                    "E016",
+                    f"The document lock {lock.name!r} is declared on a model that is not in MongoDB: {error}.",
+                    "Have a router send the model to MongoDB, or name the alias by using=.",
+                )
+            )
+    return found
+
+
+@register(Tags.database)
+def check_documents(
+    *, app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None, **kwargs: Any
+) -> list[CheckMessage]:
+    """The declared document locks: can stale documents be found without reading the whole collection?"""
+    if not databases or any(message.is_serious() for message in check_settings(app_configs=None)):
+        return []
+    home = raw_settings()["DATABASE"]
+    found: list[CheckMessage] = []
+    for lock in declared():
+        if (lock.alias or home) not in databases:
+            continue
+        try:
+            indexed = lock.has_index()
+        except (LockBackendError, ImproperlyConfigured):  # other checks tell of it; or there is no right to list them
+            continue
+        if not indexed:
+            fields = lock.rules.fields
+            found.append(
+                _warning(
+                    "W105",
+                    f"No index serves the sweep of the document lock {lock.name!r}: it reads the whole collection.",
+                    f"Make one that begins with {fields.state!r}, best with {fields.time!r} after it: "
+                    "Meta.indexes of the model, or create_index of the collection.",
+                )
+            )
     return found

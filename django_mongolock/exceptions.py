@@ -6,7 +6,16 @@ pickling: Celery ships errors between processes.
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import Any
+
 __all__ = [
+    "DocumentChanged",
+    "DocumentDamaged",
+    "DocumentHeld",
+    "DocumentLockLost",
+    "DocumentNotFound",
+    "FencedOff",
     "LockBackendError",
     "LockCancelled",
     "LockDeadlock",
@@ -142,4 +151,124 @@ class LockDocumentError(LockError):
         return (
             f"the document {self.key!r} in the locks collection cannot be used: {self.problem}. "
             "Look at it in the mongo shell; delete it there if it is not yours to keep"
+        )
+
+
+class DocumentNotFound(LockError):
+    """There is no such document (any more)."""
+
+    def __init__(self, collection: str, id: Any) -> None:  # noqa: A002 - as the document calls it
+        super().__init__(collection, id)
+        self.collection = collection
+        self.id = id
+
+    def __str__(self) -> str:
+        return f"there is no document {self.id!r} in {self.collection}"
+
+
+class DocumentChanged(LockError):
+    """The document has another version than the one that was given: read it again, and decide again.
+
+    given, found: the versions.
+    """
+
+    def __init__(self, collection: str, id: Any, given: int, found: int) -> None:  # noqa: A002
+        super().__init__(collection, id, given, found)
+        self.collection = collection
+        self.id = id
+        self.given = given
+        self.found = found
+
+    def __str__(self) -> str:
+        return f"document {self.id!r} in {self.collection} has version {self.found}, not {self.given}"
+
+
+class DocumentHeld(LockNotAcquired):
+    """Another flow holds the document.
+
+    holder: which. since: since when, by the server's clock (None: the document does not say). state: what it does.
+    retry_after: seconds until the document is stale, if its holder has died.
+    """
+
+    def __init__(  # noqa: PLR0917 - as they pickle
+        self,
+        collection: str,
+        id: Any,  # noqa: A002
+        holder: str,
+        state: str | None = None,
+        since: datetime | None = None,
+        retry_after: float = 0.0,
+    ) -> None:
+        super().__init__(f"{collection}:{id}", holder=holder, retry_after=retry_after)
+        self.args = (collection, id, holder, state, since, retry_after)
+        self.collection = collection
+        self.id = id
+        self.state = state
+        self.since = since
+
+    def __str__(self) -> str:
+        since = f" since {self.since.isoformat()}" if self.since else ""
+        return f"document {self.id!r} in {self.collection} is held by {self.holder!r}{since} ({self.state})"
+
+
+class DocumentLockLost(LockLostError):
+    """The document was taken from its holder before the work was finished: it was cleared as stale, or taken over.
+
+    found_holder: who has it now. found_state: its state now. Nothing was written.
+    """
+
+    def __init__(
+        self,
+        collection: str,
+        id: Any,  # noqa: A002
+        version: int,
+        found_holder: str | None = None,
+        found_state: str | None = None,
+    ) -> None:
+        super().__init__(f"{collection}:{id}", version, "the document was taken from its holder")
+        self.args = (collection, id, version, found_holder, found_state)
+        self.collection = collection
+        self.id = id
+        self.version = version
+        self.found_holder = found_holder
+        self.found_state = found_state
+
+    def __str__(self) -> str:
+        now = f"held by {self.found_holder!r}" if self.found_holder else "held by nobody"
+        return (
+            f"document {self.id!r} in {self.collection} was lost by the holder of version {self.version}: "
+            f"it is {now} now, its state is {self.found_state!r}"
+        )
+
+
+class DocumentDamaged(LockError):
+    """A field of the document that the lock needs is not what it must be. The document is left as it is."""
+
+    def __init__(self, collection: str, id: Any, problem: str) -> None:  # noqa: A002
+        super().__init__(collection, id, problem)
+        self.collection = collection
+        self.id = id
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"document {self.id!r} in {self.collection} cannot be locked: {self.problem}. Set it right first"
+
+
+class FencedOff(LockError):
+    """A write came too late: a later holder of the lock has written to the document before.
+
+    token: the fencing token of the write. found: the one in the document.
+    """
+
+    def __init__(self, collection: str, id: Any, token: int, found: int) -> None:  # noqa: A002
+        super().__init__(collection, id, token, found)
+        self.collection = collection
+        self.id = id
+        self.token = token
+        self.found = found
+
+    def __str__(self) -> str:
+        return (
+            f"a write to document {self.id!r} in {self.collection} with fencing token {self.token} was refused: "
+            f"token {self.found} has been there"
         )

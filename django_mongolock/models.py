@@ -251,7 +251,10 @@ class Lock(models.Model):
         verbose_name = _("lock")
         verbose_name_plural = _("locks")
         default_permissions = ("view",)
-        permissions = (("force_release_lock", _("Can force the release of a lock")),)
+        permissions = (
+            ("force_release_lock", _("Can force the release of a lock")),
+            ("clear_document_lock", _("Can clear stale locks in documents")),
+        )
 
     def __str__(self) -> str:
         return str(self.key)

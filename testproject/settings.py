@@ -45,6 +45,8 @@ MONGOLOCK: dict[str, Any] = {"DATABASE": "mongo", "LEASE": 30, "WAIT": 10, "KEY_
 SHOP_MONGO_ALIAS = "mongo"
 # "off" runs the same code without a lock, to show what happens then.
 SHOP_LOCKING = env.bool("SHOP_LOCKING", default=True)
+# Seconds after which an ad that a flow holds by the lock in the ad itself is stuck.
+SHOP_STALE_AFTER = env.float("SHOP_STALE_AFTER", default=60.0)
 # Where the slow external service answers: this very project, unless told otherwise.
 EXTERNAL_URL = env.str("EXTERNAL_URL", default="http://127.0.0.1:8000/external")
 EXTERNAL_DELAY = (0.04, 0.2)  # seconds, from and to

@@ -346,6 +346,8 @@ class TestOutput:
         locks.add("k", [entry(1, left=-65, owner="o", label="l")], [waiter(5, left=-1)])
         answer = run_json("clear_stale_locks", "--dry-run")
         [lock] = answer.pop("stale")
+        documents = answer.pop("documents")
+        assert [(found["lock"], found["stale"]) for found in documents] == [("ad exports", [])]
         assert answer == {"found": 1, "cleared": 0, "postponed": 0, "damaged": 0, "dry_run": True}
         assert 65 <= lock["over_seconds"] < 75
         assert {"owner": "o", "label": "l", "host": "web-1", "pid": 4001, "token": TOKEN + 1}.items() <= lock[

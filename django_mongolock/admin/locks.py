@@ -33,7 +33,7 @@ from ..engine.survey import State, find_deadlocks
 from ..exceptions import LockBackendError, LockDocumentError
 from ..models import Lock
 from ..signals import send, stale_locks_cleared
-from . import release
+from . import documents, release
 from .columns import Columns, badge
 from .listing import LockChangeList, ModeFilter, StateFilter, search
 
@@ -132,6 +132,7 @@ class LockAdmin(Columns, ModelAdmin):
         pages: list[tuple[str, Callable[..., HttpResponse], str]] = [
             ("", self.changelist_view, "changelist"),
             ("force-release/", self.force_release_view, "force_release"),
+            ("documents/", self.documents_view, "documents"),
             ("<path:object_id>/history/", self.history_view, "history"),
             ("<path:object_id>/change/", self.change_view, "change"),
         ]
@@ -149,7 +150,7 @@ class LockAdmin(Columns, ModelAdmin):
     @unless_away
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """The list. Where it shows what is waited for, it also tells of deadlocks."""
-        context = {"title": _("Locks"), **(extra_context or {})}
+        context = {"title": _("Locks"), "may_clear_documents": documents.may_clear(request), **(extra_context or {})}
         if request.GET.get(StateFilter.parameter_name) == "waited" and self.has_view_permission(request):
             timeout, prefix = get_settings().COMMAND_TIMEOUT, get_settings().KEY_PREFIX
             context["deadlocks"] = find_deadlocks(self._store(), starting(prefix), timeout)
@@ -267,6 +268,12 @@ class LockAdmin(Columns, ModelAdmin):
             self._log(request, key, _("Force released; its holder had fencing token %s.") % token)
         self._tell(request, outcome)
         return self._to_list(request)
+
+    @csrf
+    @unless_away
+    def documents_view(self, request: HttpRequest) -> HttpResponse:
+        """The stale documents of every declared `DocumentLock`, and a way to free them."""
+        return documents.view(self, request)
 
     def _tell(self, request: HttpRequest, outcome: release.Outcome) -> None:
         if count := len(outcome.released):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeVar
 
-from .protocol import Action, Heard, Pause, Protocol
+from .protocol import Heard, Pause
 
 T = TypeVar("T")
+A = TypeVar("A")
 
 
-def run(protocol: Protocol[T], send: Callable[[Action], Any], pause: Callable[[Pause], Heard]) -> T:
+def run(protocol: Generator[A, Any, T], send: Callable[[A], Any], pause: Callable[[Pause], Heard]) -> T:
     """Run *protocol* to its end in this thread; *send* carries out a command, *pause* waits.
 
     Whatever is raised on the way, also by a signal handler, is thrown into the protocol, which cleans up.
@@ -32,7 +33,7 @@ def run(protocol: Protocol[T], send: Callable[[Action], Any], pause: Callable[[P
 
 
 async def arun(
-    protocol: Protocol[T], send: Callable[[Action], Awaitable[Any]], pause: Callable[[Pause], Awaitable[Heard]]
+    protocol: Generator[A, Any, T], send: Callable[[A], Awaitable[Any]], pause: Callable[[Pause], Awaitable[Heard]]
 ) -> T:
     """See run(). A cancelled coroutine is thrown CancelledError at the point where it waits, and passes it on."""
     try:

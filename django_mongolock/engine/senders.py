@@ -9,10 +9,13 @@ A bare lock, a SimpleQueue and a list are single operations of the interpreter: 
 from __future__ import annotations
 
 import _thread
+import asyncio
+import contextlib
+import functools
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .logs import log_exception
 
@@ -65,6 +68,21 @@ class Senders:
             raise errors.pop()
         return results.pop()
 
+    async def acall(self, call: Callable[[], T]) -> T:
+        """See call(). A cancelled coroutine stops waiting; the call goes on."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def work() -> None:
+            try:
+                tell = functools.partial(_tell, future, call())
+            except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+                tell = functools.partial(_tell, future, None, error)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(tell)
+
+        return await future if self.submit(work) else call()
+
     def close(self) -> None:
         """End the threads, when they have done what they were given before."""
         self._closed = True
@@ -91,3 +109,9 @@ class Senders:
                 call()
             except Exception:  # noqa: BLE001 - it is logged
                 log_exception("a call in the background failed")
+
+
+def _tell(future: asyncio.Future[Any], result: Any, error: BaseException | None = None) -> None:
+    """Set the outcome of a call, unless nobody waits for it any more."""
+    if not future.done():
+        future.set_result(result) if error is None else future.set_exception(error)

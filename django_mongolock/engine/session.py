@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import functools
@@ -180,18 +179,7 @@ class Session:
             call()
 
     async def _asend(self, action: Action) -> Any:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-
-        def send() -> None:
-            try:
-                tell = functools.partial(_tell, future, self._send(action))
-            except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-                tell = functools.partial(_tell, future, None, error)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(tell)
-
-        return await future if self._senders.submit(send) else self._send(action)
+        return await self._senders.acall(lambda: self._send(action))
 
     def _pause(self, pause: Pause) -> Heard:
         grant = self._waiting[pause.grant]
@@ -677,12 +665,6 @@ class Session:
         self._senders.close()
         self._callers.close()
         self.store.close()
-
-
-def _tell(future: asyncio.Future[Any], result: Any, error: BaseException | None = None) -> None:
-    """Set the outcome of a call, unless nobody waits for it any more."""
-    if not future.done():
-        future.set_result(result) if error is None else future.set_exception(error)
 
 
 def _has_ended(worker: object) -> bool:

@@ -122,7 +122,10 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "locks",
                 "db_table": "mongolock_locks",
                 "ordering": ("key",),
-                "permissions": (("force_release_lock", "Can force the release of a lock"),),
+                "permissions": (
+                    ("force_release_lock", "Can force the release of a lock"),
+                    ("clear_document_lock", "Can clear stale locks in documents"),
+                ),
                 "managed": False,
                 "default_permissions": ("view",),
             },

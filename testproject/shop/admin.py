@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 
-from testproject.shop.models import Ad, Order, Seller
+from django_mongolock.admin import DocumentLockAdminMixin
+from testproject.shop.models import Ad, Order, Seller, ad_exports
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -23,8 +24,10 @@ class OrderAdmin(ModelAdmin):
 
 
 @admin.register(Ad)
-class AdAdmin(ModelAdmin):
-    """Ads, with how far the export of each is."""
+class AdAdmin(DocumentLockAdminMixin, ModelAdmin):
+    """Ads, with how far the export of each is. Those that a dead flow holds can be freed."""
+
+    document_lock = ad_exports
 
     list_display = (
         "title",
@@ -35,6 +38,7 @@ class AdAdmin(ModelAdmin):
         "document_version",
         "export_status",
         "exported_version",
+        "locked_by",
         "updated_at",
     )
     list_filter = ("export_status", "opted_in", "deleted")

@@ -12,6 +12,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from django_mongodb_backend.fields import ObjectIdAutoField
 
+from django_mongolock import DocumentLock
 from testproject.mongo import MongoModel
 
 
@@ -91,6 +92,10 @@ class Ad(MongoModel):
         EXPORTED = "exported"
         WITHDRAWN = "withdrawn"
         FAILED = "failed"
+        # Only under the lock in the ad itself, see `ad_events`.
+        EXPORTING = "exporting"
+        WITHDRAWING = "withdrawing"
+        WITHDRAW_FAILED = "withdraw_failed"
 
     id = ObjectIdAutoField(primary_key=True)
     user_id = models.CharField("seller", max_length=64, db_column="userId")
@@ -104,12 +109,14 @@ class Ad(MongoModel):
     )
     export_status = models.CharField(
         "export",
-        max_length=10,
+        max_length=16,
         choices=ExportStatus,
         default=ExportStatus.PENDING,
         db_column="exportStatus",
     )
     exported_version = models.PositiveIntegerField("told", default=0, db_column="exportedVersion")
+    locked_by = models.CharField(max_length=64, null=True, editable=False, db_column="lockedBy")
+    lock_timestamp = models.DateTimeField("locked since", null=True, editable=False, db_column="lockTimestamp")
     updated_at = models.DateTimeField("changed", auto_now=True, db_column="updatedAt")
 
     objects = AdQuerySet.as_manager()
@@ -119,8 +126,25 @@ class Ad(MongoModel):
         indexes = (
             models.Index(fields=["user_id"], name="ad_user"),
             models.Index(fields=["-updated_at"], name="ad_updated"),
-            models.Index(fields=["export_status"], name="ad_status"),
+            models.Index(fields=["export_status", "lock_timestamp"], name="ad_status"),
         )
 
     def __str__(self) -> str:
         return self.title
+
+
+#: The lock in the ad itself: which flow tells the external service of it now. See `ad_events`.
+ad_exports = DocumentLock(
+    Ad,
+    name="ad exports",
+    state="export_status",
+    pending={
+        Ad.ExportStatus.EXPORTING: Ad.ExportStatus.FAILED,
+        Ad.ExportStatus.WITHDRAWING: Ad.ExportStatus.WITHDRAW_FAILED,
+    },
+    final=[Ad.ExportStatus.EXPORTED, Ad.ExportStatus.WITHDRAWN],
+    holder="locked_by",
+    version="document_version",
+    time="lock_timestamp",
+    stale_after=settings.SHOP_STALE_AFTER,
+)

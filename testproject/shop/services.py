@@ -79,14 +79,15 @@ def export_ad(ad_id: str) -> str:
     """
     ad = Ad.objects.get(pk=ad_id)
     try:
-        status = _tell(ad)
+        status = tell(ad)
     except client.ExportError as error:
         logger.info("export failed ad=%s status=%s", ad_id, error.status)
-        return _write_status(ad, Ad.ExportStatus.FAILED)
-    return _write_status(ad, status, exported_version=ad.document_version)
+        return write_status(ad, Ad.ExportStatus.FAILED)
+    return write_status(ad, status, exported_version=ad.document_version)
 
 
-def _tell(ad: Ad) -> Ad.ExportStatus:
+def tell(ad: Ad) -> Ad.ExportStatus:
+    """Tell the external service what it must have of this ad; return the state after that. Raises ExportError."""
     content = wanted(ad)
     if content is None:
         client.withdraw_ad(str(ad.pk), ad.document_version)
@@ -95,7 +96,8 @@ def _tell(ad: Ad) -> Ad.ExportStatus:
     return Ad.ExportStatus.EXPORTED
 
 
-def _write_status(ad: Ad, status: Ad.ExportStatus, **changes: Any) -> str:
+def write_status(ad: Ad, status: Ad.ExportStatus, **changes: Any) -> str:
+    """Write down what was told."""
     Ad.objects.filter(pk=ad.pk).update(export_status=status, **changes)
     return status.value
 

@@ -19,6 +19,7 @@ from ...engine.survey import Seen, State, count
 from ...engine.upkeep import Which, clear_stale, find_stale
 from ...signals import send, stale_locks_cleared
 from ..base import LockCommand, as_row, positive, seconds, write_json, write_table
+from ..documents import Report, Sweeper
 
 #: How many locks the question shows.
 FIRST = 10
@@ -31,6 +32,9 @@ They do no harm, for the next who asks for one gets it; but they fill the list, 
 in the clearing update itself, by its own clock: a lock that is renewed or taken in the same moment stays. Whoever waits
 for a cleared lock gets it. Damaged documents stay as they are, and so does, once, a lock that was written before
 a failover: its lease is given its whole length once more.
+
+Document locks are swept as well: a document that somebody has held for longer than its lock allows is set to the failed
+state of that work, for a retry job to take. --key leaves documents alone, --document-lock the named locks.
 """
 
 CODES = """\
@@ -79,6 +83,13 @@ class Command(LockCommand):
         parser.add_argument(
             "--batch-size", type=positive, default=1_000, metavar="NUMBER", help="locks in one update (default: 1000)"
         )
+        parser.add_argument(
+            "--document-lock",
+            action="append",
+            default=[],
+            metavar="NAME",
+            help="only the documents of this DocumentLock (may be repeated)",
+        )
         super().add_arguments(parser)
 
     def run_from_argv(self, argv: list[str]) -> None:
@@ -93,37 +104,58 @@ class Command(LockCommand):
             raise CommandError("nobody can be asked whether to clear them: use --no-input, or --dry-run to look first")
         with self.telling_errors():
             which = Which(self.keys(options), self.owner(options), options["older_than"])
-            store = self.store(options)
-            if not asks or self._is_confirmed(store, which):
-                self._run(store, which, options)
+            sweeper = Sweeper(options)
+            store = None if options["document_lock"] else self.store(options)
+            if not asks or self._is_confirmed(store, which, sweeper):
+                self._run(store, which, sweeper, options)
 
-    def _is_confirmed(self, store: MongoStore, which: Which) -> bool:
-        first = list(find_stale(store, which, limit=FIRST))
-        if not first:
+    def _is_confirmed(self, store: MongoStore | None, which: Which, sweeper: Sweeper) -> bool:
+        first = list(find_stale(store, which, limit=FIRST)) if store else []
+        reports = [report for report in map(sweeper.look, sweeper.locks) if report.stale or report.error]
+        if not first and not reports:
             self.stdout.write("There are no stale locks.")
             return False
-        total = count(store, which.query())
-        self.stdout.write(f"Stale locks: {total}.\n")
-        write_table(self.stdout, map(as_row, first))
-        if total > len(first):
-            self.stdout.write("…")
+        if store and first:
+            total = count(store, which.query())
+            self.stdout.write(f"Stale locks: {total}.\n")
+            write_table(self.stdout, map(as_row, first))
+            if total > len(first):
+                self.stdout.write("…")
+        for report in reports:
+            report.write(self.stdout, FIRST)
         if input("\nClear them? [y/N] ").strip().lower() in ("y", "yes"):
             return True
         self.stdout.write("Nothing was cleared.")
         return False
 
-    def _run(self, store: MongoStore, which: Which, options: dict[str, Any]) -> None:
-        tally = Tally()
-        locks = self._work(store, which, options, tally)
+    def _run(self, store: MongoStore | None, which: Which, sweeper: Sweeper, options: dict[str, Any]) -> None:
+        tally, reports = Tally(), list[Report]()
+        locks = self._work(store, which, options, tally) if store else iter(())
+
+        def rest() -> dict[str, Any]:
+            reports.extend(sweeper.work())
+            return asdict(tally) | {"dry_run": options["dry_run"], "documents": [r.as_json() for r in reports]}
+
         if options["json"]:
-            write_json(self.stdout, "stale", locks, lambda: asdict(tally) | {"dry_run": options["dry_run"]})
-        elif options["dry_run"]:
+            write_json(self.stdout, "stale", locks, rest)
+        else:
+            self._write_locks(locks, tally, dry_run=options["dry_run"], named=store is not None)
+            reports.extend(sweeper.work())
+            for report in reports:
+                report.write(self.stdout)
+        self.found_some = options["dry_run"] and (tally.found > 0 or any(report.stale for report in reports))
+        if failed := [f"{report.name}: {report.error}" for report in reports if report.error]:
+            raise CommandError(f"not all documents were looked at: {'; '.join(failed)}")
+
+    def _write_locks(self, locks: Iterator[Seen], tally: Tally, *, dry_run: bool, named: bool) -> None:
+        if not named:
+            return
+        if dry_run:
             write_table(self.stdout, map(as_row, locks))
             self.stdout.write(f"Stale locks: {tally.found}. Nothing was cleared.")
         else:
             deque(locks, maxlen=0)
             self.stdout.write(f"Cleared {tally.cleared} of {tally.found} stale locks.{_left_over(tally)}")
-        self.found_some = options["dry_run"] and tally.found > 0
 
     def _work(self, store: MongoStore, which: Which, options: dict[str, Any], tally: Tally) -> Iterator[Seen]:
         """Find stale locks, batch by batch, and clear them unless it is a dry run."""

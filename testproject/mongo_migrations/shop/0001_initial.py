@@ -53,16 +53,29 @@ class Migration(migrations.Migration):
                             ("exported", "Exported"),
                             ("withdrawn", "Withdrawn"),
                             ("failed", "Failed"),
+                            ("exporting", "Exporting"),
+                            ("withdrawing", "Withdrawing"),
+                            ("withdraw_failed", "Withdraw Failed"),
                         ],
                         db_column="exportStatus",
                         default="pending",
-                        max_length=10,
+                        max_length=16,
                         verbose_name="export",
                     ),
                 ),
                 (
                     "exported_version",
                     models.PositiveIntegerField(db_column="exportedVersion", default=0, verbose_name="told"),
+                ),
+                (
+                    "locked_by",
+                    models.CharField(db_column="lockedBy", editable=False, max_length=64, null=True),
+                ),
+                (
+                    "lock_timestamp",
+                    models.DateTimeField(
+                        db_column="lockTimestamp", editable=False, null=True, verbose_name="locked since"
+                    ),
                 ),
                 ("updated_at", models.DateTimeField(auto_now=True, db_column="updatedAt", verbose_name="changed")),
             ],
@@ -71,7 +84,7 @@ class Migration(migrations.Migration):
                 "indexes": [
                     models.Index(fields=["user_id"], name="ad_user"),
                     models.Index(fields=["-updated_at"], name="ad_updated"),
-                    models.Index(fields=["export_status"], name="ad_status"),
+                    models.Index(fields=["export_status", "lock_timestamp"], name="ad_status"),
                 ],
             },
         ),

@@ -1,0 +1,19 @@
+"""Locks kept inside business documents, and writes that fencing tokens guard."""
+
+from .fencing import afenced_update, fenced_update
+from .holding import Batch, HeldDocument
+from .locks import DocumentLock, Hold
+from .registry import declared
+from .sweep import StuckDocument, Swept
+
+__all__ = [
+    "Batch",
+    "DocumentLock",
+    "HeldDocument",
+    "Hold",
+    "StuckDocument",
+    "Swept",
+    "afenced_update",
+    "declared",
+    "fenced_update",
+]

@@ -1,0 +1,154 @@
+"""What is declared of a document lock: its fields, its states, and when it is stale. Checked when it is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ..engine.document import MAX_FACT_LENGTH, check_fact, check_text
+from ..engine.locks import check_seconds
+
+#: The most that a version may be; far above any real one, and adding one to it is still a whole number of 64 bits.
+LAST_VERSION: Final = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The names that the fields have in the documents; "lock.by" is the field "by" of the embedded document "lock".
+
+    holder: who has the document, as text. state: how far it is. version: raised by every acquisition. time: since
+    when it is held, by the server's clock. attempt: the id of the last thing that the lock did to the document.
+    """
+
+    holder: str
+    state: str
+    version: str
+    time: str
+    attempt: str
+
+    def __post_init__(self) -> None:
+        names = self.names()
+        for role, name in names.items():
+            check_path(f"the field of {role}", name)
+        for role, name in names.items():
+            for other, another in names.items():
+                if role != other and (name == another or name.startswith(f"{another}.")):
+                    raise ValueError(f"{role}={name!r} and {other}={another!r} are the same place in the document")
+
+    def names(self) -> dict[str, str]:
+        """The name of each, by its role."""
+        return {role: getattr(self, role) for role in ("holder", "state", "version", "time", "attempt")}
+
+    def projection(self) -> dict[str, Any]:
+        """What to read of a document to know how its lock stands."""
+        return {**dict.fromkeys(self.names().values(), 1), "mongolock_now": "$$NOW"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Fields, states and times of one document lock.
+
+    pending: the states of work that is under way, each with the state that says it failed. final: the other states in
+    which nobody works on a document. stale_after: seconds after which a pending document is stuck. longest_owner: how
+    many characters the holder's field takes.
+    """
+
+    fields: Fields
+    pending: Mapping[str, str]
+    final: tuple[str, ...]
+    stale_after: float
+    longest_owner: int = MAX_FACT_LENGTH
+
+    @classmethod
+    def declare(
+        cls, fields: Fields, pending: Mapping[str, str], final: Collection[str], stale_after: float, longest: int
+    ) -> Rules:
+        """Check what was declared. Raises TypeError and ValueError that name the cure."""
+        if not pending or not hasattr(pending, "items"):
+            raise TypeError('pending names each pending state and its failed state: {"exporting": "export_failed"}')
+        if isinstance(final, str) or not final:
+            raise TypeError('final is a list of states: ["exported"]')
+        plain = {check_state(state): check_state(failed) for state, failed in pending.items()}
+        settled = tuple(check_state(state) for state in final)
+        for state in (*settled, *plain.values()):
+            if state in plain:
+                raise ValueError(f"{state!r} is a pending state: it cannot be a final or a failed one as well")
+        return cls(fields, plain, settled, check_seconds("stale_after", stale_after), min(longest, MAX_FACT_LENGTH))
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """The failed states, each once."""
+        return tuple(dict.fromkeys(self.pending.values()))
+
+    @property
+    def settled(self) -> tuple[str, ...]:
+        """The states in which nobody works on a document, whatever its holder's field says."""
+        return tuple(dict.fromkeys((*self.final, *self.failed)))
+
+    def check_pending(self, state: str | None) -> str:
+        """The pending state that is meant. None: the only one there is."""
+        return _choose("pending", state, tuple(self.pending))
+
+    def check_final(self, state: str | None) -> str:
+        """The final state that is meant. None: the only one there is. A failed state may be meant as well."""
+        return _choose("final", state, self.final, self.failed)
+
+    def check_owner(self, owner: str | None) -> str | None:
+        """Return *owner* as it may be stored. Raises TypeError, ValueError."""
+        plain = check_fact("owner", owner)
+        if plain is not None and len(plain) > self.longest_owner:
+            raise ValueError(f"owner has at most {self.longest_owner} characters here: this one has {len(plain)}")
+        return plain
+
+    def check_changes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return *changes* if they leave alone what is the lock's own. Raises TypeError, ValueError."""
+        return check_changes(changes, self.fields.names().values())
+
+
+def check_state(state: object) -> str:
+    """Return a state as plain text, also where it is a member of TextChoices."""
+    if not isinstance(state, str):
+        raise TypeError(f"a state is text, not {type(state).__name__}")
+    if not state:
+        raise ValueError("a state must not be empty")
+    return check_text("a state", str.__str__(state))
+
+
+def check_path(what: str, name: object) -> str:
+    """Return the name of a field if it can be set. Raises TypeError, ValueError."""
+    text = check_text(what, name)
+    if text == "_id" or not all(part and not part.startswith("$") for part in text.split(".")):
+        raise ValueError(f"{what} cannot be {text!r}: it is a name, or names with dots between them, and not _id")
+    return text
+
+
+def check_changes(changes: Mapping[str, Any], taken: Collection[str]) -> dict[str, Any]:
+    """Return *changes* if none of them meets a field that is *taken*, nor another of them."""
+    names = [check_path("the name of a change", name) for name in changes]
+    for number, name in enumerate(names):
+        for other in (*taken, *names[:number]):
+            if f"{name}.".startswith(f"{other}.") or f"{other}.".startswith(f"{name}."):
+                whose = "it is the lock's own" if other in taken else f"there is {other!r} already"
+                raise ValueError(f"{name!r} cannot be changed here: {whose}")
+    return dict(changes)
+
+
+def check_version(version: object) -> int:
+    """Return *version* if it is one. Raises TypeError, ValueError."""
+    if isinstance(version, bool) or not isinstance(version, int):
+        raise TypeError(f"a version is a whole number, not {type(version).__name__}: read it from the document")
+    if not -LAST_VERSION < version < LAST_VERSION:
+        raise ValueError(f"{version} is no version")
+    return int(version)
+
+
+def _choose(kind: str, state: str | None, states: tuple[str, ...], more: tuple[str, ...] = ()) -> str:
+    if state is None:
+        if len(states) == 1:
+            return states[0]
+        raise TypeError(f"say which {kind} state is meant: one of {', '.join(states)}")
+    plain = check_state(state)
+    if plain not in states and plain not in more:
+        raise ValueError(f"{plain!r} was not declared as a {kind} state: there are {', '.join((*states, *more))}")
+    return plain

@@ -1,0 +1,127 @@
+"""Has the commands of document locks sent: bounded, majority-committed, and out of the reach of signal handlers."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from typing import Any, Final, NoReturn, TypeVar
+
+import pymongo
+from bson.codec_options import DatetimeConversion
+from pymongo import ReadPreference, WriteConcern
+from pymongo.collection import Collection
+from pymongo.errors import OperationFailure, PyMongoError, WriteConcernError
+from pymongo.read_concern import ReadConcern
+
+from ..engine import drivers
+from ..engine.senders import Senders
+from ..exceptions import LockBackendError
+from .background import in_background
+from .steps import Action, Call, Later, Send, Steps
+from .updates import Document
+
+T = TypeVar("T")
+
+#: Threads that send commands for coroutines and for the main thread.
+THREADS: Final = 8
+_senders = Senders(THREADS)
+
+
+def _after_fork() -> None:
+    """The threads of the parent do not exist in the child."""
+    global _senders  # noqa: PLW0603 - one for each process
+    _senders = Senders(THREADS)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def as_a_lock_must(collection: Collection[Document]) -> Collection[Document]:
+    """The collection, reading and writing as a lock must, whatever its client was told. A date that Python cannot
+    hold comes as another type: an answer that cannot be read would be a lock that nobody knows of."""
+    return collection.with_options(
+        codec_options=collection.codec_options.with_options(datetime_conversion=DatetimeConversion.DATETIME_AUTO),
+        read_preference=ReadPreference.PRIMARY,
+        write_concern=WriteConcern(w="majority"),
+        read_concern=ReadConcern("majority"),
+    )
+
+
+class Sender:
+    """Runs steps on one collection, each command bound to *timeout* seconds."""
+
+    def __init__(self, collection: Collection[Document], timeout: float) -> None:
+        self._collection = as_a_lock_must(collection)
+        self._timeout = timeout
+
+    def run(self, steps: Steps[T]) -> T:
+        """Run *steps*, blocking. In the main thread the commands are sent by another one: see `engine.session`."""
+        if threading.current_thread() is threading.main_thread():
+            return drivers.run(steps, lambda action: _senders.call(functools.partial(self._act, action)), _never)
+        return drivers.run(steps, self._act, _never)
+
+    async def arun(self, steps: Steps[T]) -> T:
+        """See run()."""
+        return await drivers.arun(steps, self._aact, _anever)
+
+    def _act(self, action: Action) -> Any:
+        if isinstance(action, Later):
+            return self._later(action)
+        try:
+            return self._send(action.call)
+        finally:
+            self._ended(action)
+
+    async def _aact(self, action: Action) -> Any:
+        if isinstance(action, Later):
+            return self._later(action)
+        return await _senders.acall(functools.partial(self._act, action))
+
+    def _send(self, call: Call) -> Any:
+        try:
+            with pymongo.timeout(self._timeout):
+                return call(self._collection)
+        except PyMongoError as error:
+            raise problem(error, self._timeout) from _bare(error)
+
+    def _later(self, later: Later) -> None:
+        # Whoever comes second, this or the end of the command, has it done; if they meet, it is done twice.
+        later.after.afterwards = later.call
+        if later.after.done:
+            self._in_background(later.call)
+
+    def _ended(self, sent: Send) -> None:
+        sent.done = True
+        if sent.afterwards is not None:
+            self._in_background(sent.afterwards)
+
+    def _in_background(self, call: Call) -> None:
+        in_background(self._collection.full_name, lambda: bool(self._send(call)))
+
+
+def _never(pause: object) -> NoReturn:
+    raise AssertionError("these steps never wait")
+
+
+async def _anever(pause: object) -> NoReturn:
+    raise AssertionError("these steps never wait")
+
+
+def problem(error: PyMongoError, timeout: float) -> LockBackendError:
+    """Say in our own words what the driver met. Its words may hold the whole command, or a URI.
+
+    `passing` tells that nobody knows whether the command took effect, so that it may be sent again.
+    """
+    name = str((getattr(error, "details", None) or {}).get("codeName", type(error).__name__))
+    if isinstance(error, WriteConcernError):
+        return LockBackendError(f"the majority of the replica set did not confirm in time ({name})")
+    if isinstance(error, OperationFailure) and not error.timeout:
+        again = error.has_error_label("RetryableWriteError")
+        return LockBackendError(f"MongoDB refused the command (code {error.code}, {name})", passing=again)
+    return LockBackendError(f"MongoDB did not answer within {timeout:.1f} s ({type(error).__name__})")
+
+
+def _bare(error: PyMongoError) -> BaseException:
+    """The error as it may be shown."""
+    return OperationFailure(type(error).__name__, error.code) if isinstance(error, OperationFailure) else error

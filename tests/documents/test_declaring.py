@@ -1,0 +1,161 @@
+"""What may be declared, and where it is found again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import models
+from pymongo import AsyncMongoClient
+from pymongo.collection import Collection
+from pytest_django import Settings
+
+from django_mongolock import DocumentLock
+from django_mongolock.documents import declared, registry
+from testproject.shop.models import Ad, Order, ad_exports
+from tests.documents.conftest import FINAL, PENDING, Document, Ground
+from tests.lock_fixtures import WITH_MONGO
+
+pytestmark = [WITH_MONGO, pytest.mark.usefixtures("forget")]
+RIGHT: dict[str, Any] = {"state": "exportStatus", "pending": PENDING, "final": FINAL, "stale_after": 60}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"pending": {}}, "each pending state and its failed state"),
+        ({"pending": ["exporting"]}, "each pending state and its failed state"),
+        ({"pending": {"": "failed"}}, "must not be empty"),
+        ({"pending": {"exporting": None}}, "a state is text"),
+        ({"pending": {"exporting": "exporting"}}, "is a pending state"),
+        ({"final": []}, "a list of states"),
+        ({"final": "exported"}, "a list of states"),
+        ({"final": ["exporting"]}, "is a pending state"),
+        ({"stale_after": 0}, "stale_after must be more than 0"),
+        ({"stale_after": "60"}, "a number of seconds"),
+        ({"state": ""}, "cannot be ''"),
+        ({"state": "$state"}, "cannot be"),
+        ({"state": "a..b"}, "cannot be"),
+        ({"version": "_id"}, "cannot be '_id'"),
+        ({"holder": 5}, "must be a str"),
+        ({"holder": "exportStatus"}, "the same place"),
+        ({"holder": "lock", "time": "lock.at"}, "the same place"),
+        ({"using": "mongo"}, "a collection has its own"),
+    ],
+)
+def test_wrong(collection: Collection[Document], wrong: dict[str, Any], problem: str) -> None:
+    """Told where it is declared, with the rule."""
+    with pytest.raises((TypeError, ValueError), match=problem):
+        DocumentLock[Document](collection, **{**RIGHT, **wrong})
+    assert list(declared()) == [ad_exports]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"holder": "locked_buy"}, r"shop\.Ad has no field 'locked_buy': it has body, deleted"),
+        ({"pending": {"exportnig": "failed"}}, "has no choice 'exportnig'"),
+        ({"final": ["exported", "gone"]}, "has no choice 'gone'"),
+    ],
+)
+def test_wrong_model(wrong: dict[str, Any], problem: str) -> None:
+    """A typing error in a field or a state does not wait for the night."""
+    with pytest.raises(ValueError, match=problem):
+        DocumentLock(Ad, **{**RIGHT, "name": "test", **wrong})
+
+
+def test_wrong_places(mongo_uri: str) -> None:
+    """What is no place for documents."""
+
+    class Abstract(models.Model):
+        class Meta:
+            abstract = True
+
+    async def refuse_async() -> None:
+        async with AsyncMongoClient[Document](mongo_uri) as client:
+            with pytest.raises(TypeError, match="in threads"):
+                DocumentLock(client["x"]["y"], **RIGHT)
+
+    asyncio.run(refuse_async())
+    with pytest.raises(TypeError, match="one collection of its own"):
+        DocumentLock(Abstract, **RIGHT)
+    with pytest.raises(TypeError, match="not str"):
+        DocumentLock("shop.Ad", **RIGHT)  # type: ignore[arg-type]
+
+
+def test_a_model_in_sql() -> None:
+    """Told by a check and when it is first used: where a model is depends on a router."""
+    from django.core.exceptions import ImproperlyConfigured
+
+    from django_mongolock.checks import check_document_places, check_documents
+
+    assert check_document_places(app_configs=None) == []
+
+    lock = DocumentLock(
+        Order,
+        state="item",
+        pending=PENDING,
+        final=FINAL,
+        stale_after=5,
+        holder="state",
+        version="charges",
+        time="created_at",
+        name="orders",
+    )
+    with pytest.raises(ImproperlyConfigured, match="is not MongoDB"):
+        lock.stale()
+    (found,) = check_document_places(app_configs=None)
+    assert found.id == "mongolock.E016"
+    assert "'orders'" in found.msg
+    assert check_documents(app_configs=None, databases=["default"]) == []
+
+
+def test_names(collection: Collection[Document]) -> None:
+    """By place and state, unless it is given; a name means one lock."""
+    lock = DocumentLock[Document](collection, **RIGHT)
+    assert lock.name == f"{collection.full_name}.exportStatus"
+    again = DocumentLock[Document](collection, **RIGHT)  # its module was loaded again
+    assert registry.find(lock.name) is again
+    with pytest.raises(ValueError, match="name="):
+        DocumentLock[Document](collection, **{**RIGHT, "stale_after": 5})
+    DocumentLock[Document](collection, **{**RIGHT, "stale_after": 5}, name="another")
+    assert [one.name for one in declared()] == sorted(["ad exports", "another", lock.name])
+
+
+def test_a_function(collection: Collection[Document]) -> None:
+    """Called for each use, so that a forked process may have a client of its own."""
+    calls: list[int] = []
+
+    def ads() -> Collection[Document]:
+        calls.append(os.getpid())
+        return collection
+
+    lock = DocumentLock[Document](ads, **RIGHT)
+    assert lock.name == "ads.exportStatus"
+    assert calls == []
+    collection.insert_one({"_id": 1, "documentVersion": 1})
+    with lock.hold((1, 1), "exporting", final="exported"):
+        pass
+    assert len(calls) == 1
+    with pytest.raises(TypeError, match="returned int"):
+        DocumentLock[Document](lambda: 5, **RIGHT, name="x").stale()  # type: ignore[arg-type, return-value]
+
+
+def test_names_of_a_model(make: Callable[..., Ground]) -> None:
+    """Its fields by the names of the model, or by those in the documents."""
+    by_column = DocumentLock(Ad, **RIGHT, name="columns")
+    assert by_column.rules.fields == make("model").lock.rules.fields == ad_exports.rules.fields
+    assert by_column.rules.longest_owner == 64
+    assert by_column.alias == "mongo"
+
+
+def test_another_backend(make: Callable[..., Ground], settings: Settings) -> None:
+    """The documents are in MongoDB, wherever the named locks are kept."""
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "BACKEND": "django_mongolock.backends.memory.MemoryLockBackend"}
+    ground = make("model")
+    with ground.lock.hold((ground.add(1), 1), "exporting", final="exported") as held:
+        pass
+    assert ground.read(held.id, "state") == "exported"

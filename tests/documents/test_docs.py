@@ -1,0 +1,75 @@
+"""The pages of the documentation run, in the order in which they are read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib import admin
+
+from testproject.shop.models import Ad
+from tests.lock_fixtures import WITH_MONGO
+from tests.test_commands import run
+
+pytestmark = [WITH_MONGO, pytest.mark.usefixtures("forget")]
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def blocks(page: str) -> list[str]:
+    """The Python of a page, block by block."""
+    return re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
+
+
+def test_document_locks(capsys: pytest.CaptureFixture[str]) -> None:
+    """The story, as it is told."""
+    ads = [Ad.objects.create(user_id="7", title=f"ad {number}", price=5) for number in range(2)]
+    told: list[tuple[str, str, int]] = []
+    names: dict[str, Any] = {
+        "Ad": Ad,
+        "ad_id": ads[0].pk,
+        "admin": admin,
+        "export": lambda ad, version: told.append(("export", str(ad.pk), version)),
+        "withdraw": lambda ad: told.append(("withdraw", str(ad.pk), ad.document_version)),
+    }
+    declare, one, refused, many, retry, in_admin = blocks("document-locks.md")
+
+    exec(declare, names)  # noqa: S102
+    exec(one, names)  # noqa: S102
+    assert told == [("export", str(ads[0].pk), 2)]
+    ads[0].refresh_from_db()
+    assert (ads[0].export_status, ads[0].price, ads[0].locked_by) == ("exported", 7, None)
+
+    exec(refused, names)  # noqa: S102
+    assert "it has version 2" in capsys.readouterr().out
+
+    lock = names["ad_exports"]
+    held = lock.acquire(ads[1], "exporting", owner="dead")
+    exec(many, names)  # noqa: S102
+    assert told[1:] == [("withdraw", str(ads[0].pk), 3)]
+    assert f"{ads[1].pk} was left: " in capsys.readouterr().out
+
+    stale = [{"$set": {"lockTimestamp": {"$subtract": ["$$NOW", 400_000]}}}]
+    lock._source.collection().update_one({"_id": held.id}, stale)
+    exec(retry, names)  # noqa: S102
+    assert f"{held.id} was held by dead for" in capsys.readouterr().out
+    assert told[2:] == [("export", str(ads[1].pk), 3)]
+
+    held = lock.acquire(Ad.objects.get(pk=held.id), "exporting")
+    lock._source.collection().update_one({"_id": held.id}, stale)
+    out, _ = run("clear_stale_locks", "--no-input", "--document-lock", "exports")
+    assert out.strip() == "Cleared 1 of 1 stale documents of exports."
+    assert out.strip() in (DOCS / "document-locks.md").read_text()
+
+    exec(in_admin, names)  # noqa: S102
+    assert "clear_stale_documents" in names["AdAdmin"](Ad, admin.site).actions
+
+
+def test_which_lock() -> None:
+    """The fenced write."""
+    ad = Ad.objects.create(user_id="7", title="x", price=5)
+    names: dict[str, Any] = {"Ad": Ad, "ad": ad}
+    (fenced,) = blocks("which-lock.md")
+    exec(fenced, names)  # noqa: S102
+    assert (names["ad"].price, Ad.objects.get().price) == (7, 7)
