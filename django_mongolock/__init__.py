@@ -3,6 +3,7 @@
 from .decorators import SKIPPED, mongo_locked
 from .engine.locks import MongoLock
 from .exceptions import (
+    ConflictError,
     LockBackendError,
     LockCancelled,
     LockDeadlock,
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SKIPPED",
+    "ConflictError",
     "LockBackendError",
     "LockCancelled",
     "LockDeadlock",

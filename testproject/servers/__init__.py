@@ -8,7 +8,8 @@ They end with the process that started them.
 """
 
 from testproject.servers.mongo import Mongod, ReplicaSet, mongod_path, mongodb
+from testproject.servers.postgres import Postgres
 from testproject.servers.process import Server, ServerError
 from testproject.servers.redis import Redis
 
-__all__ = ["Mongod", "Redis", "ReplicaSet", "Server", "ServerError", "mongod_path", "mongodb"]
+__all__ = ["Mongod", "Postgres", "Redis", "ReplicaSet", "Server", "ServerError", "mongod_path", "mongodb"]
