@@ -1,19 +1,14 @@
-"""Where the version is looked at: in the update of a save, before a delete, and before a bulk update.
-
-A save puts the version that was read into the filter of its own update, so that the database decides. A delete and a
-bulk update claim first: they raise the versions where they are what was read, and go on in the same transaction.
-"""
+"""What was read, what is stored, and how to claim rows: what the hooks of a model and its querysets have in common."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError, connections, router, transaction
-from django.db.models import F, Field, Model, Q, QuerySet
+from django.db import DatabaseError, connections, transaction
+from django.db.models import F, Field, Model, Q
 from django.db.models.expressions import CombinedExpression
 from django.db.models.functions import Coalesce
 
@@ -46,53 +41,6 @@ def version_read(instance: Model, field: VersionField) -> int | None:
     )
 
 
-def check_on_update(do_update: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Model._do_update(): the update of one table by one save."""
-
-    @wraps(do_update)
-    def _do_update(self: Model, base_qs: QuerySet[Any], using: str, pk_val: Any, values: Any, *rest: Any) -> Any:
-        from .fields import FromSave, VersionField
-
-        field = next((field for field in base_qs.model._meta.local_fields if isinstance(field, VersionField)), None)
-        asked = next((value for column, _, value in values if column is field), None)
-        if field is None or not isinstance(asked, FromSave | None):
-            return do_update(self, base_qs, using, pk_val, values, *rest)  # another table, or a fixture
-        if self._state.adding:
-            if base_qs.filter(pk=pk_val).exists():
-                raise _conflict(self, None, using, rest[0], "it was there before, and not read")
-            return False
-        read = version_read(self, field)
-        raised = (read or 0) + 1
-        checked = [value for value in values if value[0] is not field] + [(field, None, raised)]
-        try:
-            updated = do_update(self, base_qs.filter(_is(field, read)), using, pk_val, checked, *rest)
-        except DatabaseError as error:
-            if not is_write_conflict(error):
-                raise
-            raise _lost_race(self, read) from error
-        if not updated:
-            raise _conflict(self, read, using, rest[0])
-        setattr(self, field.attname, raised)
-        return updated
-
-    return _do_update
-
-
-def check_on_delete(delete: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Model.delete(), or what the class has instead of it."""
-
-    @wraps(delete)
-    def checked(self: Model, using: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        field = version_field(type(self))
-        if field is None or self.pk is None:
-            return delete(self, using, *args, **kwargs)
-        using = using or router.db_for_write(type(self), instance=self)
-        with claim([self], field, using):
-            return delete(self, using, *args, **kwargs)
-
-    return checked
-
-
 @contextmanager
 def claim(instances: Sequence[Model], field: VersionField, using: str) -> Iterator[None]:
     """Run the block in a transaction that owns the rows of *instances*, each in the version that it was read in.
@@ -103,7 +51,7 @@ def claim(instances: Sequence[Model], field: VersionField, using: str) -> Iterat
     read = [(instance, version_read(instance, field)) for instance in instances]
     for instance in instances:
         if instance._state.adding:
-            raise _conflict(instance, None, using, problem="it was not read before")
+            raise conflict(instance, None, using, problem="it was not read before")
     try:
         with all_or_nothing(using):
             _raise_versions(read, field, using)
@@ -116,7 +64,7 @@ def claim(instances: Sequence[Model], field: VersionField, using: str) -> Iterat
         if isinstance(error, _NotClaimed):
             raise _find_conflict(read, field, using) from None
         if isinstance(error, DatabaseError) and is_write_conflict(error):
-            raise _lost_race(*read[0]) from error
+            raise lost_race(*read[0]) from error
         raise
 
 
@@ -155,7 +103,7 @@ def next_version(field: VersionField) -> CombinedExpression:
     return Coalesce(F(field.attname), 0) + 1
 
 
-def _is(field: VersionField, version: int | None) -> Q:
+def is_version(field: VersionField, version: int | None) -> Q:
     return Q(**({f"{field.attname}__isnull": True} if version is None else {field.attname: version}))
 
 
@@ -168,7 +116,7 @@ def _raise_versions(read: Sequence[tuple[Model, int | None]], field: VersionFiel
     for version, keys in by_version.items():
         for start in range(0, len(keys), size):
             batch = list(keys)[start : start + size]
-            rows = table._base_manager.using(using).filter(_is(field, version), pk__in=batch)
+            rows = table._base_manager.using(using).filter(is_version(field, version), pk__in=batch)
             if rows.update(**{field.attname: next_version(field)}) != len(batch):
                 raise _NotClaimed
 
@@ -181,15 +129,15 @@ def _find_conflict(read: Sequence[tuple[Model, int | None]], field: VersionField
     for instance, version in read:
         pk = instance._get_pk_val(field.model._meta)
         if pk not in stored or stored[pk] != version:
-            return _conflict(instance, version, using)
-    return _lost_race(*read[0])  # it was rolled back, or is a copy of another one in the list
+            return conflict(instance, version, using)
+    return lost_race(*read[0])  # it was rolled back, or is a copy of another one in the list
 
 
-def _lost_race(instance: Model, read: int | None) -> ConflictError:
+def lost_race(instance: Model, read: int | None) -> ConflictError:
     return ConflictError(instance._meta.label, instance.pk, read, problem="another transaction was faster")
 
 
-def _conflict(
+def conflict(
     instance: Model,
     read: int | None,
     using: str,

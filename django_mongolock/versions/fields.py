@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from django.core import checks
 from django.db import models
 from django.db.models.query_utils import DeferredAttribute
 
-from .checking import check_on_delete, check_on_update
+from .hooks import HOOKS
 
 if TYPE_CHECKING:
     BigIntegerField = models.BigIntegerField[int, int]
@@ -21,6 +21,10 @@ class FromSave(int):
     """What a save (not a fixture, which is raw) asks to write: says that the version is to be checked and raised."""
 
     __slots__ = ()
+
+
+#: In an insert it is the first version: the compiler of MongoDB says add=False for a copy of what was read.
+FROM_SAVE = FromSave(1)
 
 
 class VersionAttribute(DeferredAttribute):
@@ -64,17 +68,16 @@ class VersionField(BigIntegerField):
         """Teach the class to look at the version; classes derived from it inherit that."""
         super().contribute_to_class(cls, name, private_only)
         if not hasattr(cls, "_checks_version"):
-            hooked = cast("Any", cls)
-            hooked._checks_version = True
-            hooked._do_update = check_on_update(hooked._do_update)
-            hooked.delete = check_on_delete(hooked.delete)
+            cls._checks_version = True  # type: ignore[attr-defined]
+            for method, hook in HOOKS.items():
+                setattr(cls, method, hook(getattr(cls, method)))
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
         """The first version for a new row; else the mark that this is a save, which the update looks for."""
         if add:
             setattr(model_instance, self.attname, 1)
             return 1
-        return FromSave(model_instance.__dict__.get(self.attname) or 0)
+        return FROM_SAVE
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
         """System checks, beside those of any field: one version a model, raised by update(), in the topmost table."""

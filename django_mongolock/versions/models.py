@@ -58,7 +58,10 @@ class VersionedQuerySet(models.QuerySet[M, M]):
                 "bulk_create(update_conflicts=True) would write over versions that nobody read: "
                 "insert with ignore_conflicts=True, and use bulk_update() for those that were there"
             )
-        return super().bulk_create(objs, *args, **options)
+        made = super().bulk_create(objs, *args, **options)
+        for obj in made:
+            setattr(obj, self._version.attname, 1)
+        return made
 
     def update_or_create(self, *args: Any, **kwargs: Any) -> tuple[M, bool]:
         """As always; a conflict (where the database has no row locks) is tried again outside of transactions."""
