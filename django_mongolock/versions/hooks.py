@@ -31,22 +31,22 @@ def check_on_update(do_update: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap Model._do_update(): the update of one table by one save."""
 
     @wraps(do_update)
-    def checked(self: Model, base_qs: QuerySet[Any], using: str, pk_val: Any, values: Any, *rest: Any) -> Any:
+    def checked(self: Model, base_qs: QuerySet[Any], using: str, pk: Any, values: Any, *rest: Any) -> Any:
         from .fields import FromSave, VersionField
 
         field = next((field for field in base_qs.model._meta.local_fields if isinstance(field, VersionField)), None)
         asked = next((value for column, _, value in values if column is field), None)
         if field is None or not isinstance(asked, FromSave | None):
-            return do_update(self, base_qs, using, pk_val, values, *rest)  # another table, or a fixture
+            return do_update(self, base_qs, using, pk, values, *rest)  # another table, or a fixture
         if self._state.adding:
-            if base_qs.filter(pk=pk_val).exists():
+            if base_qs.filter(pk=pk).exists():
                 raise conflict(self, None, using, rest[0], "it was there before, and not read")
             return False
         read = version_read(self, field)
         raised = (read or 0) + 1
-        checked = [value for value in values if value[0] is not field] + [(field, None, raised)]
+        written = [value for value in values if value[0] is not field] + [(field, None, raised)]
         try:
-            updated = do_update(self, base_qs.filter(is_version(field, read)), using, pk_val, checked, *rest)
+            updated = do_update(self, base_qs.filter(is_version(field, read)), using, pk, written, *rest)
         except DatabaseError as error:
             if not is_write_conflict(error):
                 raise
@@ -63,10 +63,10 @@ def know_on_insert(do_insert: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap Model._do_insert(): the insert into one table by one save."""
 
     @wraps(do_insert)
-    def checked(self: Model, manager: Any, using: str, fields: Any, returning_fields: Any, raw: bool) -> Any:
-        made = do_insert(self, manager, using, fields, returning_fields, raw)
+    def checked(self: Model, manager: Any, using: str, fields: Any, *rest: Any) -> Any:
+        made = do_insert(self, manager, using, fields, *rest)
         field = version_field(type(self))
-        if field is not None and field in fields and not raw:
+        if field is not None and field in fields and not rest[-1]:  # the last one is raw: a fixture
             setattr(self, field.attname, 1)
         return made
 

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.db import connections
+from django.db.models import Model
+from django.test import override_settings
 from pymongo import MongoClient
 from pytest_django import DjangoDbBlocker
 
@@ -78,10 +81,23 @@ def home(
         yield alias
 
 
+class ShapesRouter:
+    """Sends the shapes to one database, as a project would."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+
+    def db_for_read(self, model: type[Model], **hints: Any) -> str | None:
+        return self.alias if model._meta.app_label == "versioned" else None
+
+    db_for_write = db_for_read
+
+
 @pytest.fixture
 def db(home: str, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
     """The same, for one test: its tables are empty afterwards, and nothing is wrapped in a transaction."""
-    with django_db_blocker.unblock():
+    routers = [ShapesRouter(home), *settings.DATABASE_ROUTERS]
+    with django_db_blocker.unblock(), override_settings(DATABASE_ROUTERS=routers):
         try:
             yield home
         finally:
