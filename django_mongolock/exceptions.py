@@ -147,7 +147,7 @@ class ConflictError(LockError):
     differ, each with (the value that was to be written, the stored value); they are not part of the message.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - what is passed by position is what survives pickling
         self,
         what: str,
         pk: Any,

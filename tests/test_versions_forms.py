@@ -11,17 +11,19 @@ from django import forms
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
-from django.test import Client
+from django.http import HttpResponse
+from django.template.response import TemplateResponse
+from django.test import Client, RequestFactory
 
 from django_mongolock.versions.admin import VersionedAdmin, VersionedForms
 from django_mongolock.versions.forms import VersionedModelForm
 from testproject.rates.admin import RateAdmin
 from testproject.rates.models import PlainRate, Rate
 from tests.lock_fixtures import WITH_MONGO
-from tests.versioned.databases import db, home
+from tests.versioned.databases import db, home, postgres
 from tests.versioned.shapes import Thing, Topic
 
-__all__ = ["db", "home"]
+__all__ = ["db", "home", "postgres"]
 
 
 class ThingForm(VersionedModelForm):
@@ -313,6 +315,59 @@ class TestAdmin:
         assert Rate.objects.exists()
 
 
+class ThingInline(VersionedForms, admin.TabularInline):  # type: ignore[misc,type-arg]
+    model = Thing
+    fields = ("title", "count")
+    extra = 0
+
+
+class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """Things under their topic; without the log, the template and the redirect, which need them in the project."""
+
+    inlines = (ThingInline,)
+
+    def log_change(self, *args: Any) -> Any:
+        return None
+
+    def response_change(self, request: Any, obj: Any) -> HttpResponse:
+        return HttpResponse("saved")
+
+    def render_change_form(self, request: Any, context: Any, *args: Any, **kwargs: Any) -> HttpResponse:
+        return TemplateResponse(request, "unused.html", context)
+
+
+class TestInline:
+    """Rows of an inline carry versions of their own."""
+
+    def ask(self, topic: Topic, sent: dict[str, Any] | None = None) -> Any:
+        request = RequestFactory().post("/", sent) if sent else RequestFactory().get("/")
+        request.user = User(is_superuser=True, is_active=True)
+        request._dont_enforce_csrf_checks = True  # type: ignore[attr-defined]
+        return TopicAdmin(Topic, admin.AdminSite()).changeform_view(request, str(topic.pk))
+
+    def fields(self, page: Any) -> dict[str, Any]:
+        (inline,) = page.context_data["inline_admin_formsets"]
+        forms = [inline.formset.management_form, *inline.formset.initial_forms]
+        return {bound.html_name: bound.value() for form in forms for bound in form if bound.value() is not None}
+
+    def test_conflict(self, db: str) -> None:
+        """The row that was changed meanwhile says so; the others wait for it; sent again, all are saved."""
+        topic = Topic._base_manager.create(name="t")
+        one, two = (Thing.objects.create(title=title, topic=topic) for title in "ab")
+        sent = {**self.fields(self.ask(topic)), "name": "t"}
+        assert sum(name.endswith("version_read") for name in sent) == 2
+        number = {sent[f"things-{row}-title"]: row for row in range(2)}
+        somebody_else(one, title="theirs")
+        sent |= {f"things-{number['a']}-title": "mine", f"things-{number['b']}-count": 5}
+        page = self.ask(topic, sent)
+        (inline,) = page.context_data["inline_admin_formsets"]
+        assert "Changed meanwhile to “theirs”." in str(inline.formset.forms[number["a"]].errors)
+        assert not inline.formset.forms[number["b"]].errors
+        assert (again(one).title, again(two).count) == ("theirs", 0)
+        assert self.ask(topic, {**self.fields(page), "name": "t"}).content == b"saved"
+        assert (again(one).title, again(two).count) == ("mine", 5)
+
+
 def test_the_form_of_an_admin_is_checked() -> None:
     """A form that does not carry the version is found by manage.py check; fieldsets by hand are completed."""
 
@@ -327,12 +382,9 @@ def test_the_form_of_an_admin_is_checked() -> None:
     class Right(VersionedAdmin):
         fieldsets = ((None, {"fields": ("value", "version_read")}),)
 
-    class Lines(VersionedForms, admin.TabularInline):  # type: ignore[type-arg]
-        model = Rate
-
     def ids(kind: type[VersionedAdmin]) -> list[str | None]:
         return [found.id for found in kind(Rate, admin.site).check()]
 
     assert ids(Wrong) == ["mongolock.E072"]
     assert ids(Right) == ids(VersionedAdmin) == []
-    assert issubclass(Lines.form, VersionedModelForm)
+    assert issubclass(ThingInline.form, VersionedModelForm)

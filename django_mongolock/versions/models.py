@@ -71,14 +71,17 @@ class VersionedQuerySet(models.QuerySet[M, M]):
         return retry_on_conflict(super().update_or_create, using=self.db)(*args, **kwargs)
 
 
-class VersionedManager(models.Manager.from_queryset(VersionedQuerySet)):  # type: ignore[misc]
+_Manager = models.Manager.from_queryset(VersionedQuerySet)
+
+
+class VersionedManager(_Manager[M]):
     """The manager of models with a version. For one of your own: `VersionedManager.from_queryset(...)`."""
 
 
 class VersionedModel(models.Model):
     """A model that is saved and deleted only in the version in which it was read; see `VersionField`.
 
-    For a version with another name or column: ``version = None`` and a VersionField of your own.
+    For a version with another name or column: a VersionField in a model of any kind, and a VersionedManager.
     """
 
     version = VersionField("version")

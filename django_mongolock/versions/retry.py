@@ -186,8 +186,9 @@ def retrying_calls(function: Callable[..., Any], retrying: Retrying) -> Callable
     if not callable(function):
         raise TypeError(f"retry_on_conflict needs a function, not {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        name = getattr(function, "__qualname__", function)
         raise TypeError(
-            f"retry_on_conflict cannot run {function.__qualname__} again: what a generator has yielded is out. "
+            f"retry_on_conflict cannot run {name} again: what a generator has yielded is out. "
             "Decorate the function that reads and writes"
         )
     if inspect.iscoroutinefunction(function):

@@ -6,15 +6,14 @@ import contextlib
 import os
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from urllib.parse import urlsplit
 
 import pytest
 from django.conf import settings
 from django.db import connections
 from django.db.models import Model
 from django.test import override_settings
-from pymongo import MongoClient
 from pytest_django import DjangoDbBlocker
 
 from testproject.servers import Postgres
@@ -34,29 +33,31 @@ def postgres_uri() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def added(kind: str, directory: Path) -> Iterator[str]:
+def added(kind: str, where: str) -> Iterator[str]:
     """Add the database to the project, with the tables of all shapes; yield its alias."""
-    alias = f"versions_{kind}"
-    with contextlib.ExitStack() as stack:
-        name = f"versions_{uuid.uuid4().hex[:8]}"
-        if kind == "sqlite":
-            # Without its own wait for locks: the tests play two writers in one thread.
-            config: dict[str, Any] = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(directory / "db.sqlite3")}
-        elif kind == "postgres":
-            uri = stack.enter_context(postgres_uri())
-            host, _, port = uri.partition("@")[2].partition("/")[0].partition(":")
-            config = {"ENGINE": "django.db.backends.postgresql", "NAME": "postgres", "USER": "postgres"}
-            config |= {"HOST": host, "PORT": port}
-        else:
-            uri = os.environ["MONGODB_URI"]
-            config = {"ENGINE": "django_mongodb_backend", "HOST": uri, "NAME": name}
-            stack.callback(_drop, uri, name)
-        databases = {**connections.settings, alias: config}
-        before = connections.settings
-        connections.settings = connections.configure_settings(databases)
-        stack.callback(_remove, alias, before)
+    alias, before = f"versions_{kind}", connections.settings
+    connections.settings = connections.configure_settings({**before, alias: config(kind, where)})
+    try:
+        if kind == "postgres":
+            connections[alias].cursor().execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
         shapes.make_tables(alias)
         yield alias
+    finally:
+        if kind == "mongo":
+            cast("Any", connections[alias]).database.client.drop_database(connections[alias].settings_dict["NAME"])
+        _remove(alias, before)
+
+
+def config(kind: str, where: str) -> dict[str, Any]:
+    """What stands in DATABASES for it; *where* is its file or its URI."""
+    if kind == "sqlite":
+        options = {"init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF;"}
+        return {"ENGINE": "django.db.backends.sqlite3", "NAME": where, "OPTIONS": options}
+    if kind == "mongo":
+        return {"ENGINE": "django_mongodb_backend", "HOST": where, "NAME": f"versions_{uuid.uuid4().hex[:8]}"}
+    found = urlsplit(where)
+    home = {"HOST": found.hostname, "PORT": found.port, "USER": found.username, "NAME": found.path[1:]}
+    return {"ENGINE": "django.db.backends.postgresql", **home}
 
 
 def _remove(alias: str, before: dict[str, Any]) -> None:
@@ -67,17 +68,25 @@ def _remove(alias: str, before: dict[str, Any]) -> None:
     connections.settings = before
 
 
-def _drop(uri: str, name: str) -> None:
-    with MongoClient[dict[str, Any]](uri) as client:
-        client.drop_database(name)
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The URI of a PostgreSQL for the whole test run."""
+    with postgres_uri() as uri:
+        yield uri
 
 
-@pytest.fixture(scope="session", params=KINDS)
+@pytest.fixture(scope="module", params=KINDS)
 def home(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, django_db_blocker: DjangoDbBlocker
 ) -> Iterator[str]:
-    """The alias of one database after the other."""
-    with django_db_blocker.unblock(), added(request.param, tmp_path_factory.mktemp("versions")) as alias:
+    """The alias of one database after the other, gone after the module: other tests know nothing of it."""
+    if request.param == "postgres":
+        where = request.getfixturevalue("postgres")
+    elif request.param == "mongo":
+        where = os.environ["MONGODB_URI"]
+    else:
+        where = str(tmp_path_factory.mktemp("versions") / "db.sqlite3")
+    with django_db_blocker.unblock(), added(request.param, where) as alias:
         yield alias
 
 
