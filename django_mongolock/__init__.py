@@ -4,6 +4,7 @@ from .decorators import SKIPPED, mongo_locked
 from .documents import DocumentLock, afenced_update, fenced_update
 from .engine.locks import MongoLock
 from .exceptions import (
+    ConflictError,
     DocumentChanged,
     DocumentDamaged,
     DocumentHeld,
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SKIPPED",
+    "ConflictError",
     "DocumentChanged",
     "DocumentDamaged",
     "DocumentHeld",

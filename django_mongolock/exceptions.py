@@ -6,10 +6,12 @@ pickling: Celery ships errors between processes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 __all__ = [
+    "ConflictError",
     "DocumentChanged",
     "DocumentDamaged",
     "DocumentHeld",
@@ -272,3 +274,35 @@ class FencedOff(LockError):
             f"a write to document {self.id!r} in {self.collection} with fencing token {self.token} was refused: "
             f"token {self.found} has been there"
         )
+
+
+class ConflictError(LockError):
+    """What was to be written or deleted is not any more what was read: somebody was faster. Nothing was written.
+
+    what: the model, or the collection. pk: which of it. read: the version that was read (None: it was never read).
+    stored: the version there is now (None: it is gone, or the database did not say). changed: the fields that
+    differ, each with (the value that was to be written, the stored value); they are not part of the message.
+    """
+
+    def __init__(  # noqa: PLR0917 - what is passed by position is what survives pickling
+        self,
+        what: str,
+        pk: Any,
+        read: int | None,
+        stored: int | None = None,
+        changed: Mapping[str, tuple[Any, Any]] | None = None,
+        problem: str = "it was changed meanwhile",
+    ) -> None:
+        super().__init__(what, pk, read, stored, dict(changed or {}), problem)
+        self.what = what
+        self.pk = pk
+        self.read = read
+        self.stored = stored
+        self.changed = dict(changed or {})
+        self.problem = problem
+
+    def __str__(self) -> str:
+        versions = [f"read in version {self.read}"] if self.read is not None else []
+        versions += [f"stored in version {self.stored}"] if self.stored is not None else []
+        differing = f"; different: {', '.join(self.changed)}" if self.changed else ""
+        return f"{self.what} {self.pk!r} was not written, {self.problem}: {', '.join(versions) or 'gone'}{differing}"

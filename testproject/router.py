@@ -22,7 +22,9 @@ class MongoModelRouter:
     db_for_write = db_for_read
 
     def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **_hints: Any) -> bool | None:
-        """Migrate a MongoModel there and nowhere else; no opinion for others."""
+        """Migrate a MongoModel there and nowhere else, the rates wherever they are asked for; no opinion for others."""
+        if app_label == "rates":
+            return True
         if model_name is None or not _is_mongo_model(app_label, model_name):
             return None
         return bool(db == settings.SHOP_MONGO_ALIAS)

@@ -33,6 +33,8 @@ DATABASES: dict[str, dict[str, Any]] = {
         "NAME": MONGODB_NAME,
     },
 }
+if POSTGRES_URI := env.str("POSTGRES_URI", default=""):  # one more home for the rates, to compare
+    DATABASES["postgres"] = env.db_url_config(POSTGRES_URI)
 DATABASE_ROUTERS = [
     "testproject.router.MongoModelRouter",
     "django_mongolock.router.MongoLockRouter",
@@ -61,6 +63,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "django_mongolock",
     "testproject.shop",
+    "testproject.rates",
     "testproject.external",
 ]
 MIDDLEWARE = [

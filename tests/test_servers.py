@@ -13,7 +13,7 @@ import pytest
 from pymongo import MongoClient, WriteConcern
 from pymongo.errors import PyMongoError
 
-from testproject.servers import Mongod, Redis, ReplicaSet, ServerError, mongod_path, mongodb
+from testproject.servers import Mongod, Postgres, Redis, ReplicaSet, ServerError, mongod_path, mongodb
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="SIGSTOP and SIGKILL are POSIX signals")
@@ -280,3 +280,31 @@ def test_a_missing_redis_is_a_reason_to_skip(monkeypatch: pytest.MonkeyPatch) ->
     assert reason == "no redis-server on PATH: apt-get install redis-server"
     with pytest.raises(ServerError, match="apt-get install redis-server"), Redis():
         pass
+
+
+@pytest.mark.skipif(Postgres.missing() is not None, reason=str(Postgres.missing()))
+def test_postgres_answers_keeps_its_data_and_ends() -> None:
+    """A PostgreSQL of its own, also for root; killed, it comes back with its data; closed, nothing is left."""
+    psycopg = pytest.importorskip("psycopg")
+    with Postgres() as postgres:
+        with psycopg.connect(postgres.uri) as connection:
+            connection.execute("CREATE TABLE written ()")
+        postgres.restart()
+        with psycopg.connect(postgres.uri) as connection:
+            assert connection.execute("SELECT count(*) FROM written").fetchone() == (0,)
+            assert connection.execute("SHOW listen_addresses").fetchone() == ("127.0.0.1",)
+        pid, directory = postgres.pid, postgres.directory
+    assert not alive(pid)
+    assert not directory.exists()
+
+
+def test_a_missing_postgres_is_a_reason_to_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for Redis; without the server, and for root without its user."""
+    monkeypatch.setattr("testproject.servers.postgres._programs", lambda: None)
+    assert "no initdb on PATH" in str(Postgres.missing())
+    with pytest.raises(ServerError, match="apt-get install postgresql"), Postgres():
+        pass
+    monkeypatch.setattr("testproject.servers.postgres._programs", lambda: ROOT)
+    monkeypatch.setattr("testproject.servers.postgres._is_root", lambda: True)
+    monkeypatch.setattr("testproject.servers.postgres.USER", "nobody-of-that-name")
+    assert "there is no user postgres" in str(Postgres.missing())

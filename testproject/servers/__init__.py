@@ -8,7 +8,8 @@ They end with the process that started them.
 """
 
 from testproject.servers.mongo import Access, Mongod, ReplicaSet, mongod_path, mongodb
+from testproject.servers.postgres import Postgres
 from testproject.servers.process import Server, ServerError
 from testproject.servers.redis import Redis
 
-__all__ = ["Access", "Mongod", "Redis", "ReplicaSet", "Server", "ServerError", "mongod_path", "mongodb"]
+__all__ = ["Access", "Mongod", "Postgres", "Redis", "ReplicaSet", "Server", "ServerError", "mongod_path", "mongodb"]

@@ -77,6 +77,8 @@ class Server(Runnable):
         self.paused = False
         #: Variables that the process gets beside those of its starter: LD_PRELOAD, FAKETIME and the like.
         self.environment: dict[str, str] = {}
+        #: The system's user that runs the process; None: that of its starter.
+        self.user: str | None = None
         self._directory: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
@@ -133,7 +135,9 @@ class Server(Runnable):
         try:
             with self.log.open("wb") as log:
                 environment = {**os.environ, **self.environment}
-                self._process = _spawn(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                self._process = _spawn(
+                    command, env=environment, user=self.user, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                )
         except OSError as error:
             raise ServerError(f"cannot run {command[0]}: {error.strerror}") from error
         watcher = [sys.executable, "-I", "-S", "-c", _WATCHER, str(self.pid), str(self.directory)]

@@ -1,0 +1,32 @@
+"""Optimistic versions: nothing is locked; what was changed since it was read is not written over.
+
+    class Rate(VersionedModel):
+        value = models.DecimalField(max_digits=12, decimal_places=6)
+
+    @retry_on_conflict
+    def raise_rate(pk, by):
+        rate = Rate.objects.get(pk=pk)
+        rate.value += by
+        rate.save()                     # ConflictError if it is not the version that was read
+
+For every database that Django knows; neither the app nor MONGOLOCK is needed. Forms are in `versions.forms`, the
+admin in `versions.admin`, what PyMongo's own collections need in `versions.collections`.
+"""
+
+from ..exceptions import ConflictError
+from .collections import aversioned_update, versioned_update
+from .fields import VersionField
+from .models import VersionedManager, VersionedModel, VersionedQuerySet
+from .retry import retry_on_conflict, retrying_on_conflict
+
+__all__ = [
+    "ConflictError",
+    "VersionField",
+    "VersionedManager",
+    "VersionedModel",
+    "VersionedQuerySet",
+    "aversioned_update",
+    "retry_on_conflict",
+    "retrying_on_conflict",
+    "versioned_update",
+]

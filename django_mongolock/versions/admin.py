@@ -1,0 +1,121 @@
+"""The admin for models with a version: a conflict is a page that shows both values, never a lost update."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin.utils import unquote
+from django.core import checks
+from django.db import router
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.translation import gettext as _
+
+from ..exceptions import ConflictError
+from .checking import all_or_nothing
+from .forms import FIELD, VersionedModelForm, is_current, read_page, show, sign
+
+if TYPE_CHECKING:
+    ModelAdmin = admin.ModelAdmin[Any]
+    BaseModelAdmin = admin.options.BaseModelAdmin[Any]
+else:
+    ModelAdmin, BaseModelAdmin = admin.ModelAdmin, admin.options.BaseModelAdmin
+
+
+class VersionedForms(BaseModelAdmin):
+    """Pages that carry the version. By itself for inlines: ``class Lines(VersionedForms, admin.TabularInline)``.
+
+    A form of one's own derives from VersionedModelForm.
+    """
+
+    form = VersionedModelForm
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """With the hidden field, wherever the fields are listed by hand."""
+        fieldsets = super().get_fieldsets(request, obj)
+        if any(FIELD in _flat(options["fields"]) for _name, options in fieldsets):
+            return fieldsets
+        (name, options), *others = fieldsets or [(None, {"fields": ()})]
+        return [(name, {**options, "fields": [*options["fields"], FIELD]}), *others]
+
+    def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
+        """The checks of any admin, and of its form."""
+        found: list[checks.CheckMessage] = super().check(**kwargs)
+        if not issubclass(self.form, VersionedModelForm):
+            message = f"The form of {type(self).__name__} does not carry the version."
+            hint = "Derive it from django_mongolock.versions.forms.VersionedModelForm."
+            found.append(checks.Error(message, hint=hint, obj=type(self), id="mongolock.E072"))
+        return found
+
+
+class VersionedAdmin(VersionedForms, ModelAdmin):
+    """A ModelAdmin that saves and deletes only what its user has seen."""
+
+    def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        """As always. If somebody is faster even while this is being saved, look again: now the form sees it."""
+        try:
+            with all_or_nothing(router.db_for_write(self.model)):
+                return super().changeform_view(request, *args, **kwargs)
+        except ConflictError:
+            return super().changeform_view(request, *args, **kwargs)
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
+        """With list_editable: the versions of the rows go into the page, and conflicts into their rows."""
+        try:
+            response = super().changelist_view(request, extra_context)
+        except ConflictError:
+            response = super().changelist_view(request, extra_context)
+        formset = getattr(getattr(response, "context_data", {}).get("cl"), "formset", None)
+        if formset is not None:
+            for form in formset.initial_forms:
+                _carry(form, formset.management_form)
+        return response
+
+    def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
+        """See changelist_view()."""
+        return super().get_changelist_form(request, **{"form": VersionedModelForm, **kwargs})
+
+    def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        """Ask about the version that is shown, which the address of the page carries."""
+        obj = self.get_object(request, unquote(object_id))
+        if obj is not None and request.method != "POST" and FIELD not in request.GET:
+            return self._ask_again(request, obj)
+        try:
+            with all_or_nothing(router.db_for_write(self.model)):
+                return super().delete_view(request, object_id, extra_context)
+        except ConflictError:
+            self.message_user(
+                request, _("This was changed meanwhile. Look again before you delete it."), messages.ERROR
+            )
+            return HttpResponseRedirect(request.path)
+
+    def delete_model(self, request: HttpRequest, obj: Any) -> None:
+        """Delete what was shown, in that version."""
+        shown = read_page(request.GET.get(FIELD))
+        if not is_current(shown, obj):
+            raise ConflictError(obj._meta.label, obj.pk, shown["version"] if shown else None)
+        super().delete_model(request, obj)
+
+    def _ask_again(self, request: HttpRequest, obj: Any) -> HttpResponse:
+        query = request.GET.copy()
+        query[FIELD] = sign(obj)
+        return HttpResponseRedirect(f"{request.path}?{query.urlencode()}")
+
+    def _get_obj_does_not_exist_redirect(self, request: HttpRequest, opts: Any, object_id: str) -> Any:
+        """What was deleted while somebody edited it: show what was typed, to be made anew."""
+        if request.method == "POST" and FIELD in request.POST and self.has_add_permission(request):
+            return self._changeform_view(request, None, "", None)  # type: ignore[attr-defined]
+        return super()._get_obj_does_not_exist_redirect(request, opts, object_id)  # type: ignore[misc]
+
+
+def _carry(form: Any, management_form: Any) -> None:
+    """Put the version of a row where Django's page of a list has room for hidden fields: beside their number."""
+    shown = form[FIELD].value()
+    field = forms.CharField(widget=forms.HiddenInput, required=False, initial=shown)
+    show(field, shown)
+    management_form.fields[f"{form.prefix.rpartition('-')[2]}-{FIELD}"] = field
+
+
+def _flat(names: Any) -> list[str]:
+    return [name for entry in names for name in ([entry] if isinstance(entry, str) else entry)]

@@ -1,0 +1,165 @@
+"""What was read, what is stored, and how to claim rows: what the hooks of a model and its querysets have in common."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from django.db import DatabaseError, connections, transaction
+from django.db.models import F, Field, Model, Q
+from django.db.models.expressions import CombinedExpression
+from django.db.models.functions import Coalesce
+
+from ..exceptions import ConflictError
+
+if TYPE_CHECKING:
+    from .fields import VersionField
+
+
+def version_field(model: type[Model]) -> VersionField | None:
+    """The version of *model*, its own or a parent's; None if there is none."""
+    from .fields import VersionField
+
+    return next((field for field in model._meta.concrete_fields if isinstance(field, VersionField)), None)
+
+
+def version_read(instance: Model, field: VersionField) -> int | None:
+    """The version that *instance* was read in; None where the row had none. ValueError where it was not read."""
+    try:
+        version = instance.__dict__[field.attname]
+    except KeyError:
+        raise ValueError(
+            f"{instance._meta.label} {instance.pk!r} was read without its version, so nobody can tell whether it was "
+            f"changed since: add {field.name!r} to only(), or take it out of defer()"
+        ) from None
+    if version is None or (isinstance(version, int) and not isinstance(version, bool)):
+        return version
+    raise ValueError(
+        f"{field.name} of {instance._meta.label} raises itself: leave it at what was read, not {version!r}"
+    )
+
+
+@contextmanager
+def claim(instances: Sequence[Model], field: VersionField, using: str) -> Iterator[None]:
+    """Run the block in a transaction that owns the rows of *instances*, each in the version that it was read in.
+
+    Their versions are raised; if the block fails, everything is as before. Raises ConflictError before the block.
+    On a MongoDB without transactions (a standalone server) another writer may come between claim and block.
+    """
+    read = [(instance, version_read(instance, field)) for instance in instances]
+    for instance in instances:
+        if instance._state.adding:
+            raise conflict(instance, None, using, problem="it was not read before")
+    try:
+        with all_or_nothing(using):
+            _raise_versions(read, field, using)
+            for instance, version in read:
+                setattr(instance, field.attname, (version or 0) + 1)
+            yield
+    except BaseException as error:
+        for instance, version in read:
+            setattr(instance, field.attname, version)
+        if isinstance(error, _NotClaimed):
+            raise _find_conflict(read, field, using) from None
+        if isinstance(error, DatabaseError) and is_write_conflict(error):
+            raise lost_race(*read[0]) from error
+        raise
+
+
+class _NotClaimed(Exception):
+    """Not all rows are in the version in which they were read."""
+
+
+def all_or_nothing(using: str) -> AbstractContextManager[Any]:
+    """A transaction, also on MongoDB, where Django's own atomic() does nothing."""
+    connection: Any = connections[using]
+    if connection.vendor != "mongodb":
+        return transaction.atomic(using=using)
+    if not connection.features._supports_transactions:
+        return nullcontext()
+    from django_mongodb_backend import transaction as mongo_transaction
+
+    found: AbstractContextManager[Any] = mongo_transaction.atomic(using=using)
+    return found
+
+
+def is_write_conflict(error: DatabaseError) -> bool:
+    """Whether the database itself found out that another transaction was faster.
+
+    PostgreSQL from REPEATABLE READ on, MongoDB in a transaction, SQLite in WAL mode after a read.
+    """
+    cause = error.__cause__
+    return (
+        getattr(cause, "sqlstate", None) == "40001"
+        or getattr(cause, "code", None) == 112
+        or getattr(cause, "sqlite_errorname", None) == "SQLITE_BUSY_SNAPSHOT"
+    )
+
+
+def next_version(field: VersionField) -> CombinedExpression:
+    """The expression that raises a version, whatever it is."""
+    return Coalesce(F(field.attname), 0) + 1
+
+
+def is_version(field: VersionField, version: int | None) -> Q:
+    return Q(**({f"{field.attname}__isnull": True} if version is None else {field.attname: version}))
+
+
+def _raise_versions(read: Sequence[tuple[Model, int | None]], field: VersionField, using: str) -> None:
+    table = field.model
+    by_version: defaultdict[int | None, set[Any]] = defaultdict(set)
+    for instance, version in read:
+        by_version[version].add(instance._get_pk_val(table._meta))
+    size = max(1, connections[using].ops.bulk_batch_size([table._meta.pk, field], read))
+    for version, keys in by_version.items():
+        for start in range(0, len(keys), size):
+            batch = list(keys)[start : start + size]
+            rows = table._base_manager.using(using).filter(is_version(field, version), pk__in=batch)
+            if rows.update(**{field.attname: next_version(field)}) != len(batch):
+                raise _NotClaimed
+
+
+def _find_conflict(read: Sequence[tuple[Model, int | None]], field: VersionField, using: str) -> ConflictError:
+    """The first of those that are not stored in the version in which they were read."""
+    keys = {instance._get_pk_val(field.model._meta) for instance, _ in read}
+    rows = field.model._base_manager.using(using).filter(pk__in=keys)
+    stored = dict(rows.values_list("pk", field.attname))
+    for instance, version in read:
+        pk = instance._get_pk_val(field.model._meta)
+        if pk not in stored or stored[pk] != version:
+            return conflict(instance, version, using)
+    return lost_race(*read[0])  # it was rolled back, or is a copy of another one in the list
+
+
+def lost_race(instance: Model, read: int | None) -> ConflictError:
+    return ConflictError(instance._meta.label, instance.pk, read, problem="another transaction was faster")
+
+
+def conflict(
+    instance: Model,
+    read: int | None,
+    using: str,
+    names: Collection[str] | None = None,
+    problem: str = "it was changed meanwhile",
+) -> ConflictError:
+    """The error, with what is stored now; *names* are the fields that were to be written."""
+    label, field = instance._meta.label, version_field(type(instance))
+    row = type(instance)._base_manager.using(using).filter(pk=instance.pk).first()
+    if row is None or field is None:
+        return ConflictError(label, instance.pk, read, problem="it was deleted meanwhile")
+    changed = {
+        other.name: (mine, theirs)
+        for other in instance._meta.concrete_fields
+        if other.attname in instance.__dict__ and (names is None or {other.name, other.attname} & set(names))
+        if other is not field and not other.primary_key and not getattr(other, "auto_now", False)
+        if (mine := _plain(other, instance)) != (theirs := _plain(other, row))
+    }
+    return ConflictError(label, instance.pk, read, row.__dict__[field.attname], changed, problem)
+
+
+def _plain(field: Field[Any, Any], instance: Model) -> Any:
+    """The value as it is stored: what errors carry must survive pickling."""
+    value = field.value_from_object(instance)
+    return repr(value) if hasattr(value, "resolve_expression") else field.get_prep_value(value)

@@ -1,0 +1,199 @@
+"""The same for collections of PyMongo: read, decide, write where the version is still the one that was read."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import bson
+from asgiref.sync import sync_to_async
+from pymongo import ReadPreference, ReturnDocument
+
+from ..exceptions import ConflictError
+from .retry import ATTEMPTS, BACKOFF, LONGEST, Retrying
+
+if TYPE_CHECKING:
+    from pymongo.asynchronous.collection import AsyncCollection
+    from pymongo.collection import Collection
+
+Document: TypeAlias = dict[str, Any]
+Changes: TypeAlias = Mapping[str, Any]
+Change: TypeAlias = Changes | Callable[[Document], Changes | None]
+AsyncChange: TypeAlias = Change | Callable[[Document], Awaitable[Changes | None]]
+
+_AFTER = {"return_document": ReturnDocument.AFTER}
+
+
+def versioned_update(
+    collection: Collection[Document],
+    document_id: Any,
+    change: Change,
+    *,
+    version_field: str = "version",
+    attempts: int = ATTEMPTS,
+    backoff: float = BACKOFF,
+    longest: float = LONGEST,
+) -> Document:
+    """Change the document, raise its version, and return it as it is then.
+
+    change: fields to set, or update operators; or a function that gets the document and returns such a mapping, or
+    changes the document itself (fields that it takes out are removed). The function is called again, with the
+    document read again, for as long as somebody else is faster; if it changes nothing, nothing is written. A
+    document without the version field counts as version 0.
+
+    Raises LookupError if there is no such document, and ConflictError after the last of the *attempts*; see
+    `retry_on_conflict` for *backoff* and *longest*. It is not part of any transaction.
+    """
+    collection = collection.with_options(read_preference=ReadPreference.PRIMARY)
+    for attempt in Retrying(attempts, backoff, longest, aliases=()):
+        with attempt:
+            return _run(_update(collection, document_id, change, version_field), collection)
+    raise AssertionError("the last attempt returns or raises")
+
+
+async def aversioned_update(
+    collection: AsyncCollection[Document] | Collection[Document],
+    document_id: Any,
+    change: AsyncChange,
+    *,
+    version_field: str = "version",
+    attempts: int = ATTEMPTS,
+    backoff: float = BACKOFF,
+    longest: float = LONGEST,
+) -> Document:
+    """See versioned_update(). The change may be a coroutine function; a collection that blocks is used in a thread."""
+    collection = collection.with_options(read_preference=ReadPreference.PRIMARY)
+    async for attempt in Retrying(attempts, backoff, longest, aliases=()):
+        with attempt:
+            return await _arun(_update(collection, document_id, change, version_field), collection)
+    raise AssertionError("the last attempt returns or raises")
+
+
+class Command(NamedTuple):
+    """A method of the collection, to be called."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    options: Mapping[str, Any]
+
+
+class Call(NamedTuple):
+    """The function of the caller, with a document of its own."""
+
+    change: Callable[[Document], Any]
+    document: Document
+
+
+Steps: TypeAlias = Generator[Command | Call, Any, Document]
+
+
+def _run(steps: Steps, collection: Any) -> Document:
+    try:
+        step = next(steps)
+        while True:
+            if isinstance(step, Call):
+                outcome = step.change(step.document)
+            else:
+                outcome = getattr(collection, step.name)(*step.arguments, **step.options)
+            step = steps.send(outcome)
+    except StopIteration as end:
+        result: Document = end.value
+        return result
+
+
+async def _arun(steps: Steps, collection: Any) -> Document:
+    try:
+        step = next(steps)
+        while True:
+            if isinstance(step, Call):
+                outcome = step.change(step.document)
+            else:
+                method = getattr(collection, step.name)
+                if not inspect.iscoroutinefunction(method):
+                    method = sync_to_async(method, thread_sensitive=False)
+                outcome = method(*step.arguments, **step.options)
+            step = steps.send(await outcome if inspect.isawaitable(outcome) else outcome)
+    except StopIteration as end:
+        result: Document = end.value
+        return result
+
+
+def _update(collection: Any, key: Any, change: AsyncChange, field: str) -> Steps:
+    """One attempt: what is to be asked and written, in order."""
+    if not field or "." in field or field.startswith("$") or field == "_id":
+        raise ValueError(f"version_field must name a field at the top of the document, not {field!r}")
+    if isinstance(change, Mapping):
+        operators = _operators(change, field, {})
+        operators["$inc"] = {**operators.get("$inc", {}), field: 1}
+        document = yield Command("find_one_and_update", ({"_id": {"$eq": key}}, operators), _AFTER)
+        return _found(document, key, collection)
+    if not callable(change):
+        raise TypeError(f"change must be a mapping, or a function of the document, not {change!r}")
+    before = _found((yield Command("find_one", ({"_id": {"$eq": key}},), {})), key, collection)
+    read = _version(before, field)
+    mine = copy.deepcopy(before)
+    changes = yield Call(change, mine)
+    if changes is None or changes is mine:
+        operators = _difference(before, mine, field, collection.codec_options)
+    else:
+        operators = _operators(changes, field, before)
+    if not operators:
+        return before
+    operators["$set"] = {**operators.get("$set", {}), field: (read or 0) + 1}
+    same = {"_id": {"$eq": key}, field: before.get(field)}  # null finds a missing field as well
+    after: Document | None = yield Command("find_one_and_update", (same, operators), _AFTER)
+    if after is None:
+        stored = yield Command("find_one", ({"_id": {"$eq": key}},), {})
+        conflict = ConflictError(collection.full_name, key, read or 0, problem="it was deleted meanwhile")
+        raise _conflict(conflict, stored, operators["$set"], field) if stored else conflict
+    return after
+
+
+def _found(document: Document | None, key: Any, collection: Any) -> Document:
+    if document is None:
+        raise LookupError(f"there is no document {key!r} in {collection.full_name}")
+    return document
+
+
+def _version(document: Document, field: str) -> int | None:
+    version = document.get(field)
+    if version is None or (isinstance(version, int | float) and version == int(version) and version is not True):
+        return None if version is None else int(version)
+    raise ValueError(f"{field!r} of document {document['_id']!r} is {version!r}, and no version: name another field")
+
+
+def _operators(changes: Changes, field: str, before: Document) -> dict[str, Any]:
+    """Update operators of a mapping that is one already, or has fields to set; the id and the version as they were
+    may be among these."""
+    if not isinstance(changes, Mapping):
+        raise TypeError(f"a change is a mapping of fields, or of update operators, not {changes!r}")
+    operators = {name for name in changes if str(name).startswith("$")}
+    if operators and len(operators) < len(changes):
+        raise ValueError(f"fields and update operators are mixed: {', '.join(map(str, changes))}")
+    kept = {name: value for name, value in changes.items() if name not in ("_id", field) or before.get(name) != value}
+    made = dict(changes) if operators else {"$set": kept} if kept else {}
+    for name in (name for body in made.values() if isinstance(body, Mapping) for name in body):
+        if str(name).partition(".")[0] in ("_id", field):
+            raise ValueError(f"{name!r} is not yours to change: the version raises itself, and the id stays")
+    return made
+
+
+def _difference(before: Document, after: Document, field: str, codec: Any) -> dict[str, Any]:
+    """The update that makes *after* of *before*: compared as they are stored, where 1, 1.0 and true differ."""
+
+    def stored(document: Document, name: str) -> bytes | None:
+        return bson.encode({"": document[name]}, codec_options=codec) if name in document else None
+
+    names = [name for name in {**before, **after} if stored(before, name) != stored(after, name)]
+    changed = {name: after[name] for name in names if name in after}
+    removed = {name: "" for name in names if name not in after}
+    made = {"$set": changed, "$unset": removed}
+    return {name: body for name, body in made.items() if _operators({name: body}, field, {}) and body}
+
+
+def _conflict(gone: ConflictError, stored: Document, written: Document, field: str) -> ConflictError:
+    pairs = {name: (mine, stored.get(name)) for name, mine in written.items() if name != field}
+    changed = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    return ConflictError(gone.what, gone.pk, gone.read, stored.get(field), changed)

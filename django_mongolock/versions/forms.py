@@ -1,0 +1,195 @@
+"""A form that knows in which version its page was made, and shows what changed meanwhile instead of writing over it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Container
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from django import forms
+from django.core import signing
+from django.core.exceptions import ValidationError
+from django.db import models, router
+from django.forms.models import model_to_dict
+from django.utils.translation import gettext as _
+
+from ..exceptions import ConflictError
+from .checking import all_or_nothing, version_field, version_read
+
+if TYPE_CHECKING:
+    ModelForm = forms.ModelForm[Any]
+else:
+    ModelForm = forms.ModelForm
+
+SALT = "django_mongolock.versions"
+#: The hidden field that carries the version.
+FIELD = "version_read"
+
+
+class Page(TypedDict):
+    """What a page was made of: of which object, in which version, and a digest of each field."""
+
+    of: str
+    version: int | None
+    fields: dict[str, str]
+
+
+class SignedVersion(forms.CharField):
+    """What the page was made of, signed. It is never a change by itself."""
+
+    widget = forms.HiddenInput
+
+    def __init__(self) -> None:
+        super().__init__(required=False, label="")
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        return False
+
+
+class VersionedModelForm(ModelForm):
+    """A ModelForm whose page carries the version that it was made of, in the hidden field `version_read`.
+
+    If the object is in another version when the page comes back, the form is not valid: it says so, and at each field
+    that changed what is stored now. What was typed stays in its field; a field that was left alone takes the stored
+    value. The page then carries the new version: sending it again is a decision, and is saved. A page without a
+    version, or with one that was tampered with, is treated as one that has seen nothing.
+
+    What happens between is_valid() and the save raises ConflictError; `try_save` makes the same page of that.
+    """
+
+    version_read = SignedVersion()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if version_field(self._meta.model) is None:
+            raise TypeError(f"{self._meta.model._meta.label} has no VersionField, which {type(self).__name__} needs")
+        if not self.instance._state.adding:
+            self.initial[FIELD] = sign(self.instance, self.fields)
+        #: Whether the object was changed or deleted since the page was made.
+        self.conflict = False
+
+    def _post_clean(self) -> None:
+        """Look before Django puts the typed values into the instance."""
+        page = self._page()
+        if self.instance._state.adding:
+            if page is not None:
+                self._show_deleted()
+        elif self.has_changed() and not is_current(page, self.instance):
+            self._show_conflict(self.instance, page)
+        super()._post_clean()  # type: ignore[misc]
+
+    def try_save(self) -> bool:
+        """Save; return whether it was saved. If somebody was faster, the form shows it, as if it had seen it before."""
+        using = self.instance._state.db or router.db_for_write(self._meta.model, instance=self.instance)
+        page = self._page()
+        try:
+            with all_or_nothing(using):
+                self.save()
+        except ConflictError:
+            stored = self._meta.model._base_manager.using(using).filter(pk=self.instance.pk).first()
+            if stored is None:
+                self.instance._state.adding = True
+                self._show_deleted()
+            else:
+                self.initial.update(model_to_dict(stored, list(self.fields)))
+                self._show_conflict(stored, page)
+                self.instance = stored
+            return False
+        return True
+
+    def _page(self) -> Page | None:
+        """What the page that was sent was made of; None if it does not say, or says it about another object."""
+        page = read_page(self.data.get(self.add_prefix(FIELD)))
+        return page if page and (self.instance._state.adding or page["of"] == _name(self.instance)) else None
+
+    def _show_deleted(self) -> None:
+        self.conflict = True
+        show(self.fields[FIELD], "")
+        message = _("This was deleted while you were editing it. Save again to make it anew.")
+        self.add_error(None, ValidationError(message, code="deleted"))
+
+    def _show_conflict(self, stored: models.Model, page: Page | None) -> None:
+        self.conflict = True
+        typed = dict(self.cleaned_data)
+        token = sign(stored, self.fields)
+        show(self.fields[FIELD], token)
+        message = _("This was changed while you were editing it. Look at what changed, then save again.")
+        self.add_error(None, ValidationError(message, code="conflict"))
+        for field in _columns(stored, self.fields):
+            self._show_field(field, stored, typed, page["fields"].get(field.name) if page else None)
+
+    def _show_field(
+        self, field: models.Field[Any, Any], stored: models.Model, typed: dict[str, Any], had: str | None
+    ) -> None:
+        now = field.value_from_object(stored)
+        if digest(field, now) == had:
+            return  # nobody else changed it
+        mine = digest(field, typed[field.name]) if field.name in typed else None
+        if mine == digest(field, now):
+            return  # all agree
+        if mine is not None and mine == had:
+            message = _("Changed meanwhile to “%(stored)s”; you had left it alone.")
+            show(self.fields[field.name], self.initial[field.name])
+        else:
+            message = _("Changed meanwhile to “%(stored)s”. Save again to replace that by what you wrote.")
+        shown = ValidationError(message, code="conflict", params={"stored": display(field, stored)})
+        self.add_error(field.name, shown)
+
+
+def show(field: forms.Field, value: Any) -> None:
+    """Let the field of a form that was sent show *value*, whatever was sent."""
+    field.bound_data = lambda *_: value  # type: ignore[method-assign]
+
+
+def sign(instance: models.Model, names: Container[str] = ()) -> str:
+    """What a page of *instance* with the fields *names* is made of. It gives no value away, and cannot be made up."""
+    digests = {field.name: digest(field, field.value_from_object(instance)) for field in _columns(instance, names)}
+    return signing.dumps({"of": _name(instance), "version": _version(instance), "fields": digests}, salt=SALT)
+
+
+def is_current(page: Page | None, instance: models.Model) -> bool:
+    """Whether the page was made of *instance* in the version that it has."""
+    return page is not None and page["of"] == _name(instance) and page["version"] == _version(instance)
+
+
+def read_page(signed: str | None) -> Page | None:
+    """What sign() has signed; None for anything else."""
+    try:
+        page: Page = signing.loads(signed or "", salt=SALT)
+    except signing.BadSignature:
+        return None
+    return page
+
+
+def digest(field: models.Field[Any, Any], value: Any) -> str:
+    """A few characters that differ where the value differs."""
+    if field.many_to_many:
+        text = ",".join(sorted(str(getattr(one, "pk", one)) for one in value or ()))
+    else:
+        value = getattr(value, "pk", value)
+        text = str(field.get_prep_value(value if value is not None or field.null else ""))
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+def display(field: models.Field[Any, Any], instance: models.Model) -> str:
+    """The value in words, as a page shows it."""
+    if field.many_to_many:
+        return ", ".join(map(str, field.value_from_object(instance)))
+    if field.choices:
+        return str(getattr(instance, f"get_{field.name}_display")())
+    value = getattr(instance, field.name)
+    return "" if value is None else str(value)
+
+
+def _columns(instance: models.Model, names: Container[str]) -> list[Any]:
+    options = instance._meta
+    return [field for field in (*options.concrete_fields, *options.many_to_many) if field.name in names]
+
+
+def _version(instance: models.Model) -> int | None:
+    field = version_field(type(instance))
+    return version_read(instance, field) if field else None
+
+
+def _name(instance: models.Model) -> str:
+    return f"{instance._meta.app_label}.{(instance._meta.concrete_model or type(instance)).__name__} {instance.pk}"

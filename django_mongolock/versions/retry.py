@@ -1,0 +1,234 @@
+"""Read again, decide again, write again: what to do about a conflict."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import random
+import time
+from collections.abc import Callable, Collection
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar, overload
+
+from asgiref.sync import sync_to_async
+from django.db import connections
+from django.db.transaction import TransactionManagementError
+
+from ..exceptions import ConflictError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ATTEMPTS, BACKOFF, LONGEST = 10, 0.05, 1.0
+
+logger = logging.getLogger("django_mongolock.versions")
+
+
+class Attempt:
+    """One run of the block. It swallows the ConflictError that makes another one necessary, and nothing else."""
+
+    def __init__(self, number: int, attempts: int) -> None:
+        self.number = number
+        self.attempts = attempts
+        self.conflict: ConflictError | None = None
+        self._entered = False
+
+    def __repr__(self) -> str:
+        return f"<Attempt {self.number} of {self.attempts}>"
+
+    def __enter__(self) -> Self:
+        self._entered = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, ConflictError):
+            return False
+        if self.number == self.attempts:
+            error.add_note(f"gave up after {self.attempts} attempts")
+            return False
+        logger.debug("conflict what=%s pk=%r attempt=%d", error.what, error.pk, self.number)
+        self.conflict = error
+        return True
+
+    def again(self) -> bool:
+        """Whether another attempt is necessary."""
+        if not self._entered:
+            raise TypeError("the loop over retrying_on_conflict() needs `with attempt:` around its body")
+        return self.conflict is not None
+
+
+class Retrying:
+    """The attempts at a block, see `retrying_on_conflict`."""
+
+    def __init__(self, attempts: int, backoff: float, longest: float, aliases: Collection[str] | None = None) -> None:
+        if attempts < 1:
+            raise ValueError(f"attempts must be a whole number of at least 1, not {attempts!r}")
+        if backoff < 0 or longest < 0:
+            raise ValueError(f"backoff and longest are seconds, 0 or more, not {backoff!r} and {longest!r}")
+        self.attempts, self.backoff, self.longest, self.aliases = attempts, backoff, longest, aliases
+
+    def pause(self, attempt: int) -> float:
+        """Seconds to wait after *attempt*: anything up to a limit that doubles each time (full jitter)."""
+        limit = min(self.longest, self.backoff * 2.0 ** min(attempt - 1, 60))
+        return random.uniform(0, limit)  # noqa: S311 - spreads writers out, and hides nothing
+
+    def __iter__(self) -> Attempts:
+        return Attempts(self)
+
+    def __aiter__(self) -> Attempts:
+        return Attempts(self)
+
+
+class Attempts:
+    """One pass over the attempts, in a thread or in a coroutine."""
+
+    def __init__(self, retrying: Retrying) -> None:
+        self._retrying = retrying
+        self._attempt: Attempt | None = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Attempt:
+        if self._attempt is None:
+            refuse_open_transaction(self._retrying.aliases)
+        elif not self._attempt.again():
+            raise StopIteration
+        else:
+            time.sleep(self._retrying.pause(self._attempt.number))
+        return self._next()
+
+    async def __anext__(self) -> Attempt:
+        if self._attempt is None:
+            await sync_to_async(refuse_open_transaction)(self._retrying.aliases)  # where Django's connections are
+        elif not self._attempt.again():
+            raise StopAsyncIteration
+        else:
+            await asyncio.sleep(self._retrying.pause(self._attempt.number))
+        return self._next()
+
+    def _next(self) -> Attempt:
+        number = self._attempt.number + 1 if self._attempt else 1
+        self._attempt = Attempt(number, self._retrying.attempts)
+        return self._attempt
+
+
+def retrying_on_conflict(
+    *, attempts: int = ATTEMPTS, backoff: float = BACKOFF, longest: float = LONGEST, using: str | None = None
+) -> Retrying:
+    """Attempts at a block that reads and writes; `for` it, or `async for`.
+
+        for attempt in retrying_on_conflict():
+            with attempt:
+                rate = Rate.objects.get(pk=pk)
+                rate.value += 1
+                rate.save()
+
+    A ConflictError inside of `with attempt` leads to the next attempt, the last one raises it; other errors are not
+    touched. See `retry_on_conflict` for the arguments. Leave the loop by its end, or by return.
+    """
+    return Retrying(attempts, backoff, longest, None if using is None else [using])
+
+
+@overload
+def retry_on_conflict(function: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def retry_on_conflict(
+    function: Callable[P, R],
+    /,
+    *,
+    attempts: int = ...,
+    backoff: float = ...,
+    longest: float = ...,
+    using: str | None = ...,
+) -> Callable[P, R]: ...
+@overload
+def retry_on_conflict(
+    function: None = None,
+    /,
+    *,
+    attempts: int = ...,
+    backoff: float = ...,
+    longest: float = ...,
+    using: str | None = ...,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def retry_on_conflict(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    attempts: int = ATTEMPTS,
+    backoff: float = BACKOFF,
+    longest: float = LONGEST,
+    using: str | None = None,
+) -> Any:
+    """Call the function again when it raises ConflictError: it has to read what it writes, and to bear a second run.
+
+    attempts: how often in all; the last conflict is raised. backoff, longest: seconds; before attempt n + 1 it waits
+    anything between 0 and backoff * 2 ** (n - 1), at most *longest*. Functions and `async def` alike; not generators.
+
+    TransactionManagementError if a transaction is open around the call (on the alias *using*, else on any): a second
+    run in it would read the same again, or could not read at all. Open the transaction inside of the function. The
+    transaction around a test of Django's TestCase does not count.
+    """
+    retrying = retrying_on_conflict(attempts=attempts, backoff=backoff, longest=longest, using=using)
+    return retrying_calls(function, retrying) if function else lambda given: retrying_calls(given, retrying)
+
+
+def retrying_calls(function: Callable[..., Any], retrying: Retrying) -> Callable[..., Any]:
+    """Wrap *function* in the attempts of *retrying*."""
+    if not callable(function):
+        raise TypeError(f"retry_on_conflict needs a function, not {function!r}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        name = getattr(function, "__qualname__", function)
+        raise TypeError(
+            f"retry_on_conflict cannot run {name} again: what a generator has yielded is out. "
+            "Decorate the function that reads and writes"
+        )
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def acall(*args: Any, **kwargs: Any) -> Any:
+            async for attempt in retrying:
+                with attempt:
+                    return await function(*args, **kwargs)
+            return None  # not reached: the last attempt returns or raises
+
+        return acall
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for attempt in retrying:
+            with attempt:
+                return function(*args, **kwargs)
+        return None  # not reached: the last attempt returns or raises
+
+    return call
+
+
+def refuse_open_transaction(aliases: Collection[str] | None) -> None:
+    """Raise TransactionManagementError where a second run could not see what the conflict was about."""
+    for alias in list(connections) if aliases is None else aliases:
+        if open_transaction(alias):
+            raise TransactionManagementError(
+                f"a conflict cannot be retried inside the transaction that is open on {alias!r}: it would not see what "
+                "others wrote. Open the transaction inside of what is retried, or retry around it "
+                "(with using=, only that alias counts)"
+            )
+
+
+def open_transaction(alias: str) -> bool:
+    """Whether this thread is in a transaction on *alias*, those around Django's own TestCase left aside."""
+    connection: Any = getattr(connections._connections, alias, None)  # type: ignore[attr-defined]
+    if connection is None:
+        return False  # never used here: a transaction would have made it
+    blocks = connection.atomic_blocks
+    if connection.in_atomic_block and not (blocks and blocks[-1]._from_testcase):
+        return True
+    return bool(getattr(connection, "in_atomic_block_mongo", False))

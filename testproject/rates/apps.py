@@ -1,0 +1,10 @@
+"""The app's name and title."""
+
+from django.apps import AppConfig
+
+
+class RatesConfig(AppConfig):
+    """Rates, on any database."""
+
+    name = "testproject.rates"
+    label = "rates"

@@ -1,0 +1,648 @@
+"""Versions: what was changed since it was read is not written over. On SQLite, PostgreSQL and MongoDB."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.serializers.base import DeserializedObject
+from django.db import DatabaseError, IntegrityError, connections, models, transaction
+from django.db.models import F, ProtectedError
+from django.forms.models import model_to_dict
+from pymongo import MongoClient
+
+from django_mongolock import ConflictError, LockError
+from django_mongolock.versions import VersionField
+from django_mongolock.versions.checking import all_or_nothing
+from tests.versioned.databases import db, home, postgres
+from tests.versioned.shapes import Bare, Base, Child, Guard, Named, Part, Renamed, SoftThing, Thing, ThingProxy, Topic
+
+__all__ = ["db", "home", "postgres"]
+
+ROOT = Path(__file__).resolve().parent.parent
+#: A quarter of an hour in all on a small machine; `python -m benchmarks.rates --runs 100` is the same.
+SLOW_RACE = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def make(db: str, **values: Any) -> Thing:
+    return Thing.objects.using(db).create(**{"title": "a", **values})
+
+
+def two(db: str, model: Any = Thing, **values: Any) -> tuple[Any, Any]:
+    """The same row, read twice."""
+    made = model._base_manager.using(db).create(**values) if values or model is not Thing else make(db)
+    read = model._base_manager.using(db)
+    return read.get(pk=made.pk), read.get(pk=made.pk)
+
+
+def stored(one: models.Model, db: str) -> Any:
+    return type(one)._base_manager.using(db).get(pk=one.pk)
+
+
+class TestSave:
+    """Model.save() in all its forms."""
+
+    def test_each_save_raises_the_version(self, db: str) -> None:
+        """1 when it is made, one more with each save, on the instance and in the database."""
+        thing = make(db)
+        assert (thing.version, stored(thing, db).version) == (1, 1)
+        thing.count = 5
+        thing.save()
+        assert (thing.version, stored(thing, db).version, stored(thing, db).count) == (2, 2, 5)
+
+    def test_the_second_of_two_is_refused(self, db: str) -> None:
+        """Nothing of it is written, and the error has both versions and what differs."""
+        first, second = two(db)
+        first.count, second.count, second.title = 1, 2, "b"
+        first.save()
+        with pytest.raises(ConflictError) as caught:
+            second.save()
+        error = caught.value
+        assert isinstance(error, LockError)
+        assert (error.what, error.pk, error.read, error.stored) == ("versioned.Thing", first.pk, 1, 2)
+        assert error.changed == {"title": ("b", "a"), "count": (2, 1)}
+        now = stored(first, db)
+        assert (now.title, now.count, now.version) == ("a", 1, 2)
+        assert second.version == 1, "the instance says what was read, so that a second try is refused as well"
+        with pytest.raises(ConflictError):
+            second.save()
+
+    def test_the_error_survives_pickling(self, db: str) -> None:
+        """Celery ships it; an expression in it does no harm, and values stay out of the message."""
+        first, second = two(db)
+        first.save()
+        second.count, second.title = F("count") + 1, "secret"
+        with pytest.raises(ConflictError) as caught:
+            second.save()
+        again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301
+        assert vars(again) == vars(caught.value)
+        assert str(again) == str(caught.value)
+        assert "read in version 1, stored in version 2; different: title, count" in str(again)
+        assert "secret" not in str(again)
+        assert again.changed["count"] == ("<CombinedExpression: F(count) + Value(1)>", 0)
+
+    def test_update_fields(self, db: str) -> None:
+        """The version need not be among them: it is checked and raised all the same."""
+        first, second = two(db)
+        first.count = 1
+        first.save(update_fields=["count"])
+        assert (first.version, stored(first, db).version) == (2, 2)
+        second.title, second.count = "b", 9
+        with pytest.raises(ConflictError) as caught:
+            second.save(update_fields=["title"])
+        assert set(caught.value.changed) == {"title"}
+        second.refresh_from_db()
+        second.title = "b"
+        second.save(update_fields={"title", "version"})
+        assert (stored(first, db).title, stored(first, db).count, stored(first, db).version) == ("b", 1, 3)
+
+    def test_deleted_meanwhile(self, db: str) -> None:
+        """A save does not bring back what somebody deleted."""
+        first, second = two(db)
+        first.delete()
+        for options in ({}, {"force_update": True}, {"update_fields": ["count"]}):
+            with pytest.raises(ConflictError, match=r"deleted meanwhile: read in version 1$") as caught:
+                second.save(**options)
+            assert caught.value.stored is None
+        assert not Thing.objects.using(db).exists()
+        second.save(force_insert=True)
+        assert stored(second, db).version == 1
+
+    def test_what_was_never_read_is_not_written_over(self, db: str) -> None:
+        """An instance with the key of a row that is there: Django would overwrite it without having seen it."""
+        Named.objects.using(db).create(pk="a", value=1)
+        with pytest.raises(ConflictError, match="there before, and not read: stored in version 1") as caught:
+            Named(pk="a", value=2).save(using=db)
+        assert (caught.value.read, caught.value.changed) == (None, {"value": (2, 1)})
+        with pytest.raises(ConflictError):
+            Named(pk="a", value=2).save(using=db, force_update=True)
+        with pytest.raises(ConflictError):
+            Named(pk="a", value=2, version=1).save(using=db, update_fields=["value"])
+        with pytest.raises(ConflictError, match="not read before"):
+            Named(pk="a", version=1).delete(using=db)
+        assert Named.objects.using(db).get().value == 1
+        Named(pk="b").save(using=db)
+        assert Named.objects.using(db).count() == 2
+
+    def test_a_new_row_with_a_key_of_its_own(self, db: str) -> None:
+        """Where there is none, forced updates say so as always."""
+        with pytest.raises(DatabaseError) as caught:
+            Thing(title="x").save(using=db, force_update=True)
+        assert not isinstance(caught.value, ConflictError)
+
+    def test_expressions(self, db: str) -> None:
+        """F() works, once per save; the version itself is not to be meddled with."""
+        first, second = two(db)
+        first.count = F("count") + 3
+        first.save()
+        assert stored(first, db).count == 3
+        second.count = F("count") + 4
+        with pytest.raises(ConflictError):
+            second.save()
+        again = stored(first, db)
+        for wrong in (F("version") + 1, "2", True, 2.5):
+            again.version = wrong
+            with pytest.raises(ValueError, match=r"version of versioned\.Thing raises itself"):
+                again.save()
+
+    def test_deferred_version(self, db: str) -> None:
+        """A row that was read without its version cannot be saved or deleted; looking at it later does not help."""
+        made = make(db)
+        partly = models.QuerySet[Thing](Thing, using=db).only("title").get(pk=made.pk)
+        assert partly.version == 1
+        made.save()
+        partly.title = "b"
+        with pytest.raises(ValueError, match=r"read without its version.*add 'version' to only\(\)"):
+            partly.save()
+        with pytest.raises(ValueError, match="read without its version"):
+            partly.delete()
+        assert stored(made, db).title == "a"
+
+    def test_only_and_defer_keep_the_version(self, db: str) -> None:
+        """With the manager of versions it is always read along; other deferred fields are left alone."""
+        made = make(db, count=7)
+        for read in (Thing.objects.using(db).only("title"), Thing.objects.using(db).defer("version", "count")):
+            thing = read.get(pk=made.pk)
+            assert thing.get_deferred_fields() >= {"count"}
+            thing.title = f"{thing.title}b"
+            thing.save()
+            assert thing.version == stored(made, db).version
+        assert (stored(made, db).title, stored(made, db).count, stored(made, db).version) == ("abb", 7, 3)
+        assert not Thing.objects.using(db).defer("count").defer(None).get(pk=made.pk).get_deferred_fields()
+        assert not Thing.objects.using(db).defer("version").get(pk=made.pk).get_deferred_fields()
+
+    def test_a_deferred_field_that_is_loaded_later(self, db: str) -> None:
+        """It may be newer than the rest; the rest stays what was read, and is not saved over a change."""
+        made = make(db, count=1)
+        for read in (Thing.objects.using(db), models.QuerySet[Thing](Thing, using=db)):
+            thing = read.defer("count").get(pk=made.pk)
+            version = thing.version
+            made.count += 1
+            made.save()
+            assert thing.count == made.count
+            assert thing.version == version
+            with pytest.raises(ConflictError):
+                thing.save()
+
+    def test_refresh(self, db: str) -> None:
+        """After refresh_from_db() it is read again. A part of it is not: the older version stays what was read."""
+        first, second = two(db)
+        first.count = 5
+        first.save()
+        for options in ({}, {"from_queryset": Thing.objects.using(db)}):
+            second.refresh_from_db(fields=["count"], **options)
+            assert (second.count, second.version) == (5, 1)
+            with pytest.raises(ConflictError):
+                second.save()
+        second.refresh_from_db(fields=["version"])
+        assert second.version == 2, "who asks for it gets it: I have seen it, and write over it"
+        second.refresh_from_db()
+        second.save()
+        assert second.version == 3
+
+    def test_copies(self, db: str) -> None:
+        """Without its key, and with the usual two lines, a copy starts again at 1; the original stays as it is."""
+        original = make(db)
+        original.save()
+        for adding in (True, False):
+            copy = stored(original, db)
+            copy.pk, copy.title = uuid.uuid4() if adding else None, f"copy {adding}"
+            copy._state.adding = adding
+            copy.save(using=db)
+            assert copy.pk != original.pk
+            assert (copy.version, stored(copy, db).version, stored(original, db).version) == (1, 1, 2)
+            copy.save()
+        (copy,) = Thing.objects.using(db).bulk_create([Thing(**{**model_to_dict(original), "title": "bulk"})])
+        copy.save()
+        assert (copy.version, stored(copy, db).version) == (2, 2)
+
+    def test_fixtures(self, db: str) -> None:
+        """loaddata writes what the fixture says, version included, over what is there."""
+        thing = make(db)
+        thing.save()
+        fixture = Thing(pk=thing.pk, title="fixture", version=2, changed_at=thing.changed_at)
+        thing.save()
+        DeserializedObject(fixture).save(using=db)
+        assert (stored(thing, db).title, stored(thing, db).version) == ("fixture", 2)
+
+    def test_raw_insert(self, db: str) -> None:
+        """A fixture may make new rows, with or without a version."""
+        Named(pk="old").save_base(raw=True, using=db)
+        thing = Named.objects.using(db).get()
+        assert thing.version == 0
+        thing.save()
+        assert stored(thing, db).version == 1
+
+    def test_rows_from_before_the_field(self, db: str) -> None:
+        """Version null (a document that has none): it is checked as well, and gets its first number."""
+        made = Bare.objects.using(db).create(title="a")
+        models.QuerySet(Bare, using=db).update(revision=None)
+        if connections[db].vendor == "mongodb":
+            connection: Any = connections[db]
+            connection.get_collection(Bare._meta.db_table).update_one({}, {"$unset": {"documentVersion": 1}})
+        first, second = stored(made, db), stored(made, db)
+        assert first.revision is None
+        first.save()
+        assert [first.revision, stored(made, db).revision] == [1, 1]
+        with pytest.raises(ConflictError):
+            second.save()
+        models.QuerySet(Bare, using=db).update(revision=None)
+        assert Bare.objects.using(db).update(title="b") == 1
+        assert stored(made, db).revision == 1
+
+    def test_bare_field(self, db: str) -> None:
+        """The field alone is enough, whatever it is called and whatever the manager hides."""
+        first, second = two(db, Bare, title="hidden")
+        first.save()
+        assert first.revision == 2
+        with pytest.raises(ConflictError):
+            second.save()
+        with pytest.raises(ConflictError):
+            second.delete()
+
+    def test_select_on_save_and_another_name(self, db: str) -> None:
+        """A model that looks before it updates."""
+        first, second = two(db, Renamed, title="a")
+        first.save()
+        assert (first.revision, stored(first, db).revision) == (2, 2)
+        with pytest.raises(ConflictError) as caught:
+            second.save()
+        assert (caught.value.read, caught.value.stored) == (1, 2)
+        assert first.version is None
+
+    def test_proxy(self, db: str) -> None:
+        """A proxy has the version of its model."""
+        first, second = two(db)
+        proxy = ThingProxy.objects.using(db).get(pk=first.pk)
+        proxy.save()
+        assert proxy.version == 2
+        for late in (first, second):
+            with pytest.raises(ConflictError):
+                late.save()
+
+    def test_a_failed_insert_does_not_count_as_read(self, db: str) -> None:
+        """After an IntegrityError a second save() does not take the row of somebody else for its own."""
+        there = Named.objects.using(db).create(pk="a", value=1)
+        late = Named(pk="a", value=2)
+        with pytest.raises(IntegrityError):
+            late.save(using=db, force_insert=True)
+        with pytest.raises(ConflictError):
+            late.save(using=db)
+        assert stored(there, db).value == 1
+
+    async def test_async_save_and_delete(self, db: str) -> None:
+        """asave() and adelete() do the same."""
+        made = await Thing.objects.using(db).acreate(title="a")
+        first, second = [await Thing.objects.using(db).aget(pk=made.pk) for _ in range(2)]
+        await first.asave()
+        with pytest.raises(ConflictError):
+            await second.asave()
+        with pytest.raises(ConflictError):
+            await second.adelete()
+        await first.adelete()
+        assert not await Thing.objects.using(db).aexists()
+
+
+class TestDelete:
+    """Model.delete(): only what is still as it was read; and everything that Django does about relations."""
+
+    def test_only_the_version_that_was_read(self, db: str) -> None:
+        """A change meanwhile keeps it."""
+        first, second = two(db)
+        first.count = 5
+        first.save()
+        with pytest.raises(ConflictError) as caught:
+            second.delete()
+        assert (caught.value.read, caught.value.stored, second.version) == (1, 2, 1)
+        assert caught.value.changed == {"count": (0, 5)}
+        assert stored(first, db).version == 2
+        assert first.delete() == (1, {"versioned.Thing": 1})
+        with pytest.raises(ConflictError, match="deleted meanwhile"):
+            second.delete()
+
+    def test_relations(self, db: str) -> None:
+        """What hangs on it goes too, and what protects it protects it, its version included."""
+        thing = make(db)
+        Part._base_manager.using(db).create(thing=thing)
+        guard = Guard._base_manager.using(db).create(thing=thing)
+        with pytest.raises(ProtectedError):
+            thing.delete()
+        assert thing.version == 1
+        assert stored(thing, db).version == 1, "rolled back: the MongoDB of the test run is a replica set"
+        guard.delete()
+        assert thing.delete() == (2, {"versioned.Part": 1, "versioned.Thing": 1})
+
+    def test_set_null_raises_the_version(self, db: str) -> None:
+        """What Django itself changes is a change."""
+        topic = Topic._base_manager.using(db).create(name="t")
+        first = stored(make(db, topic=topic), db)
+        topic.delete()
+        with pytest.raises(ConflictError):
+            first.save()
+        assert (stored(first, db).version, stored(first, db).topic_id) == (2, None)
+
+    def test_related_managers_raise_the_version(self, db: str) -> None:
+        """add() and clear() of a reverse relation change the rows that point there."""
+        topic: Any = Topic._base_manager.using(db).create(name="t")
+        thing = make(db)
+        topic.things.add(thing)
+        assert stored(thing, db).version == 2
+        topic.things.clear()
+        assert (stored(thing, db).version, stored(thing, db).topic_id) == (3, None)
+
+    def test_a_soft_delete_stays_soft(self, db: str) -> None:
+        """A delete() of the user below a bare field is not undercut."""
+        made = SoftThing._base_manager.using(db).create()
+        late = stored(made, db)
+        made.delete()
+        assert stored(made, db).deleted
+        with pytest.raises(ConflictError):
+            late.delete()
+
+    def test_querysets_delete_what_matches(self, db: str) -> None:
+        """QuerySet.delete() is not about instances that were read; with the version in its filter it is."""
+        thing = make(db)
+        thing.save()
+        assert Thing.objects.using(db).filter(pk=thing.pk, version=1).delete()[0] == 0
+        assert Thing.objects.using(db).filter(pk=thing.pk).delete()[0] == 1
+
+    def test_unsaved(self, db: str) -> None:
+        """Django's own complaint about what has no key."""
+        thing = make(db)
+        thing.delete()
+        with pytest.raises(ValueError, match="can't be deleted"):
+            thing.delete()
+
+
+class TestInheritance:
+    """A version in the parent's table guards the child's as well."""
+
+    def test_child(self, db: str) -> None:
+        """Whichever table is written, the version is raised, and looked at first."""
+        made = Child.objects.using(db).create(name="n", extra="e")
+        kinds: list[Any] = [Child, Child, Base]
+        child, late, parent = (model.objects.using(db).get(pk=made.pk) for model in kinds)
+        child.extra = "f"
+        child.save(update_fields=["extra"])
+        assert (child.version, stored(child, db).version) == (2, 2)
+        with pytest.raises(ConflictError):
+            parent.save()
+        late.name, late.extra = "x", "y"
+        with pytest.raises(ConflictError) as caught:
+            late.save()
+        assert caught.value.changed == {"name": ("x", "n"), "extra": ("y", "f")}
+        assert (stored(child, db).name, stored(child, db).extra) == ("n", "f")
+        with pytest.raises(ConflictError):
+            late.delete()
+        parent = stored(parent, db)
+        parent.save()
+        with pytest.raises(ConflictError):
+            child.save()
+        assert stored(child, db).delete()[0] == 2
+        assert not Base.objects.using(db).exists()
+
+    def test_a_child_for_a_parent_that_is_there(self, db: str) -> None:
+        """The way of Django's documentation: the parent was read, so this is a change of it."""
+        parent = Base.objects.using(db).create(name="n")
+        child = Child(base_ptr=parent, extra="e")
+        child.__dict__.update({**parent.__dict__})
+        child.save(using=db)
+        assert (stored(child, db).version, stored(child, db).extra) == (2, "e")
+        with pytest.raises(ConflictError):
+            parent.save()
+
+
+class TestQuerySet:
+    """What writes many rows at once."""
+
+    def test_update_raises_the_version(self, db: str) -> None:
+        """Whoever has read before is refused; a version given by hand is taken; nothing to change changes nothing."""
+        first, second = two(db)
+        assert Thing.objects.using(db).filter(title="a").update(count=F("count") + 5) == 1
+        assert (stored(first, db).count, stored(first, db).version) == (5, 2)
+        with pytest.raises(ConflictError):
+            first.save()
+        with pytest.raises(ConflictError):
+            second.delete()
+        Thing.objects.using(db).update(version=40)
+        assert Thing.objects.using(db).update() == 0
+        assert stored(first, db).version == 40
+
+    def test_bulk_update(self, db: str) -> None:
+        """All or nothing, each in the version that it was read in."""
+        made = [make(db, title=f"t{number}") for number in range(4)]
+        made[1].save()
+        things = list(Thing.objects.using(db).order_by("title"))
+        for number, thing in enumerate(things):
+            thing.count, thing.title = number + 10, f"{thing.title}x"
+        assert Thing.objects.using(db).bulk_update(things, ["count", "version"], batch_size=3) == 4
+        assert [thing.version for thing in things] == [2, 3, 2, 2]
+        now = list(Thing.objects.using(db).order_by("title").values_list("title", "count", "version"))
+        assert now == [("t0", 10, 2), ("t1", 11, 3), ("t2", 12, 2), ("t3", 13, 2)]
+        made[2].refresh_from_db()
+        made[2].save()
+        for thing in things:
+            thing.count = 99
+        with pytest.raises(ConflictError) as caught:
+            Thing.objects.using(db).bulk_update(things, ["count"])
+        assert (caught.value.pk, caught.value.read, caught.value.stored) == (made[2].pk, 2, 3)
+        assert [thing.version for thing in things] == [2, 3, 2, 2]
+        assert not Thing.objects.using(db).filter(count=99).exists()
+        assert [thing.version for thing in Thing.objects.using(db).order_by("title")] == [2, 3, 3, 2]
+        with pytest.raises(ValueError, match="primary key set"):
+            Thing.objects.using(db).bulk_update([*things, Thing(pk=None)], ["count"])
+        assert Thing.objects.using(db).bulk_update([], ["count"]) == 0
+
+    def test_bulk_update_of_more_than_a_batch(self, db: str) -> None:
+        """The number of parameters of a database is no limit."""
+        things = Thing.objects.using(db).bulk_create([Thing(title=f"{number}") for number in range(1200)])
+        assert all(thing.version == 1 for thing in things)
+        for thing in things:
+            thing.count = 1
+        assert Thing.objects.using(db).bulk_update(things, ["count"]) == 1200
+        assert Thing.objects.using(db).filter(count=1, version=2).count() == 1200
+
+    def test_bulk_update_of_children(self, db: str) -> None:
+        """Through both tables."""
+        made = Child.objects.using(db).create(name="n", extra="e")
+        late = stored(made, db)
+        made.extra = "f"
+        assert Child.objects.using(db).bulk_update([made], ["extra"]) == 1
+        assert (stored(made, db).extra, stored(made, db).version) == ("f", 2)
+        late.extra = "g"
+        with pytest.raises(ConflictError):
+            Child.objects.using(db).bulk_update([late], ["extra"])
+
+    async def test_async_bulk_update(self, db: str) -> None:
+        """The twins."""
+        thing = await Thing.objects.using(db).acreate(title="a")
+        late = await Thing.objects.using(db).aget()
+        thing.count = 1
+        assert await Thing.objects.using(db).abulk_update([thing], ["count"]) == 1
+        with pytest.raises(ConflictError):
+            await Thing.objects.using(db).abulk_update([late], ["count"])
+        assert await Thing.objects.using(db).aupdate(count=2) == 1
+        assert (await Thing.objects.using(db).aget()).version == 3
+
+    def test_upserts_are_refused(self, db: str) -> None:
+        """They would write over what nobody has read."""
+        with pytest.raises(ValueError, match=r"update_conflicts=True.*use bulk_update"):
+            Thing.objects.using(db).bulk_create(
+                [Thing(title="a")], update_conflicts=True, update_fields=["count"], unique_fields=["title"]
+            )
+
+    def test_get_or_create_and_update_or_create(self, db: str) -> None:
+        """They work as always, and raise the version when they change something."""
+        thing, created = Thing.objects.using(db).get_or_create(title="a")
+        assert (created, thing.version) == (True, 1)
+        thing, created = Thing.objects.using(db).get_or_create(title="a", defaults={"count": 3})
+        assert (created, thing.version, thing.count) == (False, 1, 0)
+        thing, created = Thing.objects.using(db).update_or_create(title="a", defaults={"count": 4})
+        assert (created, thing.version, stored(thing, db).count) == (False, 2, 4)
+        thing, created = Thing.objects.using(db).update_or_create(title="b", defaults={"count": 5})
+        assert (created, thing.version) == (True, 1)
+
+    def test_update_or_create_tries_again(self, db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without row locks somebody may come between its read and its write. It wants to set values, so it does."""
+        made = make(db)
+        asked: list[int] = []
+
+        def value() -> int:
+            if not asked and connections[db].vendor == "mongodb":  # others lock the row, or the table
+                Thing.objects.using(db).update(count=100)
+            asked.append(1)
+            return 7
+
+        thing, _ = Thing.objects.using(db).update_or_create(title="a", defaults={"count": value})
+        assert stored(made, db).count == 7
+        assert thing.version == stored(made, db).version == (3 if connections[db].vendor == "mongodb" else 2)
+
+
+class TestTransactions:
+    """What a transaction around it changes."""
+
+    def test_rollback_takes_all_back(self, db: str) -> None:
+        """A conflict in a transaction is an error as any other: the block is rolled back."""
+        first, second = two(db)
+        first.save()
+
+        def work() -> None:
+            with all_or_nothing(db):
+                make(db, title="b")
+                second.save()
+
+        with pytest.raises(ConflictError):
+            work()
+        assert Thing.objects.using(db).count() == 1
+
+    def test_a_savepoint_keeps_the_rest(self, db: str) -> None:
+        """As for IntegrityError: in an atomic() of its own it can be caught."""
+        if connections[db].vendor == "mongodb":
+            pytest.skip("MongoDB has no savepoints")
+        first, second = two(db)
+        first.save()
+        with transaction.atomic(using=db):
+            make(db, title="b")
+            for fail in (second.save, second.delete):
+                with pytest.raises(ConflictError), transaction.atomic(using=db):
+                    fail()
+            assert Thing.objects.using(db).count() == 2
+        assert Thing.objects.using(db).count() == 2
+
+
+class TestField:
+    """The field, apart from any database."""
+
+    def test_unfit_options(self) -> None:
+        """It counts; it cannot be a key."""
+        with pytest.raises(TypeError, match="VersionField cannot be primary_key, unique"):
+            VersionField(primary_key=True, unique=True)
+
+    def test_migrations_show_what_was_said(self) -> None:
+        """And not what is always so."""
+        field = VersionField("revision", db_column="documentVersion")
+        assert field.deconstruct()[1:] == (
+            "django_mongolock.versions.VersionField",
+            [],
+            {"verbose_name": "revision", "db_column": "documentVersion"},
+        )
+        assert not field.editable
+        assert field.default == 0
+        assert not field.clone().editable
+
+    def test_without_a_version(self, db: str) -> None:
+        """A queryset of versions for a model that has none says so."""
+        from django_mongolock.versions import VersionedQuerySet
+
+        with pytest.raises(TypeError, match=r"versioned\.Topic has no VersionField"):
+            VersionedQuerySet(Topic, using=db).update(name="x")
+
+    def test_checks(self) -> None:
+        """Each rule has its id: two versions, a manager that raises none, a version below a parent's table."""
+        from django.apps.registry import Apps
+
+        from django_mongolock.versions import VersionedModel
+
+        here = Apps(["tests.versioned"])
+
+        class Parent(models.Model):  # noqa: DJ008 - never shown
+            class Meta:
+                apps = here
+                app_label = "versioned"
+
+        class Lower(Parent):  # noqa: DJ008 - never shown
+            version = VersionField()
+
+            class Meta:
+                apps = here
+                app_label = "versioned"
+
+        class Twice(VersionedModel):
+            other = VersionField()
+
+            class Meta:
+                apps = here
+                app_label = "versioned"
+
+        def ids(model: type[models.Model]) -> set[str | None]:
+            return {found.id for field in model._meta.local_fields for found in field.check() if found.obj is field}
+
+        assert ids(Thing) == ids(Bare) == ids(Renamed) == ids(Child) == ids(Base) == set()
+        assert ids(Lower) == {"mongolock.W071", "mongolock.W072"}
+        assert ids(Twice) == {"mongolock.E071"}
+
+
+RACES = {"default": "SQLite", "postgres": "PostgreSQL", "mongo": "MongoDB"}
+
+
+class TestRace:
+    """The two-table example: five processes replace the latest rate at once, and append what they replaced."""
+
+    @pytest.mark.parametrize(
+        ("alias", "runs"),
+        [pytest.param(alias, 2, id=f"{name}, few") for alias, name in RACES.items()]
+        + [pytest.param(alias, 100, id=f"{name}, 100", marks=SLOW_RACE) for alias, name in RACES.items()],
+    )
+    def test_nothing_is_missing_from_the_history(
+        self, alias: str, runs: int, tmp_path: Path, mongo: MongoClient[dict[str, Any]], request: pytest.FixtureRequest
+    ) -> None:
+        """With plain saves values are missing; with versions and retries every value is found, in every run."""
+        name = f"versions_race_{uuid.uuid4().hex[:8]}"
+        environment = {**os.environ, "MONGODB_NAME": name, "SQLITE_PATH": str(tmp_path / "db.sqlite3")}
+        if alias == "postgres":
+            environment["POSTGRES_URI"] = request.getfixturevalue("postgres")
+        command = [sys.executable, "-m", "testproject.rates", "--database", alias, "--runs", str(runs)]
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+        mongo.drop_database(name)
+        assert done.returncode == 0, done.stdout + done.stderr
+        report = json.loads(done.stdout)
+        assert report["versioned"]["missing"] == 0
+        assert report["plain"]["missing"] > 0, "no race: the test proves nothing"
+        assert report["plain"]["written"] == report["versioned"]["written"] == runs * 20

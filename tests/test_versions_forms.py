@@ -1,0 +1,390 @@
+"""Forms and admin of models with a version: both values are shown, nothing is written over, no typing is lost."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+import pytest
+from django import forms
+from django.contrib import admin
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+from django.http import HttpResponse
+from django.template.response import TemplateResponse
+from django.test import Client, RequestFactory
+
+from django_mongolock.versions.admin import VersionedAdmin, VersionedForms
+from django_mongolock.versions.forms import VersionedModelForm
+from testproject.rates.admin import RateAdmin
+from testproject.rates.models import PlainRate, Rate
+from tests.lock_fixtures import WITH_MONGO
+from tests.versioned.databases import db, home, postgres
+from tests.versioned.shapes import Thing, Topic
+
+__all__ = ["db", "home", "postgres"]
+
+
+class ThingForm(VersionedModelForm):
+    class Meta:
+        model = Thing
+        fields = ("title", "count", "topic")
+
+
+def page_of(thing: Thing) -> dict[str, Any]:
+    """What a browser would send back untouched."""
+    form = ThingForm(instance=thing)
+    return {bound.html_name: bound.value() if bound.value() is not None else "" for bound in form}
+
+
+@pytest.fixture
+def thing(db: str) -> Thing:
+    return Thing.objects.using(db).create(title="a", count=1)
+
+
+def again(thing: Thing) -> Thing:
+    return Thing.objects.using(thing._state.db).get(pk=thing.pk)
+
+
+def somebody_else(thing: Thing, **values: Any) -> None:
+    other = again(thing)
+    for name, value in values.items():
+        setattr(other, name, value)
+    other.save()
+
+
+def form_of(thing: Thing, sent: dict[str, Any]) -> ThingForm:
+    return ThingForm(sent, instance=again(thing))
+
+
+class TestForm:
+    """VersionedModelForm in a view of one's own, on each database."""
+
+    def test_an_undisturbed_save(self, thing: Thing) -> None:
+        """The page has the version, hidden, and is saved."""
+        sent = page_of(thing)
+        assert 'type="hidden" name="version_read"' in str(ThingForm(instance=thing))
+        form = form_of(thing, {**sent, "title": "b"})
+        assert form.is_valid(), form.errors
+        form.save()
+        assert (again(thing).title, again(thing).version) == ("b", 2)
+
+    def test_a_new_object(self, db: str) -> None:
+        """There is nothing to conflict with."""
+        form = ThingForm({"title": "new", "count": "3", "version_read": ""})
+        assert form.is_valid(), form.errors
+        assert form.save().version == 1
+
+    def test_both_values_are_shown_and_typing_stays(self, thing: Thing) -> None:
+        """Their value is said, mine stays in its field; what I left alone takes theirs; sent again, it is saved."""
+        sent = page_of(thing)
+        somebody_else(thing, title="theirs <b>", count=7)
+        form = form_of(thing, {**sent, "title": "mine"})
+        assert not form.is_valid()
+        assert form.conflict
+        assert form.non_field_errors() == [
+            "This was changed while you were editing it. Look at what changed, then save again."
+        ]
+        shown = str(form)
+        assert "Changed meanwhile to “theirs &lt;b&gt;”. Save again to replace that by what you wrote." in shown
+        assert "Changed meanwhile to “7”; you had left it alone." in shown
+        values = {name: form[name].value() for name in form.fields}
+        assert (values["title"], values["count"]) == ("mine", 7)
+        assert again(thing).title == "theirs <b>", "not written over"
+        form = form_of(thing, {name: "" if value is None else value for name, value in values.items()})
+        assert form.is_valid(), form.errors
+        form.save()
+        assert (again(thing).title, again(thing).count, again(thing).version) == ("mine", 7, 3)
+
+    def test_a_change_elsewhere_in_the_object(self, thing: Thing) -> None:
+        """The version counts, not only the fields of the form; then no field has a complaint."""
+        sent = page_of(thing)
+        somebody_else(thing)
+        form = form_of(thing, {**sent, "title": "mine"})
+        assert not form.is_valid()
+        assert set(form.errors) == {"__all__"}
+
+    def test_nothing_to_save_is_no_conflict(self, thing: Thing) -> None:
+        """Who writes what is there already loses nothing and takes nothing away."""
+        sent = page_of(thing)
+        somebody_else(thing, title="b")
+        assert form_of(thing, {**sent, "title": "b"}).is_valid()
+
+    def test_same_change_twice(self, thing: Thing) -> None:
+        """Two who write the same into one field are told about the others only."""
+        sent = page_of(thing)
+        somebody_else(thing, title="b", count=2)
+        form = form_of(thing, {**sent, "title": "b", "count": 5})
+        assert not form.is_valid()
+        assert set(form.errors) == {"__all__", "count"}
+
+    @pytest.mark.parametrize("token", [None, "", "forged", "other"])
+    def test_a_page_without_a_good_version_saves_nothing(self, thing: Thing, token: str | None) -> None:
+        """Left out by the template, forged, or that of another object: as if it had seen nothing."""
+        sent = page_of(thing)
+        del sent["version_read"]
+        if token == "other":
+            other = Thing.objects.using(thing._state.db).create(title="other")
+            token = page_of(other)["version_read"]
+        form = form_of(thing, {**sent, "title": "mine", **({} if token is None else {"version_read": token})})
+        assert not form.is_valid()
+        assert "Changed meanwhile to “a”. Save again" in str(form)
+        assert form["title"].value() == "mine"
+
+    def test_a_field_with_a_mistake_keeps_it(self, thing: Thing) -> None:
+        """Typing that cannot be cleaned is typing."""
+        sent = page_of(thing)
+        somebody_else(thing, count=7)
+        form = form_of(thing, {**sent, "count": "many"})
+        assert not form.is_valid()
+        assert form["count"].value() == "many"
+        assert len(form.errors["count"]) == 2
+
+    def test_foreign_keys(self, thing: Thing) -> None:
+        """Shown by name, compared by key."""
+        db = str(thing._state.db)
+        old, new = (Topic._base_manager.using(db).create(name=name) for name in "on")
+        somebody_else(thing, topic=old)
+        sent = page_of(again(thing))
+        assert form_of(thing, {**sent, "title": "x"}).is_valid()
+        somebody_else(thing, topic=new)
+        form = form_of(thing, {**sent, "title": "x"})
+        assert not form.is_valid()
+        assert f"Changed meanwhile to “{new}”; you had left it alone." in str(form)
+        assert str(form["topic"].value()) == str(new.pk)
+
+    def test_between_validation_and_save(self, thing: Thing) -> None:
+        """try_save() makes the same page of a conflict that came late, and the next one is saved."""
+        form = form_of(thing, {**page_of(thing), "title": "mine"})
+        assert form.is_valid()
+        somebody_else(thing, title="theirs", count=7)
+        assert not form.try_save()
+        assert "Changed meanwhile to “theirs”. Save again" in str(form)
+        assert (form["title"].value(), form["count"].value()) == ("mine", 7)
+        form = form_of(thing, {name: form[name].value() or "" for name in form.fields})
+        assert form.is_valid(), form.errors
+        assert form.try_save()
+        assert (again(thing).title, again(thing).count) == ("mine", 7)
+
+    def test_deleted_between_validation_and_save(self, thing: Thing) -> None:
+        """Then it says so, and keeps what was typed."""
+        form = form_of(thing, {**page_of(thing), "title": "mine"})
+        assert form.is_valid()
+        again(thing).delete()
+        assert not form.try_save()
+        assert "This was deleted while you were editing it." in str(form)
+        assert (form["title"].value(), form["version_read"].value()) == ("mine", "")
+
+    def test_a_model_without_a_version(self) -> None:
+        """Said at once, and not when something is lost."""
+
+        class PlainForm(VersionedModelForm):
+            class Meta:
+                model = PlainRate
+                fields = ("value",)
+
+        with pytest.raises(TypeError, match=r"rates\.PlainRate has no VersionField, which PlainForm needs"):
+            PlainForm()
+
+
+LIST = "/admin/rates/rate/"
+PAGE = f"{LIST}EUR/change/"
+DELETE = f"{LIST}EUR/delete/"
+
+
+@pytest.fixture
+def person(client: Client) -> Client:
+    client.force_login(User.objects.create_superuser("root"))
+    Rate.objects.create(name="EUR", value=1, note="n")
+    return client
+
+
+def fields(page: Any) -> dict[str, str]:
+    """The form fields of a page, as the browser would send them."""
+    found = {}
+    for tag in re.findall(r"<input[^>]*>", page.content.decode()):
+        attributes = dict(re.findall(r'([\w-]+)="([^"]*)"', tag))
+        if attributes.get("type") in ("text", "number", "hidden") and "name" in attributes:
+            found[attributes["name"]] = html.unescape(attributes.get("value", ""))
+    return found
+
+
+@WITH_MONGO
+class TestAdmin:
+    """VersionedAdmin: the change page, the list, deleting."""
+
+    def test_conflict_on_the_change_page(self, person: Client) -> None:
+        """Both values on the page, nothing written; saved when it is sent again."""
+        sent = fields(person.get(PAGE))
+        assert sent["version_read"]
+        Rate.objects.filter(pk="EUR").update(value=5, note="theirs")
+        page = person.post(PAGE, {**sent, "note": "mine"})
+        assert page.status_code == 200
+        text = html.unescape(page.content.decode())
+        assert "Changed meanwhile to “theirs”. Save again to replace that by what you wrote." in text
+        assert "Changed meanwhile to “5”; you had left it alone." in text
+        shown = fields(page)
+        assert (shown["value"], shown["note"]) == ("5", "mine")
+        assert Rate.objects.get().note == "theirs"
+        assert not LogEntry.objects.exists()
+        assert person.post(PAGE, shown).status_code == 302
+        assert (Rate.objects.get().value, Rate.objects.get().note, Rate.objects.get().version) == (5, "mine", 3)
+
+    def test_faster_than_the_save(self, person: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also somebody who comes between the check and the write ends up on the same page."""
+        sent = fields(person.get(PAGE))
+        saved: list[str] = []
+        save = RateAdmin.save_model
+
+        def slow(self: Any, request: Any, obj: Any, form: Any, change: bool) -> None:
+            if not saved:
+                saved.append(obj.note)
+                Rate.objects.filter(pk="EUR").update(note="theirs")
+            save(self, request, obj, form, change)
+
+        monkeypatch.setattr(RateAdmin, "save_model", slow)
+        page = person.post(PAGE, {**sent, "note": "mine"})
+        assert saved == ["mine"]
+        # The update was made in the request's own transaction here, and rolled back with it: what is left is a retry.
+        assert page.status_code == 302
+        assert Rate.objects.get().note == "mine"
+
+    def test_deleted_while_it_was_edited(self, person: Client) -> None:
+        """What was typed is still there, and can be saved as a new one."""
+        sent = fields(person.get(PAGE))
+        Rate.objects.all().delete()
+        page = person.post(PAGE, {**sent, "note": "mine"})
+        assert "This was deleted while you were editing it." in page.content.decode()
+        shown = fields(page)
+        assert (shown["note"], shown["version_read"]) == ("mine", "")
+        assert not Rate.objects.exists()
+        assert person.post(PAGE, shown).status_code == 302
+        assert (Rate.objects.get().note, Rate.objects.get().version) == ("mine", 1)
+        assert person.post(f"{LIST}USD/change/", {"name": "USD"}).status_code == 302, "Django's own answer"
+
+    def test_adding(self, person: Client) -> None:
+        """The page for a new one works as always."""
+        shown = fields(person.get(f"{LIST}add/"))
+        assert person.post(f"{LIST}add/", {**shown, "name": "USD", "value": "2"}).status_code == 302
+        assert Rate.objects.get(pk="USD").version == 1
+
+    def test_the_list(self, person: Client) -> None:
+        """Rows that were changed meanwhile complain, each at its own place; the page sent again is saved."""
+        Rate.objects.create(name="USD", value=2)
+        sent = fields(person.get(LIST))
+        assert {"form-0-version_read", "form-1-version_read"} <= sent.keys()
+        sent["_save"] = "Save"
+        Rate.objects.filter(pk="USD").update(value=20)
+        page = person.post(LIST, {**sent, "form-0-value": "10", "form-1-value": "200"})
+        assert page.status_code == 200
+        assert html.unescape(page.content.decode()).count("Changed meanwhile to “20”.") == 1
+        assert [rate.value for rate in Rate.objects.all()] == [1, 20]
+        shown = {**fields(page), "_save": "Save"}
+        assert (shown["form-0-value"], shown["form-1-value"]) == ("10", "200")
+        assert person.post(LIST, shown).status_code == 302
+        assert [rate.value for rate in Rate.objects.all()] == [10, 200]
+
+    def test_an_untouched_row_of_the_list(self, person: Client) -> None:
+        """Where nothing was typed and nothing shown has changed, nobody is bothered."""
+        Rate.objects.create(name="USD", value=2)
+        sent = {**fields(person.get(LIST)), "_save": "Save", "form-0-value": "10"}
+        Rate.objects.filter(pk="USD").update(note="new")
+        assert person.post(LIST, sent).status_code == 302
+        assert [(rate.value, rate.note) for rate in Rate.objects.all()] == [(10, "n"), (2, "new")]
+
+    def test_deleting(self, person: Client) -> None:
+        """The question carries the version; a change meanwhile asks again."""
+        asked = person.get(DELETE, follow=True)
+        (address, status), *_ = asked.redirect_chain
+        assert status == 302
+        Rate.objects.filter(pk="EUR").update(note="theirs")
+        answered = person.post(address, {"post": "yes"}, follow=True)
+        assert "This was changed meanwhile. Look again before you delete it." in answered.content.decode()
+        assert Rate.objects.exists()
+        assert not LogEntry.objects.exists()
+        (_, _), (address, _) = answered.redirect_chain
+        assert person.post(address, {"post": "yes"}).status_code == 302
+        assert not Rate.objects.exists()
+        assert person.get(DELETE).status_code == 302, "Django's own answer"
+
+    def test_deleting_without_a_version(self, person: Client) -> None:
+        """An address by hand deletes nothing."""
+        answered = person.post(DELETE, {"post": "yes"}, follow=True)
+        assert "Look again before you delete it." in answered.content.decode()
+        assert Rate.objects.exists()
+
+
+class ThingInline(VersionedForms, admin.TabularInline):  # type: ignore[misc,type-arg]
+    model = Thing
+    fields = ("title", "count")
+    extra = 0
+
+
+class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """Things under their topic; without the log, the template and the redirect, which need them in the project."""
+
+    inlines = (ThingInline,)
+
+    def log_change(self, *args: Any) -> Any:
+        return None
+
+    def response_change(self, request: Any, obj: Any) -> HttpResponse:
+        return HttpResponse("saved")
+
+    def render_change_form(self, request: Any, context: Any, *args: Any, **kwargs: Any) -> HttpResponse:
+        return TemplateResponse(request, "unused.html", context)
+
+
+class TestInline:
+    """Rows of an inline carry versions of their own."""
+
+    def ask(self, topic: Topic, sent: dict[str, Any] | None = None) -> Any:
+        request = RequestFactory().post("/", sent) if sent else RequestFactory().get("/")
+        request.user = User(is_superuser=True, is_active=True)
+        request._dont_enforce_csrf_checks = True  # type: ignore[attr-defined]
+        return TopicAdmin(Topic, admin.AdminSite()).changeform_view(request, str(topic.pk))
+
+    def fields(self, page: Any) -> dict[str, Any]:
+        (inline,) = page.context_data["inline_admin_formsets"]
+        forms = [inline.formset.management_form, *inline.formset.initial_forms]
+        return {bound.html_name: bound.value() for form in forms for bound in form if bound.value() is not None}
+
+    def test_conflict(self, db: str) -> None:
+        """The row that was changed meanwhile says so; the others wait for it; sent again, all are saved."""
+        topic = Topic._base_manager.create(name="t")
+        one, two = (Thing.objects.create(title=title, topic=topic) for title in "ab")
+        sent = {**self.fields(self.ask(topic)), "name": "t"}
+        assert sum(name.endswith("version_read") for name in sent) == 2
+        number = {sent[f"things-{row}-title"]: row for row in range(2)}
+        somebody_else(one, title="theirs")
+        sent |= {f"things-{number['a']}-title": "mine", f"things-{number['b']}-count": 5}
+        page = self.ask(topic, sent)
+        (inline,) = page.context_data["inline_admin_formsets"]
+        assert "Changed meanwhile to “theirs”." in str(inline.formset.forms[number["a"]].errors)
+        assert not inline.formset.forms[number["b"]].errors
+        assert (again(one).title, again(two).count) == ("theirs", 0)
+        assert self.ask(topic, {**self.fields(page), "name": "t"}).content == b"saved"
+        assert (again(one).title, again(two).count) == ("mine", 5)
+
+
+def test_the_form_of_an_admin_is_checked() -> None:
+    """A form that does not carry the version is found by manage.py check; fieldsets by hand are completed."""
+
+    class PlainForm(forms.ModelForm):  # type: ignore[type-arg]
+        class Meta:
+            model = Rate
+            fields = ("value",)
+
+    class Wrong(VersionedAdmin):
+        form = PlainForm  # type: ignore[assignment]
+
+    class Right(VersionedAdmin):
+        fieldsets = ((None, {"fields": ("value", "version_read")}),)
+
+    def ids(kind: type[VersionedAdmin]) -> list[str | None]:
+        return [found.id for found in kind(Rate, admin.site).check()]
+
+    assert ids(Wrong) == ["mongolock.E072"]
+    assert ids(Right) == ids(VersionedAdmin) == []
+    assert issubclass(ThingInline.form, VersionedModelForm)

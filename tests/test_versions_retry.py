@@ -1,0 +1,348 @@
+"""Read again, decide again, write again: what retry_on_conflict runs again, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import User
+from django.db import DatabaseError, connections, transaction
+from django.db.transaction import TransactionManagementError
+
+from django_mongolock import ConflictError
+from django_mongolock.versions import retry_on_conflict, retrying_on_conflict
+from django_mongolock.versions.checking import all_or_nothing
+from tests.versioned.databases import db, home, postgres
+from tests.versioned.shapes import Thing
+
+__all__ = ["db", "home", "postgres"]
+
+CONFLICT = ConflictError("thing", 1, 1, 2)
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The longest that each pause could have been; nobody really waits."""
+    limits: list[float] = []
+
+    def most(low: float, high: float) -> float:
+        assert low == 0
+        limits.append(high)
+        return 0.0
+
+    monkeypatch.setattr("random.uniform", most)
+    return limits
+
+
+def failing(times: int, error: BaseException = CONFLICT) -> tuple[Callable[[], str], list[int]]:
+    """A function that fails at first, and the list of its calls."""
+    calls: list[int] = []
+
+    def function() -> str:
+        calls.append(1)
+        if len(calls) <= times:
+            raise error
+        return "done"
+
+    return function, calls
+
+
+def test_it_runs_again_until_it_works(pauses: list[float]) -> None:
+    """With pauses of random length, up to a limit that doubles and is capped."""
+    function, calls = failing(4)
+    assert retry_on_conflict(function, backoff=0.1, longest=0.5)() == "done"
+    assert len(calls) == 5
+    assert pauses == [0.1, 0.2, 0.4, 0.5]
+
+
+def test_pauses_are_really_random() -> None:
+    """Full jitter: anything between nothing and the limit."""
+    retrying = retrying_on_conflict(backoff=1, longest=8)
+    found = [retrying.pause(3) for _ in range(200)]
+    assert 0 <= min(found) < 1
+    assert 3 < max(found) <= 4
+    assert retrying.pause(5000) <= 8
+
+
+def test_it_gives_up(pauses: list[float]) -> None:
+    """The last conflict is raised, with a note."""
+    function, calls = failing(9)
+    with pytest.raises(ConflictError) as caught:
+        retry_on_conflict(function, attempts=3)()
+    assert len(calls) == 3
+    assert caught.value.__notes__[-1] == "gave up after 3 attempts"
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), DatabaseError("no"), KeyboardInterrupt()])
+def test_other_errors_are_not_its_business(error: BaseException) -> None:
+    """They are raised at once."""
+    function, calls = failing(9, error)
+    with pytest.raises(type(error)):
+        retry_on_conflict(function)()
+    assert len(calls) == 1
+
+
+async def test_coroutine_functions(pauses: list[float]) -> None:
+    """The same for `async def`; the result stays a coroutine function, with its name and doc."""
+    function, calls = failing(2)
+
+    @retry_on_conflict(attempts=3)
+    async def work(word: str) -> str:
+        """Doc."""
+        return word + function()
+
+    assert asyncio.iscoroutinefunction(work)
+    assert (work.__name__, work.__doc__) == ("work", "Doc.")
+    assert await work("all ") == "all done"
+    assert len(calls) == 3
+    with pytest.raises(ConflictError):
+        await retry_on_conflict(functools.partial(_raise), attempts=2)()
+
+
+async def _raise() -> None:
+    raise CONFLICT
+
+
+async def test_a_cancelled_pause() -> None:
+    """Cancelling ends the wait between two attempts."""
+    task = asyncio.create_task(retry_on_conflict(_raise, backoff=60, longest=60)())
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_methods() -> None:
+    """A decorated method is one."""
+
+    class Work:
+        calls = 0
+
+        @retry_on_conflict
+        def do(self, more: int = 1) -> int:
+            self.calls += more
+            if self.calls < 2:
+                raise CONFLICT
+            return self.calls
+
+    assert Work().do(more=1) == 2
+
+
+def test_generators_are_refused() -> None:
+    """What they have yielded cannot be taken back; said where it is decorated."""
+
+    def numbers() -> Iterator[int]:
+        yield 1
+
+    async def anumbers() -> AsyncIterator[int]:
+        yield 1
+
+    for function in (numbers, anumbers, functools.partial(numbers)):
+        with pytest.raises(TypeError, match=r"cannot run .*numbers.* again: what a generator has yielded is out"):
+            retry_on_conflict(function)
+    with pytest.raises(TypeError, match="needs a function, not 5"):
+        retry_on_conflict(5)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("wrong", [{"attempts": 0}, {"backoff": -1}, {"longest": -0.1}])
+def test_wrong_numbers(wrong: dict[str, Any]) -> None:
+    """A clear error where it is written."""
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        retrying_on_conflict(**wrong)
+
+
+class TestBlock:
+    """The same as a loop."""
+
+    def test_until_it_works(self, pauses: list[float]) -> None:
+        """Attempts are numbered; the loop ends with the first that works."""
+        function, _ = failing(2)
+        seen = []
+        for attempt in retrying_on_conflict():
+            with attempt:
+                seen.append((attempt.number, repr(attempt)))
+                function()
+        assert seen == [(number, f"<Attempt {number} of 10>") for number in (1, 2, 3)]
+
+    def test_it_gives_up(self, pauses: list[float]) -> None:
+        """The last attempt raises."""
+        function, calls = failing(9)
+
+        def work() -> None:
+            for attempt in retrying_on_conflict(attempts=2):
+                with attempt:
+                    function()
+
+        with pytest.raises(ConflictError):
+            work()
+        assert (len(calls), len(pauses)) == (2, 1)
+
+    async def test_async(self, pauses: list[float]) -> None:
+        """`async for`, and an ordinary `with`."""
+        function, calls = failing(2)
+        async for attempt in retrying_on_conflict():
+            with attempt:
+                function()
+        assert len(calls) == 3
+
+    def test_once_more(self, pauses: list[float]) -> None:
+        """One object may be looped over again, also by two at once."""
+        retrying = retrying_on_conflict()
+        for _ in range(2):
+            for attempt in retrying:
+                with attempt:
+                    assert attempt.number == 1
+
+    def test_a_forgotten_with(self) -> None:
+        """Otherwise the loop would run once, and its conflicts would not be retried."""
+        with pytest.raises(TypeError, match="needs `with attempt:` around its body"):
+            for _ in retrying_on_conflict():
+                pass
+
+
+class TestTransactions:
+    """Inside of an open transaction a second run is of no use."""
+
+    def test_refused(self, db: str) -> None:
+        """At once, not at the first conflict; on each database."""
+        function, calls = failing(0)
+        with all_or_nothing(db):
+            Thing.objects.exists()
+            with pytest.raises(TransactionManagementError, match=f"open on '{db}'.*inside of what is retried"):
+                retry_on_conflict(function)()
+            with pytest.raises(TransactionManagementError):
+                next(iter(retrying_on_conflict()))
+            with pytest.raises(TransactionManagementError):
+                retry_on_conflict(function, using=db)()
+            assert not calls
+            assert retry_on_conflict(function, using="default")() == "done"
+        assert retry_on_conflict(function)() == "done"
+
+    def test_refused_in_coroutines(self, db: str) -> None:
+        """A coroutine called from inside of a transaction, too."""
+
+        async def work() -> None: ...
+
+        with all_or_nothing(db):
+            Thing.objects.exists()
+            with pytest.raises(TransactionManagementError):
+                async_to_sync(retry_on_conflict(work))()
+        async_to_sync(retry_on_conflict(work))()
+
+    def test_a_transaction_inside(self, db: str) -> None:
+        """Each attempt has its own; what the lost one wrote is gone."""
+        made = Thing.objects.create(title="a")
+        calls: list[int] = []
+
+        @retry_on_conflict
+        def work() -> None:
+            late = Thing.objects.get(pk=made.pk)
+            if not calls:
+                Thing.objects.get(pk=made.pk).save()
+            calls.append(1)
+            with all_or_nothing(db):
+                Thing.objects.create(title="b")
+                late.save()
+
+        work()
+        assert (len(calls), Thing.objects.count()) == (2, 2)
+
+    @pytest.mark.django_db
+    def test_the_transaction_around_a_test_does_not_count(self) -> None:
+        """As for durable atomic blocks; one inside of it does."""
+        function, _ = failing(1)
+        assert connections["default"].in_atomic_block
+        User.objects.create_user("somebody")
+        assert retry_on_conflict(function)() == "done"
+        with transaction.atomic(), pytest.raises(TransactionManagementError):
+            retry_on_conflict(function)()
+
+
+class TestIsolation:
+    """Where the database itself finds out that somebody was faster, that is a ConflictError as well."""
+
+    def test_repeatable_read(self, db: str) -> None:
+        """PostgreSQL says 40001, SQLite BUSY_SNAPSHOT, MongoDB WriteConflict; each after a read in the transaction."""
+        made = Thing.objects.create(title="a")
+
+        def overtaken(write: Callable[[Thing], Any]) -> None:
+            with all_or_nothing(db):
+                if connections[db].vendor == "postgresql":
+                    connections[db].cursor().execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                late = Thing.objects.get(pk=made.pk)
+                in_another_thread(lambda: Thing.objects.get(pk=made.pk).save())
+                write(late)
+
+        with pytest.raises(ConflictError, match="another transaction was faster: read in version 1") as caught:
+            overtaken(Thing.save)
+        assert caught.value.__cause__ is not None
+        with pytest.raises(ConflictError):
+            overtaken(Thing.delete)
+        assert Thing.objects.get().version == 3
+
+    def test_other_errors_of_the_database(self, db: str) -> None:
+        """Are not taken for a conflict."""
+        Thing.objects.create(title="a")
+        other = Thing.objects.create(title="b")
+        other.title = "a"
+        with pytest.raises(DatabaseError):
+            other.save()
+        assert other.version == 1
+
+
+def in_another_thread(work: Callable[[], Any]) -> None:
+    """Run *work* on connections of its own."""
+    import threading
+
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - told to the test
+            failed.append(error)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert not failed, failed
+
+
+def test_versions_need_neither_the_app_nor_its_settings() -> None:
+    """A project without MongoDB may use them: VersionedModel on SQLite, without MONGOLOCK."""
+    script = """
+import django
+from django.conf import settings
+settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
+django.setup()
+from django.db import connection, models
+from django_mongolock.versions import ConflictError, VersionedModel, retry_on_conflict
+
+class Rate(VersionedModel):
+    value = models.IntegerField()
+    class Meta(VersionedModel.Meta):
+        app_label = "mine"
+
+with connection.schema_editor() as editor:
+    editor.create_model(Rate)
+rate, late = Rate.objects.create(value=1), Rate.objects.get()
+rate.save()
+try:
+    late.save()
+except ConflictError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (
+        done.stdout == "mine.Rate 1 was not written, it was changed meanwhile: read in version 1, stored in version 2\n"
+    )

@@ -1,0 +1,113 @@
+"""SQLite, PostgreSQL and MongoDB, each as an alias that is added to the running project for the tests of versions."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import pytest
+from django.conf import settings
+from django.db import connections
+from django.db.models import Model
+from django.test import override_settings
+from pytest_django import DjangoDbBlocker
+
+from testproject.servers import Postgres
+from tests.versioned import shapes
+
+KINDS = ("sqlite", "postgres", "mongo")
+
+
+@contextlib.contextmanager
+def postgres_uri() -> Iterator[str]:
+    """A PostgreSQL; skips where there is none."""
+    pytest.importorskip("psycopg", reason="psycopg is in the dependency group testing")
+    if reason := Postgres.missing():
+        pytest.skip(reason)
+    with Postgres() as server:
+        yield server.uri
+
+
+@contextlib.contextmanager
+def added(kind: str, where: str) -> Iterator[str]:
+    """Add the database to the project, with the tables of all shapes; yield its alias."""
+    alias, before = f"versions_{kind}", connections.settings
+    connections.settings = connections.configure_settings({**before, alias: config(kind, where)})
+    try:
+        if kind == "postgres":
+            connections[alias].cursor().execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        shapes.make_tables(alias)
+        yield alias
+    finally:
+        if kind == "mongo":
+            cast("Any", connections[alias]).database.client.drop_database(connections[alias].settings_dict["NAME"])
+        _remove(alias, before)
+
+
+def config(kind: str, where: str) -> dict[str, Any]:
+    """What stands in DATABASES for it; *where* is its file or its URI."""
+    if kind == "sqlite":
+        options = {"init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF;"}
+        return {"ENGINE": "django.db.backends.sqlite3", "NAME": where, "OPTIONS": options}
+    if kind == "mongo":
+        return {"ENGINE": "django_mongodb_backend", "HOST": where, "NAME": f"versions_{uuid.uuid4().hex[:8]}"}
+    found = urlsplit(where)
+    home = {"HOST": found.hostname, "PORT": found.port, "USER": found.username, "NAME": found.path[1:]}
+    return {"ENGINE": "django.db.backends.postgresql", **home}
+
+
+def _remove(alias: str, before: dict[str, Any]) -> None:
+    connection: Any = connections[alias]
+    getattr(connection, "close_pool", connection.close)()
+    connection.close()
+    del connections[alias]
+    connections.settings = before
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The URI of a PostgreSQL for the whole test run."""
+    with postgres_uri() as uri:
+        yield uri
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def home(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, django_db_blocker: DjangoDbBlocker
+) -> Iterator[str]:
+    """The alias of one database after the other, gone after the module: other tests know nothing of it."""
+    if request.param == "postgres":
+        where = request.getfixturevalue("postgres")
+    elif request.param == "mongo":
+        where = os.environ["MONGODB_URI"]
+    else:
+        where = str(tmp_path_factory.mktemp("versions") / "db.sqlite3")
+    with django_db_blocker.unblock(), added(request.param, where) as alias:
+        yield alias
+
+
+class ShapesRouter:
+    """Sends the shapes to one database, as a project would."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+
+    def db_for_read(self, model: type[Model], **hints: Any) -> str | None:
+        return self.alias if model._meta.app_label == "versioned" else None
+
+    db_for_write = db_for_read
+
+
+@pytest.fixture
+def db(home: str, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+    """The same, for one test: its tables are empty afterwards, and nothing is wrapped in a transaction."""
+    routers = [ShapesRouter(home), *settings.DATABASE_ROUTERS]
+    with django_db_blocker.unblock(), override_settings(DATABASE_ROUTERS=routers):
+        try:
+            yield home
+        finally:
+            shapes.empty_tables(home)
