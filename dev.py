@@ -48,6 +48,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "test": Command("run the tests (pytest)", "tests", "test", [["pytest", "--numprocesses", "3"]]),
+    "faults": Command("run locks under faults, and check them", "faults", "test", [["tests.faults"]]),
     "demo": Command("run the shop with its traffic until Ctrl-C", "demo", "demo", [["testproject.demo"]]),
     "lint": Command(
         "check the code (ruff, mypy)",

@@ -312,10 +312,11 @@ class MongoLock:
         if (mine := session.held_by(key, worker)) is not None and mine.held:
             if not self.options.reentrant or mine.terms.mode not in ("exclusive", self.options.terms.mode):
                 raise LockReentryError(key)
-            mine.users.add(id(self))
+            # Without a handle nobody has it any more: the keeper is about to give it back, whoever enters it now.
             if mine.guard is not None and (handle := mine.guard()) is not None:
+                mine.users.add(id(self))
                 handles.append(handle)
-            return mine
+                return mine
         grant = self._new_grant(session, key, worker)
         handles.append(session.guard(grant))
         request = grant.request

@@ -15,7 +15,7 @@ from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.document import Terms
-from django_mongolock.engine.grant import Grant, State
+from django_mongolock.engine.grant import Grant, Guard, State
 from django_mongolock.engine.protocol import Granted
 from django_mongolock.engine.session import Session, Sessions
 from django_mongolock.engine.store import Found, MongoStore, StoreConfig
@@ -227,6 +227,32 @@ def test_a_lock_that_nobody_can_release_any_more_is_released(
     time.sleep(0.05)
     assert inner.held
     assert inner.release()
+
+
+def test_a_lock_that_was_forgotten_is_not_entered_again(
+    session: Session, lock: LockMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F33: the same thread takes it again, reentrant, before the keeper has given it back: it gets a grant of its own,
+    which the keeper does not take away with the forgotten one."""
+    dropped, not_busy, done = session._dropped, threading.Event(), threading.Event()
+
+    def later(what: Grant | Guard) -> None:
+        not_busy.wait(5)
+        dropped(what)
+        if isinstance(what, Guard):
+            done.set()
+
+    monkeypatch.setattr(session, "_dropped", later)
+    forgotten = lock(reentrant=True).acquire()
+    token = forgotten.fencing_token
+    with pytest.warns(ResourceWarning):  # noqa: PT031
+        del forgotten
+        gc.collect()
+    threading.Timer(0.1, not_busy.set).start()
+    with lock(reentrant=True) as again:
+        assert done.wait(5)
+        assert again.held
+        assert again.fencing_token > token
 
 
 def test_a_grant_is_never_seen_held_without_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,304 @@
+"""Read what the processes of a run wrote down, and find what cannot be if the locks keep their promises.
+
+    python -m tests.faults.checker FOLDER
+
+It asks no lock and no server: it knows only what each process believed, and when. Every rule is sound: it accuses
+only where the records leave no other explanation, so a pause of a process or a late message makes no accusation.
+
+A lock is *believed* to be held from the end of the first look that said so, for as long as it said it would be
+(`remaining`, counted from the beginning of the look), through looks that renew this, until the program gives it up
+or is told otherwise. That a process was stopped meanwhile changes nothing: nobody else may have been let in before.
+"""
+
+import argparse
+import bisect
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.faults.history import FOREVER, Attempt, Belief, History, Window
+from tests.faults.records import read
+
+#: How much later somebody must have come to be certainly behind in the queue, in seconds.
+GRACE: Final = 2.0
+#: How much longer than it was allowed to wait an acquire may take, in seconds: commands end within their own bound.
+BOUND: Final = 15.0
+#: How long after a lease a key may take to be had again, in seconds.
+SLACK: Final = 3.0
+#: How long after a fault work may take to go on as usual, in seconds.
+RECOVERY: Final = 5.0
+#: How long a holder works at most, in seconds; it says so to itself.
+WORK: Final = 3.0
+#: Within how many seconds a loss is told after the program left the block.
+TELLING: Final = 6.0
+#: The longest time without any grant after everything was healed, in seconds.
+STANDSTILL: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise that was not kept: which rule found it, when, and in words."""
+
+    rule: str
+    at: float
+    text: str
+
+
+def no_overlap(history: History) -> Iterator[Violation]:
+    """No two beliefs that exclude each other, at one time; no more in a semaphore than it has permits."""
+    for key, attempts in history.by_key().items():
+        beliefs = filter(None, (history.belief(attempt, key) for attempt in attempts))
+        holding: list[Belief] = []
+        for belief in sorted(beliefs, key=lambda belief: belief.since):
+            holding = [other for other in holding if other.until > belief.since]
+            yield from _conflicts(belief, holding)
+            holding.append(belief)
+
+
+def _conflicts(belief: Belief, holding: list[Belief]) -> Iterator[Violation]:
+    mine = belief.attempt
+    for other in holding:
+        if mine.mode != other.attempt.mode or mine.mode == "exclusive":
+            together = min(belief.until, other.until) - belief.since
+            text = f"{mine} and {other.attempt} both held {belief.key!r} for {together:.3f} s"
+            yield Violation("overlap", belief.since, text)
+    if mine.mode == "semaphore" and len(holding) + 1 > mine.capacity:
+        others = ", ".join(str(other.attempt) for other in holding)
+        yield Violation("overlap", belief.since, f"{mine} and {others}: more than {mine.capacity} held {belief.key!r}")
+
+
+def tokens_grow(history: History) -> Iterator[Violation]:
+    """Whoever asks after somebody has got a token gets a larger one; no token is given twice."""
+    for key, attempts in history.by_key().items():
+        granted = [(a.got, a, token) for a in attempts if a.got and (token := a.tokens.get(key)) is not None]
+        yield from _reused(key, [(attempt, token) for _, attempt, token in granted])
+        order = sorted(granted, key=lambda grant: grant[0] or 0.0)
+        times = [got for got, _, _ in order]
+        highest = list(itertools.accumulate((token for _, _, token in order), max))
+        for got, attempt, token in granted:
+            before = bisect.bisect_left(times, attempt.asked)
+            if before and highest[before - 1] >= token:
+                text = f"{attempt} got {key!r} after the token {highest[before - 1]} had been given"
+                yield Violation("token", got or 0.0, text)
+
+
+def _reused(key: str, granted: list[tuple[Attempt, int]]) -> Iterator[Violation]:
+    seen: dict[int, Attempt] = {}
+    for attempt, token in granted:
+        if token in seen:
+            yield Violation("token", attempt.got or 0.0, f"{attempt} and {seen[token]} got the same token of {key!r}")
+        seen[token] = attempt
+
+
+def tokens_follow_beliefs(history: History) -> Iterator[Violation]:
+    """Exclusive holders' tokens grow in the order in which they held the key."""
+    for key, attempts in history.by_key().items():
+        beliefs = [b for a in attempts if a.mode == "exclusive" and (b := history.belief(a, key)) is not None]
+        beliefs = [belief for belief in beliefs if belief.attempt.tokens.get(key) is not None]
+        for before, after in itertools.pairwise(sorted(beliefs, key=lambda belief: belief.since)):
+            if (before.attempt.tokens[key] or 0) >= (after.attempt.tokens[key] or 0):
+                text = f"{after.attempt} held {key!r} after {before.attempt}"
+                yield Violation("token", after.since, text)
+
+
+def promises_hold(history: History) -> Iterator[Violation]:
+    """A lock that said how long it is held at any rate is held so long, unless it was taken away on purpose.
+
+    So a grant that was acknowledged is never lost by the servers, and what was lost never comes back.
+    """
+    for attempt in history.attempts.values():
+        excused = min(history.excused(attempt, key) for key in attempt.keys)
+        promised, ended = 0.0, False
+        for sample in attempt.samples:
+            if sample.pid != attempt.pid:
+                if sample.held:
+                    yield Violation("child", sample.since, f"a forked child believed to hold {attempt}")
+            elif sample.held and ended:
+                yield Violation("promise", sample.since, f"{attempt} was not held, and then it was")
+            elif sample.held:
+                promised = max(promised, sample.since + sample.left)
+            elif sample.until < min(promised, excused):
+                text = f"{attempt} was lost {promised - sample.until:.3f} s before the time that it promised"
+                yield Violation("promise", sample.until, text)
+            ended |= not sample.held and sample.pid == attempt.pid
+
+
+def losses_are_told(history: History) -> Iterator[Violation]:
+    """Who did not hold the lock any more is told on leaving, and by on_lost."""
+    for attempt in history.attempts.values():
+        lost = next((sample for sample in attempt.samples if not sample.held and sample.pid == attempt.pid), None)
+        if attempt.left is not None and attempt.was == "released" and lost is not None:
+            yield Violation("told", attempt.left, f"{attempt} was not held any more, and then released")
+        told_by = attempt.left + TELLING if attempt.left is not None and attempt.was == "lost" else FOREVER
+        late = history.paused(attempt, attempt.asked, history.over)
+        is_due = history.meta.get("tells", True) and told_by + late < history.alive_until(attempt)
+        if is_due and attempt.told is None and attempt.inner is None:
+            yield Violation("told", told_by, f"{attempt} was lost, and on_lost was not called")
+    yield from _releases_after_others(history)
+
+
+def _releases_after_others(history: History) -> Iterator[Violation]:
+    """Where somebody else certainly held the key in between, a release must not say that it was ours until then."""
+    for key, attempts in history.by_key().items():
+        granted = [a for a in attempts if a.mode == "exclusive" and a.got and a.tokens.get(key) is not None]
+        order = sorted(granted, key=lambda attempt: attempt.tokens[key] or 0)
+        for mine, other in itertools.pairwise(order):
+            if mine.was == "released" and mine.leave is not None and (other.got or 0.0) < mine.leave:
+                if history.excused(mine, key) < mine.leave and _is_disturbed(history, mine.leave, mine.left):
+                    continue  # a release that gets no answer is finished in the background, and says nothing
+                text = f"{mine} released {key!r} as if it were its own: {other} had it before"
+                yield Violation("told", mine.leave, text)
+
+
+def _is_disturbed(history: History, since: float, until: float | None) -> bool:
+    """Did a fault that may change who comes first last until shortly before that time, or into it?"""
+    return any(window.meets(since - RECOVERY, until or FOREVER) for window in history.windows)
+
+
+def first_come_first_served(history: History) -> Iterator[Violation]:
+    """Nobody is overtaken by who came certainly later, where no fault interfered."""
+    if not history.meta.get("fair", True):
+        return
+    for attempts in history.by_key().values():
+        exclusive = [a for a in attempts if a.mode == "exclusive" and len(a.keys) == 1]
+        asked = [attempt.asked for attempt in exclusive]
+        for waiter in exclusive:
+            end = _waited_until(history, waiter)
+            if not waiter.lone or end - waiter.asked <= GRACE:
+                continue
+            later = exclusive[bisect.bisect_right(asked, waiter.asked + GRACE) : bisect.bisect_left(asked, end)]
+            for other in later:
+                overtook = other.got is not None and other.got < end and other.pid != waiter.pid
+                if overtook and _is_calm(history, waiter, other.got or 0.0):
+                    text = f"{waiter} was overtaken by {other}, which came {other.asked - waiter.asked:.1f} s later"
+                    yield Violation("order", other.got or 0.0, text)
+
+
+def _waited_until(history: History, attempt: Attempt) -> float:
+    if attempt.wait == 0 or attempt.owner is not None:
+        return 0.0
+    return attempt.answered or history.alive_until(attempt)
+
+
+def _is_calm(history: History, attempt: Attempt, until: float) -> bool:
+    """Did nothing interfere with this attempt from the time when it asked until then?"""
+    since = attempt.asked - 1.0
+    return not history.paused(attempt, since, until) and not _is_disturbed(history, since, until)
+
+
+def every_wait_ends(history: History) -> Iterator[Violation]:
+    """acquire() comes back when it must, and nobody waits for ever for a key that stands still."""
+    yield from (
+        Violation("hung", record["t"], f"the process group {record['group']} did not end: {record['text']}")
+        for record in history.hung
+    )
+    for attempt in history.attempts.values():
+        end = attempt.answered or history.alive_until(attempt)
+        late = end - attempt.asked - history.paused(attempt, attempt.asked, end)
+        if attempt.wait is not None and late > attempt.wait + BOUND * len(attempt.keys):
+            state = "came back after" if attempt.answered else "had not come back after"
+            yield Violation("hung", end, f"{attempt} was to wait {attempt.wait:g} s, and {state} {late:.1f} s")
+    for key, attempts in history.by_key().items():
+        yield from _standing_still(history, key, attempts)
+
+
+def _standing_still(history: History, key: str, attempts: list[Attempt]) -> Iterator[Violation]:
+    """A key that is waited for and does not move for longer than its holders' leases and work can explain."""
+    moves = sorted(t for a in attempts for t in (a.got, a.left, a.dropped) if t is not None)
+    limit = 2 * max(a.term for a in attempts) + WORK + SLACK
+    for waiter in attempts:
+        end = _waited_until(history, waiter)
+        if len(waiter.keys) > 1 or end - waiter.asked <= limit:
+            continue
+        between = moves[bisect.bisect_left(moves, waiter.asked) : bisect.bisect_left(moves, end)]
+        for since, until in itertools.pairwise([waiter.asked, *between, end]):
+            calm = _longest_calm(history, waiter, since, until)
+            if calm > limit:
+                yield Violation("forgotten", until, f"{waiter} waited {calm:.1f} s for {key!r}, and nothing happened")
+                break
+
+
+def _longest_calm(history: History, attempt: Attempt, since: float, until: float) -> float:
+    """The longest part of this time in which nothing interfered with the attempt."""
+    if until - since < SLACK:
+        return 0.0
+    disturbed = [
+        (window.since, history.recovered(window, RECOVERY))
+        for window in [*history.windows, *history.stopped[history.group(attempt)]]
+        if window.meets(since - STANDSTILL, until)
+    ]
+    longest, start = 0.0, since
+    for begin, end in sorted(disturbed):
+        longest, start = max(longest, min(begin, until) - start), max(start, end)
+    return max(longest, until - start)
+
+
+def work_goes_on(history: History) -> Iterator[Violation]:
+    """After a fault was healed, somebody gets a lock again soon."""
+    for fault, seconds in progress(history):
+        if seconds > STANDSTILL:
+            yield Violation("standstill", fault.until, f"nobody got anything for {seconds:.1f} s after {fault.name}")
+
+
+def progress(history: History) -> Iterator[tuple[Window, float]]:
+    """For each fault of the servers that no other followed at once: how long until somebody got a lock again.
+
+    The time in which the machine itself stood still does not count.
+    """
+    windows = [Window(f["name"], f["t"], f["u"]) for f in history.faults if f.get("servers")]
+    for window in windows:
+        place = bisect.bisect_left(history.grants, window.until)
+        again = history.grants[place] if place < len(history.grants) else history.over
+        if not any(other.meets(window.until, again) for other in windows if other is not window):
+            yield window, again - window.until - history.stalled(window.until, again)
+
+
+def keys_come_free(history: History) -> Iterator[Violation]:
+    """When all are gone, every key can be had within one lease."""
+    if not history.free:
+        return
+    for key, attempts in history.by_key().items():
+        allowed = max(attempt.term for attempt in attempts) + SLACK
+        free = history.free.get(key)
+        if free is None:
+            yield Violation("free", history.over, f"{key!r} was not to be had after the end")
+        elif free - history.over > allowed:
+            text = f"{key!r} was to be had only {free - history.over:.1f} s after the end, not {allowed:.1f}"
+            yield Violation("free", free, text)
+
+
+RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
+    no_overlap,
+    tokens_grow,
+    tokens_follow_beliefs,
+    promises_hold,
+    losses_are_told,
+    first_come_first_served,
+    every_wait_ends,
+    work_goes_on,
+    keys_come_free,
+)
+
+
+def check(history: History) -> list[Violation]:
+    """Everything that cannot be, in the order of time."""
+    found = [violation for rule in RULES for violation in rule(history)]
+    return sorted(set(found), key=lambda violation: violation.at)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.checker", description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path)
+    history = History(read(parser.parse_args().folder))
+    violations = check(history)
+    for violation in violations:
+        print(f"{violation.at:.3f} {violation.rule}: {violation.text}")
+    print(f"{len(history.attempts)} attempts, {len(history.grants)} grants, {len(violations)} violations")
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

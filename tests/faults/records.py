@@ -1,0 +1,85 @@
+"""What every process of a run writes down: one line of JSON per event, in a file of its own, in order.
+
+A line is written by one `write` to a file that is only appended to, so that a process that is killed leaves whole
+lines behind. Times are by the one clock that all processes of the machine share and that nobody sets.
+
+    start    pid, group, kind       a process begins; `group` is its process group: it is stopped and killed as one
+    ask      id, keys, …            an attempt begins: acquire() is about to be called
+    got      id, tokens             it returned; the fencing token of each key
+    refused  id, error              it raised
+    see      id, t, u, held, left   between t and u the lock said whether it is held, and for how long at any rate
+    leave    id                     release() is about to be called
+    left     id, was                it returned: "released", "lost", or "unknown"
+    dropped  id                     nothing is believed from here on: its thread is about to end, its object to go
+    told     id                     on_lost was called
+    force    key, tokens            somebody is about to take the lock from the holders with these tokens
+    end                             the process ends in order
+    run      seed, lock, …          the run begins; `tells`, `fair`: does this lock promise that?
+    fault    name, t, u, …          the harness (or a process, to itself) did this, from t until it was healed at u;
+                                    order: may it change who comes first? servers: may it stop everybody?
+    stall    t, u                   this machine did not run even the harness
+    stopped  group, t, u            a process group was stopped
+    kill     group                  a process group is about to be killed
+    hung     group, text            it did not end when it was to, or ended when it was not to
+    over                            all that took part have ended
+    free     key                    afterwards, somebody new could take this key
+"""
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final
+
+Record = dict[str, Any]
+
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def now() -> float:
+    """Seconds on the machine's clock: the same for all its processes, and set by nobody."""
+    return time.clock_gettime(_CLOCK)
+
+
+class Journal:
+    """The file of one process. Threads may share it; a forked child needs its own."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder = folder
+        self.kind = kind
+        self.pid = os.getpid()
+        path = folder / f"{kind}-{self.pid}-{time.time_ns()}.jsonl"
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._count = 0
+        self._mutex = threading.Lock()
+        self.write("start", pid=self.pid, group=os.getpgrp(), kind=kind)
+
+    def child(self, kind: str) -> "Journal":
+        """A journal for the process that has just been forked."""
+        return Journal(self.folder, kind)
+
+    def new_id(self) -> str:
+        """A name for an attempt that no other has."""
+        with self._mutex:
+            self._count += 1
+            return f"{self.kind}-{self.pid}-{self._count}"
+
+    def write(self, what: str, t: float | None = None, **facts: Any) -> None:
+        """Write down that this happens now, or happened at *t*."""
+        record = {"what": what, "t": now() if t is None else t, **facts}
+        os.write(self._file, (json.dumps(record, separators=(",", ":")) + "\n").encode())
+
+
+def read(folder: Path) -> list[Record]:
+    """All records of a run, in the order of their times; each knows the `pid` that wrote it.
+
+    The last line of a file may be torn, if its process was killed in it; any other damage raises ValueError.
+    """
+    records: list[Record] = []
+    for path in sorted(folder.glob("*.jsonl")):
+        lines = path.read_text().split("\n")
+        found = [json.loads(line) for line in lines[:-1]]
+        pid = found[0]["pid"] if found else 0
+        records += ({"pid": pid, **record} for record in found)
+    return sorted(records, key=lambda record: float(record["t"]))
