@@ -1,7 +1,7 @@
 """Named locks shared by all processes of a Django project, kept in the MongoDB that it already runs."""
 
 from .decorators import SKIPPED, mongo_locked
-from .documents import DocumentLock, afenced_update, fenced_update
+from .documents import DocumentLock, afenced_write, fenced_write
 from .engine.locks import MongoLock
 from .exceptions import (
     ConflictError,
@@ -48,8 +48,8 @@ __all__ = [
     "LockReentryError",
     "LockStateError",
     "MongoLock",
-    "afenced_update",
-    "fenced_update",
+    "afenced_write",
+    "fenced_write",
     "lock_key",
     "mongo_lock",
     "mongo_locked",

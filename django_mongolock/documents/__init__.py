@@ -1,6 +1,6 @@
 """Locks kept inside business documents, and writes that fencing tokens guard."""
 
-from .fencing import afenced_update, fenced_update
+from .fencing import afenced_write, fenced_write
 from .holding import Batch, HeldDocument
 from .locks import DocumentLock, Hold
 from .registry import declared
@@ -13,7 +13,7 @@ __all__ = [
     "Hold",
     "StuckDocument",
     "Swept",
-    "afenced_update",
+    "afenced_write",
     "declared",
-    "fenced_update",
+    "fenced_write",
 ]

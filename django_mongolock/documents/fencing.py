@@ -20,7 +20,7 @@ from .updates import Document
 FIELD: Final = "fencingToken"
 
 
-def fenced_update(
+def fenced_write(
     place: Place,
     document: Any,
     token: int,
@@ -42,7 +42,7 @@ def fenced_update(
     return sender.run(steps)
 
 
-async def afenced_update(
+async def afenced_write(
     place: Place,
     document: Any,
     token: int,
@@ -51,7 +51,7 @@ async def afenced_update(
     field: str = FIELD,
     using: str | None = None,
 ) -> Any:
-    """See fenced_update()."""
+    """See fenced_write()."""
     sender, steps = _prepare(make_source(place, using), document, token, changes, field)
     return await sender.arun(steps)
 

@@ -14,8 +14,8 @@ from django_mongolock import (
     DocumentDamaged,
     DocumentNotFound,
     FencedOff,
-    afenced_update,
-    fenced_update,
+    afenced_write,
+    fenced_write,
     mongo_lock,
 )
 from testproject.shop.models import Ad
@@ -27,10 +27,10 @@ pytestmark = WITH_MONGO
 
 
 def awaited(*arguments: Any, **options: Any) -> Any:
-    return asyncio.run(afenced_update(*arguments, **options))
+    return asyncio.run(afenced_write(*arguments, **options))
 
 
-@pytest.fixture(params=[fenced_update, awaited])
+@pytest.fixture(params=[fenced_write, awaited])
 def write(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """Both faces."""
     face: Callable[..., Any] = request.param
@@ -73,16 +73,16 @@ def test_former_holder(collection: Collection[Document]) -> None:
         token = former.fencing_token
     with mongo_lock(key) as lock:
         latest = lock.fencing_token
-        fenced_update(collection, 1, latest, {"price": 2})
+        fenced_write(collection, 1, latest, {"price": 2})
     with pytest.raises(FencedOff):
-        fenced_update(collection, 1, token, {"price": 3})
+        fenced_write(collection, 1, token, {"price": 3})
     assert collection.find_one() == {"_id": 1, "price": 2, "fencingToken": latest}
 
 
 def test_no_such_document(collection: Collection[Document]) -> None:
     """None is made."""
     with pytest.raises(DocumentNotFound):
-        fenced_update(collection, ObjectId(), 5, {"price": 1})
+        fenced_write(collection, ObjectId(), 5, {"price": 1})
     assert collection.find_one() is None
 
 
@@ -91,7 +91,7 @@ def test_damaged(collection: Collection[Document], found: Any) -> None:
     """A token that cannot be compared refuses every write."""
     collection.insert_one({"_id": 1, "fencingToken": found})
     with pytest.raises(DocumentDamaged, match="fencingToken"):
-        fenced_update(collection, 1, 2**40, {"price": 1})
+        fenced_write(collection, 1, 2**40, {"price": 1})
     assert collection.find_one() == {"_id": 1, "fencingToken": found}
 
 
@@ -108,4 +108,4 @@ def test_damaged(collection: Collection[Document], found: Any) -> None:
 def test_wrong_calls(collection: Collection[Document], arguments: tuple[Any, ...], problem: str) -> None:
     """Told before anything is sent."""
     with pytest.raises((TypeError, ValueError), match=problem):
-        fenced_update(collection, *arguments)
+        fenced_write(collection, *arguments)
