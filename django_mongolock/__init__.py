@@ -13,7 +13,10 @@ from .exceptions import (
     LockQueueFull,
     LockReentryError,
     LockStateError,
+    LockTransactionAborted,
+    StaleTokenError,
 )
+from .fencing import afenced_update, fenced_update
 from .keys import lock_key
 from .locks import mongo_lock, mongo_semaphore
 
@@ -31,7 +34,11 @@ __all__ = [
     "LockQueueFull",
     "LockReentryError",
     "LockStateError",
+    "LockTransactionAborted",
     "MongoLock",
+    "StaleTokenError",
+    "afenced_update",
+    "fenced_update",
     "lock_key",
     "mongo_lock",
     "mongo_locked",

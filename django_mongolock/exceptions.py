@@ -17,6 +17,8 @@ __all__ = [
     "LockQueueFull",
     "LockReentryError",
     "LockStateError",
+    "LockTransactionAborted",
+    "StaleTokenError",
 ]
 
 
@@ -107,6 +109,40 @@ class LockLostError(LockError):
 
     def __str__(self) -> str:
         return f"lock {self.key!r} (token {self.token}) was lost: {self.reason}"
+
+
+class LockTransactionAborted(LockError):
+    """MongoDB aborted the transaction of `MongoLock.atomic`: nothing was committed. The lock was still held, so the
+    block may be run again.
+
+    Somebody else changed a document that it wrote, such as the lock's own by joining its queue.
+    """
+
+    def __init__(self, key: str, token: int | None = None, reason: str = "it met a conflict") -> None:
+        super().__init__(key, token, reason)
+        self.key = key
+        self.token = token
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the transaction under lock {self.key!r} was aborted ({self.reason}), nothing is committed: try again"
+
+
+class StaleTokenError(LockError):
+    """A write was refused because a later holder of the lock has written since: its fencing token is larger.
+
+    token: of the write that was refused. newest: what was found. field: where.
+    """
+
+    def __init__(self, token: int, newest: int | None = None, field: str = "fencing_token") -> None:
+        super().__init__(token, newest, field)
+        self.token = token
+        self.newest = newest
+        self.field = field
+
+    def __str__(self) -> str:
+        found = "a newer one" if self.newest is None else str(self.newest)
+        return f"the fencing token {self.token} is stale: {self.field} holds {found}, of a later holder of the lock"
 
 
 class LockStateError(LockError):
