@@ -463,7 +463,7 @@ class TestAtomicRequests:
         Client().get(f"/write-{kind}/{name}/")
         assert at_release == [("row", [name])]
 
-    @pytest.mark.filterwarnings("ignore:the lock 'row:.*was released inside the transaction:RuntimeWarning")
+    @pytest.mark.filterwarnings("ignore:.*was released inside the transaction")
     def test_naive(self, name: str, at_release: Any, rows: Any) -> None:
         """This test would find a decorator that releases before the commit: here is one."""
         Client().get(f"/write-naive/{name}/")

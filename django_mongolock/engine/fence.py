@@ -41,6 +41,8 @@ Calls = Generator[Callable[[], Any], Any, T]
 TRANSIENT: Final = "TransientTransactionError"
 #: MongoDB does not say if it has committed; to commit again is safe.
 UNKNOWN: Final = "UnknownTransactionCommitResult"
+#: For how many seconds a commit is tried: longer than a failover takes.
+COMMIT_LIMIT: Final = 30.0
 
 
 class Atomic(Generic[S_co]):
@@ -120,6 +122,9 @@ class Atomic(Generic[S_co]):
             yield from self._commit()
         except PyMongoError as failure:
             if failure.has_error_label(UNKNOWN):
+                # It may be open on the server still, and with it the lock's document be closed to everybody.
+                with contextlib.suppress(PyMongoError):
+                    yield partial(self._client.admin.command, "killSessions", [self._session.session_id])
                 raise LockBackendError("nobody knows whether the transaction was committed", self._key) from failure
             if not failure.has_error_label(TRANSIENT):
                 raise
@@ -144,7 +149,7 @@ class Atomic(Generic[S_co]):
 
     def _commit(self) -> Calls[None]:
         """Commit, again and again while MongoDB does not say if it has."""
-        give_up = clock.now() + self._timeout
+        give_up = clock.now() + COMMIT_LIMIT
         while True:
             try:
                 yield self._session.commit_transaction
