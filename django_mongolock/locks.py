@@ -61,17 +61,12 @@ class DjangoLock(MongoLock):
         HeldLock(super().release, self.ensure_held).wait(opened)
         return True
 
-    @overload  # type: ignore[override]  # it finds the client itself
+    @overload
     def atomic(self, client: AsyncMongoClient[Any]) -> Atomic[AsyncClientSession]: ...
     @overload
     def atomic(self, client: MongoClient[Any] | None = None, *, using: str | None = None) -> Atomic[ClientSession]: ...
     def atomic(self, client: Any = None, *, using: str | None = None) -> Any:
-        """See MongoLock.atomic(). Without a *client*: the transaction of a DATABASES alias, as
-        `django_mongodb_backend.transaction.atomic` makes it. The ORM and ``transaction.on_commit`` are part of it.
-
-        using: the alias, if it is not that of the lock; of the same MongoDB. With ``async with``, only what is done
-        with the session is part of it: the ORM works in other threads, which other tasks share.
-        """
+        """See MongoLock.atomic()."""
         return Atomic(self, client) if client is not None else DjangoAtomic(self, using or self.using)
 
 

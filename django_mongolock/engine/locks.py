@@ -262,10 +262,10 @@ class MongoLock:
         await self._now().arun(self._extend(lease))
 
     @overload
-    def atomic(self, client: MongoClient[Any]) -> Atomic[ClientSession]: ...
-    @overload
     def atomic(self, client: AsyncMongoClient[Any]) -> Atomic[AsyncClientSession]: ...
-    def atomic(self, client: Any) -> Any:
+    @overload
+    def atomic(self, client: MongoClient[Any] | None = None, *, using: str | None = None) -> Atomic[ClientSession]: ...
+    def atomic(self, client: Any = None, *, using: str | None = None) -> Any:
         """A MongoDB transaction that commits only if the lock is still held: ``with lock.atomic(client) as session:``.
 
         client: of the MongoDB that keeps the lock. Only what is done with ``session=session`` is part of it. Where
@@ -274,7 +274,13 @@ class MongoLock:
         It may also be aborted while the lock is held, because somebody joined the queue: LockTransactionAborted.
         Keep it short, or use `run_atomic`. It lasts at most as long as the server lets it (60 seconds by default).
         Works with ``async with`` too, for both kinds of clients. Raises LockStateError on a standalone server.
+
+        Of a lock made by `mongo_lock`, without a *client*: the transaction of a DATABASES alias (*using*, else that of
+        the lock), of which the ORM is a part as in `django_mongodb_backend.transaction.atomic`. With ``async with``,
+        only what is done with the session is: the ORM works in other threads, which other tasks share.
         """
+        if client is None:
+            raise TypeError("atomic() needs a client of the MongoDB that keeps the lock")
         return Atomic(self, client)
 
     def run_atomic(self, work: Callable[[Any], T], /, *args: Any, limit: float = 30.0, **kwargs: Any) -> T:
