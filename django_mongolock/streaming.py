@@ -6,7 +6,8 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from functools import partial
 from typing import Any, TypeGuard
 
 from django.http import StreamingHttpResponse
@@ -31,16 +32,15 @@ def hold_until_sent(response: StreamingHttpResponse, lock: MongoLock) -> None:
     take for whole what may not be.
     """
     held = _Held(lock)
+    # Not `streaming_content`: that refers to the response, which would then be collected late if it is dropped; and
+    # setting it would keep a server from sending a file by itself. Nor does closing it reach the iterator of the view.
+    inside: Any = response
     if response.is_async:
-        # Closing the response's own wrapper does not reach the iterator of the view.
-        source = getattr(response, "_iterator", None)
-        stream = _until_end_async(response.streaming_content, source, held)  # type: ignore[arg-type]
-        response.streaming_content = stream
-        response._resource_closers.append(lambda: held.close(stream))  # type: ignore[attr-defined]
-        return
-    if getattr(response, "file_to_stream", None) is None:  # a server may send a file by itself, and then closes it
-        response.streaming_content = _until_end(response.streaming_content, held)  # type: ignore[arg-type]
-    response._resource_closers.append(held.give_back)  # type: ignore[attr-defined]
+        stream = inside._iterator = _until_end_async(inside._iterator, held)
+        inside._resource_closers.append(partial(held.close, stream))
+    else:
+        inside._iterator = _until_end(inside._iterator, held)
+        inside._resource_closers.append(held.give_back)
 
 
 class _Held:
@@ -88,17 +88,17 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _until_end(parts: Iterator[bytes], held: _Held) -> Iterator[bytes]:
+def _until_end(parts: Iterator[Any], held: _Held) -> Iterator[Any]:
     yield from parts
     held.give_back()
 
 
-async def _until_end_async(parts: AsyncIterator[bytes], source: Any, held: _Held) -> AsyncIterator[bytes]:
+async def _until_end_async(parts: AsyncIterator[Any], held: _Held) -> AsyncIterator[Any]:
     held.loop = asyncio.get_running_loop()
     try:
         async for part in parts:
             yield part
     finally:
-        if hasattr(source, "aclose"):
-            await source.aclose()
+        if isinstance(parts, AsyncGenerator):
+            await parts.aclose()
     await held.agive_back()

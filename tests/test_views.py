@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.contrib.auth.decorators import login_not_required
+from django.core.exceptions import PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -22,7 +24,12 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.csrf import csrf_exempt
+from ninja import NinjaAPI
 from pytest_django import DjangoDbBlocker, Settings
+from rest_framework.decorators import api_view
+from rest_framework.request import Request
+from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
 
 from django_mongolock import LockBackendError, LockNotAcquired, LockReentryError, mongo_lock, mongo_locked
 from django_mongolock.contention import find_request, response
@@ -140,7 +147,7 @@ VIEWS: dict[str, Any] = {
 # For the tests of transactions: views that write one row. They are given their locks in `_transactional`.
 
 
-def write(request: HttpRequest, name: str) -> HttpResponse:
+def write(request: Any, name: str) -> HttpResponse:
     with connections["file"].cursor() as cursor:
         cursor.execute("INSERT INTO rows VALUES (%s)", [name])
     if "savepoint" in request.GET:
@@ -149,6 +156,8 @@ def write(request: HttpRequest, name: str) -> HttpResponse:
             transaction.set_rollback(True, using="file")
     if "fail" in request.GET:
         raise ZeroDivisionError
+    if "forbidden" in request.GET:
+        raise PermissionDenied
     return HttpResponse("written")
 
 
@@ -205,7 +214,66 @@ class AsyncWrite(View):
         return HttpResponse()
 
 
+@lock_row
+@api_view(["GET"])  # type: ignore[untyped-decorator]
+def above_api_view(request: Request, name: str) -> HttpResponse:
+    return write(request, name)
+
+
+@api_view(["GET"])  # type: ignore[untyped-decorator]
+@lock_row
+def below_api_view(request: Request, name: str) -> HttpResponse:
+    return write(request, name)
+
+
+class ApiMethod(APIView):  # type: ignore[misc]
+    @lock_row
+    def get(self, request: Request, name: str) -> HttpResponse:
+        return write(request, name)
+
+
+@lock_row
+class ApiClass(APIView):  # type: ignore[misc]
+    def get(self, request: Request, name: str) -> HttpResponse:
+        return write(request, name)
+
+
+class ApiSet(ViewSet):  # type: ignore[misc]
+    @lock_row
+    def list(self, request: Request, name: str) -> HttpResponse:
+        return write(request, name)
+
+
+ninja = NinjaAPI(urls_namespace="test_views")
+
+
+@ninja.get("/{name}/")
+@lock_row
+def operation(request: HttpRequest, name: str) -> HttpResponse:
+    return write(request, name)
+
+
+@transaction.non_atomic_requests(using="file")
+@lock_row
+async def async_view(request: HttpRequest, name: str) -> HttpResponse:
+    """Django has no transactions around async views: this one opens its own, in a thread."""
+
+    def inside() -> HttpResponse:
+        with transaction.atomic(using="file"):
+            return write(request, name)
+
+    return await sync_to_async(inside)()
+
+
+#: The lock is below what makes the view, inside of the transaction.
+INSIDE = ("below_api_view", "api_method", "viewset", "ninja")
 TRANSACTIONAL: dict[str, Any] = {
+    "above_api_view": above_api_view,
+    "below_api_view": below_api_view,
+    "api_method": ApiMethod.as_view(),
+    "api_class": ApiClass.as_view(),
+    "viewset": ApiSet.as_view({"get": "list"}),
+    "async_own": async_view,
     "naive": naive(write),
     "function": mongo_locked("row:{name}")(write),
     "csrf_exempt": csrf_exempt(mongo_locked("row:{name}")(write)),
@@ -232,6 +300,7 @@ urlpatterns = [
     path("first/<name>/", First.as_view()),
     path("second/<name>/", Second.as_view()),
     *(path(f"write-{kind}/<name>/", view) for kind, view in TRANSACTIONAL.items()),
+    path("write-ninja/", ninja.urls),
 ]
 
 
@@ -455,7 +524,10 @@ def at_release(rows: Callable[[], list[str]]) -> Iterator[list[tuple[str, list[s
 class TestAtomicRequests:
     """F47: acquire, commit, release. Seen through a second connection to a real file."""
 
-    LOCKED = ("function", "csrf_exempt", "class", "method_decorator")
+    LOCKED = (
+        *("function", "csrf_exempt", "class", "method_decorator", "above_api_view", "api_class", "async_own"),
+        *("method", "helper", *INSIDE),
+    )
 
     @pytest.mark.parametrize("kind", LOCKED)
     def test_commit(self, kind: str, name: str, at_release: Any) -> None:
@@ -479,10 +551,18 @@ class TestAtomicRequests:
         assert rows() == []
         assert not connections["file"].in_atomic_block
 
-    def test_savepoint_rollback(self, name: str, at_release: Any) -> None:
+    @pytest.mark.parametrize("kind", LOCKED)
+    def test_savepoint_rollback(self, kind: str, name: str, at_release: Any) -> None:
         """A savepoint that is rolled back inside changes nothing of the order."""
-        Client().get(f"/write-function/{name}/?savepoint")
+        Client().get(f"/write-{kind}/{name}/?savepoint")
         assert at_release == [("row", [name])]
+
+    @pytest.mark.parametrize("kind", ["below_api_view", "api_method", "api_class", "above_api_view"])
+    def test_api_exception(self, kind: str, name: str, at_release: Any, rows: Any) -> None:
+        """What Django REST framework answers as an error is rolled back before the release, too."""
+        assert Client().get(f"/write-{kind}/{name}/?forbidden").status_code == 403
+        assert at_release == [("row", [])]
+        assert rows() == []
 
     def test_two_locks(self, name: str, at_release: Any) -> None:
         """With two locks on a view, both are released after the commit."""
@@ -501,15 +581,6 @@ class TestAtomicRequests:
         with pytest.raises(ZeroDivisionError):
             Client().get(f"/write-{kind}/{name}/?fail")
         assert rows() == [name]
-
-    @pytest.mark.parametrize("kind", ["method", "helper"])
-    def test_inside_the_transaction(self, kind: str, name: str, at_release: Any, rows: Any) -> None:
-        """A lock that Django has put inside the transaction is given back when that has ended."""
-        Client().get(f"/write-{kind}/{name}/")
-        assert at_release == [("row", [name])]
-        with pytest.raises(ZeroDivisionError):
-            Client().get(f"/write-{kind}/{name}/?fail")
-        assert at_release == [("row", [name])] * 2
 
     async def test_asgi(self, name: str, at_release: Any) -> None:
         """The same order under the async handler, which runs sync views in threads."""
