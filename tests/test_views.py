@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import sqlite3
 import uuid
 from collections.abc import Callable, Iterator
 from io import BytesIO
@@ -35,6 +34,7 @@ from django_mongolock import LockBackendError, LockNotAcquired, LockReentryError
 from django_mongolock.contention import find_request, response
 from django_mongolock.signals import lock_released
 from tests.looking import held_elsewhere, holders
+from tests.row_files import Rows, row_file
 
 pytestmark = pytest.mark.urls(__name__)
 
@@ -149,10 +149,10 @@ VIEWS: dict[str, Any] = {
 
 def write(request: Any, name: str) -> HttpResponse:
     with connections["file"].cursor() as cursor:
-        cursor.execute("INSERT INTO rows VALUES (%s)", [name])
+        cursor.execute("INSERT INTO rows (name) VALUES (%s)", [name])
     if "savepoint" in request.GET:
         with transaction.atomic(using="file"), connections["file"].cursor() as cursor:
-            cursor.execute("INSERT INTO rows VALUES ('inner')")
+            cursor.execute("INSERT INTO rows (name) VALUES ('inner')")
             transaction.set_rollback(True, using="file")
     if "fail" in request.GET:
         raise ZeroDivisionError
@@ -490,26 +490,15 @@ class TestFindRequest:
 
 
 @pytest.fixture
-def rows(
-    tmp_path: Path, django_db_blocker: DjangoDbBlocker, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[], list[str]]]:
+def rows(tmp_path: Path, django_db_blocker: DjangoDbBlocker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rows]:
     """The alias "file" with ATOMIC_REQUESTS, and what a second connection sees in its file."""
     file = tmp_path / "rows.sqlite3"
-    second = sqlite3.connect(file)
-    second.execute("PRAGMA journal_mode=WAL")
-    second.execute("CREATE TABLE rows (name TEXT)")
-    second.commit()
-    default = connections.settings["default"]
-    monkeypatch.setitem(connections.settings, "file", {**default, "NAME": str(file), "ATOMIC_REQUESTS": True})
-    with django_db_blocker.unblock():
-        yield lambda: [name for (name,) in second.execute("SELECT name FROM rows ORDER BY rowid")]
-        connections["file"].close()
-    del connections["file"]
-    second.close()
+    with django_db_blocker.unblock(), row_file("file", file, monkeypatch, ATOMIC_REQUESTS=True) as made:
+        yield made
 
 
 @pytest.fixture
-def at_release(rows: Callable[[], list[str]]) -> Iterator[list[tuple[str, list[str]]]]:
+def at_release(rows: Rows) -> Iterator[list[tuple[str, list[str]]]]:
     """What a second connection sees at the moment when a lock has been released: (kind of key, rows)."""
     seen: list[tuple[str, list[str]]] = []
 
