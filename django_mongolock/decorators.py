@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, TypeVar, Unpack, overload
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
@@ -13,19 +13,43 @@ from django.views import View
 
 from .atomic_requests import Deferred
 from .calls import LockedCall, Plan, resolved_signature
-from .contention import SKIPPED, Policy, check_policy
+from .contention import SKIPPED, Policy, Skipped, check_policy
 from .engine.document import check_key
 from .keys import KeyTemplate
 from .locks import LockOptions, check_options
 
 __all__ = ["SKIPPED", "mongo_locked"]
 
+P = ParamSpec("P")
+T = TypeVar("T")
 C = TypeVar("C", bound=Callable[..., Any])
+#: A generator that is skipped yields nothing, so its type stays.
+G = TypeVar("G", bound=Callable[..., Iterator[Any]] | Callable[..., AsyncIterator[Any]])
 KeyFunction = Callable[..., Any]
+
+
+class _Skipping(Protocol):
+    """What `mongo_locked(on_contention="skip")` does to the types: a call may also return `SKIPPED`."""
+
+    @overload
+    def __call__(self, function: G, /) -> G: ...
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, T]], /
+    ) -> Callable[P, Coroutine[Any, Any, T | Skipped]]: ...
+    @overload
+    def __call__(self, function: Callable[P, T], /) -> Callable[P, T | Skipped]: ...
 
 
 @overload
 def mongo_locked(function: C, /) -> C: ...
+@overload
+def mongo_locked(
+    *templates: str,
+    key: KeyFunction | None = None,
+    on_contention: Literal["skip"],
+    **options: Unpack[LockOptions],
+) -> _Skipping: ...
 @overload
 def mongo_locked(
     *templates: str,
