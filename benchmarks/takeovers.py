@@ -15,6 +15,7 @@ import threading
 import time
 import uuid
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,8 @@ from django_mongolock.exceptions import LockLostError, LockTransactionAborted
 from testproject.servers import mongodb
 
 DATABASE: Final = "mongolock_benchmarks"
-TERMS: Final = Terms(lease=30.0, owner="the same")
+TERMS: Final = Terms(lease=30.0)
+PAST: Final = datetime(2020, 1, 1, tzinfo=UTC)
 #: The holder works, and the other one strikes, within so many seconds.
 WORK: Final = 0.006
 
@@ -114,8 +116,9 @@ class Trials:
 
     def _take_over(self, key: str) -> int:
         """Take the lock over; return what the counter says then."""
-        if random.random() < 0.5:  # as a force release does; the same owner takes over without it
-            self.locks.update_one({"_id": key}, {"$set": {"holders": []}})
+        # As a force release does; or as if the lease had ended, so that the next command prunes the holder.
+        ended: Document = {"$set": {"holders": []}} if random.random() < 0.5 else {"$set": {"holders.0.until": PAST}}
+        self.locks.update_one({"_id": key, "holders.0": {"$exists": True}}, ended)
         lock = MongoLock(lambda: self.others, (key,), Options(terms=TERMS)).acquire()
         found = self._read(key)
         lock.release()

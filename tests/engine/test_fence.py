@@ -39,7 +39,6 @@ LockMaker = Callable[..., MongoLock]
 
 #: Long enough that no renewal gets in between.
 TERMS = Terms(lease=30.0, margin=3.0, patience=10.0)
-MINE = Terms(lease=30.0, margin=3.0, patience=10.0, owner="me")
 
 
 @pytest.fixture
@@ -53,14 +52,19 @@ def data(collection: Pieces) -> Iterator[Pieces]:
 
 @pytest.fixture
 def hold(lock: LockMaker) -> LockMaker:
-    """Makes locks of this test's session, which the same owner may take over."""
-    return lambda *keys, **options: lock(*keys, **{"terms": MINE, **options})
+    """Makes locks of this test's session."""
+    return lambda *keys, **options: lock(*keys, **{"terms": TERMS, **options})
 
 
 @pytest.fixture
-def take_over(other: LockMaker) -> Callable[..., MongoLock]:
-    """Takes a lock over, as another process."""
-    return lambda key="k": other(key, terms=MINE).acquire()
+def take_over(other: LockMaker, take_away: Callable[..., None]) -> Callable[..., MongoLock]:
+    """Takes a lock over, as another process, behind its holder's back."""
+
+    def take_over(key: str = "k") -> MongoLock:
+        take_away(key)
+        return other(key, terms=TERMS).acquire()
+
+    return take_over
 
 
 @pytest.fixture
