@@ -95,15 +95,15 @@ def find_request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpRequest |
 
 
 def _is_inside_rest_framework(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Is the call given a request of Django REST framework, which then makes the response of an exception?"""
+    """Is the call given a request of Django REST framework, which then makes the response of an exception?
+
+    Around its view classes it is not: the handler calls them with Django's own, and nobody would catch an exception.
+    """
     module = sys.modules.get("rest_framework.request")
     given = [*args[:2], kwargs.get("request")]
-    # The handler calls a view class with Django's own request: around that, nobody would catch an exception.
-    if module is None or any(issubclass(type(argument), HttpRequest) for argument in given):
-        return False
     if args and issubclass(type(args[0]), View):
         given.append(getattr(args[0], "request", None))
-    return any(issubclass(type(argument), module.Request) for argument in given)
+    return module is not None and any(issubclass(type(argument), module.Request) for argument in given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ class _Watch:
         return found if isinstance(found, cls) else cls(connection)
 
     def _call(self, name: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if name == "commit_mongo" or (name == "commit" and not self.connection.in_atomic_block):
+        if name in ("commit", "commit_mongo"):
             self._refuse_if_lost()
         try:
             result = method(*args, **kwargs)
@@ -120,7 +120,7 @@ class _Watch:
         if name in _MONGO_ENDS:
             return not connection.in_atomic_block_mongo  # type: ignore[attr-defined]
         if name in ("commit", "rollback"):
-            return not connection.in_atomic_block
+            return True  # inside of a block, they would have been refused
         # A savepoint is an end only where the block around it is that of a test.
         return not _is_open(connection) and (name == "set_autocommit" or bool(connection.atomic_blocks))
 

@@ -288,6 +288,7 @@ class Browser:
             "path": url,
             "query_string": query,
             "headers": [],
+            "server": ("testserver", 80),
             "asgi": {"version": "3.0"},
         }
         handler: Any = ASGIHandler()

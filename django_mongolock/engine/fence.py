@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, cast
 
 from bson.int64 import Int64
 from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern
@@ -24,7 +24,8 @@ from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from ..exceptions import LockBackendError, LockError, LockStateError, LockTransactionAborted
-from . import clock
+from . import clock, drivers
+from .protocol import Pause, Protocol
 from .store import MongoStore
 
 if TYPE_CHECKING:
@@ -179,34 +180,12 @@ class Atomic(Generic[S_co]):
     # Two faces
 
     def _run(self, calls: Calls[T]) -> T:
-        try:
-            call = next(calls)
-            while True:
-                try:
-                    outcome = call()
-                except BaseException as error:  # noqa: BLE001 - all of it goes to the body
-                    call = calls.throw(error)
-                else:
-                    call = calls.send(outcome)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+        return drivers.run(cast(Protocol[T], calls), _call, _never)
 
     async def _arun(self, calls: Calls[T]) -> T:
-        try:
-            call = next(calls)
-            while True:
-                try:
-                    outcome = await self._acall(call)
-                except BaseException as error:  # noqa: BLE001 - all of it goes to the body
-                    call = calls.throw(error)
-                else:
-                    call = calls.send(outcome)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+        return await drivers.arun(cast(Protocol[T], calls), self._acall, _never)
 
-    async def _acall(self, call: Callable[[], Any]) -> Any:
+    async def _acall(self, call: Any) -> Any:
         if isinstance(self._client, AsyncMongoClient) or call == self._lock.aextend:
             outcome = call()
             return await outcome if isinstance(outcome, Awaitable) else outcome
@@ -217,6 +196,14 @@ class Atomic(Generic[S_co]):
         except asyncio.CancelledError:
             await asyncio.wait([running])
             raise
+
+
+def _call(call: Any) -> Any:
+    return call()
+
+
+def _never(pause: Pause) -> Any:
+    raise AssertionError("a transaction makes calls, and no pauses")
 
 
 @dataclass(slots=True)

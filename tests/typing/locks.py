@@ -37,7 +37,8 @@ async def check(order: Order, ad: Ad) -> None:
     assert_type(lock.run_atomic(lambda session: 5), int)
     assert_type(fenced_update(Order.objects.all(), lock, state="paid"), int)
     assert_type(await afenced_update(Order.objects.all(), 5), int)
-    assert_type(Lock.objects.held().stale(), LockQuerySet)  # pyright: ignore  # known to the plugin of mypy only
+    # Known to the plugin of mypy only.
+    assert_type(Lock.objects.held().stale(), LockQuerySet)  # pyright: ignore[reportAttributeAccessIssue, reportAssertTypeFailure]
     assert_type(bool(SKIPPED), bool)
 
 
