@@ -17,6 +17,7 @@ from django.http.response import HttpResponseBase
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
 from django.views import View
+from pytest_django import DjangoDbBlocker
 
 from django_mongolock import LockLostError, mongo_locked
 from tests.looking import holders
@@ -140,6 +141,13 @@ urlpatterns = [path(f"{kind}/<name>/", view) for kind, view in VIEWS.items()]
 def name() -> str:
     """A stream that no other test uses."""
     return uuid.uuid4().hex
+
+
+@pytest.fixture(autouse=True)
+def _unblocked(django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """Django's handlers look after the connections that other tests have opened."""
+    with django_db_blocker.unblock():
+        yield
 
 
 def is_free(name: str) -> bool:
