@@ -15,12 +15,22 @@ import pytest
 from django.db import DatabaseError, IntegrityError, connections, transaction
 from django.test import TestCase
 from django_mongodb_backend import transaction as mongo_transaction
+from pymongo import MongoClient
 from pytest_django import DjangoDbBlocker
 
-from django_mongolock import LockLostError, LockReentryError, MongoLock, mongo_lock, mongo_locked, mongo_semaphore
+from django_mongolock import (
+    LockLostError,
+    LockReentryError,
+    LockStateError,
+    MongoLock,
+    mongo_lock,
+    mongo_locked,
+    mongo_semaphore,
+)
 from django_mongolock import transactions as module
 from django_mongolock.models import Lock
 from django_mongolock.signals import lock_released
+from django_mongolock.testing import MemoryLocks
 from tests.lock_fixtures import WITH_MONGO
 from tests.looking import document, holders, new_key
 from tests.row_files import Rows, row_file
@@ -388,6 +398,12 @@ class TestMongo:
             lose(lock)
         assert connection.session is None
         assert data.count_documents({"inside": True}) == 0
+
+
+def test_memory(mongolock: MemoryLocks) -> None:
+    """A lock that is kept in memory has no transaction with anything: told before anything is done."""
+    with mongo_lock("a") as lock, pytest.raises(LockStateError, match="not kept in MongoDB"):
+        lock.atomic(MongoClient[Any](connect=False)).__enter__()
 
 
 class TestWarning:
