@@ -5,14 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
-from contextlib import (
-    AsyncExitStack,
-    ExitStack,
-    _AsyncGeneratorContextManager,
-    _GeneratorContextManager,
-    aclosing,
-    contextmanager,
-)
+from contextlib import _AsyncGeneratorContextManager, _GeneratorContextManager, aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +19,7 @@ from .engine.locks import MongoLock
 from .exceptions import LockBackendError, LockNotAcquired
 from .keys import KeyTemplate, LockKey, call_arguments
 from .locks import mongo_lock
-from .streaming import hold_until_sent, is_streaming
+from .streaming import hold_while_streaming
 
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
@@ -84,21 +77,20 @@ class LockedCall:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             request = self._request(args, kwargs)
             aliases = deferred_aliases(request, self.plan)
-            with _request_known(request), ExitStack() as stack:
+            with _request_known(request):
                 entered = False
                 try:
-                    lock = stack.enter_context(self.lock(args, kwargs, request))
-                    entered = True
-                    with atomic(aliases):
-                        result = self._finished(self.wrapped(*args, **kwargs))
+                    # No ExitStack: a signal that strikes in its Python would leave the lock behind.
+                    with self.lock(args, kwargs, request) as lock:
+                        entered = True
+                        with atomic(aliases):
+                            result = self._finished(self.wrapped(*args, **kwargs))
+                        hold_while_streaming(result, lock)
+                        return result
                 except (LockNotAcquired, LockBackendError) as error:
                     if entered:
                         raise  # the function's own
                     return resolve(self.policy, error, args, kwargs)
-                if is_streaming(result):
-                    hold_until_sent(result, lock)
-                    stack.pop_all()
-                return result
 
         return wrapper
 
@@ -106,21 +98,18 @@ class LockedCall:
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
             request = self._request(args, kwargs)
             with _request_known(request):
-                async with AsyncExitStack() as stack:
-                    entered = False
-                    try:
-                        lock = await stack.enter_async_context(self.lock(args, kwargs, request))
+                entered = False
+                try:
+                    async with self.lock(args, kwargs, request) as lock:
                         entered = True
                         result = await self.wrapped(*args, **kwargs)
-                    except (LockNotAcquired, LockBackendError) as error:
-                        if entered:
-                            raise
-                        result = resolve(self.policy, error, args, kwargs)
-                        return await result if inspect.isawaitable(result) else result
-                    if is_streaming(result):
-                        hold_until_sent(result, lock)
-                        stack.pop_all()
-                    return result
+                        hold_while_streaming(result, lock)
+                        return result
+                except (LockNotAcquired, LockBackendError) as error:
+                    if entered:
+                        raise
+                    result = resolve(self.policy, error, args, kwargs)
+                    return await result if inspect.isawaitable(result) else result
 
         return wrapper
 

@@ -42,14 +42,19 @@ class DjangoLock(MongoLock):
         super().__init__(session, keys, options, facts)
         self.using = using
         self.release_when = release
+        #: Does something else give it back, later than the end of its block?
+        self.kept = False
 
     def release(self) -> bool:
         """See MongoLock.release(). With ``release="on_commit"`` and inside a transaction: when that has ended."""
-        return True if self._waits_for_commit() else super().release()
+        return True if self._stays() else super().release()
 
     async def arelease(self) -> bool:
         """See release()."""
-        return True if self._waits_for_commit() else await super().arelease()
+        return True if self._stays() else await super().arelease()
+
+    def _stays(self) -> bool:
+        return (self.kept and self.held) or self._waits_for_commit()
 
     def _waits_for_commit(self) -> bool:
         """Is a transaction to end first? It must not be committed if the lock is known to be lost by then."""
@@ -233,7 +238,7 @@ def _refuse(unknown: Mapping[str, Any]) -> None:
         raise TypeError(f"unexpected keyword argument {name!r}")
 
 
-def _make(keys: tuple[Key, ...], mode: Mode, capacity: int, options: LockOptions) -> MongoLock:
+def _make(keys: tuple[Key, ...], mode: Mode, capacity: int, options: LockOptions) -> DjangoLock:
     if not keys:
         raise TypeError("name at least one key to lock")
     check_options(options)

@@ -8,34 +8,33 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any
 
-from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
 from .engine.locks import MongoLock
+from .locks import DjangoLock
 
 #: How long closing a response waits for its stream to clean up, in seconds.
 CLEANUP = 30
 
 
-def is_streaming(result: object) -> TypeGuard[StreamingHttpResponse]:
-    """Is it a response whose body is made while it is sent?"""
-    return isinstance(result, HttpResponseBase) and result.streaming
-
-
-def hold_until_sent(response: StreamingHttpResponse, lock: MongoLock) -> None:
-    """Have *response* give *lock* back: at the end of its stream, or when it is closed.
+def hold_while_streaming(result: object, lock: MongoLock) -> None:
+    """If *result* is a response whose body is made while it is sent, have that give *lock* back: at its end, or when it
+    is closed.
 
     A server closes every response, also where the client has disconnected. One that is dropped without that gives
     the lock back when it is collected. A lock that was lost breaks the stream off at its end: the client must not
     take for whole what may not be.
     """
+    if not (isinstance(result, HttpResponseBase) and result.streaming and isinstance(lock, DjangoLock)):
+        return
+    lock.kept = True
     held = _Held(lock)
     # Not `streaming_content`: that refers to the response, which would then be collected late if it is dropped; and
     # setting it would keep a server from sending a file by itself. Nor does closing it reach the iterator of the view.
-    inside: Any = response
-    if response.is_async:
+    inside: Any = result
+    if inside.is_async:
         stream = inside._iterator = _until_end_async(inside._iterator, held)
         inside._resource_closers.append(partial(held.close, stream))
     else:
@@ -46,7 +45,7 @@ def hold_until_sent(response: StreamingHttpResponse, lock: MongoLock) -> None:
 class _Held:
     """A lock that is given back once, from whatever side the end comes first."""
 
-    def __init__(self, lock: MongoLock) -> None:
+    def __init__(self, lock: DjangoLock) -> None:
         self.lock = lock
         self.loop: asyncio.AbstractEventLoop | None = None
         self._once = threading.Lock()
@@ -54,10 +53,12 @@ class _Held:
 
     def give_back(self) -> None:
         if self._once.acquire(blocking=False):
+            self.lock.kept = False
             self.lock.__exit__(None, None, None)
 
     async def agive_back(self) -> None:
         if self._once.acquire(blocking=False):
+            self.lock.kept = False
             await self.lock.__aexit__(None, None, None)
 
     def close(self, stream: Any) -> None:
