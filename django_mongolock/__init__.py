@@ -21,7 +21,10 @@ from .exceptions import (
     LockQueueFull,
     LockReentryError,
     LockStateError,
+    LockTransactionAborted,
+    StaleTokenError,
 )
+from .fencing import afenced_update, fenced_update
 from .keys import lock_key
 from .locks import mongo_lock, mongo_semaphore
 
@@ -47,8 +50,12 @@ __all__ = [
     "LockQueueFull",
     "LockReentryError",
     "LockStateError",
+    "LockTransactionAborted",
     "MongoLock",
+    "StaleTokenError",
+    "afenced_update",
     "afenced_write",
+    "fenced_update",
     "fenced_write",
     "lock_key",
     "mongo_lock",

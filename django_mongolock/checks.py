@@ -36,6 +36,7 @@ _IDS: Final = {
     "COMMAND_TIMEOUT": "E012",
     "BACKEND": "E013",
     "CONTENTION_STATUS": "E014",
+    "SHORT_WAIT": "E015",
 }
 
 

@@ -32,7 +32,8 @@ class LockSettings:
     CLOCK_MARGIN: how much longer the server lets a lease live than its holder believes, as a part of the lease; at
     least one second. WAITER_LEASE: how long a place in the queue lives without renewal. MAX_WAITERS: how long a
     queue may be. RETENTION: how long the document of a free lock is kept. COMMAND_TIMEOUT: the bound on one command.
-    CONTENTION_STATUS: the HTTP status of on_contention="respond".
+    CONTENTION_STATUS: the HTTP status of on_contention="respond". SHORT_WAIT: how long `mongo_locked` waits where a
+    worker should not be held up for long: in views, and in tasks that are retried instead; at most WAIT.
     """
 
     DATABASE: str = ""
@@ -46,6 +47,7 @@ class LockSettings:
     RETENTION: float = 7 * 86_400.0
     COMMAND_TIMEOUT: float = 5.0
     CONTENTION_STATUS: int = 423
+    SHORT_WAIT: float = 1.0
 
     def margin(self, lease: float) -> float:
         """How much longer the server lets a lease of that length live."""
@@ -57,6 +59,11 @@ KNOWN: Final = frozenset(field.name for field in fields(LockSettings))
 
 def _check_seconds(value: object) -> None:
     check_seconds("it", value)
+
+
+def _check_short_wait(value: object) -> None:
+    if check_wait(value) is None:
+        raise ValueError("it has an end: give seconds, or 0 for a single try")
 
 
 def _check_prefix(value: object) -> None:
@@ -111,6 +118,7 @@ VALUES: Final[dict[str, tuple[Callable[[object], object], str]]] = {
     "RETENTION": (_check_retention, "seconds that an unused lock document is kept, for example 7 * 86400"),
     "COMMAND_TIMEOUT": (_check_seconds, "seconds that one command may take, for example 5"),
     "BACKEND": (_check_backend, f"the dotted path of a backend class, for example {LockSettings().BACKEND!r}"),
+    "SHORT_WAIT": (_check_short_wait, "seconds to wait in a view, for example 1; 0 for a single try"),
     "CONTENTION_STATUS": (_check_status, "an HTTP status, for example 423 or 409"),
 }
 

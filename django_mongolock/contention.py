@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
 
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.template import TemplateDoesNotExist
+from django.template.loader import render_to_string
 from django.utils.translation import gettext as _
 from django.views import View
 
@@ -17,6 +22,8 @@ from .signals import lock_skipped, send
 
 Policy = Literal["raise", "skip", "respond", "retry"] | Callable[..., Any]
 POLICIES: Final = ("raise", "skip", "respond", "retry")
+#: After how many seconds to try again while MongoDB is away.
+AWAY: Final = 5
 
 
 class Skipped:
@@ -54,6 +61,10 @@ def resolve(policy: Policy, error: LockError, args: tuple[Any, ...], kwargs: dic
     if policy == "raise" or isinstance(error, LockReentryError):
         raise error
     if policy == "respond" and (request := find_request(args, kwargs)) is not None:
+        if _is_inside_rest_framework(args, kwargs):
+            from .contrib.rest_framework import api_exception
+
+            raise api_exception(error) from error
         return response(request, error)
     if policy == "respond" or not isinstance(error, LockNotAcquired):
         raise error
@@ -83,24 +94,64 @@ def find_request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpRequest |
     return None
 
 
-def response(request: HttpRequest, error: LockError) -> HttpResponseBase:
-    """423 Locked with Retry-After while somebody holds the lock; 503 while MongoDB cannot be asked.
+def _is_inside_rest_framework(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Is the call given a request of Django REST framework, which then makes the response of an exception?
 
-    JSON where the client prefers it, else a plain page. It names neither the holder nor the key: whoever sends
-    requests need not know them.
+    Around its view classes it is not: the handler calls them with Django's own, and nobody would catch an exception.
+    """
+    module = sys.modules.get("rest_framework.request")
+    given = [*args[:2], kwargs.get("request")]
+    if args and issubclass(type(args[0]), View):
+        given.append(getattr(args[0], "request", None))
+    return module is not None and any(issubclass(type(argument), module.Request) for argument in given)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What a client is told: a status, the seconds to wait, a word for programs and a sentence for people."""
+
+    status: int
+    after: int
+    code: str
+    message: str
+
+
+def refusal(error: LockError) -> Refusal:
+    """423 Locked while somebody holds the lock, 503 while MongoDB cannot be asked. Raises any other *error*.
+
+    It names neither the holder nor the key: whoever sends requests need not know them.
     """
     if isinstance(error, LockNotAcquired):
-        status, after = get_settings().CONTENTION_STATUS, max(1, math.ceil(error.retry_after))
-        code, message = "locked", _("Somebody else is working on this just now. Please try again in a moment.")
-    elif isinstance(error, LockBackendError):
-        status, after = 503, 5
-        code, message = "unavailable", _("This cannot be done at the moment. Please try again later.")
+        message = _("Somebody else is working on this just now. Please try again in a moment.")
+        return Refusal(get_settings().CONTENTION_STATUS, max(1, math.ceil(error.retry_after)), "locked", message)
+    if isinstance(error, LockBackendError):
+        message = _("This cannot be done at the moment. Please try again later.")
+        return Refusal(503, AWAY, "unavailable", message)
+    raise error
+
+
+def response(request: HttpRequest, error: LockError) -> HttpResponseBase:
+    """The `refusal` with Retry-After, as JSON, HTML or plain text: what the client prefers.
+
+    The page is the template django_mongolock/contention.html, which a project may have of its own.
+    """
+    told = refusal(error)
+    kind = request.get_preferred_type(["text/html", "application/json", "text/plain"])
+    if kind == "application/json":
+        facts = {"code": told.code, "detail": told.message, "retry_after": told.after}
+        made: HttpResponse = JsonResponse(facts, status=told.status)
     else:
-        raise error
-    if request.get_preferred_type(["text/html", "application/json"]) == "application/json":
-        made: HttpResponse = JsonResponse({"code": code, "detail": message, "retry_after": after}, status=status)
-    else:
-        made = HttpResponse(message, content_type="text/plain; charset=utf-8", status=status)
-    made.headers["Retry-After"] = str(after)
+        page = _page(request, told) if kind == "text/html" else None
+        plain = None if page is not None else "text/plain; charset=utf-8"
+        made = HttpResponse(page or told.message, content_type=plain, status=told.status)
+    made.headers["Retry-After"] = str(told.after)
     made.headers["Cache-Control"] = "no-store"
     return made
+
+
+def _page(request: HttpRequest, told: Refusal) -> str | None:
+    """The page for people; None where the project's template engines do not find it."""
+    try:
+        return render_to_string("django_mongolock/contention.html", {"refusal": told}, request)
+    except (TemplateDoesNotExist, ImproperlyConfigured):
+        return None

@@ -28,6 +28,8 @@ __all__ = [
     "LockQueueFull",
     "LockReentryError",
     "LockStateError",
+    "LockTransactionAborted",
+    "StaleTokenError",
 ]
 
 
@@ -118,6 +120,40 @@ class LockLostError(LockError):
 
     def __str__(self) -> str:
         return f"lock {self.key!r} (token {self.token}) was lost: {self.reason}"
+
+
+class LockTransactionAborted(LockError):
+    """MongoDB aborted the transaction of `MongoLock.atomic`: nothing was committed. The lock was still held, so the
+    block may be run again.
+
+    Somebody else changed a document that it wrote, such as the lock's own by joining its queue.
+    """
+
+    def __init__(self, key: str, token: int | None = None, reason: str = "it met a conflict") -> None:
+        super().__init__(key, token, reason)
+        self.key = key
+        self.token = token
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the transaction under lock {self.key!r} was aborted ({self.reason}), nothing is committed: try again"
+
+
+class StaleTokenError(LockError):
+    """A write was refused because a later holder of the lock has written since: its fencing token is larger.
+
+    token: of the write that was refused. newest: what was found. field: where.
+    """
+
+    def __init__(self, token: int, newest: int | None = None, field: str = "fencing_token") -> None:
+        super().__init__(token, newest, field)
+        self.token = token
+        self.newest = newest
+        self.field = field
+
+    def __str__(self) -> str:
+        found = "a newer one" if self.newest is None else str(self.newest)
+        return f"the fencing token {self.token} is stale: {self.field} holds {found}, of a later holder of the lock"
 
 
 class LockStateError(LockError):
@@ -256,23 +292,22 @@ class DocumentDamaged(LockError):
         return f"document {self.id!r} in {self.collection} cannot be locked: {self.problem}. Set it right first"
 
 
-class FencedOff(LockError):
+class FencedOff(StaleTokenError):
     """A write came too late: a later holder of the lock has written to the document before.
 
-    token: the fencing token of the write. found: the one in the document.
+    token: the fencing token of the write. newest: the one in the document.
     """
 
-    def __init__(self, collection: str, id: Any, token: int, found: int) -> None:  # noqa: A002
-        super().__init__(collection, id, token, found)
+    def __init__(self, collection: str, id: Any, token: int, newest: int) -> None:  # noqa: A002
+        super().__init__(token, newest)
+        self.args = (collection, id, token, newest)
         self.collection = collection
         self.id = id
-        self.token = token
-        self.found = found
 
     def __str__(self) -> str:
         return (
             f"a write to document {self.id!r} in {self.collection} with fencing token {self.token} was refused: "
-            f"token {self.found} has been there"
+            f"token {self.newest} has been there"
         )
 
 

@@ -3,20 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, overload
 
 from django.db.models import Model
+from pymongo import AsyncMongoClient, MongoClient
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.client_session import ClientSession
 
+from .atomic import DjangoAtomic
 from .backends.base import get_backend
 from .conf import get_settings
 from .context import holder_facts
 from .engine.document import UNLIMITED, Mode, Terms, check_fact, check_key
+from .engine.fence import Atomic
 from .engine.locks import UNSET, MongoLock, Options, Unset, check_seconds, check_wait
+from .engine.session import Session
 from .keys import as_key, template_of
+from .transactions import RELEASES, HeldLock, Release, open_transactions, warn_of_open
 
 Key = str | Model
 #: The modes to choose from; a semaphore has a function of its own.
 LockMode = Literal["exclusive", "shared"]
+
+
+class DjangoLock(MongoLock):
+    """A lock that knows the transactions of Django's databases. Made by `mongo_lock` and `mongo_semaphore`."""
+
+    def __init__(
+        self,
+        session: Callable[[], Session],
+        keys: tuple[str, ...],
+        options: Options,
+        facts: Callable[[], Mapping[str, str | int]],
+        *,
+        release: Release | None,
+        using: str,
+    ) -> None:
+        super().__init__(session, keys, options, facts)
+        self.using = using
+        self.release_when = release
+        #: Does something else give it back, later than the end of its block?
+        self.kept = False
+
+    def release(self) -> bool:
+        """See MongoLock.release(). With ``release="on_commit"`` and inside a transaction: when that has ended."""
+        return True if self._stays() else super().release()
+
+    async def arelease(self) -> bool:
+        """See release()."""
+        return True if self._stays() else await super().arelease()
+
+    def _stays(self) -> bool:
+        return (self.kept and self.held) or self._waits_for_commit()
+
+    def _waits_for_commit(self) -> bool:
+        """Is a transaction to end first? It must not be committed if the lock is known to be lost by then."""
+        if self.release_when == "now" or not (self._is_ours() and (opened := open_transactions()) and self.held):
+            return False
+        if self.release_when is None:
+            warn_of_open(opened, self.keys[0], self._grants[0].acquired_from)
+            return False
+        HeldLock(super().release, self.ensure_held).wait(opened)
+        return True
+
+    @overload
+    def atomic(self, client: AsyncMongoClient[Any]) -> Atomic[AsyncClientSession]: ...
+    @overload
+    def atomic(self, client: MongoClient[Any] | None = None, *, using: str | None = None) -> Atomic[ClientSession]: ...
+    def atomic(self, client: Any = None, *, using: str | None = None) -> Any:
+        """See MongoLock.atomic()."""
+        return Atomic(self, client) if client is not None else DjangoAtomic(self, using or self.using)
 
 
 class LockOptions(TypedDict, total=False):
@@ -33,6 +89,7 @@ class LockOptions(TypedDict, total=False):
     max_hold: float | None
     on_lost: Callable[[MongoLock], object] | None
     on_release_requested: Callable[[MongoLock], object] | None
+    release: Release | None
     using: str | None
 
 
@@ -52,6 +109,7 @@ def mongo_lock(
     max_hold: float | None = None,
     on_lost: Callable[[MongoLock], object] | None = None,
     on_release_requested: Callable[[MongoLock], object] | None = None,
+    release: Release | None = None,
     using: str | None = None,
     **unknown: Any,
 ) -> MongoLock:
@@ -68,7 +126,9 @@ def mongo_lock(
     LockReentryError tells of it, instead of a wait for oneself. auto_renew: renew in the background; if not, the
     lease ends unless you `extend` it. max_hold: seconds after which it is renewed no more and is lost, for work that
     may hang. on_lost: called with the lock, once, from another thread, when it was lost. on_release_requested: the
-    same when somebody asks for its release (`MongoLock.release_requested`). using: the DATABASES alias, if not
+    same when somebody asks for its release (`MongoLock.release_requested`). release: "on_commit" to give it back when
+    the transactions that are open at the end of the block have ended, by commit or rollback, on all databases of this
+    thread; "now" to give it back at once and without a warning of that. using: the DATABASES alias, if not
     MONGOLOCK["DATABASE"].
 
     Raises TypeError and ValueError for arguments that cannot be meant, before anything is sent.
@@ -87,6 +147,7 @@ def mongo_lock(
         max_hold=max_hold,
         on_lost=on_lost,
         on_release_requested=on_release_requested,
+        release=release,
         using=using,
     )
     return _make(keys, mode, capacity, options)
@@ -106,6 +167,7 @@ def mongo_semaphore(
     max_hold: float | None = None,
     on_lost: Callable[[MongoLock], object] | None = None,
     on_release_requested: Callable[[MongoLock], object] | None = None,
+    release: Release | None = None,
     using: str | None = None,
     **unknown: Any,
 ) -> MongoLock:
@@ -129,6 +191,7 @@ def mongo_semaphore(
         max_hold=max_hold,
         on_lost=on_lost,
         on_release_requested=on_release_requested,
+        release=release,
         using=using,
     )
     return _make((key,), "semaphore", permits, options)
@@ -145,6 +208,8 @@ def check_options(options: Mapping[str, Any]) -> None:
         check_fact(name, options.get(name))
     check_hold(options.get("min_hold", 0))
     check_mode(options.get("mode", "exclusive"))
+    if options.get("release") not in (None, *RELEASES):
+        raise ValueError(f'release is "on_commit" or "now", not {options["release"]!r}')
     for name in ("on_lost", "on_release_requested"):
         if (callback := options.get(name)) is not None and not callable(callback):
             raise TypeError(f"{name} is called with the lock: it is no {type(callback).__name__}")
@@ -173,7 +238,7 @@ def _refuse(unknown: Mapping[str, Any]) -> None:
         raise TypeError(f"unexpected keyword argument {name!r}")
 
 
-def _make(keys: tuple[Key, ...], mode: Mode, capacity: int, options: LockOptions) -> MongoLock:
+def _make(keys: tuple[Key, ...], mode: Mode, capacity: int, options: LockOptions) -> DjangoLock:
     if not keys:
         raise TypeError("name at least one key to lock")
     check_options(options)
@@ -201,7 +266,9 @@ def _make(keys: tuple[Key, ...], mode: Mode, capacity: int, options: LockOptions
         on_release_requested=options["on_release_requested"],
         templates=templates,
     )
-    return MongoLock(get_backend(options["using"]).session, tuple(sorted(templates)), how, lambda: _facts(label))
+    alias = options["using"] or settings.DATABASE
+    session, names = get_backend(alias).session, tuple(sorted(templates))
+    return DjangoLock(session, names, how, lambda: _facts(label), release=options["release"], using=alias)
 
 
 def _facts(label: str | None) -> dict[str, str | int]:

@@ -257,7 +257,7 @@ class TestCallables:
         assert function.__qualname__ == inner.__qualname__
         assert function.__module__ == __name__
         assert function.__doc__ == inner.__doc__
-        assert inspect.signature(function) == inspect.signature(inner)
+        assert inspect.signature(function) == inspect.signature(inner, eval_str=True)
         for kind in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
             assert kind(function) == kind(inner)
 

@@ -122,7 +122,7 @@ class TestNumbers:
 
     def test_a_skip(self, number: Number, mongolock: MemoryLocks) -> None:
         @mongo_locked("order:{pk}", wait=0, on_contention="skip")
-        def work(pk: int) -> Any:
+        def work(pk: int) -> int:
             return pk
 
         mongolock.hold("order:5")

@@ -197,9 +197,12 @@ class Grant:
             self.renew_at = self._when_to_renew(now)
 
     def _when_to_renew(self, now: float) -> float:
-        """When a third of its time is over. A grant that was queued for has the time of a waiter at first."""
-        length = self.terms.patience if self._deadline - now <= self.terms.patience else self.lease
-        return self._deadline - length * 2 / 3
+        """When a third of its time is over."""
+        return self._deadline - self._span(now) * 2 / 3
+
+    def _span(self, now: float) -> float:
+        """How long it lives from a renewal on. A grant that was queued for has the time of a waiter at first."""
+        return self.terms.patience if self._deadline - now <= self.terms.patience else self.lease
 
     def postpone(self, now: float) -> None:
         """The renewal did not get through: try again soon, and a waiter less and less often.
@@ -211,6 +214,16 @@ class Grant:
         if self.state is State.WAITING:
             soon = min(self.length / 4, soon * 2 ** min(self.failures - 1, 10))
         self.renew_at = now + soon * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
+
+    def renew_late(self) -> None:
+        """Leave its document alone for a while, as long as that is safe: a transaction is going to write to it."""
+        with self._mutex:
+            self.renew_at = max(self.renew_at, self._deadline - self._span(self._now()) / 3)
+
+    def renew_in_time(self) -> None:
+        """Renew it as usual again."""
+        with self._mutex:
+            self.renew_at = min(self.renew_at, self._when_to_renew(self._now()))
 
     def lose(self, reason: str) -> bool:
         """It is not ours any more. Return whether that is news."""

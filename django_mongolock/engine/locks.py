@@ -6,17 +6,23 @@ import asyncio
 import os
 import sys
 import threading
+import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import TracebackType
-from typing import Final, Literal, Self, TypeVar
+from typing import Any, Final, Literal, Self, TypeVar, overload
+
+from pymongo import AsyncMongoClient, MongoClient
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.client_session import ClientSession
 
 from ..exceptions import LockBackendError, LockError, LockLostError, LockNotAcquired, LockReentryError, LockStateError
 from . import protocol
 from .document import Terms, entry, milliseconds
+from .fence import Atomic, Pace, is_transient
 from .grant import TAKEN, Grant, Handle, State
 from .logs import WARNING, log
 from .protocol import Protocol
@@ -254,6 +260,58 @@ class MongoLock:
     async def aextend(self, lease: float | None = None) -> None:
         """See extend()."""
         await self._now().arun(self._extend(lease))
+
+    @overload
+    def atomic(self, client: AsyncMongoClient[Any]) -> Atomic[AsyncClientSession]: ...
+    @overload
+    def atomic(self, client: MongoClient[Any] | None = None, *, using: str | None = None) -> Atomic[ClientSession]: ...
+    def atomic(self, client: Any = None, *, using: str | None = None) -> Any:
+        """A MongoDB transaction that commits only if the lock is still held: ``with lock.atomic(client) as session:``.
+
+        client: of the MongoDB that keeps the lock. Only what is done with ``session=session`` is part of it. Where
+        somebody has taken the lock over, leaving the block raises LockLostError, and nothing was committed.
+
+        It may also be aborted while the lock is held, because somebody joined the queue: LockTransactionAborted.
+        Keep it short, or use `run_atomic`. It lasts at most as long as the server lets it (60 seconds by default).
+        Works with ``async with`` too, for both kinds of clients. Raises LockStateError on a standalone server.
+
+        Of a lock made by `mongo_lock`, without a *client*: the transaction of a DATABASES alias (*using*, else that of
+        the lock), of which the ORM is a part as in `django_mongodb_backend.transaction.atomic`. With ``async with``,
+        only what is done with the session is: the ORM works in other threads, which other tasks share.
+        """
+        if client is None:
+            raise TypeError("atomic() needs a client of the MongoDB that keeps the lock")
+        return Atomic(self, client)
+
+    def run_atomic(self, work: Callable[[Any], T], /, *args: Any, limit: float = 30.0, **kwargs: Any) -> T:
+        """Call *work* with the session of an `atomic` transaction, again while MongoDB aborts it; return its result.
+
+        Other arguments go to `atomic`. *work* may run several times: what it does beside the transaction must stand
+        that. limit: seconds after which the last error is raised rather than another attempt made.
+        """
+        pace = Pace.until(limit)
+        while True:
+            try:
+                with self.atomic(*args, **kwargs) as session:
+                    return work(session)
+            except Exception as error:
+                if not is_transient(error) or (pause := pace.next()) is None:
+                    raise
+                time.sleep(pause)
+
+    async def arun_atomic(
+        self, work: Callable[[Any], Awaitable[T]], /, *args: Any, limit: float = 30.0, **kwargs: Any
+    ) -> T:
+        """See run_atomic(). *work* is a coroutine function."""
+        pace = Pace.until(limit)
+        while True:
+            try:
+                async with self.atomic(*args, **kwargs) as session:
+                    return await work(session)
+            except Exception as error:
+                if not is_transient(error) or (pause := pace.next()) is None:
+                    raise
+                await asyncio.sleep(pause)
 
     def __enter__(self) -> Self:
         return self.acquire()

@@ -393,7 +393,7 @@ class TestDecorator:
 
     def test_skip(self, key: str, elsewhere: Elsewhere) -> None:
         @mongo_locked("{key}", wait=0, on_contention="skip")
-        def work(key: str) -> Any:
+        def work(key: str) -> str:
             return "done"
 
         with elsewhere(lock_key("{key}", key=key)):

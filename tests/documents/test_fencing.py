@@ -46,7 +46,7 @@ def test_older_is_refused(collection: Collection[Document], write: Callable[...,
     before = collection.find_one()
     with pytest.raises(FencedOff) as caught:
         write(collection, 1, 7, {"price": 9}, field=field)
-    assert (caught.value.token, caught.value.found) == (7, 8)
+    assert (caught.value.token, caught.value.newest) == (7, 8)
     assert collection.find_one() == before
     assert before is not None
     assert before["title"] == "$price"

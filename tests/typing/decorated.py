@@ -9,6 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from django.views import View
 
 from django_mongolock import LockNotAcquired, mongo_locked
+from django_mongolock.contention import Skipped
 from testproject.shop.models import Order
 
 
@@ -41,6 +42,16 @@ async def agenerator(n: int) -> AsyncIterator[str]:
     yield ""
 
 
+@mongo_locked("a:{n}", on_contention="skip")
+def skipping(n: int, *, text: str = "") -> str:
+    return text
+
+
+@mongo_locked("a:{n}", on_contention="skip")
+async def askipping(n: int) -> str:
+    return ""
+
+
 def busy(error: LockNotAcquired, order: Order) -> int:
     return 0
 
@@ -57,6 +68,10 @@ class Locked(View):
     @mongo_locked("self:{self.limit}")
     def method(self, number: int) -> str:
         return ""
+
+    @mongo_locked("skip:{n}", on_contention="skip")
+    def skipping(self, n: int) -> int:
+        return n
 
     @classmethod
     @mongo_locked("cls")
@@ -77,6 +92,9 @@ async def check(request: HttpRequest, order: Order) -> None:
     assert_type(generator(5), Iterator[str])
     assert_type(agenerator(5), AsyncIterator[str])
     assert_type(by_instance(order), int)
+    assert_type(skipping(5, text=""), str | Skipped)
+    assert_type(await askipping(5), str | Skipped)
+    assert_type(Locked().skipping(5), int | Skipped)
     assert_type(Locked(), Locked)
     assert_type(Locked().limit, int)
     assert_type(Locked().method(5), str)
@@ -88,7 +106,9 @@ async def wrong(request: HttpRequest) -> Any:
     view(request, order_id="5")  # type: ignore[arg-type]
     view(request)  # type: ignore[call-arg]
     bare("5")  # type: ignore[arg-type]
+    skipping("5")  # type: ignore[arg-type]
     Locked().method("5")  # type: ignore[arg-type]
+    mongo_locked("key", release="later")  # type: ignore[call-overload]
     mongo_locked("key", on_contention="wait")  # type: ignore[call-overload]
     mongo_locked("key", timeout=5)  # type: ignore[call-overload]
     mongo_locked("key", lease="30")  # type: ignore[call-overload]

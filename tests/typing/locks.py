@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import assert_type
+from typing import Any, assert_type
 
-from django_mongolock import SKIPPED, MongoLock, mongo_lock, mongo_semaphore
+from pymongo import AsyncMongoClient
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.client_session import ClientSession
+
+from django_mongolock import SKIPPED, MongoLock, afenced_update, fenced_update, mongo_lock, mongo_semaphore
 from django_mongolock.models import Lock, LockQuerySet
 from testproject.shop.models import Ad, Order
 
@@ -26,7 +30,15 @@ async def check(order: Order, ad: Ad) -> None:
     assert_type(await mongo_lock("key").aacquire(wait=0), MongoLock)
     assert_type(mongo_lock("key").try_acquire(), bool)
     assert_type(await mongo_lock("key").arelease(), bool)
-    assert_type(Lock.objects.held().stale(), LockQuerySet)
+    with mongo_lock("key", release="on_commit") as lock, lock.atomic() as session:
+        assert_type(session, ClientSession)
+    async with mongo_lock("key") as lock, lock.atomic(AsyncMongoClient[dict[str, Any]]()) as asession:
+        assert_type(asession, AsyncClientSession)
+    assert_type(lock.run_atomic(lambda session: 5), int)
+    assert_type(fenced_update(Order.objects.all(), lock, state="paid"), int)
+    assert_type(await afenced_update(Order.objects.all(), 5), int)
+    # Known to the plugin of mypy only.
+    assert_type(Lock.objects.held().stale(), LockQuerySet)  # pyright: ignore[reportAttributeAccessIssue, reportAssertTypeFailure]
     assert_type(bool(SKIPPED), bool)
 
 

@@ -1,0 +1,48 @@
+"""Django REST framework's side: contention as its own exceptions, in whatever format the client has asked for.
+
+A view under ``@mongo_locked(…, on_contention="respond")`` needs nothing else. For locks taken inside of views, set
+``REST_FRAMEWORK = {"EXCEPTION_HANDLER": "django_mongolock.contrib.rest_framework.exception_handler"}``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework.exceptions import APIException
+from rest_framework.response import Response
+from rest_framework.views import exception_handler as default_handler
+
+from ..contention import refusal
+from ..exceptions import LockBackendError, LockError, LockNotAcquired, LockReentryError
+
+
+class LockAPIException(APIException):  # type: ignore[misc]  # it has no types
+    """Somebody else holds the lock (423, or MONGOLOCK["CONTENTION_STATUS"]), or MongoDB is away (503).
+
+    wait: what Retry-After says. error: the error of the lock.
+    """
+
+    def __init__(self, error: LockError) -> None:
+        told = refusal(error)
+        super().__init__(told.message, told.code)
+        self.status_code = told.status
+        self.wait = told.after
+        self.error = error
+
+
+def api_exception(error: LockError) -> LockAPIException:
+    """What Django REST framework understands of *error*. Raises it where it is no contention."""
+    return LockAPIException(error)
+
+
+def exception_handler(error: Exception, context: dict[str, Any]) -> Response | None:
+    """Django REST framework's own handler, which also answers LockNotAcquired and LockBackendError.
+
+    A lock that this very thread holds already is a mistake in the code, and stays an error 500.
+    """
+    if isinstance(error, (LockNotAcquired, LockBackendError)) and not isinstance(error, LockReentryError):
+        error = api_exception(error)
+    response: Response | None = default_handler(error, context)
+    if response is not None and isinstance(error, LockAPIException):
+        response["Cache-Control"] = "no-store"
+    return response

@@ -1,0 +1,465 @@
+"""`lock.atomic()` with PyMongo: a transaction that commits only if the lock is still held."""
+
+# ruff: noqa: PT012, SIM117 - what happens inside of a block is what is tested here
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern
+from pymongo.collection import Collection
+from pymongo.errors import OperationFailure
+from pymongo.read_concern import ReadConcern
+
+from benchmarks.takeovers import Trials
+from django_mongolock.engine import fence
+from django_mongolock.engine.document import Terms
+from django_mongolock.engine.locks import MongoLock, Options
+from django_mongolock.engine.session import Session
+from django_mongolock.engine.store import MongoStore, StoreConfig
+from django_mongolock.exceptions import (
+    LockBackendError,
+    LockCancelled,
+    LockLostError,
+    LockStateError,
+    LockTransactionAborted,
+)
+from testproject.servers import Mongod, ReplicaSet
+from tests.waiting import eventually
+
+Document = dict[str, Any]
+Client = MongoClient[Document]
+Pieces = Collection[Document]
+LockMaker = Callable[..., MongoLock]
+
+#: Long enough that no renewal gets in between.
+TERMS = Terms(lease=30.0, margin=3.0, patience=10.0)
+
+
+@pytest.fixture
+def data(collection: Pieces) -> Iterator[Pieces]:
+    """A collection beside the locks'."""
+    data = collection.database[f"{collection.name}_data"]
+    collection.database.create_collection(data.name)
+    yield data
+    data.drop()
+
+
+@pytest.fixture
+def hold(lock: LockMaker) -> LockMaker:
+    """Makes locks of this test's session."""
+    return lambda *keys, **options: lock(*keys, **{"terms": TERMS, **options})
+
+
+@pytest.fixture
+def take_over(other: LockMaker, take_away: Callable[..., None]) -> Callable[..., MongoLock]:
+    """Takes a lock over, as another process, behind its holder's back."""
+
+    def take_over(key: str = "k") -> MongoLock:
+        take_away(key)
+        return other(key, terms=TERMS).acquire()
+
+    return take_over
+
+
+@pytest.fixture
+def join_queue(other: LockMaker) -> Callable[..., None]:
+    """Changes a lock's document without taking it: another process tries for it."""
+
+    def join_queue(key: str = "k") -> None:
+        assert not other(key, terms=TERMS).try_acquire()
+
+    return join_queue
+
+
+def test_commits(hold: LockMaker, data: Pieces, mongo: Client) -> None:
+    """What is done with the session is there afterwards, and was not before."""
+    with hold() as lock, lock.atomic(mongo) as session:
+        data.insert_one({"x": 1}, session=session)
+        assert data.count_documents({}) == 0
+    assert data.count_documents({}) == 1
+
+
+def test_aborts(hold: LockMaker, data: Pieces, mongo: Client) -> None:
+    """An error of the block is passed on, and nothing is committed. The lock can be used on."""
+    with hold() as lock:
+        with pytest.raises(ZeroDivisionError), lock.atomic(mongo) as session:
+            data.insert_one({"x": 1}, session=session)
+            raise ZeroDivisionError
+        with lock.atomic(mongo) as session:
+            data.insert_one({"x": 2}, session=session)
+    assert [document["x"] for document in data.find()] == [2]
+
+
+def test_majority(hold: LockMaker, mongo: Client) -> None:
+    """Committed by the majority and read from one snapshot, whatever the client's defaults are."""
+    with hold() as lock, lock.atomic(mongo) as session:
+        options = session._transaction.opts
+        assert options is not None
+        assert options.write_concern == WriteConcern("majority")
+        assert options.read_concern == ReadConcern("snapshot")
+        assert options.read_preference == ReadPreference.PRIMARY
+
+
+def test_taken_over(hold: LockMaker, take_over: Callable[..., MongoLock], data: Pieces, mongo: Client) -> None:
+    """Somebody took the lock over meanwhile: LockLostError, nothing is committed, and the lock knows."""
+    with pytest.raises(LockLostError) as caught, hold() as lock:
+        with lock.atomic(mongo) as session:
+            data.insert_one({"x": 1}, session=session)
+            take_over()
+    assert caught.value.key == "k"
+    assert not lock.held
+    assert data.count_documents({}) == 0
+
+
+def test_taken_over_before(hold: LockMaker, take_over: Callable[..., MongoLock], data: Pieces, mongo: Client) -> None:
+    """Taken over before the transaction began, and nobody has noticed: no conflict, and still nothing is committed."""
+    with pytest.raises(LockLostError), hold() as lock:
+        take_over()
+        assert lock.held  # it does not know yet
+        with lock.atomic(mongo) as session:
+            data.insert_one({"x": 1}, session=session)
+    assert data.count_documents({}) == 0
+
+
+def test_known_loss(hold: LockMaker, data: Pieces, mongo: Client) -> None:
+    """A lock that is known to be lost begins nothing, and commits nothing."""
+    lock = hold().acquire()
+    with pytest.raises(LockLostError), lock.atomic(mongo) as session:
+        data.insert_one({"x": 1}, session=session)
+        lock._grants[0].lose("a test wants it so")
+    with pytest.raises(LockLostError):
+        lock.atomic(mongo).__enter__()
+    assert data.count_documents({}) == 0
+
+
+def test_not_acquired(hold: LockMaker, mongo: Client) -> None:
+    """Without the lock there is no transaction."""
+    with pytest.raises(LockStateError, match="not acquired"):
+        hold().atomic(mongo).__enter__()
+
+
+def test_joined_queue(hold: LockMaker, join_queue: Callable[[], None], data: Pieces, mongo: Client) -> None:
+    """Somebody joined the queue meanwhile: nothing is committed, the lock is held, and the error says: again."""
+    with hold() as lock:
+        with pytest.raises(LockTransactionAborted, match="try again") as caught, lock.atomic(mongo) as session:
+            data.insert_one({"x": 1}, session=session)
+            join_queue()
+        assert caught.value.token == lock.fencing_token
+        lock.ensure_held()
+    assert data.count_documents({}) == 0
+
+
+def test_run_atomic(hold: LockMaker, join_queue: Callable[[], None], data: Pieces, mongo: Client) -> None:
+    """`run_atomic` does it again until it gets through, and returns the result."""
+    attempts: list[int] = []
+
+    def work(session: Any) -> int:
+        data.insert_one({"x": 1}, session=session)
+        attempts.append(1)
+        if len(attempts) < 3:
+            join_queue()
+        return len(attempts)
+
+    with hold() as lock:
+        assert lock.run_atomic(work, mongo) == 3
+    assert data.count_documents({}) == 1
+
+
+def test_run_atomic_conflict_in_data(hold: LockMaker, data: Pieces, mongo: Client) -> None:
+    """A conflict on the data itself is tried again, too; any other error is not."""
+    data.insert_one({"_id": 1, "n": 0})
+    attempts: list[int] = []
+
+    def work(session: Any) -> None:
+        attempts.append(1)
+        data.find_one({"_id": 1}, session=session)
+        if len(attempts) == 1:
+            data.update_one({"_id": 1}, {"$inc": {"n": 10}})
+        data.update_one({"_id": 1}, {"$inc": {"n": 1}}, session=session)
+
+    def fail(session: Any) -> None:
+        attempts.append(1)
+        raise ZeroDivisionError
+
+    with hold() as lock:
+        lock.run_atomic(work, mongo)
+        assert data.find_one() == {"_id": 1, "n": 11}
+        assert len(attempts) == 2
+        with pytest.raises(ZeroDivisionError):
+            lock.run_atomic(fail, mongo)
+        assert len(attempts) == 3
+
+
+def test_run_atomic_gives_up(hold: LockMaker, join_queue: Callable[[], None], mongo: Client) -> None:
+    """After *limit* seconds the last error is raised; a lost lock is never tried again."""
+    attempts: list[int] = []
+
+    def work(session: Any) -> None:
+        mongo["mongolock_tests"]["warm"].find_one(session=session)
+        attempts.append(1)
+        join_queue()
+
+    with hold() as lock, pytest.raises(LockTransactionAborted):
+        lock.run_atomic(work, mongo, limit=0.05)
+
+    def lose(session: Any) -> None:
+        attempts.append(1)
+        lock._grants[0].lose("a test wants it so")
+
+    attempts.clear()
+    lock = hold("b").acquire()
+    with pytest.raises(LockLostError):
+        lock.run_atomic(lose, mongo)
+    assert attempts == [1]
+
+
+def test_several_keys(hold: LockMaker, take_over: Callable[..., MongoLock], data: Pieces, mongo: Client) -> None:
+    """A lock on several keys commits only if all of them are held."""
+    with hold("a", "b") as lock, lock.atomic(mongo) as session:
+        data.insert_one({"x": 1}, session=session)
+    with pytest.raises(LockLostError) as caught, hold("a", "b") as lock:
+        take_over("b")
+        with lock.atomic(mongo) as session:
+            data.insert_one({"x": 2}, session=session)
+    assert caught.value.key == "b"
+    assert data.count_documents({}) == 1
+
+
+def test_renewals_wait_for_the_end(hold: LockMaker, mongo: Client) -> None:
+    """While it lasts, the lock's own renewal keeps out of the way; afterwards it is in time again."""
+    with hold() as lock:
+        (grant,) = lock._grants
+        usual = grant.renew_at
+        with lock.atomic(mongo):
+            assert grant.renew_at == pytest.approx(grant.ends_at - 10, abs=0.1)
+        assert grant.renew_at == pytest.approx(usual, abs=0.1)
+
+
+def test_another_mongodb(hold: LockMaker) -> None:
+    """A client of another MongoDB cannot fence: nothing is committed, and the error says which client to use."""
+    with ReplicaSet(1) as elsewhere, MongoClient[Document](elsewhere.uri) as stranger, hold() as lock:
+        stranger["somewhere"].create_collection("data")
+        with (
+            pytest.raises(LockStateError, match="use a client of the MongoDB that keeps the locks"),
+            lock.atomic(stranger) as session,
+        ):
+            stranger["somewhere"]["data"].insert_one({"x": 1}, session=session)
+        assert stranger["somewhere"]["data"].count_documents({}) == 0
+        lock.ensure_held()
+
+
+def test_standalone() -> None:
+    """A server without transactions is told before anything is done, with the cure."""
+    with Mongod() as server, server.client() as client:
+        session = Session(MongoStore(StoreConfig({"host": server.uri}, "locks")))
+        with MongoLock(lambda: session, ("k",), Options(terms=TERMS)) as lock:
+            with pytest.raises(LockStateError, match="run it as a replica set"):
+                lock.atomic(client).__enter__()
+        session.close()
+
+
+def test_lost_reply_of_the_commit(
+    hold: LockMaker, data: Pieces, config: StoreConfig, failpoint: Callable[..., None]
+) -> None:
+    """A commit of which nobody knows is sent again, until MongoDB says that it is done."""
+    with MongoClient[Document](**config.client) as client:
+        pieces = client[data.database.name][data.name]
+        with hold() as lock, lock.atomic(client) as session:
+            pieces.insert_one({"x": 1}, session=session)
+            failpoint(["commitTransaction"], times=3, closeConnection=True)
+    assert data.count_documents({}) == 1
+
+
+def test_unknown_commit(
+    hold: LockMaker, data: Pieces, config: StoreConfig, failpoint: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If MongoDB never says so, the error says that nobody knows; it is not tried again by itself."""
+    monkeypatch.setattr(fence, "COMMIT_LIMIT", 0.5)
+    calls: list[int] = []
+    with MongoClient[Document](**config.client) as client:
+        pieces = client[data.database.name][data.name]
+
+        def work(transaction: Any) -> None:
+            calls.append(1)
+            pieces.insert_one({"x": 1}, session=transaction)
+            failpoint(["commitTransaction"], closeConnection=True)
+
+        lock = hold().acquire()
+        with pytest.raises(LockBackendError, match="nobody knows"):
+            lock.run_atomic(work, client)
+        failpoint([])
+        assert calls == [1]
+        # Nothing is left open on the server that would keep the lock's document from everybody.
+        assert lock.release()
+
+
+def test_error_that_is_none_of_ours(hold: LockMaker, data: Pieces, mongo: Client) -> None:
+    """What MongoDB refuses inside of the block comes out as it is."""
+    with hold() as lock, pytest.raises(OperationFailure, match="nonsense"), lock.atomic(mongo) as session:
+        data.find_one({"$nonsense": 1}, session=session)
+
+
+def test_used_twice(hold: LockMaker, mongo: Client) -> None:
+    """Every transaction is one of its own."""
+    with hold() as lock:
+        block = lock.atomic(mongo)
+        with block:
+            pass
+        with pytest.raises(LockStateError, match=r"call atomic\(\) again"):
+            block.__enter__()
+
+
+def test_no_session_stays(hold: LockMaker, mongo: Client, take_over: Callable[..., MongoLock]) -> None:
+    """However a transaction ends, its session is given back."""
+    lock = hold().acquire()
+    sessions = []
+    with lock.atomic(mongo) as session:
+        sessions.append(session)
+    with contextlib.suppress(ZeroDivisionError), lock.atomic(mongo) as session:
+        sessions.append(session)
+        raise ZeroDivisionError
+    take_over()
+    with contextlib.suppress(LockLostError), lock.atomic(mongo) as session:
+        sessions.append(session)
+    assert [session.has_ended for session in sessions] == [True] * 3
+    assert not any(session.in_transaction for session in sessions)
+
+
+class TestAsync:
+    """The same with ``async with``, for both kinds of clients."""
+
+    @pytest.fixture(params=["AsyncMongoClient", "MongoClient"])
+    async def client(self, request: pytest.FixtureRequest, mongo_uri: str, mongo: Client) -> Any:
+        """A client of either kind."""
+        if request.param == "MongoClient":
+            yield mongo
+            return
+        async with AsyncMongoClient[Document](mongo_uri) as client:
+            yield client
+
+    @staticmethod
+    async def insert(client: Any, data: Pieces, session: Any) -> None:
+        made = client[data.database.name][data.name].insert_one({"x": 1}, session=session)
+        if asyncio.iscoroutine(made):
+            await made
+
+    async def test_commits(self, hold: LockMaker, data: Pieces, client: Any) -> None:
+        """Committed at the end, not before."""
+        async with hold() as lock, lock.atomic(client) as session:
+            await self.insert(client, data, session)
+            assert data.count_documents({}) == 0
+        assert data.count_documents({}) == 1
+
+    async def test_aborts(self, hold: LockMaker, data: Pieces, client: Any) -> None:
+        """Not committed after an error."""
+        async with hold() as lock:
+            with pytest.raises(ZeroDivisionError):
+                async with lock.atomic(client) as session:
+                    await self.insert(client, data, session)
+                    raise ZeroDivisionError
+            lock.ensure_held()
+        assert data.count_documents({}) == 0
+
+    async def test_taken_over(
+        self, hold: LockMaker, data: Pieces, client: Any, take_over: Callable[..., MongoLock]
+    ) -> None:
+        """Not committed after a take-over."""
+        lock = await hold().aacquire()
+        with pytest.raises(LockLostError):
+            async with lock.atomic(client) as session:
+                await self.insert(client, data, session)
+                await asyncio.to_thread(take_over)
+        assert data.count_documents({}) == 0
+
+    async def test_run_atomic(self, hold: LockMaker, data: Pieces, client: Any, join_queue: Callable[[], None]) -> None:
+        """Tried again until it gets through."""
+        attempts: list[int] = []
+
+        async def work(session: Any) -> int:
+            await self.insert(client, data, session)
+            attempts.append(1)
+            if len(attempts) < 3:
+                await asyncio.to_thread(join_queue)
+            return len(attempts)
+
+        async with hold() as lock:
+            assert await lock.arun_atomic(work, client) == 3
+        assert data.count_documents({}) == 1
+
+    async def test_cancelled(self, hold: LockMaker, data: Pieces, client: Any) -> None:
+        """A cancelled task commits nothing and leaves neither transaction nor lock."""
+        inside = asyncio.Event()
+
+        async def work() -> None:
+            async with hold() as lock, lock.atomic(client) as session:
+                await self.insert(client, data, session)
+                inside.set()
+                await asyncio.sleep(30)
+
+        task = asyncio.create_task(work())
+        await inside.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert data.count_documents({}) == 0
+        async with hold(wait=5):
+            pass
+
+    async def test_wrong_face(self, hold: LockMaker, mongo_uri: str) -> None:
+        """An AsyncMongoClient in a plain ``with`` is told."""
+        client: AsyncMongoClient[Document] = AsyncMongoClient(mongo_uri)
+        async with hold() as lock:
+            with pytest.raises(TypeError, match="`async with`"):
+                lock.atomic(client).__enter__()
+        await client.close()
+
+
+class TestTakeOvers:
+    """Take-overs at random moments of the holder's work; `python -m benchmarks.takeovers` tries more of them."""
+
+    @pytest.fixture
+    def trials(self, mongo_uri: str) -> Iterator[Trials]:
+        """Holders and those who take over."""
+        trials = Trials(mongo_uri)
+        yield trials
+        trials.close()
+
+    def test_atomic(self, trials: Trials) -> None:
+        """P9: nothing is ever committed after the lock was lost."""
+        tally = trials.run(60, fenced=True)
+        assert tally.wrong == 0
+        assert tally.lost + tally.aborted > 0
+        assert tally.written > 0
+
+    def test_plain(self, trials: Trials) -> None:
+        """The same trials find what plain writes do: this test can fail."""
+        assert trials.run(60, fenced=False).wrong > 0
+
+
+def test_waits_for_nobody(hold: LockMaker, data: Pieces, mongo: Client, other: LockMaker) -> None:
+    """While a transaction is open, others can join the lock's queue: it writes to the lock's document at its end."""
+    with hold() as lock:
+        with pytest.raises(LockTransactionAborted), lock.atomic(mongo) as session:
+            data.insert_one({"x": 1}, session=session)
+            waiting = other(terms=TERMS)
+            thread = threading.Thread(target=wait_for, args=[waiting])
+            thread.start()
+            assert eventually(lambda: stored_waiters(data))
+        waiting.cancel()
+        thread.join()
+
+
+def wait_for(lock: MongoLock) -> None:
+    with contextlib.suppress(LockCancelled):
+        lock.acquire()
+
+
+def stored_waiters(data: Pieces) -> bool:
+    found = data.database[data.name.removesuffix("_data")].find_one({"_id": "k"})
+    return bool(found and found["waiters"])

@@ -1,0 +1,48 @@
+"""Databases that tests of transactions write to, each a real file, and what a second connection sees in it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connections
+
+
+class Rows:
+    """The file of one alias, seen through a second connection: only what is committed."""
+
+    def __init__(self, alias: str, file: Path) -> None:
+        self.alias = alias
+        self._second = sqlite3.connect(file, check_same_thread=False)
+        self._second.execute("PRAGMA journal_mode=WAL")
+        self._second.execute("CREATE TABLE rows (name TEXT, fencing_token BIGINT)")
+        self._second.commit()
+
+    def __call__(self) -> list[str]:
+        return [name for (name,) in self._second.execute("SELECT name FROM rows ORDER BY rowid")]
+
+    def write(self, name: str) -> None:
+        """Write one row through Django's connection of this thread."""
+        with connections[self.alias].cursor() as cursor:
+            cursor.execute("INSERT INTO rows (name) VALUES (%s)", [name])
+
+    def close(self) -> None:
+        self._second.close()
+
+
+@contextmanager
+def row_file(alias: str, file: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[Rows]:
+    """A DATABASES alias of its own for the length of a test."""
+    rows = Rows(alias, file)
+    default = connections.settings["default"]
+    monkeypatch.setitem(connections.settings, alias, {**default, "NAME": str(file), **options})
+    try:
+        yield rows
+    finally:
+        connections[alias].close()
+        del connections[alias]
+        rows.close()

@@ -1,0 +1,285 @@
+"""`lock.atomic()` on a DATABASES alias, and `fenced_update` for data elsewhere."""
+
+# ruff: noqa: PT012, SIM117 - what happens inside of a block is what is tested here
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
+from django.db import connections
+from django.db.models import F
+from django_mongodb_backend import transaction as mongo_transaction
+
+from django_mongolock import (
+    LockLostError,
+    LockStateError,
+    LockTransactionAborted,
+    MongoLock,
+    StaleTokenError,
+    afenced_update,
+    fenced_update,
+    mongo_lock,
+)
+from django_mongolock.fencing import FencingTokenField
+from testproject.shop.models import Ad, Order
+from tests.lock_fixtures import WITH_MONGO
+from tests.looking import held_elsewhere, new_key
+
+pytestmark = [WITH_MONGO, pytest.mark.usefixtures("locks")]
+
+
+@pytest.fixture(autouse=True)
+def _empty(locks: Any) -> None:
+    """No ads, and a collection for them: not every server makes one in a transaction."""
+    Ad.objects.all().delete()
+    mongo_connection().database.drop_collection("pieces")
+    mongo_connection().database.create_collection("pieces")
+
+
+def mongo_connection() -> Any:
+    """The connection of the alias, with what the backend adds."""
+    return connections["mongo"]
+
+
+def make_ad(title: str) -> Ad:
+    return Ad.objects.create(title=title, price=5)
+
+
+def titles() -> list[str]:
+    """What somebody sees who is not part of a transaction."""
+    collection = mongo_connection().database[Ad._meta.db_table]
+    return sorted(document["title"] for document in collection.find())
+
+
+def take_over(lock: MongoLock) -> None:
+    """As a force release does, and then somebody gets it; the holder does not know."""
+    mongo_connection().database["mongolock_locks"].update_one({"_id": lock.key}, {"$set": {"holders": []}})
+    with held_elsewhere(lock.key):
+        pass
+
+
+class TestAtomic:
+    """The ORM on the alias is part of the transaction."""
+
+    def test_commits(self) -> None:
+        """What the ORM writes is there afterwards, and was not before; PyMongo is part of it with the session."""
+        make_ad("first")
+        with mongo_lock(new_key()) as lock:
+            with lock.atomic() as session:
+                make_ad("second")
+                database = mongo_connection().database
+                database["pieces"].insert_one({"x": 1}, session=session)
+                assert titles() == ["first"]
+                assert Ad.objects.count() == 2
+            assert titles() == ["first", "second"]
+            assert database["pieces"].count_documents({}) == 1
+
+    def test_aborts(self) -> None:
+        """An error of the block leaves nothing, and the connection as it was."""
+        make_ad("first")
+        with mongo_lock(new_key()) as lock:
+            with pytest.raises(ZeroDivisionError), lock.atomic():
+                make_ad("second")
+                raise ZeroDivisionError
+            assert titles() == ["first"]
+            make_ad("third")
+        assert titles() == ["first", "third"]
+
+    def test_taken_over(self) -> None:
+        """Nothing is committed after a loss, and the connection goes on without a transaction."""
+        make_ad("first")
+        with pytest.raises(LockLostError), mongo_lock(new_key()) as lock, lock.atomic():
+            make_ad("second")
+            take_over(lock)
+        assert titles() == ["first"]
+        assert mongo_connection().session is None
+        assert not mongo_connection().in_atomic_block_mongo
+        make_ad("third")
+        assert titles() == ["first", "third"]
+
+    def test_on_commit(self) -> None:
+        """Functions given to `on_commit` run after the commit, and not after a loss."""
+        make_ad("first")
+        seen: list[Any] = []
+        with mongo_lock(new_key()) as lock, lock.atomic():
+            make_ad("second")
+            mongo_transaction.on_commit(lambda: seen.append(titles()), using="mongo")
+        assert seen == [["first", "second"]]
+        with pytest.raises(LockLostError), mongo_lock(new_key()) as lock, lock.atomic():
+            make_ad("third")
+            mongo_transaction.on_commit(lambda: seen.append("never"), using="mongo")
+            take_over(lock)
+        assert len(seen) == 1
+
+    def test_nested(self) -> None:
+        """Blocks of the backend inside of it are part of it; it inside of one of those is refused."""
+        make_ad("first")
+        with mongo_lock(new_key()) as lock:
+            with lock.atomic(), mongo_transaction.atomic(using="mongo"):
+                make_ad("second")
+                assert titles() == ["first"]
+            assert titles() == ["first", "second"]
+            with mongo_transaction.atomic(using="mongo"):
+                with pytest.raises(LockStateError, match=r"open lock.atomic\(\) outside of it"):
+                    lock.atomic().__enter__()
+
+    def test_run_atomic(self) -> None:
+        """Tried again while somebody joins the queue."""
+        make_ad("first")
+        attempts: list[int] = []
+        key = new_key()
+
+        def work(session: Any) -> str:
+            make_ad("second")
+            attempts.append(1)
+            if len(attempts) < 3:
+                thread_try(key)
+            return "done"
+
+        with mongo_lock(key) as lock:
+            assert lock.run_atomic(work) == "done"
+            with pytest.raises(LockTransactionAborted), lock.atomic():
+                make_ad("third")
+                thread_try(key)
+        assert titles() == ["first", "second"]
+
+    def test_other_database(self) -> None:
+        """An alias that is not MongoDB has no transaction with the lock: the error names the cures."""
+        with mongo_lock(new_key()) as lock:
+            with pytest.raises(ImproperlyConfigured, match=r"fenced_update.*on_commit"):
+                lock.atomic(using="default")
+
+    def test_client(self) -> None:
+        """With a client of one's own, only what is given the session is part of it."""
+        make_ad("first")
+        with mongo_lock(new_key()) as lock, lock.atomic(mongo_connection().connection) as session:
+            mongo_connection().database["pieces"].insert_one({"x": 1}, session=session)
+            make_ad("outside")
+            assert titles() == ["first", "outside"]
+
+    async def test_async(self) -> None:
+        """With ``async with``, what is given the session is part of it."""
+        pieces = await sync_to_async(lambda: mongo_connection().database["pieces"])()
+        lock = await mongo_lock(new_key()).aacquire()
+        async with lock.atomic() as session:
+            await asyncio.to_thread(pieces.insert_one, {"x": 1}, session=session)
+            assert pieces.count_documents({}) == 0
+        assert pieces.count_documents({}) == 1
+        with pytest.raises(LockLostError):
+            async with lock.atomic() as session:
+                await asyncio.to_thread(pieces.insert_one, {"x": 2}, session=session)
+                await sync_to_async(take_over)(lock)
+        assert pieces.count_documents({}) == 1
+
+
+def thread_try(key: str) -> None:
+    """Somebody tries for the lock, which changes its document."""
+    thread = threading.Thread(target=mongo_lock(key, wait=0).try_acquire)
+    thread.start()
+    thread.join()
+
+
+class TestFencedUpdate:
+    """A row remembers the newest token, and refuses older ones: on SQL and on MongoDB."""
+
+    @pytest.fixture(params=["sql", "mongodb"])
+    def rows(self, request: pytest.FixtureRequest, django_user_model: Any) -> Any:
+        """Two rows, and the field that keeps their token."""
+        if request.param == "sql":
+            buyer = django_user_model.objects.create(username="b")
+            for item in ("one", "two"):
+                Order.objects.create(buyer=buyer, item=item, price=5)
+            return Order.objects.order_by("item"), "charges", "item"
+        for title in ("one", "two"):
+            make_ad(title)
+        return Ad.objects.order_by("title"), "exported_version", "title"
+
+    def test_newer_and_same(self, rows: Any) -> None:
+        """A newer token writes, and may write again."""
+        queryset, field, text = rows
+        one = queryset.filter(pk=queryset[0].pk)
+        assert fenced_update(one, 5, field=field, **{text: "first"}) == 1
+        assert fenced_update(one, 5, field=field, **{text: "second"}) == 1
+        assert fenced_update(one, 7, field=field, **{text: "third"}) == 1
+        found = one.get()
+        assert (getattr(found, text), getattr(found, field)) == ("third", 7)
+
+    def test_stale(self, rows: Any) -> None:
+        """An older token is refused, and nothing of its values is written."""
+        queryset, field, text = rows
+        one = queryset.filter(pk=queryset[0].pk)
+        fenced_update(one, 7, field=field, **{text: "newer"})
+        with pytest.raises(StaleTokenError, match=f"the fencing token 5 is stale: {field} holds 7") as caught:
+            fenced_update(one, 5, field=field, **{text: "older"})
+        assert (caught.value.token, caught.value.newest, caught.value.field) == (5, 7, field)
+        assert getattr(one.get(), text) == "newer"
+
+    async def test_async(self, rows: Any) -> None:
+        """The same for coroutines."""
+        queryset, field, text = rows
+        one = queryset.filter(**{text: "one"})
+        assert await afenced_update(one, 7, field=field) == 1
+        with pytest.raises(StaleTokenError):
+            await afenced_update(one, 5, field=field)
+
+    def test_several_rows(self, rows: Any) -> None:
+        """Of several rows, those with an older token are written; the others make it an error."""
+        queryset, field, _ = rows
+        fenced_update(queryset.filter(pk=queryset[0].pk), 7, field=field)
+        with pytest.raises(StaleTokenError):
+            fenced_update(queryset, 5, field=field)
+        assert [getattr(row, field) for row in queryset] == [7, 5]
+        assert fenced_update(queryset, 8, field=field) == 2
+
+    def test_no_rows(self, rows: Any) -> None:
+        """Nothing to write is no error."""
+        queryset, field, text = rows
+        assert fenced_update(queryset.filter(**{text: "none"}), 5, field=field) == 0
+
+    def test_expressions(self, rows: Any) -> None:
+        """Values may be expressions."""
+        queryset, field, _ = rows
+        fenced_update(queryset, 5, field=field, price=F("price") + 1)
+        assert [row.price for row in queryset] == [6, 6]
+
+    def test_with_a_lock(self, rows: Any) -> None:
+        """The token may be given as the lock itself; two holders in turn both write."""
+        queryset, field, _ = rows
+        if field == "charges":
+            pytest.skip("a token is larger than this field of SQL may be")
+        with mongo_lock(new_key()) as lock:
+            fenced_update(queryset, lock, field="price")
+            assert {row.price for row in queryset} == {lock.fencing_token}
+
+    def test_queries(self, django_assert_num_queries: Any, rows: Any) -> None:
+        """One UPDATE that compares and writes, and one look for newer tokens."""
+        queryset, field, _ = rows
+        if field != "charges":
+            pytest.skip("counted on SQL")
+        with django_assert_num_queries(2) as caught:
+            fenced_update(queryset, 5, field=field)
+        assert caught.captured_queries[0]["sql"].startswith("UPDATE")
+
+    def test_misused(self, rows: Any) -> None:
+        """Wrong calls are told before anything is written."""
+        queryset, field, _ = rows
+        with pytest.raises(TypeError, match="give the token as the second argument"):
+            fenced_update(queryset, 5, field=field, **{field: 6})
+        with pytest.raises(FieldDoesNotExist):
+            fenced_update(queryset, 5)
+        with pytest.raises(TypeError, match="token is a lock or its fencing_token, not str"):
+            fenced_update(queryset, "5", field=field)  # type: ignore[arg-type]
+
+    def test_field(self) -> None:
+        """The field for it: large enough for tokens, starts at 0, no matter for forms."""
+        field = FencingTokenField()
+        _, path, _, options = field.deconstruct()
+        assert path == "django_mongolock.fencing.FencingTokenField"
+        assert (field.default, field.editable) == (0, False)
+        assert FencingTokenField(**options).default == 0
+        assert field.get_internal_type() == "BigIntegerField"

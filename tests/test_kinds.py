@@ -1,0 +1,485 @@
+"""Every kind of callable with every policy on contention: the table of docs/decorator.md, cell by cell."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from celery import Celery, _state
+from celery.exceptions import Retry
+from django.core.management import call_command
+from django.core.management.base import BaseCommand
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from django.test import AsyncRequestFactory, RequestFactory
+from django.urls import path, resolve
+from django.utils.decorators import method_decorator
+from django.views import View
+from ninja import NinjaAPI
+from pytest_django import Settings
+from rest_framework.decorators import api_view
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
+
+from django_mongolock import SKIPPED, LockNotAcquired, LockReentryError, mongo_lock, mongo_locked
+from tests.looking import held_elsewhere, holders
+
+TABLE = Path(__file__).resolve().parent.parent / "docs" / "decorator.md"
+COLUMNS = ("raise", "skip", "respond", "retry", "callable")
+Decorator = Callable[[Any], Any]
+#: What the body of every kind tells: how many hold its lock.
+Told = dict[str, int]
+RUNS: Told = {}
+ANSWER = 299
+#: A name that only this module knows: who reads annotations must look it up here.
+Number = int
+
+
+def note(name: str) -> str:
+    RUNS[name] = len(holders(f"kind:{name}"))
+    return "ran"
+
+
+# How each kind is made and called: given the decorator, returns a function that calls it with a name.
+
+
+def function(lock: Decorator) -> Any:
+    return lock(note)
+
+
+def coroutine_function(lock: Decorator) -> Any:
+    async def call(name: str) -> str:
+        return note(name)
+
+    locked = lock(call)
+    return lambda name: asyncio.run(locked(name))
+
+
+def generator(lock: Decorator) -> Any:
+    def call(name: str) -> Iterator[str]:
+        yield note(name)
+
+    locked = lock(call)
+    return lambda name: list(locked(name))
+
+
+def async_generator(lock: Decorator) -> Any:
+    async def call(name: str) -> AsyncIterator[str]:
+        yield note(name)
+
+    locked = lock(call)
+
+    async def collect(name: str) -> list[str]:
+        return [item async for item in locked(name)]
+
+    return lambda name: asyncio.run(collect(name))
+
+
+class Plain:
+    def method(self, name: str) -> str:
+        return note(name)
+
+
+def method(lock: Decorator) -> Any:
+    made = type("Made", (), {"method": lock(Plain.method)})
+    return lambda name: made().method(name)
+
+
+def bound_method(lock: Decorator) -> Any:
+    return lock(Plain().method)
+
+
+def class_method(lock: Decorator) -> Any:
+    def call(cls: type, name: str) -> str:
+        return note(name)
+
+    made: Any = type("Made", (), {"method": classmethod(lock(call))})
+    return made.method
+
+
+def static_method(lock: Decorator) -> Any:
+    made: Any = type("Made", (), {"method": staticmethod(lock(note))})
+    return made.method
+
+
+def management_command(lock: Decorator) -> Any:
+    class Command(BaseCommand):
+        def add_arguments(self, parser: Any) -> None:
+            parser.add_argument("name")
+
+        @lock
+        def handle(self, *args: Any, name: str, **options: Any) -> str:
+            return note(name)
+
+    return lambda name: call_command(Command(), name)
+
+
+task_stack: Any = _state._task_stack  # type: ignore[attr-defined]
+app: Any = Celery("kinds", broker="memory://", set_as_current=False)
+
+
+def task(lock: Decorator, *, bound: bool = False) -> Any:
+    def call(name: str) -> str:
+        return note(name)
+
+    def bound_call(self: Any, name: str) -> str:
+        return note(name)
+
+    made: Any = app.task(bind=bound, name=uuid.uuid4().hex)(lock(bound_call if bound else call))
+
+    def run(name: str) -> Any:
+        """As a worker runs it."""
+        request = {"id": uuid.uuid4().hex, "args": [name], "kwargs": {}, "retries": 0, "delivery_info": {}}
+        made.push_request(called_directly=False, is_eager=False, **request)
+        task_stack.push(made)
+        try:
+            return made.run(name)
+        finally:
+            task_stack.pop()
+            made.pop_request()
+
+    return run
+
+
+bound_task = functools.partial(task, bound=True)
+
+
+def view(lock: Decorator) -> Any:
+    def call(request: HttpRequest, name: str) -> HttpResponse:
+        return HttpResponse(note(name))
+
+    locked = lock(call)
+    return lambda name: locked(RequestFactory().get("/"), name=name)
+
+
+def async_view(lock: Decorator) -> Any:
+    async def call(request: HttpRequest, name: str) -> HttpResponse:
+        return HttpResponse(note(name))
+
+    locked = lock(call)
+    return lambda name: asyncio.run(locked(AsyncRequestFactory().get("/"), name=name))
+
+
+def streaming_view(lock: Decorator) -> Any:
+    def call(request: HttpRequest, name: str) -> StreamingHttpResponse:
+        return StreamingHttpResponse(note(name) for _ in range(1))
+
+    locked = lock(call)
+    return lambda name: read(locked(RequestFactory().get("/"), name=name))
+
+
+def async_streaming_view(lock: Decorator) -> Any:
+    async def call(request: HttpRequest, name: str) -> StreamingHttpResponse:
+        async def parts() -> AsyncIterator[str]:
+            yield note(name)
+
+        return StreamingHttpResponse(parts())
+
+    locked = lock(call)
+
+    async def get(name: str) -> HttpResponseBase:
+        response: HttpResponseBase = await locked(AsyncRequestFactory().get("/"), name=name)
+        if isinstance(response, StreamingHttpResponse):
+            return HttpResponse(b"".join([part async for part in response]))
+        return response
+
+    return lambda name: asyncio.run(get(name))
+
+
+def read(response: HttpResponseBase) -> HttpResponseBase:
+    """The response, read to its end."""
+    return HttpResponse(response.getvalue()) if isinstance(response, StreamingHttpResponse) else response
+
+
+def view_class(lock: Decorator) -> Any:
+    class Made(View):
+        def get(self, request: HttpRequest, name: str) -> HttpResponse:
+            return HttpResponse(note(name))
+
+    made = lock(Made).as_view()
+    return lambda name: made(RequestFactory().get("/"), name=name)
+
+
+def async_view_class(lock: Decorator) -> Any:
+    class Made(View):
+        async def get(self, request: HttpRequest, name: str) -> HttpResponse:
+            return HttpResponse(note(name))
+
+    made = lock(Made).as_view()
+    return lambda name: async_to_sync(made)(AsyncRequestFactory().get("/"), name=name)
+
+
+def with_method_decorator(lock: Decorator) -> Any:
+    class Made(View):
+        @method_decorator(lock)
+        def get(self, request: HttpRequest, name: str) -> HttpResponse:
+            return HttpResponse(note(name))
+
+    made = Made.as_view()
+    return lambda name: made(RequestFactory().get("/"), name=name)
+
+
+def below_api_view(lock: Decorator) -> Any:
+    @api_view(["GET"])  # type: ignore[untyped-decorator]
+    @lock
+    def made(request: Request, name: str) -> Response:
+        return Response(note(name))
+
+    return lambda name: made(RequestFactory().get("/"), name=name)
+
+
+def above_api_view(lock: Decorator) -> Any:
+    @lock
+    @api_view(["GET"])  # type: ignore[untyped-decorator]
+    def made(request: Request, name: str) -> Response:
+        return Response(note(name))
+
+    return lambda name: made(RequestFactory().get("/"), name=name)
+
+
+def api_class(lock: Decorator) -> Any:
+    class Made(APIView):  # type: ignore[misc]
+        def get(self, request: Request, name: str) -> Response:
+            return Response(note(name))
+
+    made = lock(Made).as_view()
+    return lambda name: made(RequestFactory().get("/"), name=name)
+
+
+def api_method(lock: Decorator) -> Any:
+    class Made(APIView):  # type: ignore[misc]
+        @lock
+        def get(self, request: Request, name: str) -> Response:
+            return Response(note(name))
+
+    made = Made.as_view()
+    return lambda name: made(RequestFactory().get("/"), name=name)
+
+
+def viewset_method(lock: Decorator) -> Any:
+    class Made(ViewSet):  # type: ignore[misc]
+        @lock
+        def retrieve(self, request: Request, name: str) -> Response:
+            return Response(note(name))
+
+    made = Made.as_view({"get": "retrieve"})
+    return lambda name: made(RequestFactory().get("/"), name=name)
+
+
+def operation(lock: Decorator) -> Any:
+    api = NinjaAPI(urls_namespace=uuid.uuid4().hex)
+
+    @api.get("/{name}")
+    @lock
+    def made(request: HttpRequest, name: str, number: Number = 5) -> str:
+        assert number == 7
+        return note(name)
+
+    return lambda name: call_ninja(api, RequestFactory().get(f"/{name}?number=7"))
+
+
+def async_operation(lock: Decorator) -> Any:
+    api = NinjaAPI(urls_namespace=uuid.uuid4().hex)
+
+    @api.get("/{name}")
+    @lock
+    async def made(request: HttpRequest, name: str, number: Number = 5) -> str:
+        assert number == 7
+        return note(name)
+
+    return lambda name: call_ninja(api, AsyncRequestFactory().get(f"/{name}?number=7"))
+
+
+def call_ninja(api: NinjaAPI, request: HttpRequest) -> HttpResponseBase:
+    """As Django's handler calls the API."""
+    urls: Any = (path("", api.urls),)
+    match = resolve(request.path, urlconf=urls)
+    found: Any = match.func
+    result = found(request, *match.args, **match.kwargs)
+    answer: HttpResponseBase = asyncio.run(result) if asyncio.iscoroutine(result) else result
+    return answer
+
+
+#: By the names that they have in the table.
+KINDS: dict[str, Callable[[Decorator], Any]] = {
+    "function": function,
+    "coroutine function": coroutine_function,
+    "generator": generator,
+    "async generator": async_generator,
+    "method": method,
+    "bound method": bound_method,
+    "class method": class_method,
+    "static method": static_method,
+    "`handle()` of a management command": management_command,
+    "Celery task": task,
+    "bound Celery task": bound_task,
+    "view": view,
+    "async view": async_view,
+    "streaming view": streaming_view,
+    "async streaming view": async_streaming_view,
+    "view class": view_class,
+    "async view class": async_view_class,
+    "method of a view class, with `method_decorator`": with_method_decorator,
+    "below `@api_view`": below_api_view,
+    "above `@api_view`": above_api_view,
+    "`APIView` class": api_class,
+    "method of an `APIView`": api_method,
+    "method of a `ViewSet`": viewset_method,
+    "django-ninja operation": operation,
+    "async django-ninja operation": async_operation,
+}
+
+
+def read_table() -> dict[str, dict[str, str]]:
+    """The table of the docs: what happens, by kind and policy."""
+    rows = re.findall(r"^\| (.+) \|$", TABLE.read_text(), re.MULTILINE)
+    cells = [[cell.strip() for cell in row.split(" | ")] for row in rows]
+    (head,) = [
+        number for number, row in enumerate(cells) if row[1:] == [f'`"{c}"`' for c in COLUMNS[:4]] + ["callable"]
+    ]
+    return {row[0]: dict(zip(COLUMNS, row[1:], strict=True)) for row in cells[head + 1 :] if len(row) == 6}
+
+
+WHAT_HAPPENS = read_table()
+
+
+def test_table() -> None:
+    """The table has every kind that is tested, and no other, and no empty cell."""
+    assert list(WHAT_HAPPENS) == list(KINDS)
+    words = {word for row in WHAT_HAPPENS.values() for word in row.values()}
+    assert words == {"raises", "`SKIPPED`", "yields nothing", "423", "comes back", "its result", "refused"}
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no other test uses."""
+    return uuid.uuid4().hex
+
+
+def outcome(kind: str, policy: str, name: str) -> str:
+    """What happens, in the words of the table."""
+
+    def instead(error: LockNotAcquired, *args: Any, **kwargs: Any) -> Any:
+        assert error.key == f"kind:{name}"
+        return HttpResponse(status=ANSWER) if has_request(args) else "instead"
+
+    chosen: Any = instead if policy == "callable" else policy
+    try:
+        result = KINDS[kind](mongo_locked("kind:{name}", wait=0, on_contention=chosen))(name)
+    except LockNotAcquired:
+        return "raises"
+    except Retry:
+        return "comes back"
+    except TypeError as error:
+        return "refused" if "on_contention" in str(error) else repr(error)
+    if result is SKIPPED:
+        return "`SKIPPED`"
+    if isinstance(result, HttpResponseBase):
+        if result.status_code == 423:
+            assert int(result["Retry-After"]) > 10
+        return {423: "423", ANSWER: "its result"}.get(result.status_code, str(result.status_code))
+    return "its result" if result == "instead" else "yields nothing" if result == [] else repr(result)
+
+
+def has_request(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(argument, (HttpRequest, Request)) for argument in args)
+
+
+@pytest.mark.parametrize("policy", COLUMNS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_cell(kind: str, policy: str, name: str) -> None:
+    """What the table says is what happens while somebody else holds the lock, and the body does not run."""
+    with held_elsewhere(f"kind:{name}", lease=20):
+        assert outcome(kind, policy, name) == WHAT_HAPPENS[kind][policy]
+    assert name not in RUNS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_held(kind: str, name: str) -> None:
+    """The lock is held while the body runs, and free afterwards; options and results are those of the function."""
+    result = KINDS[kind](mongo_locked("kind:{name}", wait=0))(name)
+    assert RUNS[name] == 1
+    assert holders(f"kind:{name}") == []
+    if isinstance(result, HttpResponseBase):
+        assert result.status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["below `@api_view`", "method of an `APIView`", "method of a `ViewSet`"])
+class TestRestFramework:
+    """Inside of Django REST framework, contention is one of its exceptions."""
+
+    def test_rendered(self, kind: str, name: str) -> None:
+        """Rendered as the view's other errors are, with Retry-After."""
+        with held_elsewhere(f"kind:{name}", lease=20):
+            response = KINDS[kind](mongo_locked("kind:{name}", wait=0, on_contention="respond"))(name)
+        assert response.data["detail"].code == "locked"
+        assert 10 < int(response["Retry-After"]) <= 22
+
+    def test_status(self, kind: str, name: str, settings: Settings) -> None:
+        """The status is the setting's."""
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "CONTENTION_STATUS": 409}
+        with held_elsewhere(f"kind:{name}"):
+            response = KINDS[kind](mongo_locked("kind:{name}", wait=0, on_contention="respond"))(name)
+        assert response.status_code == 409
+
+    @pytest.mark.usefixtures("away")
+    def test_away(self, kind: str, name: str) -> None:
+        """503 while MongoDB is away."""
+        response = KINDS[kind](mongo_locked("kind:{name}", on_contention="respond"))(name)
+        assert response.status_code == 503
+        assert response["Retry-After"] == "5"
+
+
+class TestExceptionHandler:
+    """The exception handler answers locks that are taken inside of a view."""
+
+    def respond(self, error: Exception) -> Any:
+        from django_mongolock.contrib.rest_framework import exception_handler
+
+        return exception_handler(error, {})
+
+    def test_contention(self, name: str) -> None:
+        """423, or 503 while MongoDB is away; not cached."""
+        with held_elsewhere(name), pytest.raises(LockNotAcquired) as caught:
+            mongo_lock(name, wait=0).acquire()
+        response = self.respond(caught.value)
+        assert response.status_code == 423
+        assert response["Cache-Control"] == "no-store"
+        assert name not in str(response.data)
+
+    def test_others(self) -> None:
+        """A mistake in the code stays one, and others' errors stay theirs."""
+        from django.http import Http404
+
+        assert self.respond(LockReentryError("key")) is None
+        assert self.respond(ZeroDivisionError()) is None
+        assert self.respond(Http404()).status_code == 404
+
+
+def test_default_wait(settings: Settings, name: str) -> None:
+    """Without wait=: views and "retry" wait shortly, "skip" not at all, and others as MONGOLOCK says."""
+    from django_mongolock.calls import LockedCall, Plan
+
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "WAIT": 7, "SHORT_WAIT": 2}
+    request = RequestFactory().get("/")
+
+    def waits(policy: Any, request: HttpRequest | None = None, **options: Any) -> float | None:
+        return LockedCall(Plan((), None, policy, options), note).lock((), {}, request).options.wait
+
+    assert waits("raise") == 7
+    assert waits("raise", request) == waits("respond", request) == waits("retry") == 2
+    assert waits("skip") == 0
+    assert waits("respond", request, wait=5) == 5
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "WAIT": 1}
+    assert waits("respond", request) == 1
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "WAIT": None}
+    assert (waits("raise"), waits("respond", request)) == (None, 2)

@@ -1,0 +1,365 @@
+"""F48: a streaming response keeps the lock until its last part is sent, or the client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.handlers.asgi import ASGIHandler
+from django.core.handlers.wsgi import WSGIHandler
+from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from django.test import AsyncClient, Client, RequestFactory
+from django.urls import path
+from django.views import View
+from pytest_django import DjangoDbBlocker
+
+from django_mongolock import LockLostError, mongo_locked
+from tests.looking import holders
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.urls(__name__)
+
+SOURCE = Path(__file__).read_bytes()
+#: What streams have cleaned up, and how many held the lock then.
+CLEANED: dict[str, int] = {}
+
+
+def parts(name: str) -> Iterator[str]:
+    try:
+        for _ in range(3):
+            yield f"{len(holders(f'stream:{name}'))};"
+    finally:
+        CLEANED[name] = len(holders(f"stream:{name}"))
+
+
+async def aparts(name: str) -> AsyncIterator[str]:
+    try:
+        for _ in range(3):
+            yield f"{len(holders(f'stream:{name}'))};"
+            await asyncio.sleep(0)
+    finally:
+        CLEANED[name] = len(holders(f"stream:{name}"))
+
+
+lock_stream = mongo_locked("stream:{name}", wait=0, on_contention="respond")
+
+
+@lock_stream
+def stream(request: HttpRequest, name: str) -> StreamingHttpResponse:
+    return StreamingHttpResponse(parts(name))
+
+
+@lock_stream
+def astream_of_sync_view(request: HttpRequest, name: str) -> StreamingHttpResponse:
+    return StreamingHttpResponse(aparts(name))
+
+
+@lock_stream
+async def astream(request: HttpRequest, name: str) -> StreamingHttpResponse:
+    return StreamingHttpResponse(aparts(name))
+
+
+@lock_stream
+async def stream_of_async_view(request: HttpRequest, name: str) -> StreamingHttpResponse:
+    return StreamingHttpResponse(parts(name))
+
+
+@lock_stream
+class StreamClass(View):
+    def get(self, request: HttpRequest, name: str) -> StreamingHttpResponse:
+        return StreamingHttpResponse(parts(name))
+
+
+@lock_stream
+class AsyncStreamClass(View):
+    async def get(self, request: HttpRequest, name: str) -> StreamingHttpResponse:
+        return StreamingHttpResponse(aparts(name))
+
+
+@lock_stream
+def file(request: HttpRequest, name: str) -> FileResponse:
+    return FileResponse(Path(__file__).open("rb"))
+
+
+@lock_stream
+async def afile(request: HttpRequest, name: str) -> FileResponse:
+    return FileResponse(Path(__file__).open("rb"))  # noqa: ASYNC230
+
+
+@lock_stream
+def failing(request: HttpRequest, name: str) -> StreamingHttpResponse:
+    def parts() -> Iterator[str]:
+        yield "1"
+        raise ZeroDivisionError
+
+    return StreamingHttpResponse(parts())
+
+
+@lock_stream
+def plain(request: HttpRequest, name: str) -> HttpResponse:
+    return HttpResponse(str(len(holders(f"stream:{name}"))))
+
+
+@lock_stream
+async def endless(request: HttpRequest, name: str) -> StreamingHttpResponse:
+    async def parts() -> AsyncIterator[str]:
+        try:
+            while True:
+                yield "more;"
+                await asyncio.sleep(0 if request.GET.get("busy") else 0.01)
+        finally:
+            CLEANED[name] = len(holders(f"stream:{name}"))
+
+    return StreamingHttpResponse(parts())
+
+
+SYNC = ("stream", "class")
+ASYNC = ("astream", "aclass", "astream_of_sync_view")
+VIEWS: dict[str, Any] = {
+    "stream": stream,
+    "astream_of_sync_view": astream_of_sync_view,
+    "astream": astream,
+    "stream_of_async_view": stream_of_async_view,
+    "class": StreamClass.as_view(),
+    "aclass": AsyncStreamClass.as_view(),
+    "file": file,
+    "afile": afile,
+    "failing": failing,
+    "plain": plain,
+    "endless": endless,
+}
+urlpatterns = [path(f"{kind}/<name>/", view) for kind, view in VIEWS.items()]
+
+
+@pytest.fixture
+def name() -> str:
+    """A stream that no other test uses."""
+    return uuid.uuid4().hex
+
+
+@pytest.fixture(autouse=True)
+def _unblocked(django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """Django's handlers look after the connections that other tests have opened."""
+    with django_db_blocker.unblock():
+        yield
+
+
+def is_free(name: str) -> bool:
+    return not holders(f"stream:{name}")
+
+
+def environ(kind: str, name: str, **more: Any) -> dict[str, Any]:
+    return {**RequestFactory().get(f"/{kind}/{name}/").environ, **more}
+
+
+class TestWsgi:
+    """Through Django's own handler, as a WSGI server calls it."""
+
+    def call(self, kind: str, name: str, **more: Any) -> Any:
+        handler: Any = WSGIHandler()
+        return handler(environ(kind, name, **more), lambda status, headers, exc_info=None: None)
+
+    @pytest.mark.parametrize("kind", SYNC)
+    def test_whole(self, kind: str, name: str) -> None:
+        """Held at every part and while the stream cleans up, free at the end."""
+        response = self.call(kind, name)
+        assert b"".join(response) == b"1;1;1;"
+        assert is_free(name)
+        assert CLEANED[name] == 1
+        response.close()
+        assert is_free(name)
+
+    @pytest.mark.parametrize("kind", SYNC)
+    def test_disconnected(self, kind: str, name: str) -> None:
+        """A server that closes the response early gives it back, after the stream has cleaned up."""
+        response = self.call(kind, name)
+        assert next(iter(response)) == b"1;"
+        assert not is_free(name)
+        response.close()
+        assert is_free(name)
+        assert CLEANED[name] == 1
+
+    @pytest.mark.parametrize("kind", ["stream", "class", "file"])
+    def test_never_begun(self, kind: str, name: str) -> None:
+        """So does one that sends nothing at all."""
+        response = self.call(kind, name)
+        assert not is_free(name)
+        response.close()
+        assert is_free(name)
+
+    def test_busy(self, name: str) -> None:
+        """Meanwhile the lock is busy for others."""
+        response = self.call("stream", name)
+        answers: list[HttpResponseBase] = []
+        thread = threading.Thread(target=lambda: answers.append(plain(RequestFactory().get("/"), name)))
+        thread.start()
+        thread.join()
+        assert answers[0].status_code == 423
+        response.close()
+
+    @pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")
+    @pytest.mark.parametrize("kind", [*ASYNC, "stream_of_async_view"])
+    def test_async_streams(self, kind: str, name: str) -> None:
+        """Streams that Django has to turn over to the other side."""
+        response = self.call(kind, name)
+        assert b"".join(response) == b"1;1;1;"
+        response.close()
+        assert is_free(name)
+
+    def test_file(self, name: str) -> None:
+        """A file that Django reads."""
+        response = self.call("file", name)
+        assert b"".join(response) == Path(__file__).read_bytes()
+        response.close()
+        assert is_free(name)
+
+    def test_file_of_the_server(self, name: str) -> None:
+        """A file that the server sends by itself: it still can, and closes it afterwards."""
+        sent: list[Any] = []
+
+        class Wrapper:
+            def __init__(self, filelike: Any, size: int) -> None:
+                sent.append(filelike)
+
+        self.call("file", name, **{"wsgi.file_wrapper": Wrapper})
+        assert not is_free(name)
+        sent[0].close()
+        assert is_free(name)
+
+    def test_failing(self, name: str) -> None:
+        """A stream that raises is closed by the server."""
+        response = self.call("failing", name)
+        with pytest.raises(ZeroDivisionError):
+            list(response)
+        response.close()
+        assert is_free(name)
+
+    def test_dropped(self, name: str) -> None:
+        """A response that is dropped without being closed gives the lock back when it is collected."""
+        response = stream(RequestFactory().get("/"), name)
+        assert not is_free(name)
+        with pytest.warns(ResourceWarning, match="was not released"):
+            del response
+        assert eventually(lambda: is_free(name))
+
+    def test_lost(self, name: str) -> None:
+        """A lock that was lost breaks the stream off, so that nobody takes it for whole; then it is closed quietly."""
+        response = stream(RequestFactory().get("/"), name)
+        iterator = iter(response)
+        next(iterator)
+        closers: list[Any] = response._resource_closers  # type: ignore[attr-defined]
+        (lock,) = (closer.__self__.lock for closer in closers if closer.__name__ == "give_back")
+        lock._grants[0].lose("a test wants it so")
+        with pytest.raises(LockLostError):
+            list(iterator)
+        response.close()
+
+    def test_plain(self, name: str) -> None:
+        """Any other response gives it back when the view returns."""
+        assert self.call("plain", name).content == b"1"
+        assert is_free(name)
+
+
+class Browser:
+    """What an ASGI server is to an application, and a client that may leave."""
+
+    def __init__(self, after: int | None = None) -> None:
+        self.body: list[bytes] = []
+        self.gone = asyncio.Event()
+        self.after = after
+        self._asked = False
+
+    async def receive(self) -> dict[str, Any]:
+        if not self._asked:
+            self._asked = True
+            return {"type": "http.request", "body": b""}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.body" and message.get("body"):
+            self.body.append(message["body"])
+            if self.after is not None and len(self.body) >= self.after:
+                self.gone.set()
+                await asyncio.sleep(5)  # a client that takes no more: the server cancels us here
+
+    async def get(self, url: str, query: bytes = b"") -> None:
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": url,
+            "query_string": query,
+            "headers": [],
+            "server": ("testserver", 80),
+            "asgi": {"version": "3.0"},
+        }
+        handler: Any = ASGIHandler()
+        await handler(scope, self.receive, self.send)
+
+
+class TestAsgi:
+    """Through Django's own handler, as an ASGI server calls it."""
+
+    @pytest.mark.parametrize("kind", ASYNC)
+    async def test_whole(self, kind: str, name: str) -> None:
+        """Held at every part and while the stream cleans up, free at the end."""
+        browser = Browser()
+        await browser.get(f"/{kind}/{name}/")
+        assert b"".join(browser.body) == b"1;1;1;"
+        assert is_free(name)
+        assert CLEANED[name] == 1
+
+    @pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")
+    @pytest.mark.parametrize("kind", ["stream", "class", "stream_of_async_view"])
+    async def test_sync_streams(self, kind: str, name: str) -> None:
+        """Streams that Django has to turn over to the other side."""
+        browser = Browser()
+        await browser.get(f"/{kind}/{name}/")
+        assert b"".join(browser.body) == b"1;1;1;"
+        assert is_free(name)
+
+    @pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")
+    @pytest.mark.parametrize("kind", ["file", "afile"])
+    async def test_file(self, kind: str, name: str) -> None:
+        """Files."""
+        browser = Browser()
+        await browser.get(f"/{kind}/{name}/")
+        assert b"".join(browser.body) == SOURCE
+        assert is_free(name)
+
+    @pytest.mark.parametrize("query", [b"", b"busy=1"])
+    async def test_disconnected(self, name: str, query: bytes) -> None:
+        """A client that leaves gives it back, after the stream has cleaned up."""
+        browser = Browser(after=3)
+        await browser.get(f"/endless/{name}/", query)
+        assert len(browser.body) == 3
+        assert is_free(name)
+        assert CLEANED[name] == 1
+
+
+class TestClients:
+    """Through Django's test clients: the lock is held until the test has read the response, or closed it."""
+
+    def test_sync(self, name: str) -> None:
+        """Read to its end."""
+        response: Any = Client().get(f"/stream/{name}/")
+        assert not is_free(name)
+        assert response.getvalue() == b"1;1;1;"
+        assert is_free(name)
+
+    async def test_async(self, name: str) -> None:
+        """Read to its end, and closed early in the loop's own thread."""
+        response: Any = await AsyncClient().get(f"/astream/{name}/")
+        assert b"".join([part async for part in response.streaming_content]) == b"1;1;1;"
+        assert is_free(name)
+        response = await AsyncClient().get(f"/endless/{name}/")
+        await anext(aiter(response.streaming_content))
+        response.close()
+        assert await asyncio.to_thread(eventually, lambda: is_free(name))
+        assert CLEANED[name] == 1

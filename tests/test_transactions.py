@@ -1,0 +1,496 @@
+"""`release="on_commit"`: the lock is given back after the outermost end of every transaction, however it ends (F47)."""
+
+# ruff: noqa: PT012, PT031, SIM117 - blocks inside of blocks are what is tested here
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, IntegrityError, connections, transaction
+from django.test import TestCase
+from django_mongodb_backend import transaction as mongo_transaction
+from pymongo import MongoClient
+from pytest_django import DjangoDbBlocker
+
+from django_mongolock import (
+    LockLostError,
+    LockReentryError,
+    LockStateError,
+    MongoLock,
+    mongo_lock,
+    mongo_locked,
+    mongo_semaphore,
+)
+from django_mongolock import transactions as module
+from django_mongolock.models import Lock
+from django_mongolock.signals import lock_released
+from django_mongolock.testing import MemoryLocks
+from tests.lock_fixtures import WITH_MONGO
+from tests.looking import document, holders, new_key
+from tests.row_files import Rows, row_file
+from tests.waiting import eventually
+
+
+@pytest.fixture
+def rows(tmp_path: Path, django_db_blocker: DjangoDbBlocker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rows]:
+    """The alias "file"."""
+    with django_db_blocker.unblock(), row_file("file", tmp_path / "one.sqlite3", monkeypatch) as made:
+        yield made
+
+
+@pytest.fixture
+def others(rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rows]:
+    """A second alias, "other"."""
+    with row_file("other", tmp_path / "two.sqlite3", monkeypatch) as made:
+        yield made
+
+
+@pytest.fixture
+def manual(rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rows]:
+    """An alias whose transactions the program ends itself."""
+    with row_file("manual", tmp_path / "three.sqlite3", monkeypatch, AUTOCOMMIT=False) as made:
+        yield made
+
+
+@pytest.fixture
+def story(rows: Rows) -> Iterator[list[str]]:
+    """What has happened, in order; a release says what others see of the rows then."""
+    told: list[str] = []
+
+    def look(**event: Any) -> None:
+        told.append(f"release, {len(rows())} rows")
+
+    lock_released.connect(look)
+    yield told
+    lock_released.disconnect(look)
+
+
+@pytest.fixture(autouse=True)
+def _untold() -> None:
+    """Every test is told of places again."""
+    module._told.clear()
+
+
+def work(rows: Rows, story: list[str], **options: Any) -> None:
+    """Write a row under a lock, inside whatever transaction is open."""
+    with mongo_lock(new_key(), **options):
+        story.append("acquire")
+        rows.write("a")
+
+
+class TestOnCommit:
+    """Acquire, commit, release."""
+
+    @pytest.mark.filterwarnings("ignore:.*was released inside the transaction")
+    def test_naive(self, rows: Rows, story: list[str]) -> None:
+        """What a plain lock does inside a transaction: whoever gets it next does not see the row. These tests would
+        find it."""
+        with transaction.atomic(using="file"):
+            work(rows, story)
+        story.append(f"{len(rows())} rows")
+        assert story == ["acquire", "release, 0 rows", "1 rows"]
+
+    def test_commit(self, rows: Rows, story: list[str]) -> None:
+        """After the commit."""
+        with transaction.atomic(using="file"):
+            work(rows, story, release="on_commit")
+            story.append("end of block")
+        assert story == ["acquire", "end of block", "release, 1 rows"]
+
+    def test_naive_on_commit_hook(self, rows: Rows, story: list[str]) -> None:
+        """Why it is no `transaction.on_commit`: a rolled back savepoint drops the hook, and the lock stays."""
+        lock = mongo_lock(new_key()).acquire()
+        with transaction.atomic(using="file"):
+            with pytest.raises(ZeroDivisionError), transaction.atomic(using="file"):
+                transaction.on_commit(lambda: story.append("hook"), using="file")
+                raise ZeroDivisionError
+            story.append("end of block")
+        assert story == ["end of block"]
+        lock.release()
+
+    def test_rollback(self, rows: Rows, story: list[str]) -> None:
+        """After the rollback; and the connection works as before."""
+        with pytest.raises(ZeroDivisionError), transaction.atomic(using="file"):
+            work(rows, story, release="on_commit")
+            raise ZeroDivisionError
+        assert story == ["acquire", "release, 0 rows"]
+        rows.write("after")
+        assert rows() == ["after"]
+
+    def test_rollback_from_inside_the_lock(self, rows: Rows, story: list[str]) -> None:
+        """An error that leaves the lock's block as well."""
+        with (
+            pytest.raises(ZeroDivisionError),
+            transaction.atomic(using="file"),
+            mongo_lock(new_key(), release="on_commit"),
+        ):
+            raise ZeroDivisionError
+        assert story == ["release, 0 rows"]
+
+    def test_set_rollback(self, rows: Rows, story: list[str]) -> None:
+        """A block that is marked for rollback and ends without an error."""
+        with transaction.atomic(using="file"):
+            work(rows, story, release="on_commit")
+            transaction.set_rollback(True, using="file")
+        assert story == ["acquire", "release, 0 rows"]
+
+    def test_savepoint_rollback(self, rows: Rows, story: list[str]) -> None:
+        """The lock was taken inside a savepoint that is rolled back: it stays until the outermost end."""
+        with transaction.atomic(using="file"):
+            rows.write("first")
+            with pytest.raises(ZeroDivisionError), transaction.atomic(using="file"):
+                work(rows, story, release="on_commit")
+                raise ZeroDivisionError
+            story.append("after the savepoint")
+        assert story == ["acquire", "after the savepoint", "release, 1 rows"]
+
+    @pytest.mark.parametrize("savepoint", [True, False])
+    def test_nested(self, rows: Rows, story: list[str], savepoint: bool) -> None:
+        """Blocks in blocks: only the outermost end counts."""
+        with transaction.atomic(using="file"):
+            with transaction.atomic(using="file", savepoint=savepoint):
+                with transaction.atomic(using="file"):
+                    work(rows, story, release="on_commit")
+                story.append("inner")
+            story.append("outer")
+        assert story == ["acquire", "inner", "outer", "release, 1 rows"]
+
+    def test_lock_around(self, rows: Rows, story: list[str]) -> None:
+        """With the transaction inside the lock there is nothing to wait for."""
+        with mongo_lock(new_key(), release="on_commit"):
+            with transaction.atomic(using="file"):
+                rows.write("a")
+            story.append("committed")
+        assert story == ["committed", "release, 1 rows"]
+
+    def test_without_a_transaction(self, rows: Rows, story: list[str]) -> None:
+        """Without one it is released at the end of its block."""
+        work(rows, story, release="on_commit")
+        assert story == ["acquire", "release, 1 rows"]
+
+    def test_several_databases(self, rows: Rows, others: Rows, story: list[str]) -> None:
+        """Transactions on two databases: released after the end of the last."""
+        with transaction.atomic(using="other"):
+            with transaction.atomic(using="file"):
+                work(rows, story, release="on_commit")
+                others.write("b")
+            story.append(f"one committed, {len(others())} of the other")
+        assert story == ["acquire", "one committed, 0 of the other", "release, 1 rows"]
+        assert others() == ["b"]
+
+    def test_two_locks(self, rows: Rows, story: list[str]) -> None:
+        """Several locks wait for the same end; a semaphore is a lock like any other."""
+        with transaction.atomic(using="file"):
+            work(rows, story, release="on_commit")
+            with mongo_semaphore(new_key(), 2, release="on_commit"):
+                pass
+        assert story == ["acquire", "release, 1 rows", "release, 1 rows"]
+
+    def test_decorator(self, rows: Rows, story: list[str]) -> None:
+        """The same option of the decorator."""
+        locked = mongo_locked("row:{name}", release="on_commit")(rows.write)
+        with transaction.atomic(using="file"):
+            locked(new_key())
+        assert story == ["release, 1 rows"]
+
+    def test_released_by_hand(self, rows: Rows, story: list[str]) -> None:
+        """`release()` waits for the end as well; until then the lock is held."""
+        with transaction.atomic(using="file"):
+            lock = mongo_lock(new_key(), release="on_commit").acquire()
+            assert lock.release()
+            assert lock.held
+            assert len(holders(lock.key)) == 1
+            assert lock.release()
+        assert story == ["release, 0 rows"]
+        assert not lock.held
+
+    def test_failing_hook(self, rows: Rows, story: list[str]) -> None:
+        """A function given to `on_commit` that raises keeps no lock."""
+
+        def fail() -> None:
+            story.append("hook")
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError), transaction.atomic(using="file"):
+            transaction.on_commit(fail, using="file")
+            work(rows, story, release="on_commit")
+        assert story == ["acquire", "release, 1 rows", "hook"]
+
+    def test_failing_commit(self, rows: Rows, story: list[str]) -> None:
+        """A commit that the database refuses is rolled back, and only then is the lock free."""
+        connection = connections["file"]
+        with connection.cursor() as cursor:
+            cursor.execute("CREATE TABLE parent (id INTEGER PRIMARY KEY)")
+            cursor.execute("CREATE TABLE child (id INTEGER REFERENCES parent DEFERRABLE INITIALLY DEFERRED)")
+        states: list[bool] = []
+
+        def look(**event: Any) -> None:
+            assert connection.connection is not None
+            states.append(connection.connection.in_transaction)
+
+        lock_released.connect(look)
+        try:
+            with pytest.raises(IntegrityError), transaction.atomic(using="file"):
+                work(rows, story, release="on_commit")
+                with connection.cursor() as cursor:
+                    cursor.execute("INSERT INTO child VALUES (5)")
+        finally:
+            lock_released.disconnect(look)
+        assert story == ["acquire", "release, 0 rows"]
+        assert states == [False]
+
+    def test_failing_rollback(self, rows: Rows, story: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where even the rollback fails, Django drops the connection, and the lock is free."""
+        connection = connections["file"]
+
+        def fail() -> None:
+            raise DatabaseError("gone")
+
+        with pytest.raises(ZeroDivisionError), transaction.atomic(using="file"):
+            work(rows, story, release="on_commit")
+            monkeypatch.setattr(connection, "_rollback", fail)
+            raise ZeroDivisionError
+        assert story == ["acquire", "release, 0 rows"]
+
+    def test_connection_closed_inside(self, rows: Rows, story: list[str]) -> None:
+        """A connection that is closed in the middle has ended its transaction."""
+        with transaction.atomic(using="file"):
+            work(rows, story, release="on_commit")
+            connections["file"].close()
+            story.append("closed")
+            with mongo_lock(new_key(), release="on_commit"):
+                pass
+        assert story == ["acquire", "release, 0 rows", "closed", "release, 0 rows"]
+
+    def test_autocommit_off(self, manual: Rows, story: list[str]) -> None:
+        """Where the program ends its transactions itself, that is what counts, not the end of a block."""
+        for end in (transaction.commit, transaction.rollback):
+            manual.write("a")
+            with transaction.atomic(using="manual"), mongo_lock(new_key(), release="on_commit"):
+                manual.write("b")
+            with mongo_lock(new_key(), release="on_commit"):
+                manual.write("c")
+            story.append("end of block")
+            end(using="manual")
+        assert manual() == ["a", "b", "c"]
+        assert story == ["end of block", "release, 0 rows", "release, 0 rows"] * 2
+
+    def test_nothing_stays_on_the_connection(self, rows: Rows, story: list[str]) -> None:
+        """Afterwards the connection is as it was."""
+        rows.write("first")
+        before = set(connections["file"].__dict__)
+        for _ in range(2):
+            with transaction.atomic(using="file"):
+                work(rows, story, release="on_commit")
+        assert set(connections["file"].__dict__) == before
+
+    def test_other_threads(self, rows: Rows, story: list[str]) -> None:
+        """A transaction of another thread is nobody else's business."""
+        with transaction.atomic(using="file"):
+            thread = threading.Thread(target=lambda: work_without_rows(story))
+            thread.start()
+            thread.join()
+        assert story == ["release, 0 rows"]
+
+    def test_thread_that_dies(self, rows: Rows) -> None:
+        """F32: a thread that ends inside its transaction leaves no lock."""
+        keys = [new_key()]
+
+        def die() -> None:
+            transaction.atomic(using="file").__enter__()
+            with mongo_lock(keys[0], release="on_commit"):
+                pass
+
+        thread = threading.Thread(target=die)
+        thread.start()
+        thread.join()
+        assert eventually(lambda: not holders(keys[0]), 20)
+
+    def test_wrong_option(self) -> None:
+        """What it may be is said."""
+        with pytest.raises(ValueError, match='release is "on_commit" or "now", not \'later\''):
+            mongo_lock("key", release="later")  # type: ignore[arg-type]
+
+
+def work_without_rows(story: list[str]) -> None:
+    with mongo_lock(new_key(), release="on_commit"):
+        pass
+
+
+class TestLoss:
+    """A lock that is known to be lost does not commit."""
+
+    def test_before_the_end_of_the_block(self, rows: Rows) -> None:
+        """As always: LockLostError on leaving the lock's block, and so a rollback."""
+        with pytest.raises(LockLostError), transaction.atomic(using="file"):
+            with mongo_lock(new_key(), release="on_commit") as lock:
+                rows.write("a")
+                lose(lock)
+        assert rows() == []
+
+    def test_before_the_commit(self, rows: Rows) -> None:
+        """Lost between its block and the commit: the commit is refused, and the connection goes on."""
+        with pytest.raises(LockLostError), transaction.atomic(using="file"):
+            with mongo_lock(new_key(), release="on_commit") as lock:
+                rows.write("a")
+            lose(lock)
+        assert rows() == []
+        rows.write("b")
+        assert rows() == ["b"]
+
+    def test_error_of_the_block(self, rows: Rows) -> None:
+        """The error of the block is never hidden."""
+        with pytest.raises(ZeroDivisionError), transaction.atomic(using="file"):
+            with mongo_lock(new_key(), release="on_commit") as lock:
+                pass
+            lose(lock)
+            raise ZeroDivisionError
+
+
+def lose(lock: MongoLock) -> None:
+    """The lock is lost, and its holder knows."""
+    for grant in lock._grants:
+        grant.lose("a test wants it so")
+
+
+@WITH_MONGO
+@pytest.mark.usefixtures("locks")
+class TestMongo:
+    """A transaction of django_mongodb_backend is one; Django's own atomic() on MongoDB is none."""
+
+    @pytest.mark.parametrize("error", [None, ZeroDivisionError])
+    def test_released_at_its_end(self, error: type[Exception] | None) -> None:
+        """By commit or by rollback."""
+        key = new_key()
+        with contextlib.suppress(ZeroDivisionError), mongo_transaction.atomic(using="mongo"):
+            with mongo_transaction.atomic(using="mongo"), transaction.atomic(using="mongo"):
+                with mongo_lock(key, release="on_commit"):
+                    Lock.objects.count()
+            assert len(holders(key)) == 1
+            if error:
+                raise error
+        assert holders(key) == []
+
+    def test_no_transaction(self) -> None:
+        """Nothing to wait for, nothing to warn of."""
+        key = new_key()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with transaction.atomic(using="mongo"):
+                with mongo_lock(key, release="on_commit"), mongo_lock(new_key()):
+                    pass
+                assert holders(key) == []
+
+    def test_lost(self) -> None:
+        """A lock that is known to be lost does not commit."""
+        connection: Any = connections["mongo"]
+        data = connection.database["pieces"]
+        data.insert_one({"before": True})
+        with pytest.raises(LockLostError), mongo_transaction.atomic(using="mongo"):
+            with mongo_lock(new_key(), release="on_commit") as lock:
+                data.insert_one({"inside": True}, session=connection.session)
+            lose(lock)
+        assert connection.session is None
+        assert data.count_documents({"inside": True}) == 0
+
+
+def test_memory(mongolock: MemoryLocks) -> None:
+    """A lock that is kept in memory has no transaction with anything: told before anything is done."""
+    with mongo_lock("a") as lock, pytest.raises(LockStateError, match="not kept in MongoDB"):
+        lock.atomic(MongoClient[Any](connect=False)).__enter__()
+
+
+class TestWarning:
+    """A lock that is given back inside an open transaction says so, once for each place."""
+
+    def test_told_once(self, rows: Rows) -> None:
+        """It names the database, the place and the cures."""
+        with pytest.warns(RuntimeWarning, match="released inside the transaction that is open on 'file'") as caught:
+            for _ in range(3):
+                with transaction.atomic(using="file"):
+                    with mongo_lock(new_key()):
+                        rows.write("a")
+        (warning,) = caught
+        assert warning.filename == __file__
+        for cure in ('release="on_commit"', "open the transaction inside the lock", 'release="now"'):
+            assert cure in str(warning.message)
+
+    @pytest.mark.parametrize("release", ["now", "on_commit"])
+    def test_not_told(self, rows: Rows, release: Any) -> None:
+        """Who has said what is meant is not warned."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with transaction.atomic(using="file"), mongo_lock(new_key(), release=release):
+                pass
+
+    def test_now(self, rows: Rows, story: list[str]) -> None:
+        """And "now" is at once."""
+        with transaction.atomic(using="file"):
+            work(rows, story, release="now")
+            story.append("end of block")
+        assert story == ["acquire", "release, 0 rows", "end of block"]
+
+
+class TestTestCase(TestCase):
+    """Tests run in a transaction of their own: it does not count, or every lock of a test would stay."""
+
+    databases = {"default"}  # noqa: RUF012
+
+    def release(self, error: type[Exception] | None, savepoint: bool) -> None:
+        key = new_key()
+        with transaction.atomic(savepoint=savepoint):
+            with mongo_lock(key, release="on_commit"):
+                pass
+            assert len(holders(key)) == savepoint
+            if savepoint:
+                with pytest.raises(LockReentryError):
+                    mongo_lock(key).acquire()
+            if error is not None:
+                raise error
+
+    def test_outermost_block_of_the_code(self) -> None:
+        """The outermost block of the code under test is what counts: locks are free for the next call."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with mongo_lock(new_key()):
+                pass
+        key = new_key()
+        for _ in range(2):
+            with transaction.atomic(), transaction.atomic(), mongo_lock(key, release="on_commit"):
+                pass
+            assert holders(key) == []
+
+    def test_ends(self) -> None:
+        """By commit or rollback of its savepoint; a block without one has no end that can be seen."""
+        self.release(None, True)
+        with pytest.raises(ZeroDivisionError):
+            self.release(ZeroDivisionError, True)
+        self.release(None, False)
+
+
+def test_next_holder_sees_the_row(rows: Rows) -> None:
+    """Whoever waits for the lock gets it after the commit, and sees what was written under it."""
+    key, seen = new_key(), []
+
+    def next_one() -> None:
+        with mongo_lock(key, wait=20):
+            seen.append(rows())
+
+    thread = threading.Thread(target=next_one)
+    with transaction.atomic(using="file"):
+        with mongo_lock(key, release="on_commit"):
+            thread.start()
+            assert eventually(lambda: waits(key))
+            rows.write("a")
+    thread.join(20)
+    assert seen == [["a"]]
+
+
+def waits(key: str) -> bool:
+    return bool(document(key).get("waiters"))
