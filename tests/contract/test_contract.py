@@ -241,8 +241,8 @@ class TestTime:
     """Leases, by the clock of whoever keeps the locks."""
 
     def test_a_living_holder_keeps_it(self, key: str, world: World, elsewhere: Elsewhere) -> None:
-        with mongo_lock(key, lease=0.6) as lock:
-            world.let_pass(1.8)
+        with mongo_lock(key, lease=2) as lock:
+            world.let_pass(4.5)
             assert lock.held
             assert not elsewhere(key).try_acquire()
 
@@ -262,9 +262,9 @@ class TestTime:
             world.let_pass(0.4)
 
     def test_extend(self, key: str, world: World, face: Face) -> None:
-        lock = face.acquire(mongo_lock(key, lease=0.5, auto_renew=False))
+        lock = face.acquire(mongo_lock(key, lease=2, auto_renew=False))
         face.extend(lock, 60)
-        world.let_pass(0.6)
+        world.let_pass(2.2)
         assert lock.held
         assert lock.remaining > 50
         assert face.release(lock)
