@@ -14,7 +14,7 @@ from django.http import HttpRequest
 from django.views import View
 
 from .contention import SKIPPED, Policy, check_policy, find_request, resolve
-from .context import current_request
+from .context import current_request, task_owner
 from .engine.document import check_key
 from .engine.locks import MongoLock
 from .exceptions import LockBackendError, LockNotAcquired
@@ -165,14 +165,15 @@ class _LockedCall:
             template.check(self.signature, self.name)
 
     def lock(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MongoLock:
-        """A fresh lock for one call."""
+        """A fresh lock for one call. That of a Celery task that would be redelivered belongs to the task's id."""
+        options = self.options if "owner" in self.options else {**self.options, "owner": task_owner()}
         if self.key is not None:
-            return mongo_lock(self.key(*args, **kwargs), **self.options)
+            return mongo_lock(self.key(*args, **kwargs), **options)
         if not self.templates:
-            return mongo_lock(LockKey(self.name, self.name), **self.options)
+            return mongo_lock(LockKey(self.name, self.name), **options)
         arguments = call_arguments(self.signature, args, kwargs)
         keys = (LockKey(template.fill(arguments), template.template) for template in self.templates)
-        return mongo_lock(*keys, **self.options)
+        return mongo_lock(*keys, **options)
 
     def function(self) -> Callable[..., Any]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
