@@ -226,7 +226,7 @@ def check_documents(
     """The declared document locks: can stale documents be found without reading the whole collection?"""
     if not databases or any(message.is_serious() for message in check_settings(app_configs=None)):
         return []
-    home = raw_settings()["DATABASE"]
+    home = raw_settings().get("DATABASE")
     found: list[CheckMessage] = []
     for lock in declared():
         if (lock.alias or home) not in databases:

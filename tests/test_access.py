@@ -22,6 +22,7 @@ from pymongo.errors import OperationFailure
 
 from django_mongolock import checks, mongo_lock
 from django_mongolock.backends.base import get_backend, mongo_store
+from django_mongolock.documents import registry
 from django_mongolock.engine.indexes import ensure_indexes
 from django_mongolock.exceptions import LockBackendError
 from django_mongolock.models import Lock
@@ -143,8 +144,11 @@ class TestRights:
         assert PASSWORD not in caplog.text
 
     @pytest.mark.parametrize("user", ["mongolock", "least"])
-    def test_the_least_rights_are_enough(self, login: Connect, root: Any, user: str) -> None:
+    def test_the_least_rights_are_enough(
+        self, login: Connect, root: Any, user: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Taking, renewing, waiting, shared, asking, forcing, clearing, the admin and the commands."""
+        monkeypatch.setattr(registry, "_declared", {})  # documents need rights of their own
         login(user)
         with mongo_lock("k", lease=1, label="nightly") as lock:
             first = lock.remaining

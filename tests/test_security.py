@@ -38,7 +38,13 @@ SECRET = "hunter2"
 
 METHODS = ["get", "head", "options", "post", "put", "patch", "delete"]
 #: Each page of the admin, and whether looking at it is enough to use it.
-PAGES = {"changelist": LIST, "force_release": RELEASE, "history": f"{LIST}k/history/", "change": f"{LIST}k/change/"}
+PAGES = {
+    "changelist": LIST,
+    "force_release": RELEASE,
+    "documents": f"{LIST}documents/",
+    "history": f"{LIST}k/history/",
+    "change": f"{LIST}k/change/",
+}
 ACTIONS = {"ask_to_release", "force_release", "clear_stale"}
 
 
