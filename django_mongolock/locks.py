@@ -119,8 +119,9 @@ def mongo_lock(
     lease: seconds that the lock lives after its process has died (MONGOLOCK["LEASE"]); it is renewed until then.
     wait: seconds to wait for it (MONGOLOCK["WAIT"]); 0: a single try; None: without end.
     mode: "exclusive", or "shared" for readers, who exclude only the exclusive.
-    owner: who is meant to hold it, such as a task's id. Whoever asks with the owner of a holder takes the lock over
-    at once, with a new fencing token; a former holder that still lives learns of its loss at its next renewal.
+    owner: who is meant to hold it, such as a task's id, so that it can go on after a crash: whoever asks with the
+    owner of a holder whose process is gone for sure (on this machine, in this container) takes its place at once, with
+    a new fencing token. While that process may live, it waits in its turn.
     label: a word to the people who look at the locks. min_hold: seconds that the key stays locked from the grant
     on, even if it is released before. reentrant: may this thread or task take a key again that it holds? If not,
     LockReentryError tells of it, instead of a wait for oneself. auto_renew: renew in the background; if not, the

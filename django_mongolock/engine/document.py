@@ -117,10 +117,13 @@ class Terms:
         return self.lease + self.margin
 
 
-def entry(grant: str, session: str, terms: Terms, facts: Mapping[str, str | int], worker: str = "") -> dict[str, Any]:
+def entry(
+    grant: str, session: str, terms: Terms, facts: Mapping[str, str | int], worker: str = "", *, process: str = ""
+) -> dict[str, Any]:
     """The entry of one grant, as it stands among the waiters and then among the holders of its document.
 
-    worker: a name of the thread or task, by which deadlocks are found.
+    worker: a name of the thread or task, by which deadlocks are found. process: a name of the process, by which an
+    owner finds out that its former one is gone (`processes`).
     """
     made: dict[str, Any] = {
         "grant": grant,
@@ -135,8 +138,16 @@ def entry(grant: str, session: str, terms: Terms, facts: Mapping[str, str | int]
     }
     made = {**facts, **made}
     if terms.owner is not None:
-        made["owner"] = terms.owner
+        made |= {"owner": terms.owner, "process": process}
     return made
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """Another grant of the same owner, which holds the key: of a run that may have died. process: see `entry`."""
+
+    grant: str
+    process: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +158,7 @@ class Reply:
     beat: the number of the renewal that last reached it. place: how many are ahead in the queue (None: not in it).
     queued_left: until the end of its place there. waiting: how long the queue is. first_end: until the first of the
     holders would end (None: nobody holds it). holder: one of them, in words. found: was there a document that the
-    command fitted? last_token: the last that was given to anybody.
+    command fitted? last_token: the last that was given to anybody. former: another grant of the asking owner.
     """
 
     left: float | None = None
@@ -161,6 +172,7 @@ class Reply:
     holder: str | None = None
     found: bool = True
     last_token: int = 0
+    former: Former | None = None
 
     @property
     def held(self) -> bool:
@@ -200,7 +212,15 @@ def read_reply(key: str, raw: Mapping[str, Any] | None) -> Reply:
         first_end=(first_end - now).total_seconds() if first_end else None,
         holder=describe(holder, now) if holder else None,
         last_token=raw["token"] if isinstance(raw.get("token"), int) else 0,
+        former=_read_former(raw.get("former")),
     )
+
+
+def _read_former(raw: object) -> Former | None:
+    match raw:
+        case {"grant": str(grant), "process": str(process)}:
+            return Former(grant, process)
+    return None
 
 
 #: The type that every field has which we write; the same as in `step`, for the driver's side.

@@ -422,7 +422,8 @@ class MongoLock:
         grant.users.add(id(self))
         grant.on_lost = _weakly(self, options.on_lost)
         grant.on_release_requested = _weakly(self, options.on_release_requested)
-        made = entry(grant.id, session.id, terms, self._facts(), session.name_worker(worker))
+        process = "" if terms.owner is None else session.name_process()
+        made = entry(grant.id, session.id, terms, self._facts(), session.name_worker(worker), process=process)
         grant.request = protocol.Request(
             key,
             grant.id,

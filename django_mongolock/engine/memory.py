@@ -19,6 +19,7 @@ from . import clock
 from .deadlock import Cycle, cycle_of
 from .document import Reply, read_reply
 from .grant import TAKEN, Grant
+from .processes import Fate
 from .protocol import Heard, Pause
 from .rule import apply_rule
 from .session import Observer, Session
@@ -141,7 +142,7 @@ class MemoryStore:
         self._answer(key)
         given = partial(_is_held, grants=(step.given,)) if step.given else None
         document, now = self.server.apply(key, step, self.limits, given)
-        return reply_of(key, document, step.ask, now)
+        return reply_of(key, document, step.ask, now, step.owner)
 
     def give_back(self, key: str, step: Step, timeout: float) -> bool:
         self._answer(key)
@@ -153,9 +154,9 @@ class MemoryStore:
         document, _ = self.server.apply(key, Step(remove=(grant,)), self.limits, partial(_is_alone, grant=grant))
         return document is not None
 
-    def read(self, key: str, grant: str, timeout: float) -> Reply:
+    def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
         self._answer(key)
-        return reply_of(key, self.server.documents.get(key), grant, self.server.time)
+        return reply_of(key, self.server.documents.get(key), grant, self.server.time, owner)
 
     def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
         self._answer()
@@ -212,6 +213,14 @@ class MemorySession(Session):
             self.forget(grant)
         self.close()
 
+    def name_process(self) -> str:
+        """See Session.name_process(). A session is a process here."""
+        return self.id
+
+    def fate(self, process: str) -> Fate:
+        """See Session.fate()."""
+        return "alive" if any(session.id == process for session in self._server.sessions) else "gone"
+
     def holding(self, key: str) -> list[Grant]:
         """The grants of *key* that are held here."""
         return [grant for grant in list(self._grants.values()) if grant.key == key and grant.held]
@@ -255,6 +264,10 @@ def _is_held(document: Document, grants: Sequence[str]) -> bool:
     return any(e["grant"] in grants for e in document["holders"])
 
 
+def _is_former(holder: Document, grant: str, owner: str | None) -> bool:
+    return owner is not None and holder.get("owner") == owner and holder["grant"] != grant and "released" not in holder
+
+
 def _is_alone(document: Document, grant: str) -> bool:
     return [e["grant"] for e in document["holders"]] == [grant] and not document["waiters"]
 
@@ -263,8 +276,8 @@ def _is_there(document: Document, grants: Sequence[str]) -> bool:
     return any(e["grant"] in grants for e in (*document["holders"], *document["waiters"]))
 
 
-def reply_of(key: str, document: Document | None, grant: str, now: datetime) -> Reply:
-    """What MongoDB answers by the projection `step.REPLY`."""
+def reply_of(key: str, document: Document | None, grant: str, now: datetime, owner: str | None = None) -> Reply:
+    """What MongoDB answers by the projection `step.REPLY`, or for an owner `step.REPLY_TO_OWNER`."""
     if document is None:
         return read_reply(key, None)
     holders, waiters = document["holders"], document["waiters"]
@@ -278,5 +291,6 @@ def reply_of(key: str, document: Document | None, grant: str, now: datetime) -> 
         "waiting": len(waiters),
         "first_end": min((e["until"] for e in holders), default=None),
         "holder": next(iter(holders), None),
+        "former": next((e for e in holders if _is_former(e, grant, owner)), None),
     }
     return read_reply(key, answer)

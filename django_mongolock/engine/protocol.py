@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeVar
 from ..exceptions import LockBackendError, LockCancelled, LockDeadlock, LockNotAcquired, LockQueueFull
 from .deadlock import Cycle
 from .document import News, Reply, Terms, milliseconds
+from .processes import Fate
 from .step import Step
 
 #: How long an id that was given up stays under a tombstone, in milliseconds: longer than any network holds up a
@@ -35,6 +36,8 @@ INDOORS: Final = 0.5
 #: From which place in the queue on the change stream need not be listened to yet, and for how long, in seconds.
 NEAR: Final = 8
 LONGEST_QUIET: Final = 1.0
+#: How often whoever waits for a former run of the same owner looks whether that has died, in seconds.
+VIGIL: Final = 0.5
 FOREVER: Final = float("inf")
 
 
@@ -64,10 +67,11 @@ class GiveBackAlone:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Read how a grant stands, by what the majority has. Outcome: an `Answer`."""
+    """Read how a grant stands, by what the majority has, and what *owner* has there besides. Outcome: an `Answer`."""
 
     key: str
     grant: str
+    owner: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +103,15 @@ Protocol = Generator[Action, Any, T]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A reply, and when the command was sent and answered, in seconds of the local clock."""
+    """A reply, and when the command was sent and answered, in seconds of the local clock.
+
+    former: what is known of the process that has the other grant of this owner; None if there is none.
+    """
 
     reply: Reply
     sent: float
     now: float
+    former: Fate | None = None
 
 
 #: Where somebody stands among those of this process who want the same key: behind another one who waits; next, when
@@ -160,11 +168,16 @@ class Request:
     def enter(self, trial: bool) -> Apply:
         return Apply(self.key, Step(ask=self.grant, add=self.entry, trial=trial))
 
+    def resume(self, former: str, trial: bool) -> Apply:
+        """Take the place of a grant of the same owner whose process is gone."""
+        step = Step(ask=self.grant, add=self.entry, remove=(former,), force=True, resumes=True, trial=trial)
+        return Apply(self.key, step)
+
     def confirm(self) -> Apply:
         return Apply(self.key, Step(ask=self.grant, renew=(self.grant,), beat=self.beat))
 
     def look(self) -> Look:
-        return Look(self.key, self.grant)
+        return Look(self.key, self.grant, self.terms.owner)
 
     @property
     def enough(self) -> float:
@@ -181,11 +194,12 @@ class Pace:
     """How often to look while nobody listens, and when to suspect a deadlock, in a wait since *started*. Seconds.
 
     Looking is spread by full jitter under a ceiling. It starts low when somebody has moved up in the queue, lower the
-    nearer to its head, and grows with every fourth look.
+    nearer to its head, and grows with every fourth look. vigil: how soon to look whether a former run has died.
     """
 
     started: float
     suspicion: float = FOREVER
+    vigil: float = FOREVER
     doubt: float = SUSPICION
     looks: int = 0
     place: int = -1
@@ -239,7 +253,11 @@ def acquire(
             # may be none any more: take it for a whole lease.
             action, answer = request.confirm(), None
             continue
+        if reply.former is not None and answer.former == "gone":
+            action, answer = request.resume(reply.former.grant, trial), None
+            continue
         _refuse_the_rest(action, reply, now - pace.started)
+        pace.vigil = VIGIL if answer.former == "alive" else FOREVER
         answer = None
         if reply.place is None or reply.first_end is None or reply.first_end <= 0:
             # Not in the queue any more, or nobody holds the lock: an update prunes and grants.
@@ -271,7 +289,7 @@ def _wait_for_news(request: Request, reply: Reply, deadline: float, now: float, 
     if pace.suspects(now):
         yield from _refuse_deadlock(request, now - pace.started)
     end = (reply.first_end or 0.0) + SLACK if place == 0 else FOREVER
-    timer = max(0.0, min(deadline - now, pace.suspicion - now, end))
+    timer = max(0.0, min(deadline - now, pace.suspicion - now, end, pace.vigil))
     heard: Heard = yield Pause(request.grant, timer, pace.poll(place), request.quiet(place))
     if heard.cancelled:
         yield from leave(request)

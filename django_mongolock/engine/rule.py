@@ -52,13 +52,14 @@ class _Rule:
         step, foreign = self.step, document["clock"] != clock
         living = self.living(document["holders"], "term", foreign=foreign)
         lining = self.living(document["waiters"], "patience", foreign=foreign)
-        kept = self.renewed(self.without_removed(self.without_former(living)), "term")
+        kept = self.renewed(self.without_removed(living), "term")
         kept = [{**e, "asked": step.caller} if e["grant"] in step.call else e for e in kept]
-        queue = [e for e in self.without_former(lining) if e["grant"] not in step.remove]
+        queue = [e for e in lining if e["grant"] not in step.remove]
         queue = self.renewed(queue, "patience")
         if step.add is not None:
-            known = {e["grant"] for e in (*kept, *queue, *document["graves"])}
-            queue = self.with_new(step.add, queue, known, {e.get("owner") for e in living})
+            done = {e["grant"] for e in (*kept, *document["graves"])}
+            resumes = step.resumes and any(e["grant"] in step.remove for e in living)
+            queue = self.with_new(step.add, queue, done, resumes=resumes)
         fitting = self.fitting(kept, queue)
         granted = [self.granted(e, document["token"] + 1 + place) for place, e in enumerate(queue[:fitting])]
         waiting = queue[fitting:]
@@ -80,13 +81,6 @@ class _Rule:
             if foreign or e["until"] > self.now:
                 living.append({**e, "until": whole} if foreign or e["until"] > whole else e)
         return living
-
-    def without_former(self, entries: Entries) -> Entries:
-        """Who has the owner of the new entry makes way for it. Not the new one itself: its command may come twice."""
-        new = self.step.add
-        if new is None or "owner" not in new:
-            return entries
-        return [e for e in entries if e.get("owner") != new["owner"] or e["grant"] == new["grant"]]
 
     def without_removed(self, holders: Entries) -> Entries:
         """Holders without the removed. One that must stay a while is renewed no more: it only waits for its end."""
@@ -113,14 +107,18 @@ class _Rule:
             "term": Int64(max(entry["term"], step.term)),
         }
 
-    def with_new(self, new: Document, queue: Entries, known: set[str], owners: set[str | None]) -> Entries:
-        """The queue with the new entry, unless it is there already, lies under a tombstone, or finds no room."""
-        if new["grant"] in known:
+    def with_new(self, new: Document, queue: Entries, done: set[str], *, resumes: bool) -> Entries:
+        """The queue with the new entry, unless it is there already, lies under a tombstone, or finds no room.
+
+        resumes: it takes the place of a holder that was removed, and goes to the head, from wherever it stands.
+        """
+        if new["grant"] in done:
             return queue
         entry = {**new, "since": self.now, "until": self.after(new["patience"])}
-        if "owner" in new and new["owner"] in owners:
-            return [entry, *queue]
-        return queue if len(queue) >= self.limits.waiters else [*queue, entry]
+        others = [e for e in queue if e["grant"] != new["grant"]]
+        if resumes:
+            return [entry, *others]
+        return queue if len(others) < len(queue) or len(queue) >= self.limits.waiters else [*queue, entry]
 
     def fitting(self, kept: Entries, queue: Entries) -> int:
         """How many fit, counted from the head of the queue."""

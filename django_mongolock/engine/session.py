@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from ..exceptions import LockBackendError, LockError, LockStateError
-from . import clock, drivers, protocol
+from . import clock, drivers, processes, protocol
 from .document import News, Reply, Terms
 from .grant import CLOSED, TAKEN, Grant, Guard, Handle, LineKey, State
 from .logs import DEBUG, INFO, WARNING, log, log_exception
@@ -149,13 +149,14 @@ class Session:
                 return self.store.give_back_alone(key, grant_id, timeout)
             case FindDeadlock(key, grant_id):
                 return self.store.deadlock(key, grant_id, timeout)
-            case Look(key, grant_id):
-                return self._answer(grant_id, self.store.read(key, grant_id, timeout), sent)
+            case Look(key, grant_id, owner):
+                return self._answer(grant_id, self.store.read(key, grant_id, timeout, owner), sent)
         raise TypeError(f"not a command: {action!r}")
 
     def _answer(self, grant_id: str, reply: Reply, sent: float) -> Answer:
         """Note for how long a place in the queue is good: if the grant comes by the stream, it is good for as long."""
-        answer = Answer(reply, sent, self.now())
+        former = None if reply.former is None else self.fate(reply.former.process)
+        answer = Answer(reply, sent, self.now(), former)
         grant = self._grants.get(grant_id)
         if grant is None:
             return answer
@@ -332,6 +333,14 @@ class Session:
     def name_worker(self, worker: object) -> str:
         """A name for a thread or task, which nobody else has while it holds a lock or waits for one."""
         return f"{self.id}/{id(worker):x}"
+
+    def name_process(self) -> str:
+        """A name for this process, by which `fate` can tell that it is gone."""
+        return processes.this_process()
+
+    def fate(self, process: str) -> processes.Fate:
+        """What became of the process of that name."""
+        return processes.fate(process)
 
     def expect(self, grant: Grant) -> None:
         """The grant is about to be asked for: have its place in the queue renewed from now on."""

@@ -13,8 +13,8 @@ In words:
 3. *Remove* the given grants; leave a tombstone for them if asked, so that a command that was held up on its way
    cannot bring them back. A holder with a minimum hold stays until that is over, unless removed by force.
 4. *Renew* the given grants. A renewal never brings an end nearer: it may have been held up as well.
-5. *Add* the given entry at the end of the queue, unless it is there already or lies under a tombstone.
-   An entry with the owner of a holder takes that holder's place at once.
+5. *Add* the given entry at the end of the queue, unless it is there already or lies under a tombstone. An entry
+   that *resumes* a removed holder, which was there until now, is put at the head.
 6. *Grant*: from the head of the queue, as many as fit. The first that does not fit blocks all behind it.
 7. If this was only a trial, take what was added out of the queue again.
 
@@ -57,7 +57,7 @@ class Step:
     the queue. remove, renew: grant ids. bury: how long the removed ids stay under a tombstone, 0 for not at all.
     force: end a minimum hold too. lease, term: lengthen the lease of the renewed grants to this. beat: the number
     of the renewal, which it leaves on what it renewed. call: ids of holders that *caller* asks to release the lock.
-    given: apply the step only while this grant holds the lock.
+    given: apply the step only while this grant holds the lock. resumes: the new entry takes the place of the removed.
     """
 
     ask: str = ""
@@ -73,6 +73,12 @@ class Step:
     given: str = ""
     call: tuple[str, ...] = ()
     caller: str = ""
+    resumes: bool = False
+
+    @property
+    def owner(self) -> str | None:
+        """Whose new entry it adds, if somebody's."""
+        return None if self.add is None else self.add.get("owner")
 
     @property
     def upserts(self) -> bool:
@@ -81,11 +87,10 @@ class Step:
 
     def pipeline(self) -> list[RawBSONDocument]:
         """The command's update."""
-        resumes = self.add is not None and "owner" in self.add
         return _pipeline(
             asks=bool(self.ask),
             adds=self.add is not None,
-            resumes=resumes,
+            resumes=self.resumes,
             trial=self.trial,
             removes=bool(self.remove),
             force=self.force,
@@ -191,8 +196,6 @@ def _living(entries: Expression, length: str) -> Expression:
 _IS_REMOVED: Expression = {"$in": ["$$e.grant", "$$c.remove"]}
 _IS_NEW: Expression = {"$eq": ["$$e.grant", "$$c.add.grant"]}
 _IS_ASKED: Expression = {"$eq": ["$$e.grant", "$$c.ask"]}
-#: Has the entry the owner of the new one? Not the new one itself: its command may arrive twice.
-_MAKES_WAY: Expression = {"$and": [{"$eq": ["$$e.owner", "$$c.add.owner"]}, {"$not": [_IS_NEW]}]}
 
 
 def _without_removed(holders: Expression) -> Expression:
@@ -223,8 +226,12 @@ def _with_new(resumes: bool) -> Expression:
     at_end = {"$cond": [{"$or": [known, full]}, "$$queue", {"$concatArrays": ["$$queue", entry]}]}
     if not resumes:
         return at_end
-    at_head = {"$cond": [known, "$$queue", {"$concatArrays": [entry, "$$queue"]}]}
-    return {"$cond": [{"$in": ["$$c.add.owner", "$$living.owner"]}, at_head, at_end]}
+    # It may stand in the queue already. Where the removed is not there any more, there is nothing to resume; so the
+    # second copy of the command changes nothing.
+    done = {"$in": ["$$c.add.grant", {"$concatArrays": ["$$kept.grant", "$$doc.graves.grant"]}]}
+    is_there = {"$gt": [_size({"$setIntersection": ["$$living.grant", "$$c.remove"]}), 0]}
+    at_head = {"$concatArrays": [entry, _filter("$$queue", {"$not": [_IS_NEW]})]}
+    return {"$cond": [{"$and": [is_there, {"$not": [done]}]}, at_head, at_end]}
 
 
 #: How many fit, counted from the head of the queue: the place of the first that does not.
@@ -342,9 +349,6 @@ def _pipeline(
     upserts = adds or buries
     kept: Expression = "$$living"
     queue: Expression = "$$lining"
-    if resumes:
-        kept = _filter(kept, {"$not": [_MAKES_WAY]})
-        queue = _filter(queue, {"$not": [_MAKES_WAY]})
     if removes:
         kept = _filter(kept, {"$not": [_IS_REMOVED]}) if force else _without_removed(kept)
         queue = _filter(queue, {"$not": [_IS_REMOVED]})
@@ -414,16 +418,21 @@ LEAVE_ALONE: list[RawBSONDocument] = [
 
 #: The answer to every command, and to a read: what concerns the grant asked about, and enough of the others for
 #: a helpful error. Its size does not grow with the queue.
-REPLY: RawBSONDocument = _encoded(
-    {
-        "_id": 0,
-        "now": "$$NOW",
-        "token": 1,
-        "mine": {"$first": _filter("$holders", _IS_ASKED)},
-        "place": {"$indexOfArray": ["$waiters.grant", "$$c.ask"]},
-        "queued": {"$first": _filter("$waiters", _IS_ASKED)},
-        "waiting": _size("$waiters"),
-        "first_end": {"$min": "$holders.until"},
-        "holder": {"$first": "$holders"},
-    }
-)
+_ANSWER: dict[str, Expression] = {
+    "_id": 0,
+    "now": "$$NOW",
+    "token": 1,
+    "mine": {"$first": _filter("$holders", _IS_ASKED)},
+    "place": {"$indexOfArray": ["$waiters.grant", "$$c.ask"]},
+    "queued": {"$first": _filter("$waiters", _IS_ASKED)},
+    "waiting": _size("$waiters"),
+    "first_end": {"$min": "$holders.until"},
+    "holder": {"$first": "$holders"},
+}
+REPLY: RawBSONDocument = _encoded(_ANSWER)
+#: To whoever asks for an owner: also which other grant of this owner holds the key, unless that was released and is
+#: only kept for its minimum hold.
+_IS_FORMER: Expression = {
+    "$and": [{"$eq": ["$$e.owner", "$$c.add.owner"]}, {"$not": [_IS_ASKED]}, {"$not": ["$$e.released"]}]
+}
+REPLY_TO_OWNER: RawBSONDocument = _encoded({**_ANSWER, "former": {"$first": _filter("$holders", _IS_FORMER)}})

@@ -27,7 +27,7 @@ from pymongo.server_description import ServerDescription
 from ..exceptions import LockBackendError, LockDocumentError
 from .deadlock import Cycle, chain_pipeline, cycle_of, read_chain
 from .document import SCHEMA, Reply, find_damage, read_reply, tidy_fact
-from .step import IS_WHOLE, LEAVE_ALONE, REPLY, Limits, Step
+from .step import IS_WHOLE, LEAVE_ALONE, REPLY, REPLY_TO_OWNER, Limits, Step
 
 Document = dict[str, Any]
 
@@ -130,8 +130,8 @@ class Store(Protocol):
     def give_back_alone(self, key: str, grant: str, timeout: float) -> bool:
         """Remove *grant*, which has no minimum hold, if it is the only holder and nobody waits; was that so?"""
 
-    def read(self, key: str, grant: str, timeout: float) -> Reply:
-        """Tell how *grant* stands."""
+    def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
+        """Tell how *grant* stands, and what *owner* has there besides."""
 
     def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
         """Renew the grants of *step*, which are in the documents of *keys*; return what was found under each key."""
@@ -212,7 +212,7 @@ class MongoStore:
             "let": step.arguments(self.config.limits, CLOCK),
             "upsert": step.upserts,
             "new": True,
-            "fields": REPLY,
+            "fields": REPLY if step.owner is None else REPLY_TO_OWNER,
             "writeConcern": {"w": "majority"},
         }
         collection = self.collection
@@ -276,11 +276,13 @@ class MongoStore:
         except PyMongoError as error:
             raise self._problem(error, key, timeout) from _bare(error)
 
-    def read(self, key: str, grant: str, timeout: float) -> Reply:
-        """Tell how *grant* stands, by what is majority-committed."""
+    def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
+        """Tell how *grant* stands, by what is majority-committed, and what *owner* has there besides."""
+        asked: Document = {"ask": grant} if owner is None else {"ask": grant, "add": {"owner": owner}}
+        fields = REPLY if owner is None else REPLY_TO_OWNER
         try:
             with pymongo.timeout(timeout):
-                answer = self.collection.find_one({"_id": {"$eq": key}}, REPLY, let={"c": {"$literal": {"ask": grant}}})
+                answer = self.collection.find_one({"_id": {"$eq": key}}, fields, let={"c": {"$literal": asked}})
         except PyMongoError as error:
             raise self._problem(error, key, timeout) from _bare(error)
         return read_reply(key, answer)

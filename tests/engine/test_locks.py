@@ -460,20 +460,6 @@ def test_a_minimum_hold_keeps_others_out_after_the_release(lock: LockMaker, othe
         assert 0.39 <= clock.now() - started < 1.0
 
 
-def test_an_owner_resumes_with_a_new_token_and_the_old_grant_is_lost(
-    lock: LockMaker, other: LockMaker, face: Face
-) -> None:
-    """A task that was redelivered after a crash goes on at once; the grant it had before is told to be lost."""
-    terms = Terms(lease=1.0, margin=0.1, owner="task 5")
-    before = lock(terms=terms).acquire()
-    after = face.acquire(other(terms=terms, wait=0))
-    assert after.fencing_token > before.fencing_token
-    assert eventually(lambda: before.lost, 1)
-    assert not before.release()
-    assert after.held
-    assert face.release(after)
-
-
 def test_readers_share_and_a_writer_waits(lock: LockMaker, other: LockMaker, face: Face) -> None:
     """Shared grants live together, an exclusive one alone."""
     with face.block(lock(terms=READER)), other(terms=READER) as reader:

@@ -8,7 +8,8 @@ import pytest
 
 from django_mongolock.engine import protocol
 from django_mongolock.engine.deadlock import Cycle, Wait
-from django_mongolock.engine.document import News, Reply, Terms, entry, milliseconds
+from django_mongolock.engine.document import Former, News, Reply, Terms, entry, milliseconds
+from django_mongolock.engine.processes import Fate
 from django_mongolock.engine.protocol import (
     Answer,
     Apply,
@@ -50,9 +51,9 @@ class Play:
         self.action: Any = next(self.steps)
         self.result: Any = None
 
-    def answer(self, reply: Reply, took: float = 0.01) -> Any:
+    def answer(self, reply: Reply, took: float = 0.01, former: Fate | None = None) -> Any:
         sent, self.now = self.now, self.now + took
-        return self._send(Answer(reply, sent, self.now))
+        return self._send(Answer(reply, sent, self.now, former))
 
     def fail(self, passing: bool = True, took: float = 1.0) -> Any:
         self.now += took
@@ -480,3 +481,39 @@ def test_a_hand_over_is_one_command_for_two() -> None:
     with pytest.raises(StopIteration) as end:
         steps.send(Answer(Reply(found=False), 1, 2))
     assert end.value.value is None
+
+
+# Owners
+
+OWNED = replace(REQUEST, terms=replace(TERMS, owner="o"))
+FORMER = Former("old", "its process")
+
+
+@pytest.mark.parametrize("wait", [0, 5])
+def test_an_owner_takes_the_place_of_a_former_grant_whose_process_is_gone(wait: float) -> None:
+    """F49: in one command, however short it is ready to wait."""
+    play = Play(wait, OWNED)
+    play.answer(replace(QUEUED if wait else GONE, former=FORMER), former="gone")
+    step = play.action.step
+    assert (step.ask, step.add, step.remove, step.resumes, step.trial) == (
+        "g",
+        REQUEST.entry,
+        ("old",),
+        True,
+        wait == 0,
+    )
+    assert step.force
+    play.answer(WHOLE)
+    assert play.result.token == 3
+
+
+@pytest.mark.parametrize("fate", ["alive", "unknown"])
+def test_an_owner_waits_for_a_former_grant_whose_process_may_live(fate: Fate) -> None:
+    """F49: it looks again and again only where it would see the process go."""
+    play = Play(100, OWNED)
+    play.answer(replace(QUEUED, former=FORMER), former=fate)
+    assert (play.action.timer == protocol.VIGIL) == (fate == "alive")
+    play.pause()
+    assert play.action == Look("k", "g", "o")
+    play.answer(replace(QUEUED, former=FORMER), former="gone")
+    assert play.action.step.resumes

@@ -53,6 +53,13 @@ class Worker:
         self.hear()
         self.kept = lock  # not collected before the interpreter ends
 
+    def own(self, owner: str, lease: str = "60") -> None:
+        """Hold the lock for an owner until told to go on."""
+        terms = Terms(lease=float(lease), margin=0.2, owner=owner)
+        with MongoLock(self.sessions.current, ("k",), Options(terms, wait=0)) as lock:
+            self.say(token=lock.fencing_token)
+            self.hear()
+
     def wait_for(self, lease: str = "10") -> None:
         """Take the lock once it is to be had."""
         self.say(ready=True)

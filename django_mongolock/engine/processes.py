@@ -1,0 +1,76 @@
+"""Telling that a process is gone, where that can be proven: on the same machine, among the same processes.
+
+A pid alone proves nothing: it is given again, and another container has its own. So a process is named by the boot of
+its kernel, its pid and time namespaces, its pid and the moment of its start. All of that is Linux; elsewhere a process
+has no such name, and nobody claims that it is gone.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, Literal
+
+#: gone: it runs no more, for sure. alive: it may run, and we would see it go. unknown: it is not ours to see.
+Fate = Literal["gone", "alive", "unknown"]
+
+#: The name of no process: what is held in this name is held for an owner, and waits for it (see `parking`).
+NOBODY: Final = "nobody"
+
+_PROC: Final = Path("/proc")
+
+
+def this_process() -> str:
+    """The name of this process; "" where it has none that others could judge."""
+    return _name(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _name(pid: int) -> str:
+    try:
+        started = _started(pid)
+        if (_PROC / "self").readlink().name != str(pid) or started is None:
+            return ""  # /proc shows the processes of another namespace
+        return f"{_place()} {pid} {started}"
+    except OSError:
+        return ""
+
+
+def _place() -> str:
+    """Among which processes this one lives."""
+    boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    spaces = [(_PROC / "self/ns" / space) for space in ("pid", "time")]
+    return " ".join([boot, *(str(space.readlink()) if space.is_symlink() else "-" for space in spaces)])
+
+
+def _started(pid: int) -> str | None:
+    """When the process started, in ticks of its kernel; None if it has ended and only its parent has not asked yet."""
+    stat = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    fields = stat.rpartition(")")[2].split()
+    # A process whose first thread has ended looks the same, but for its other threads.
+    if fields[0] in "ZX" and os.listdir(_PROC / str(pid) / "task") == [str(pid)]:  # noqa: PTH208 - names are enough
+        return None
+    return fields[19]
+
+
+def fate(name: str) -> Fate:
+    """What became of the process of that name, as far as it can be told from here."""
+    if name == NOBODY:
+        return "gone"
+    place, _, rest = this_process().rpartition(" ")[0].rpartition(" ")
+    theirs, _, started = name.rpartition(" ")
+    theirs, _, pid = theirs.rpartition(" ")
+    if not place or not rest or theirs != place or not (pid.isascii() and pid.isdigit()):
+        return "unknown"
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return "gone"
+    except (PermissionError, OverflowError):
+        pass  # it is there, and belongs to somebody else
+    try:
+        return "alive" if _started(int(pid)) == started else "gone"
+    except OSError:
+        # It has ended since, or it is hidden from us (hidepid): only the next look can tell.
+        return "alive"
