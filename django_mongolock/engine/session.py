@@ -709,9 +709,11 @@ class Sessions(Generic[S]):
         session = self._session
         if session is not None and session.pid == os.getpid():
             return session
+        # Not under the mutex: what is imported on the way may start a program, and under gevent that is a fork.
+        made = self._make()
         with Sessions._mutex:
             if self._session is None or self._session.pid != os.getpid():
-                self._session = self._make()
+                self._session = made
             return self._session
 
     def close(self) -> None:

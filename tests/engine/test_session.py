@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
@@ -456,3 +457,32 @@ def test_an_interrupt_at_any_moment_leaves_no_lock(collection: Collection[Docume
     assert (told["left"], told["unsettled"]) == ([], 0)
     left = [d["_id"] for d in collection.find() if d["holders"] or d["waiters"]]
     assert left == []
+
+
+def test_a_session_may_fork_while_it_is_made(config: StoreConfig) -> None:
+    """What a driver imports may look for libraries with a program; under gevent, starting one is a fork of Python."""
+
+    def make() -> Session:
+        Sessions._before_fork()
+        Sessions._after_fork_in_parent()
+        return Session(MongoStore(config))
+
+    sessions = Sessions(make)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(sessions.current).result(5)
+    sessions.close()
+
+
+def test_threads_that_come_first_together_get_one_session(config: StoreConfig) -> None:
+    """Only one of those that they make is used."""
+    barrier = threading.Barrier(2)
+
+    def make() -> Session:
+        barrier.wait(5)
+        return Session(MongoStore(config))
+
+    sessions = Sessions(make)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: sessions.current(), range(2))
+    assert first is second
+    sessions.close()
