@@ -74,12 +74,15 @@ class _Rule:
         return self.now + timedelta(milliseconds=milliseconds)
 
     def living(self, entries: Entries, length: str, *, foreign: bool) -> Entries:
-        """The entries whose time is not over, with ends that mean something to this clock. *length*: a whole lease."""
+        """The entries whose time is not over, with ends that mean something to this clock. *length*: a whole lease.
+
+        One that is only kept for a minimum hold needs no whole lease.
+        """
         living = []
         for e in entries:
-            whole = self.after(e[length])
-            if foreign or e["until"] > self.now:
-                living.append({**e, "until": whole} if foreign or e["until"] > whole else e)
+            whole, gives = self.after(e[length]), foreign and "released" not in e
+            if gives or e["until"] > self.now:
+                living.append({**e, "until": whole} if gives or e["until"] > whole else e)
         return living
 
     def without_removed(self, holders: Entries) -> Entries:

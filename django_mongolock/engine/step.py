@@ -185,11 +185,16 @@ _BLANK: dict[str, Expression] = {
 
 
 def _living(entries: Expression, length: str) -> Expression:
-    """The entries whose time is not over, with ends that mean something to this clock. *length*: a whole lease."""
+    """The entries whose time is not over, with ends that mean something to this clock. *length*: a whole lease.
+
+    Who has released the lock and is only kept for a minimum hold needs no whole lease: nothing breaks if the clocks
+    differ, while a job that runs once a day would miss a day after every failover.
+    """
     whole = _from_now(f"$$e.{length}")
+    foreign: Expression = {"$and": ["$$foreign", {"$not": ["$$e.released"]}]} if length == "term" else "$$foreign"
     return _map(
-        _filter(entries, {"$or": ["$$foreign", {"$gt": ["$$e.until", "$$NOW"]}]}),
-        {"$cond": [{"$or": ["$$foreign", {"$gt": ["$$e.until", whole]}]}, _merge("$$e", {"until": whole}), "$$e"]},
+        _filter(entries, {"$or": [foreign, {"$gt": ["$$e.until", "$$NOW"]}]}),
+        {"$cond": [{"$or": [foreign, {"$gt": ["$$e.until", whole]}]}, _merge("$$e", {"until": whole}), "$$e"]},
     )
 
 

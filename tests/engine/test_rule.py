@@ -529,6 +529,20 @@ def test_a_clock_that_was_set_back_makes_no_lease_longer(client: Client, collect
     assert client.add("g3").held
 
 
+def test_a_minimum_hold_is_not_longer_after_a_failover(client: Client, collection: Collection[Document]) -> None:
+    """Nobody is inside any more who could be overtaken: what runs once a day does not miss a day for an election."""
+    client.add("g0", Terms(lease=20, margin=2, hold=60))
+    client.remove("g0")
+    travel(collection, "k", 50)
+    collection.update_one({"_id": "k"}, {"$set": {"clock": "another election"}})
+    reply = client.add("g1", trial=True)
+    assert not reply.held
+    assert reply.first_end == pytest.approx(10, abs=5)
+    travel(collection, "k", 20)
+    collection.update_one({"_id": "k"}, {"$set": {"clock": "a third election"}})
+    assert client.add("g2").held
+
+
 def test_a_minimum_hold_outlasts_the_release_but_not_force(client: Client, collection: Collection[Document]) -> None:
     """ShedLock's lockAtLeastFor: who gives back early leaves the key taken; a forced removal frees it."""
     terms = Terms(lease=20, margin=2, hold=60)
