@@ -13,7 +13,7 @@ class MongoLockConfig(AppConfig):
     default_auto_field = "django_mongodb_backend.fields.ObjectIdAutoField"
 
     def ready(self) -> None:
-        from . import checks  # noqa: F401 - registers itself
+        from . import checks, owners  # noqa: F401 - they register themselves
         from .indexes import make_indexes_after_migrate
 
         if "celery" in sys.modules:

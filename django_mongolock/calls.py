@@ -14,7 +14,7 @@ from django.http import HttpRequest
 from .atomic_requests import atomic, deferred_aliases
 from .conf import get_settings
 from .contention import Policy, find_request, resolve
-from .context import current_request
+from .context import current_request, task_owner
 from .engine.locks import MongoLock
 from .exceptions import LockBackendError, LockNotAcquired
 from .keys import KeyTemplate, LockKey, call_arguments
@@ -51,8 +51,8 @@ class LockedCall:
             template.check(self.signature, self.name)
 
     def lock(self, args: Arguments, kwargs: Keywords, request: HttpRequest | None = None) -> MongoLock:
-        """A fresh lock for one call."""
-        options = {"wait": self._wait(request), **self.options}
+        """A fresh lock for one call. That of a Celery task that would be redelivered belongs to the task's id."""
+        options = {"wait": self._wait(request), "owner": task_owner(), **self.options}
         if request is not None:
             # Inside a transaction of ATOMIC_REQUESTS, the lock is given back after that.
             options.setdefault("release", "on_commit")

@@ -48,13 +48,26 @@ def _worker_name() -> str:
     return tidy_fact(task.get_name() if task is not None else threading.current_thread().name)
 
 
-def _celery_task() -> str:
-    """Name and id of the Celery task that runs here. Does not import Celery: without it, none can."""
+def running_celery_task() -> Any | None:
+    """The Celery task that runs here. Does not import Celery: without it, none can."""
     celery = sys.modules.get("celery")
     task = getattr(celery, "current_task", None) if celery is not None else None
-    if not task or not task.request.id:
-        return ""
-    return f"task {task.name} {task.request.id}"
+    return task if task and task.request.id else None
+
+
+def _celery_task() -> str:
+    """Name and id of the Celery task that runs here."""
+    task = running_celery_task()
+    return "" if task is None else f"task {task.name} {task.request.id}"
+
+
+def task_owner() -> str | None:
+    """The id of the Celery task that runs here, if its message comes again when its worker dies.
+
+    It then has the id again. So a lock of this owner is resumed by the next run.
+    """
+    task = running_celery_task()
+    return tidy_fact(task.request.id) if task is not None and task.acks_late else None
 
 
 def _view(request: HttpRequest) -> str:

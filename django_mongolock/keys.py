@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final, Self
 from urllib.parse import quote
 
-from django.db.models import Model
+from django.db.models import Model, OneToOneField
 
 from .conf import SEPARATORS
 from .engine.document import check_length
@@ -22,19 +22,34 @@ KeySource = str | Callable[..., object]
 
 
 def model_key(instance: Model) -> str:
-    """The key of a model instance: ``"shop.order:<pk>"``, of the concrete model for a proxy.
+    """The key of a saved model instance: see `row_key`. Raises ValueError for one without a primary key."""
+    return row_key(instance._meta.model, instance.pk)  # not its type: it may be a lazy object
 
-    A composite primary key is written ``"shop.line:<first>,<second>"``. A row of multi-table inheritance has a key
-    for each of its models. Raises ValueError for an instance without a primary key.
+
+def row_key(model: type[Model], pk: object) -> str:
+    """The key of a row: ``"shop.order:<pk>"``, or ``"shop.line:<first>,<second>"`` for a composite primary key.
+
+    A row has one key, whatever it is looked at as: that of the concrete model for a proxy, and that of the first
+    model for multi-table inheritance, where a child shares the primary key of its parent. Raises ValueError for None.
     """
-    parts = instance.pk if isinstance(instance.pk, tuple) else (instance.pk,)
+    parts = pk if isinstance(pk, tuple) else (pk,)
     if None in parts:
-        raise ValueError(f"{type(instance).__name__} has no primary key yet: save it before you lock it")
-    return f"{_concrete(instance)._meta.label_lower}:{','.join(map(escape, parts))}"
+        raise ValueError(f"{model.__name__} has no primary key yet: save it before you lock it")
+    return f"{_first_model(model)._meta.label_lower}:{','.join(map(escape, parts))}"
 
 
-def _concrete(instance: Model) -> type[Model]:
-    return instance._meta.concrete_model or type(instance)
+def row_template(model: type[Model]) -> str:
+    """What the keys of the rows of *model* are made from."""
+    return f"{_first_model(model)._meta.label_lower}:{{pk}}"
+
+
+def _first_model(model: type[Model]) -> type[Model]:
+    """The model whose table the primary key comes from."""
+    concrete = model._meta.concrete_model or model
+    link = concrete._meta.pk
+    if isinstance(link, OneToOneField) and link.remote_field.parent_link:
+        return _first_model(link.remote_field.model)
+    return concrete
 
 
 def as_key(source: object) -> object:
@@ -47,7 +62,7 @@ def as_key(source: object) -> object:
 def template_of(source: object) -> str:
     """What a key was made from; "" where that is unknown."""
     if isinstance(source, Model):
-        return f"{_concrete(source)._meta.label_lower}:{{pk}}"
+        return row_template(source._meta.model)
     return source.template if type(source) is LockKey else ""
 
 

@@ -24,7 +24,8 @@ from .signals import lock_forced, send
 
 if TYPE_CHECKING:  # the backend is not typed
 
-    class MongoQuerySet(models.QuerySet["Lock"]): ...
+    class MongoQuerySet(models.QuerySet["Lock"]):
+        def _clone(self) -> Any: ...
 else:
     from django_mongodb_backend.queryset import MongoQuerySet
 
@@ -111,6 +112,9 @@ def key_condition(match: KeyMatch) -> Q:
 class LockQuerySet(MongoQuerySet):
     """Locks to look at. What is held is decided by the server's clock, in the query."""
 
+    #: Whose grants are meant, for `force_release`.
+    _owner: str | None = None
+
     def held(self) -> LockQuerySet:
         """Locks that somebody holds now."""
         return self.leased().filter(expires_at__gt=Now())
@@ -137,6 +141,17 @@ class LockQuerySet(MongoQuerySet):
         time does not do that for "stale", nor for anything once somebody has put an array into that field.
         """
         return self.filter(expires_at__gt=LONG_AGO)
+
+    def owned_by(self, owner: str) -> LockQuerySet:
+        """Locks that *owner* holds (`owner=`). `force_release` then takes them from this owner only."""
+        found = self.leased().filter(holders__owner=owner)
+        found._owner = owner
+        return found
+
+    def _clone(self) -> LockQuerySet:
+        clone: LockQuerySet = super()._clone()
+        clone._owner = self._owner
+        return clone
 
     def matching(self, match: KeyMatch) -> LockQuerySet:
         """Locks whose keys are like that: see `engine.patterns`."""
@@ -175,7 +190,7 @@ class LockQuerySet(MongoQuerySet):
         Each holder learns of it at its next renewal. What it does until then is only stopped where its fencing
         token is compared. A lock whose document is damaged is left, and a warning logged.
         """
-        return sum(_force_release(lock) for lock in self.iterator())
+        return sum(_force_release(lock, self._owner) for lock in self.iterator())
 
     def ask_to_release(self, caller: str) -> int:
         """Ask the holders of each of these locks to release it, in the name of *caller*; return how many were asked.
@@ -209,9 +224,9 @@ class _Manager(models.Manager["Lock"]):
         return super().get_queryset()
 
 
-def _force_release(lock: Lock) -> bool:
+def _force_release(lock: Lock, owner: str | None) -> bool:
     try:
-        return lock.force_release()
+        return lock.force_release(owner)
     except LockDocumentError as error:
         logger.warning("not released key=%s problem=%s", error.key, error.problem)
         return False
@@ -274,13 +289,14 @@ class Lock(models.Model):
         lock.seen = seen
         return lock
 
-    def force_release(self) -> bool:
+    def force_release(self, owner: str | None = None) -> bool:
         """Take the lock from those who held it when this object was read; return whether it was taken.
 
-        A grant that was given since then is left alone. Raises LockDocumentError, LockBackendError.
+        owner: only from this one. A grant that was given since then is left alone. Raises LockDocumentError,
+        LockBackendError.
         """
         using = self._state.db
-        grants = [holder.grant for holder in self.holders if holder.grant]
+        grants = [holder.grant for holder in self.holders if holder.grant and owner in (None, holder.owner)]
         taken = bool(grants and upkeep.force_release(mongo_store(using), self.key, grants))
         if taken:
             send(lock_forced, key=self.key, using=using)

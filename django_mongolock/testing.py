@@ -51,7 +51,7 @@ class HeldLock:
 
     @property
     def held(self) -> bool:
-        """Is it still held? Not if it was forced, or taken over by its owner, and that was noticed."""
+        """Is it still held? Not if it was forced, and that was noticed."""
         return self.lock.held
 
     @property

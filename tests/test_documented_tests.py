@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FAILURES = ROOT / "docs" / "failures.md"
 THREATS = ROOT / "SECURITY.md"
 #: Rows that have no test yet. None may be added.
-WITHOUT = {48, 49}
+WITHOUT = {48}
 NAME = re.compile(r"`(tests/[\w/]+\.py)::([\w:]+)`")
 
 

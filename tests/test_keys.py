@@ -250,6 +250,43 @@ class TestModelKey:
         assert model_key(Invoice(pk=5)) == model_key(Order(pk=5))
         assert model_key(User(pk=5)) != model_key(Order(pk=5))
 
+    def test_inherited_tables(self) -> None:
+        """A row of multi-table inheritance is one lock, whichever of its models it is looked at as."""
+
+        class Shop(Seller):
+            class Meta:
+                app_label = "tests"
+
+        class Market(Shop):
+            class Meta:
+                app_label = "tests"
+
+        class Stall(Market):
+            class Meta:
+                app_label = "tests"
+                proxy = True
+
+        assert {model_key(model(pk="a:b")) for model in (Seller, Shop, Market, Stall)} == {"shop.seller:a%3Ab"}
+
+    def test_a_table_with_a_key_of_its_own(self) -> None:
+        """A child that does not share the primary key of its parent is a row of its own."""
+
+        class Depot(Order):
+            number = models.UUIDField(primary_key=True)
+            order = models.OneToOneField(Order, on_delete=models.CASCADE, parent_link=True)
+
+            class Meta:
+                app_label = "tests"
+
+        class Receipt(models.Model):  # noqa: DJ008 - never shown
+            order = models.OneToOneField(Order, on_delete=models.CASCADE, primary_key=True)
+
+            class Meta:
+                app_label = "tests"
+
+        assert model_key(Depot(number=uuid.UUID(int=5))) == f"tests.depot:{uuid.UUID(int=5)}"
+        assert model_key(Receipt(order_id=5)) == "tests.receipt:5"
+
     def test_deferred_costs_no_query(self) -> None:
         """The key needs nothing but the primary key (no database may be used in this test)."""
         assert model_key(Order.from_db("default", ["id"], [9])) == "shop.order:9"

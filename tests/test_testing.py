@@ -238,9 +238,10 @@ class TestHold:
     def test_asked_to_release(self, mongolock: MemoryLocks) -> None:
         held = mongolock.hold("a", owner="task-1")
         assert held.release_requested is None
-        mongo_lock("a", owner="task-1").acquire()
-        mongolock.advance(30)
-        assert not held.held
+        assert not mongo_lock("a", owner="task-1").try_acquire()
+        held.die()
+        assert not mongo_lock("a", owner="another").try_acquire()
+        assert mongo_lock("a", owner="task-1").try_acquire()
 
 
 class TestLose:

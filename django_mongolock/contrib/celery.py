@@ -1,18 +1,32 @@
 """Celery's side: a locked task that finds its lock busy comes back later, without using up its retries; a worker
-process that ends gives back what it holds.
+process that ends gives back what it holds; and what a project wants for its tasks beside `mongo_locked`.
 """
 
 from __future__ import annotations
 
 import random
+from itertools import islice
 from typing import Any, NoReturn
 
-from celery import current_task
-from celery.exceptions import Reject, Retry
-from celery.signals import worker_process_shutdown
+from celery import current_task, shared_task
+from celery.exceptions import Reject, Retry, WorkerLostError
+from celery.signals import task_failure, worker_process_shutdown
 
-from ..backends.base import close_backends
-from ..exceptions import LockNotAcquired
+from ..backends.base import close_backends, mongo_store
+from ..conf import get_settings
+from ..decorators import mongo_locked
+from ..engine import upkeep
+from ..engine.document import tidy_fact
+from ..engine.logs import WARNING, log
+from ..engine.patterns import starting
+from ..engine.survey import State
+from ..exceptions import LockError, LockNotAcquired
+from ..owners import take_from
+from ..periods import once_per
+from ..signals import send, stale_locks_cleared
+from .enqueue import PROMPT, enqueue_once
+
+__all__ = ["clear_stale_locks", "enqueue_once", "once_per", "retry_current_task"]
 
 #: Bounds of the time until a task comes back, in seconds.
 SHORTEST, LONGEST = 1.0, 5.0
@@ -47,3 +61,34 @@ def _jittered(seconds: float) -> float:
 def _give_back(**kwargs: object) -> None:
     """A prefork worker's process leaves by `os._exit`, which runs no exit hooks."""
     close_backends()
+
+
+@task_failure.connect(weak=False, dispatch_uid="django_mongolock.lost")
+def _worker_lost(task_id: str, exception: object, **kwargs: object) -> None:
+    """The process of a task was killed, and the task does not come back: free what it held, without waiting for the
+    lease. Called in the worker's own process, which sees that the other is gone."""
+    if not isinstance(exception, WorkerLostError):
+        return
+    try:
+        take_from(tidy_fact(task_id), gone=True, timeout=PROMPT)
+    except LockError as error:
+        log(WARNING, "locks of a killed task are not released: they end with their leases", task=task_id, error=error)
+
+
+@shared_task(name="django_mongolock.clear_stale_locks")
+@mongo_locked("django_mongolock.clear_stale_locks", wait=0, on_contention="skip")
+def clear_stale_locks(older_than: float = 0.0, using: str | None = None) -> dict[str, int]:
+    """Clear the stale locks of this project as ``manage.py clear_stale_locks`` does; for the beat schedule.
+
+    older_than: only those whose lease has been over for so many seconds.
+    """
+    store = mongo_store(using)
+    which = upkeep.Which(starting(get_settings().KEY_PREFIX), older_than=older_than)
+    found = cleared = 0
+    stale = (seen.key for seen in upkeep.find_stale(store, which) if seen.state is not State.DAMAGED)
+    while keys := list(islice(stale, 1_000)):
+        found += len(keys)
+        cleared += upkeep.clear_stale(store, keys, which).cleared
+    if cleared:
+        send(stale_locks_cleared, count=cleared, using=using or get_settings().DATABASE)
+    return {"found": found, "cleared": cleared}

@@ -159,6 +159,7 @@ class Reply:
     queued_left: until the end of its place there. waiting: how long the queue is. first_end: until the first of the
     holders would end (None: nobody holds it). holder: one of them, in words. found: was there a document that the
     command fitted? last_token: the last that was given to anybody. former: another grant of the asking owner.
+    holder_owner: the owner of that holder.
     """
 
     left: float | None = None
@@ -173,6 +174,7 @@ class Reply:
     found: bool = True
     last_token: int = 0
     former: Former | None = None
+    holder_owner: str | None = None
 
     @property
     def held(self) -> bool:
@@ -213,6 +215,7 @@ def read_reply(key: str, raw: Mapping[str, Any] | None) -> Reply:
         holder=describe(holder, now) if holder else None,
         last_token=raw["token"] if isinstance(raw.get("token"), int) else 0,
         former=_read_former(raw.get("former")),
+        holder_owner=holder.get("owner") if holder else None,
     )
 
 

@@ -230,22 +230,22 @@ class MongoLock:
         except LockNotAcquired:
             return False
 
-    def release(self) -> bool:
+    def release(self, *, early: bool = False) -> bool:
         """Give the lock back; return whether it was still ours until then. Nothing to give back: False.
 
-        It never frees a lock that somebody else holds. If MongoDB cannot be reached, the lock is given back in the
-        background, at the latest when its lease ends.
+        early: also end its minimum hold (`min_hold`). It never frees a lock that somebody else holds. If MongoDB
+        cannot be reached, the lock is given back in the background, at the latest when its lease ends.
         """
         try:
-            return self._is_ours() and self._now().run(self._release())
+            return self._is_ours() and self._now().run(self._release(early))
         except BaseException:
             self._abandon()  # a signal may strike before the first line of the body
             raise
 
-    async def arelease(self) -> bool:
+    async def arelease(self, *, early: bool = False) -> bool:
         """See release()."""
         try:
-            return self._is_ours() and await self._now().arun(self._release())
+            return self._is_ours() and await self._now().arun(self._release(early))
         except BaseException:
             self._abandon()
             raise
@@ -436,12 +436,12 @@ class MongoLock:
         )
         return grant
 
-    def _release(self) -> Protocol[bool]:
+    def _release(self, early: bool = False) -> Protocol[bool]:
         session, grants = self._now(), self._grants
         ours = bool(grants)
         try:
             for grant in grants:
-                ours &= yield from self._give_back(session, grant)
+                ours &= yield from self._give_back(session, grant, early)
         except BaseException:
             self._drop(session, grants)
             raise
@@ -449,7 +449,7 @@ class MongoLock:
             self._grants, self._handles = (), ()
         return ours
 
-    def _give_back(self, session: Session, grant: Grant) -> Protocol[bool]:
+    def _give_back(self, session: Session, grant: Grant, early: bool = False) -> Protocol[bool]:
         """Give one grant back, unless another lock object of this thread or task shares it. Was it still ours?"""
         grant.users.discard(id(self))
         if grant.users:
@@ -459,11 +459,11 @@ class MongoLock:
             return False
         # While it is claimed, a command that queues it is on its way: it must not be queued again by that.
         doubtful = grant.claimed or grant.doubtful
-        heir = None if doubtful else session.claim(grant)
+        heir = None if doubtful or early else session.claim(grant)
         try:
             if heir is None:
                 was_there = yield from protocol.release(
-                    grant.key, grant.id, alone=grant.alone, stays=grant.terms.hold > 0, bury=doubtful
+                    grant.key, grant.id, alone=grant.alone, stays=grant.terms.hold > 0 and not early, bury=doubtful
                 )
                 if doubtful and not was_there:
                     session.abandon(grant)

@@ -7,13 +7,17 @@ stays.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pymongo import ReturnDocument
 
+from ..exceptions import LockDocumentError
 from .document import check_fact
 from .patterns import EVERY_KEY, KeyMatch
+from .processes import fate
 from .step import IS_WHOLE, Step
 from .store import CLOCK, MongoStore
 from .survey import RELEASED, Seen, asking, latest, survey
@@ -93,10 +97,9 @@ def find_grants(store: MongoStore, tokens: Mapping[str, Sequence[int]], timeout:
 
 def _grants(document: Document, tokens: Sequence[int] | None = None) -> list[str]:
     """The ids of its holders' grants: of those with these tokens, or of all."""
-    holders = document.get("holders")
     return [
         holder["grant"]
-        for holder in (holders if isinstance(holders, list) else ())
+        for holder in _entries(document)
         if isinstance(holder, dict)
         and (tokens is None or holder.get("token") in tokens)
         and type(holder.get("grant")) is str
@@ -141,3 +144,37 @@ def ask_to_release(store: MongoStore, key: str, caller: str, timeout: float = 5.
     if ids:
         store.apply(key, Step(call=ids, caller=name), timeout)
     return len(ids)
+
+
+def release_owner(
+    store: MongoStore, owner: str, *, key: str = "", gone: bool = False, timeout: float = 5.0
+) -> list[str]:
+    """Take every lock, or that of *key*, from the holders that have this *owner*; return the keys of what was taken.
+
+    gone: only from those whose process has ended for sure. Other holders, and those who wait, are left alone; so are
+    damaged documents. Raises LockBackendError.
+    """
+    query: Document = {"_id": {"$eq": key}} if key else {"expires_at": {"$type": "date"}}
+    fields = {f"holders.{name}": 1 for name in ("grant", "owner", "process")}
+    with asking(store, timeout):
+        found = list(latest(store).find({**query, "holders.owner": {"$eq": owner}}, fields))
+    taken: list[str] = []
+    for document in found:
+        grants = [grant for grant in map(partial(_of_owner, owner, gone), _entries(document)) if grant]
+        with suppress(LockDocumentError):
+            if force_release(store, document["_id"], grants, timeout):
+                taken.append(document["_id"])
+    return taken
+
+
+def _entries(document: Document) -> list[Any]:
+    holders = document.get("holders")
+    return holders if isinstance(holders, list) else []
+
+
+def _of_owner(owner: str, gone: bool, holder: object) -> str | None:
+    """The grant of a holder, if it is the owner's, and is gone if it must be."""
+    match holder:
+        case {"grant": str(grant), "owner": str(name), "process": str(process)} if type(grant) is str and name == owner:
+            return grant if not gone or fate(process) == "gone" else None
+    return None

@@ -152,7 +152,9 @@ class Machine(RuleBasedStateMachine):
                 bound.pop("_id", None)
         assert_between(first, real, last)
         if isinstance(outcome, Reply):
-            bounds = [asdict(reply_of("k", d, step.ask, now)) for d, now in ((first, latest), (last, earliest))]
+            bounds = [
+                asdict(reply_of("k", d, step.ask, now, step.owner)) for d, now in ((first, latest), (last, earliest))
+            ]
             told = {name: value for name, value in asdict(outcome).items() if name != "holder"}
             for name, value in told.items():
                 # By milliseconds: what is left is a difference of two moments that both lie between.

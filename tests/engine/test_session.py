@@ -469,7 +469,7 @@ def test_a_session_may_fork_while_it_is_made(config: StoreConfig) -> None:
 
     sessions = Sessions(make)
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(sessions.current).result(5)
+        assert pool.submit(sessions.current).result(5).pid == os.getpid()
     sessions.close()
 
 

@@ -1,0 +1,100 @@
+"""`LockedCommand`: a management command of your own that runs under a lock."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any, ClassVar, Final, Literal, NoReturn
+
+from django.core.management.base import BaseCommand, CommandError, OutputWrapper
+
+from .engine.locks import MongoLock
+from .exceptions import LockBackendError, LockLostError, LockNotAcquired
+from .keys import KeyTemplate
+from .locks import LockOptions, mongo_lock
+
+#: Exit codes, of sysexits.h: try again later; the lock was lost; MongoDB cannot be reached.
+BUSY: Final = 75
+LOST: Final = 76
+UNAVAILABLE: Final = 69
+
+
+class LockedCommand(BaseCommand):
+    """A command that one process runs at a time.
+
+    lock_key: the key, filled from the command's options: ``"import:{source}"``. Without it: ``"command:<name>"``.
+    lock_options: those of `mongo_lock`; a single try unless they say otherwise. on_contention: where the lock is busy,
+    "fail" (exit code 75, EX_TEMPFAIL) or "skip" (say so and succeed).
+
+    While `handle` runs, the lock is `self.lock`: call ``self.lock.ensure_held()`` before what cannot be undone. A lock
+    that was lost meanwhile makes the command fail, with exit code 76; one that cannot be asked for, 69. SIGTERM ends
+    the command as Ctrl-C does, so that the lock is given back.
+    """
+
+    lock_key: ClassVar[str | None] = None
+    lock_options: ClassVar[LockOptions] = {}
+    on_contention: ClassVar[Literal["fail", "skip"]] = "fail"
+    lock: MongoLock
+
+    def new_lock(self, options: dict[str, Any]) -> MongoLock:
+        """The lock of one run, not yet acquired."""
+        name = type(self).__module__.rpartition(".")[2]
+        key = f"command:{name}" if self.lock_key is None else KeyTemplate(self.lock_key).fill(options)
+        defaults = LockOptions(wait=0, label=f"manage.py {name}")
+        chosen: LockOptions = {**defaults, **self.lock_options}
+        return mongo_lock(key, **chosen)
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        """Run the command under its lock."""
+        with terminated_as_exit(), ExitStack() as stack:
+            lock = self.new_lock(options)
+            try:
+                self.lock = stack.enter_context(holding(lock))
+            except CommandError as error:
+                if error.returncode != BUSY or self.on_contention != "skip":
+                    raise
+                out = options.get("stdout")  # as `execute` itself does
+                (OutputWrapper(out) if out else self.stdout).write(f"Skipped: {error}")
+                return None
+            return super().execute(*args, **options)
+
+
+@contextmanager
+def holding(lock: MongoLock) -> Iterator[MongoLock]:
+    """Hold *lock* in the block. What goes wrong with it is told as a person at a shell wants it: see the exit codes."""
+    try:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(lock)
+            except LockNotAcquired as error:
+                raise CommandError(str(error), returncode=BUSY) from error
+            except LockBackendError as error:
+                raise CommandError(str(error), returncode=UNAVAILABLE) from error
+            yield lock
+    except LockLostError as error:
+        raise CommandError(str(error), returncode=LOST) from error
+
+
+@contextmanager
+def terminated_as_exit() -> Iterator[None]:
+    """SIGTERM ends the program by an exception, unless it does something of its own already."""
+    number = signal.SIGTERM
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(number) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(number, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)  # once is enough: what follows cleans up
+    raise SystemExit(128 + number)
+
+
+__all__ = ["BUSY", "LOST", "UNAVAILABLE", "LockedCommand"]

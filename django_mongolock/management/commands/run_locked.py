@@ -1,0 +1,188 @@
+"""``manage.py run_locked``: run any program under a lock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from argparse import RawDescriptionHelpFormatter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, Final
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from ...commands import BUSY, LOST, holding, terminated_as_exit
+from ...engine.locks import MongoLock
+from ...locks import mongo_lock
+from ..base import seconds
+
+HELP = """\
+Runs a program while it holds a lock, for cron jobs and scripts: manage.py run_locked nightly --wait 0 -- ./import.sh -v
+
+The lock is renewed for as long as the program runs, and given back when it ends. If the lock is lost meanwhile, because
+MongoDB could not be reached for a whole lease or somebody took it away, the program is stopped: SIGTERM, and SIGKILL
+after the grace. The program finds MONGOLOCK_KEY and MONGOLOCK_FENCING_TOKEN in its environment.
+"""
+
+CODES = """\
+exit codes:
+  the program's own; 128 and the signal's number, if a signal ended it
+   69  MongoDB cannot be reached
+   75  the lock is busy (EX_TEMPFAIL: try again later); 0 with --on-contention skip
+   76  the lock was lost and the program was stopped
+  126  the program cannot be run
+  127  there is no such program
+"""
+
+_FORWARDED: Final = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")
+
+
+class Command(BaseCommand):
+    """Runs a program under a lock."""
+
+    help = HELP
+    #: It is for the shell: what is wrong with the project shows elsewhere.
+    requires_system_checks: list[str] = []  # noqa: RUF012 - as Django wants it
+    #: The program's exit code, for `run_from_argv`.
+    code = 0
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        parser = super().create_parser(prog_name, subcommand, epilog=CODES, **kwargs)
+        parser.formatter_class = RawDescriptionHelpFormatter
+        return parser
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("lock", metavar="KEY", help="the key, without MONGOLOCK['KEY_PREFIX']")
+        parser.add_argument("program", nargs="+", metavar="-- PROGRAM", help="what to run, with its arguments")
+        parser.add_argument("--lease", type=seconds, metavar="TIME", help="how long the lock lives after this process")
+        parser.add_argument(
+            "--wait", type=seconds, default=0.0, metavar="TIME", help="how long to wait for the lock (default: 0)"
+        )
+        parser.add_argument(
+            "--on-contention", choices=("fail", "skip"), default="fail", help="if it is busy: exit with 75, or with 0"
+        )
+        parser.add_argument(
+            "--max-hold", type=seconds, metavar="TIME", help="stop the program after this time, for what may hang"
+        )
+        parser.add_argument("--shared", action="store_true", help="a shared lock, for those who only read")
+        parser.add_argument(
+            "--grace",
+            type=seconds,
+            default=10.0,
+            metavar="TIME",
+            help="between SIGTERM and SIGKILL, if the lock is lost (default: 10)",
+        )
+        parser.add_argument("--label", help="a word to the people who look at the locks (default: the program)")
+        parser.add_argument("--database", metavar="ALIAS", help="a DATABASES alias, if not MONGOLOCK['DATABASE']")
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """The exit code is for the shell; `call_command` returns it as text."""
+        super().run_from_argv(argv)
+        if self.code:
+            sys.exit(self.code)
+
+    def handle(self, **options: Any) -> None:
+        child = _Child(options["program"], options["grace"])
+        with terminated_as_exit():
+            lock = self._lock(options, child)
+            try:
+                with holding(lock):
+                    self.code = child.run(lock)
+            except CommandError as error:
+                if error.returncode == LOST:
+                    self.code = LOST
+                if error.returncode != BUSY or options["on_contention"] != "skip":
+                    raise
+                self.stdout.write(f"Skipped: {error}")
+
+    def _lock(self, options: dict[str, Any], child: _Child) -> MongoLock:
+        try:
+            return mongo_lock(
+                options["lock"],
+                lease=options["lease"],
+                wait=options["wait"],
+                mode="shared" if options["shared"] else "exclusive",
+                max_hold=options["max_hold"],
+                label=options["label"] or " ".join(options["program"])[:200],
+                using=options["database"],
+                on_lost=child.stop,
+            )
+        except (ValueError, TypeError, ImproperlyConfigured) as error:
+            raise CommandError(str(error)) from error
+
+
+class _Child:
+    """The program. It has a process group of its own, so that what it started is stopped along with it, unless it runs
+    at a terminal, which talks to one group only."""
+
+    def __init__(self, command: list[str], grace: float) -> None:
+        self.command = command
+        self.grace = grace
+        self._is_at_terminal = sys.stdin is not None and sys.stdin.isatty()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopping = threading.Event()
+
+    def run(self, lock: MongoLock) -> int:
+        """Run the program until it ends, and return its exit code as a shell would."""
+        environment = {
+            **os.environ,
+            "MONGOLOCK_KEY": lock.key,
+            "MONGOLOCK_FENCING_TOKEN": str(lock.fencing_token),
+        }
+        with self._forwarding():
+            try:
+                group = None if self._is_at_terminal else 0
+                self._process = subprocess.Popen(self.command, env=environment, process_group=group)
+            except FileNotFoundError as error:
+                raise CommandError(f"there is no program {self.command[0]!r}", returncode=127) from error
+            except OSError as error:
+                raise CommandError(f"{self.command[0]!r} cannot be run: {error.strerror}", returncode=126) from error
+            if not lock.held:
+                self.stop(lock)  # it was lost before there was a program to stop
+            code = self._process.wait()
+        return 128 - code if code < 0 else code
+
+    def stop(self, lock: MongoLock) -> None:
+        """The lock was lost: end the program, and what it started, in time."""
+        if self._process is None or self._stopping.is_set():
+            return
+        self._stopping.set()
+        self._send(signal.SIGTERM)
+        end = time.monotonic() + self.grace
+        while self._process.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            if self._is_at_terminal:
+                self._process.send_signal(number)
+            else:
+                os.killpg(self._process.pid, number)
+
+    @contextmanager
+    def _forwarding(self) -> Iterator[None]:
+        """Pass on what is sent to this process while the program runs. The terminal sends Ctrl-C to both."""
+
+        def forward(number: int, frame: FrameType | None) -> None:
+            if number != signal.SIGINT or not self._is_at_terminal:
+                self._send(number)
+
+        numbers = [getattr(signal, name) for name in _FORWARDED if hasattr(signal, name)]
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, forward) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,92 @@
+"""Owners: who is meant to hold a lock, whichever process does. A web session as an owner, and what is its on logout."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Final
+
+from django.contrib.auth import SESSION_KEY
+from django.contrib.auth.signals import user_logged_out
+from django.http import HttpRequest
+
+from .backends.base import mongo_store
+from .conf import get_settings
+from .engine import upkeep
+from .engine.document import check_fact
+from .engine.logs import WARNING, log
+from .exceptions import LockError
+from .signals import lock_forced, send
+
+#: Where a session keeps its owner.
+OWNER_KEY: Final = "_mongolock_owner"
+#: How long a logout waits for MongoDB, in seconds.
+PROMPT: Final = 2.0
+
+
+def release_owner(owner: str, *, using: str | None = None) -> int:
+    """Take every lock from *owner*; return how many locks were taken.
+
+    Other holders of a shared lock or a semaphore keep theirs. A holder that lives learns of it at its next renewal,
+    and what it does until then is only stopped where its fencing token is compared. Raises LockBackendError.
+    """
+    name = check_fact("owner", owner)
+    return 0 if name is None else take_from(name, using)
+
+
+def take_from(owner: str, using: str | None = None, **which: Any) -> int:
+    """See release_owner(). which: those of `upkeep.release_owner`."""
+    taken = upkeep.release_owner(mongo_store(using), owner, **which)
+    for key in taken:
+        send(lock_forced, key=key, using=using or get_settings().DATABASE)
+    return len(taken)
+
+
+def session_owner(request: HttpRequest) -> str:
+    """The owner that stands for the session of *request*, for ``mongo_lock(..., owner=session_owner(request))``.
+
+    It is random and kept in the session, so it gives nobody the session; it is another one after a login, a logout,
+    or a change of the user. On logout, what it holds in MONGOLOCK["DATABASE"] is released. Raises TypeError without
+    a session.
+    """
+    session = _session(request)
+    return _owner(session, session.get(OWNER_KEY), session.get(SESSION_KEY))
+
+
+async def asession_owner(request: HttpRequest) -> str:
+    """See session_owner()."""
+    session = _session(request)
+    return _owner(session, await session.aget(OWNER_KEY), await session.aget(SESSION_KEY))
+
+
+def _session(request: HttpRequest) -> Any:
+    session = getattr(request, "session", None)
+    if session is None:
+        raise TypeError(
+            "the request has no session: is SessionMiddleware in MIDDLEWARE, and was this called in a view?"
+        )
+    return session
+
+
+def _owner(session: Any, kept: object, user: object) -> str:
+    """The owner that was *kept* for this *user*, or a new one. The session is loaded already: nothing waits here."""
+    match kept:
+        case [str(owner), known] if known == user:
+            return owner
+    owner = f"session:{secrets.token_urlsafe(16)}"
+    session[OWNER_KEY] = [owner, user]
+    return owner
+
+
+def _release_on_logout(sender: object, request: HttpRequest | None, **kwargs: object) -> None:
+    """Release what the session holds. Connected by the app; a session that never was an owner costs nothing."""
+    session = getattr(request, "session", None)
+    kept = session.get(OWNER_KEY) if session is not None else None
+    if not kept:
+        return
+    try:
+        take_from(kept[0], timeout=PROMPT)
+    except LockError as error:
+        log(WARNING, "locks of a session that was ended are not released: they end with their leases", error=error)
+
+
+user_logged_out.connect(_release_on_logout, dispatch_uid="django_mongolock.logout")

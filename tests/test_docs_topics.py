@@ -1,0 +1,94 @@
+"""The examples in the pages on Celery, commands, rows and owners are run, top to bottom."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from django.contrib.auth.models import AnonymousUser, User
+from django.contrib.sessions.backends.db import SessionStore
+from django.core.management import call_command
+from django.db import connection
+from django.http import HttpRequest
+
+from django_mongolock import SKIPPED
+from tests.looking import held_elsewhere, holders
+
+pytestmark = pytest.mark.django_db(databases=["default", "mongo"], transaction=True)
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+def blocks(page: str) -> list[Any]:
+    """The Python examples of a page, compiled so that an error names the page and its line."""
+    text = (DOCS / page).read_text()
+    found = re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [compile("\n" * text[: match.start(1)].count("\n") + match[1], page, "exec") for match in found]
+
+
+def run(page: str, *skip: int) -> dict[str, Any]:
+    """Run the examples of a page after another; return what they have defined."""
+    names: dict[str, Any] = {"__name__": f"docs_{uuid.uuid4().hex}"}
+    for number, code in enumerate(blocks(page)):
+        if number not in skip:
+            exec(code, names)  # noqa: S102 - our own pages
+    return names
+
+
+@pytest.fixture
+def app() -> Celery:
+    """The Celery application that shared tasks belong to, with a broker in memory."""
+    app = Celery("docs", broker="memory://", backend="cache+memory://")
+    app.set_current()
+    app.set_default()
+    return app
+
+
+def test_celery(app: Celery) -> None:
+    """docs/celery.md"""
+    names = run("celery.md")
+    assert names["export_ad"]("x") == "exported x"
+    assert [names["charge"].apply((5,)).get() for _ in range(2)] == ["charged", "was charged"]
+    assert names["rebuild"].apply(("a",)).get() > 0
+    assert (names["nightly"](), names["nightly"]()) == ("ran", SKIPPED)
+    assert [names["report"](tenant) for tenant in "aba"] == ["a", "b", SKIPPED]
+    (schedule,) = names["CELERY_BEAT_SCHEDULE"].values()
+    assert app.tasks[schedule["task"]].apply(kwargs=schedule["kwargs"]).get() == {"found": 0, "cleared": 0}
+
+
+def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/commands.md"""
+    command = run("commands.md")["Command"]
+    call_command(command(), "books")
+    with held_elsewhere("import:books"):
+        call_command(command(), "books")
+    assert capsys.readouterr().out.startswith("imported books\nSkipped: lock 'import:books'")
+
+
+def test_rows() -> None:
+    """docs/rows.md"""
+    page = blocks("rows.md")
+    names: dict[str, Any] = {"__name__": "docs_rows"}
+    exec(page[0], names)  # noqa: S102
+    parcel = names["Parcel"]
+    with connection.schema_editor() as editor:
+        editor.create_model(parcel)
+    parcel.objects.create(pk=5)
+    User.objects.create(username="anna")
+    for code in page[1:]:
+        exec(code, names)  # noqa: S102
+    assert parcel.objects.get().weight == 1
+    with connection.schema_editor() as editor:
+        editor.delete_model(parcel)
+
+
+def test_owners() -> None:
+    """docs/owners.md"""
+    request = HttpRequest()
+    request.session, request.user = SessionStore(), AnonymousUser()
+    assert run("owners.md")["export"](request) == "exported"
+    assert holders("export") == []

@@ -1,0 +1,113 @@
+"""`enqueue_once` where no worker runs: what is in the queue, and what is not. With real workers: test_redelivery."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.signals import task_revoked
+
+from django_mongolock import mongo_lock
+from django_mongolock.contrib.celery import enqueue_once
+from django_mongolock.contrib.enqueue import HEADER, once_key
+from django_mongolock.exceptions import LockBackendError
+from tests.looking import document, held_elsewhere, holder, holders, new_key
+
+app = Celery("enqueue_tests", broker="memory://", backend="cache+memory://", set_as_current=False)
+
+
+@app.task(name="tests.export")
+def export(*args: Any, **kwargs: Any) -> str:
+    """Says what became of its lock."""
+    return "done"
+
+
+@pytest.fixture
+def eager() -> Iterator[None]:
+    """Tasks run where they are sent."""
+    app.conf.task_always_eager = True
+    yield
+    app.conf.task_always_eager = False
+
+
+def left(key: str) -> float:
+    """How long the key stays taken, in seconds."""
+    found = holder(key)
+    return float((found["until"] - datetime.now(UTC)).total_seconds())
+
+
+def test_stays_in_the_queue_without_a_process() -> None:
+    """Its lock belongs to the task's id, and lasts as long as it may be in the queue, though nobody renews it."""
+    key = new_key()
+    result, sent = enqueue_once(export, ["x"], key=key, queue_lease=500, countdown=1_000)
+    assert sent
+    found = holder(key)
+    assert (found["owner"], found["process"], found["label"]) == (result.id, "nobody", "tests.export")
+    assert left(key) == pytest.approx(1_550, abs=60)
+    again, sent = enqueue_once(export, ["x"], key=key)
+    assert (again.id, sent) == (result.id, False)
+
+
+@pytest.mark.parametrize("aware", [True, False])
+def test_eta(aware: bool) -> None:
+    """An eta counts, with or without a time zone."""
+    key, eta = new_key(), datetime.now(UTC) + timedelta(seconds=1_000)
+    enqueue_once(export, key=key, queue_lease=500, eta=eta if aware else eta.replace(tzinfo=None))
+    assert left(key) == pytest.approx(1_550, abs=60)
+
+
+def test_a_task_that_cannot_be_sent_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker's error comes through, and the key is free."""
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise ConnectionError
+
+    key = new_key()
+    monkeypatch.setattr(export, "apply_async", fail)
+    with pytest.raises(ConnectionError):
+        enqueue_once(export, key=key)
+    assert holders(key) == []
+
+
+@pytest.mark.usefixtures("eager")
+def test_eager() -> None:
+    """A task that runs at once has ended at once."""
+    key = new_key()
+    for _ in range(2):
+        result, sent = enqueue_once(export, key=key)
+        assert (result.get(), sent) == ("done", True)
+        assert holders(key) == []
+    assert document(key)["lapsed"] == 0
+
+
+def test_revoked() -> None:
+    """What a worker's own process is told of: the key of that task is free, and no other's."""
+    key, other = new_key(), new_key()
+    result, _ = enqueue_once(export, key=key)
+    enqueue_once(export, key=other)
+    request = SimpleNamespace(id=result.id, headers={HEADER: [key, 3_600, None]})
+    task_revoked.send(sender=export, request=request, terminated=False, signum=None, expired=True)
+    assert holders(key) == []
+    assert holders(other)
+
+
+def test_a_key_that_somebody_else_uses() -> None:
+    """A lock that is no task's is not waited for, and no result is made up."""
+    key = new_key()
+    with held_elsewhere(key), pytest.raises(LockBackendError, match="no task"):
+        enqueue_once(export, key=key)
+
+
+def test_the_default_key() -> None:
+    """The name and the arguments, so that no two different calls meet."""
+    assert once_key("a.b", ["x:y", 5], {"z": 1, "b": "="}) == "once:a.b:x%3Ay:5:b=%3D:z=1"
+    with pytest.raises(TypeError, match="name one with key="):
+        once_key("a.b", [{"a": 1}], {})
+    result, sent = enqueue_once(export, [new_key()], {"to": "x"})
+    assert sent
+    with mongo_lock("once:tests.export"):  # another key
+        assert result.id

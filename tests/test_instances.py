@@ -1,0 +1,250 @@
+"""Rows: locked by any primary key, in any database, and read after the lock was taken."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
+from django.db import connection, models, transaction
+from pytest_django import DjangoAssertNumQueries
+
+from django_mongolock import LockLostError, LockNotAcquired, mongo_lock
+from django_mongolock.exceptions import LockStateError
+from django_mongolock.instances import LockedQuerySet, locked
+from django_mongolock.models import Lock
+from testproject.shop.models import Ad, Order, Seller
+from tests.looking import held_elsewhere, holders
+
+pytestmark = pytest.mark.django_db(databases=["default", "mongo"], transaction=True)
+
+
+class Parcel(models.Model):  # noqa: DJ008 - never shown
+    """A row with a primary key that text stands for."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4)
+    weight = models.IntegerField(default=0)
+    objects = LockedQuerySet.as_manager()
+
+    class Meta:
+        app_label = "rows"
+
+
+class Line(models.Model):  # noqa: DJ008 - never shown
+    """A row with a primary key of two."""
+
+    pk = models.CompositePrimaryKey("order", "number")
+    order = models.IntegerField()
+    number = models.CharField(max_length=9)
+    objects = LockedQuerySet.as_manager()
+
+    class Meta:
+        app_label = "rows"
+
+
+class Code(models.Model):  # noqa: DJ008 - never shown
+    """A row whose primary key the database finds in any spelling."""
+
+    code = models.CharField(max_length=20, primary_key=True, db_collation="NOCASE")
+    owner = models.ForeignKey(Parcel, null=True, on_delete=models.CASCADE)
+    objects = LockedQuerySet.as_manager()
+
+    class Meta:
+        app_label = "rows"
+
+
+class Special(Code):  # noqa: DJ008 - never shown
+    """The same row with more to it."""
+
+    rank = models.IntegerField(default=1)
+
+    class Meta:
+        app_label = "rows"
+
+
+@pytest.fixture(autouse=True)
+def tables(transactional_db: None) -> Iterator[None]:
+    """The tables of these models."""
+    made = [Parcel, Line, Code, Special]
+    with connection.schema_editor() as editor:
+        for model in made:
+            editor.create_model(model)
+    yield
+    with connection.schema_editor() as editor:
+        for model in reversed(made):
+            editor.delete_model(model)
+
+
+@pytest.fixture
+def parcel() -> Parcel:
+    """A row."""
+    row: Parcel = Parcel.objects.create(weight=1)
+    return row
+
+
+def is_busy(instance: models.Model) -> bool:
+    """Does somebody else than this thread find it locked?"""
+    with ThreadPoolExecutor(1) as pool:
+        return not pool.submit(lambda: mongo_lock(instance).try_acquire()).result()
+
+
+def test_reads_after_the_lock_was_taken(parcel: Parcel) -> None:
+    """What the holder before wrote is there, although the wait began before."""
+    taken, go_on = threading.Event(), threading.Event()
+
+    def change() -> None:
+        with mongo_lock(parcel), closing(connection):
+            taken.set()
+            go_on.wait(10)
+            Parcel.objects.update(weight=7)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    taken.wait(10)
+    threading.Timer(0.2, go_on.set).start()
+    with Parcel.objects.locked(pk=parcel.pk) as fresh:
+        assert fresh.weight == 7
+        assert fresh is not parcel
+    thread.join()
+
+
+def test_is_the_lock_of_the_instance(parcel: Parcel) -> None:
+    """Whoever locks the instance, or its key, locks the row; it is free after the block."""
+    with Parcel.objects.locked(pk=parcel.pk):
+        assert is_busy(parcel)
+    assert holders(f"rows.parcel:{parcel.pk}") == []
+    with held_elsewhere(parcel), pytest.raises(LockNotAcquired):
+        Parcel.objects.locked(pk=parcel.pk, wait=0).__enter__()
+
+
+def test_the_lock_itself(parcel: Parcel) -> None:
+    """It is there while the row is locked, with all that a lock has; losing it is told at the end of the block."""
+    row = Parcel.objects.locked(pk=parcel.pk, lease=44, lock_options={"label": "weighing"})
+    with pytest.raises(LockStateError, match="not locked"):
+        row.lock  # noqa: B018
+    with row:
+        (held,) = holders(row.lock.key)
+        assert (held["token"], held["lease"], held["label"]) == (row.lock.fencing_token, 44_000, "weighing")
+        row.lock.ensure_held()
+    with pytest.raises(LockLostError), Parcel.objects.locked(pk=parcel.pk):
+        Lock.objects.held().force_release()
+
+
+def test_a_row_that_is_not_there() -> None:
+    """DoesNotExist, as from get(), and the lock is given back."""
+    missing = uuid.uuid4()
+    with pytest.raises(Parcel.DoesNotExist):
+        Parcel.objects.locked(pk=missing).__enter__()
+    assert holders(f"rows.parcel:{missing}") == []
+
+
+def test_a_row_that_does_not_fit_any_more(parcel: Parcel) -> None:
+    """A filter is asked again under the lock: the row was found, and changed by the holder before."""
+
+    def change() -> None:
+        with mongo_lock(parcel), closing(connection):
+            taken.set()
+            go_on.wait(10)
+            Parcel.objects.update(weight=2)
+
+    taken, go_on = threading.Event(), threading.Event()
+    thread = threading.Thread(target=change)
+    thread.start()
+    taken.wait(10)
+    threading.Timer(0.3, go_on.set).start()
+    with pytest.raises(Parcel.DoesNotExist):
+        Parcel.objects.filter(weight=1).locked(weight__lt=5).__enter__()
+    thread.join()
+    assert holders(f"rows.parcel:{parcel.pk}") == []
+
+
+def test_any_lookup_and_queryset(parcel: Parcel, django_assert_num_queries: DjangoAssertNumQueries) -> None:
+    """By primary key one query; by anything else one more, to find it; filters and select_related stay."""
+    Code.objects.create(code="a:b", owner=parcel)
+    with django_assert_num_queries(1), Code.objects.select_related("owner").locked(pk="a:b") as code:
+        assert code.owner is not None
+        assert code.owner.weight == 1
+        assert holders("rows.code:a%3Ab")
+    with django_assert_num_queries(2), Code.objects.select_related("owner").locked(owner=parcel) as code:
+        assert code.pk == "a:b"
+    with pytest.raises(Code.DoesNotExist):
+        Code.objects.filter(owner=None).locked(pk="a:b").__enter__()
+    with pytest.raises(TypeError, match="whole instances"):
+        Code.objects.values("code").locked(pk="a:b")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_primary_keys(text: bool, parcel: Parcel) -> None:
+    """Integers, UUIDs, ObjectIds, text with odd characters and keys of several fields, also as text: the key of the
+    lock is that of the instance."""
+    user = User.objects.create(username="anna")
+    order = Order.objects.create(buyer=user, item="x", price=1)
+    rows: list[Any] = [
+        parcel,
+        user,
+        order,
+        Ad.objects.create(user_id="1", title="t", price=1),
+        Seller.objects.create(user_id='a:b, "$c"/ü%'),
+        Line.objects.create(order=3, number="a,b"),
+    ]
+    for instance in rows:
+        pk = instance.pk
+        if text:
+            pk = tuple(map(str, pk)) if isinstance(pk, tuple) else str(pk)
+        with locked(type(instance), pk=pk) as row:
+            assert row == instance
+            assert holders(mongo_lock(instance).key)
+    with pytest.raises(ValidationError):
+        Parcel.objects.locked(pk="no uuid").__enter__()
+
+
+def test_inheritance() -> None:
+    """A row of multi-table inheritance is one lock, as parent and as child."""
+    special = Special.objects.create(code="s")
+    with Special.objects.locked(pk="s") as row:
+        assert row.rank == 1
+        assert is_busy(Code(pk="s"))
+    with locked(Code, code="s"):
+        assert is_busy(special)
+
+
+def test_another_spelling() -> None:
+    """Where the database finds a row under another spelling of its key, the row's own key is locked."""
+    Code.objects.create(code="abc")
+    with Code.objects.locked(pk="ABC") as code:
+        assert code.pk == "abc"
+        assert holders("rows.code:abc")
+        assert holders("rows.code:ABC") == []
+
+
+def test_async(parcel: Parcel) -> None:
+    """The same object with `async with`."""
+
+    async def check() -> None:
+        async with Parcel.objects.locked(pk=parcel.pk) as fresh:
+            assert fresh == parcel
+            assert holders(f"rows.parcel:{parcel.pk}")
+        with pytest.raises(Parcel.DoesNotExist):
+            await Parcel.objects.locked(pk=uuid.uuid4()).__aenter__()
+        assert await Code.objects.acreate(code="abc")
+        async with locked(Code.objects, code="ABC"):
+            assert holders("rows.code:abc")
+
+    async_to_sync(check)()
+    assert Lock.objects.held().count() == 0
+
+
+def test_in_a_transaction_of_its_own(parcel: Parcel) -> None:
+    """The pattern of the documentation: the transaction is inside the block."""
+    with Parcel.objects.locked(pk=parcel.pk) as fresh, transaction.atomic():
+        fresh.weight += 1
+        fresh.save()
+    parcel.refresh_from_db()
+    assert parcel.weight == 2

@@ -1,0 +1,149 @@
+"""Owners: what is theirs, how it is taken from them, and web sessions as owners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.auth import alogout, login, logout
+from django.contrib.auth.models import AnonymousUser, User
+from django.contrib.sessions.backends.db import SessionStore
+from django.http import HttpRequest
+
+from django_mongolock import mongo_lock
+from django_mongolock.exceptions import LockBackendError
+from django_mongolock.models import Lock
+from django_mongolock.owners import asession_owner, release_owner, session_owner
+from tests.looking import held_elsewhere, holders, new_key
+
+pytestmark = pytest.mark.django_db(databases=["default", "mongo"], transaction=True)
+
+
+@pytest.fixture
+def request_of() -> Callable[..., HttpRequest]:
+    """Makes requests with a session, of a user if there is one."""
+
+    def make(session: Any = None) -> HttpRequest:
+        request = HttpRequest()
+        request.session = session or SessionStore()
+        request.user = AnonymousUser()
+        return request
+
+    return make
+
+
+@pytest.fixture
+def anna() -> User:
+    """A user who can log in."""
+    return User.objects.create_user("anna")
+
+
+def sign_in(request: HttpRequest, user: User) -> None:
+    login(request, user, backend="django.contrib.auth.backends.ModelBackend")
+
+
+class TestRelease:
+    """Everything that an owner has is released, and nothing else."""
+
+    @pytest.mark.parametrize("how", ["function", "queryset"])
+    def test_only_theirs(self, how: str) -> None:
+        """Locks of nobody and of others stay."""
+        one, two, other, plain = (new_key() for _ in range(4))
+        mine = mongo_lock(one, two, owner="job 5").acquire()
+        with held_elsewhere(other, owner="job 55"), held_elsewhere(plain):
+            assert {lock.key for lock in Lock.objects.owned_by("job 5")} == {one, two}
+            count = release_owner("job 5") if how == "function" else Lock.objects.owned_by("job 5").force_release()
+            assert count == 2
+            assert holders(one) == holders(two) == []
+            assert holders(other)
+            assert holders(plain)
+        assert not mine.release()
+
+    @pytest.mark.parametrize("how", ["function", "queryset"])
+    def test_among_other_holders(self, how: str) -> None:
+        """Of a lock that several hold, only the owner's grant is taken."""
+        key = new_key()
+        mine = mongo_lock(key, mode="shared", owner="job 5").acquire()
+        with held_elsewhere(key, mode="shared", owner="job 6"):
+            if how == "function":
+                assert release_owner("job 5") == 1
+            else:
+                assert Lock.objects.owned_by("job 5").filter(key=key).force_release() == 1
+            assert [held["owner"] for held in holders(key)] == ["job 6"]
+        assert not mine.release()
+
+    def test_nothing(self) -> None:
+        """An owner of nothing is no error; what cannot be an owner is."""
+        assert release_owner("nobody") == 0
+        with pytest.raises(TypeError, match="owner"):
+            release_owner(5)  # type: ignore[arg-type]
+
+    def test_strings_are_literal(self) -> None:
+        """F54: an owner is never an expression."""
+        key = new_key()
+        with held_elsewhere(key, owner="$owner"):
+            assert release_owner("$holders.owner") == 0
+            assert len(holders(key)) == 1
+
+
+class TestSession:
+    """A web session as an owner."""
+
+    def test_is_random_and_stays(self, request_of: Callable[..., HttpRequest]) -> None:
+        """The same for all requests of a session, another for another session, and never its key."""
+        request = request_of()
+        owner = session_owner(request)
+        request.session.save()
+        again = request_of(SessionStore(request.session.session_key))
+        assert session_owner(again) == owner == async_to_sync(asession_owner)(again)
+        assert session_owner(request_of()) != owner
+        assert str(request.session.session_key) not in owner
+
+    def test_changes_with_the_user(self, request_of: Callable[..., HttpRequest], anna: User) -> None:
+        """Login and logout make a new one: what an unknown visitor began is not the user's."""
+        request = request_of()
+        owners = [session_owner(request)]
+        sign_in(request, anna)
+        owners += [session_owner(request), session_owner(request)]
+        logout(request)
+        owners.append(session_owner(request))
+        assert owners[1] == owners[2]
+        assert len(set(owners)) == 3
+
+    @pytest.mark.parametrize("asynchronous", [False, True])
+    def test_logout_releases(self, request_of: Callable[..., HttpRequest], anna: User, asynchronous: bool) -> None:
+        """On logout the locks of the session are released, and nobody else's."""
+        request, other, key, kept = request_of(), request_of(), new_key(), new_key()
+        sign_in(request, anna)
+        sign_in(other, anna)
+        mine = mongo_lock(key, owner=session_owner(request)).acquire()
+        with held_elsewhere(kept, owner=session_owner(other)):
+            if asynchronous:
+                async_to_sync(alogout)(request)
+            else:
+                logout(request)
+            assert holders(key) == []
+            assert holders(kept)
+        assert not mine.release()
+
+    def test_logout_while_mongodb_is_away(
+        self, request_of: Callable[..., HttpRequest], anna: User, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A logout does not fail for that."""
+
+        def fail(*args: Any, **kwargs: Any) -> None:
+            raise LockBackendError("away")
+
+        request = request_of()
+        sign_in(request, anna)
+        session_owner(request)
+        monkeypatch.setattr("django_mongolock.engine.upkeep.release_owner", fail)
+        logout(request)
+        assert not request.session.keys()
+
+    def test_no_session(self) -> None:
+        """Without a session, the error says what is missing."""
+        with pytest.raises(TypeError, match="SessionMiddleware"):
+            session_owner(HttpRequest())

@@ -1,0 +1,263 @@
+"""Celery with a real Redis and real workers of every pool: killed, redelivered, shut down, enqueued once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery.exceptions import WorkerLostError
+
+from django_mongolock import mongo_lock
+from django_mongolock.backends.base import mongo_store
+from django_mongolock.contrib.celery import enqueue_once
+from testproject.servers import Redis
+from tests import redis_app
+from tests.looking import document, holders
+from tests.redis_app import notes
+from tests.waiting import eventually
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(Redis.missing() is not None, reason=str(Redis.missing())),
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes are gone"),
+]
+
+
+class Worker:
+    """A real ``celery worker`` in a session of its own, so that it can be killed whole."""
+
+    def __init__(self, environment: dict[str, str], pool: str = "prefork", concurrency: int = 2) -> None:
+        command = [
+            *(sys.executable, "-m", "celery", "-A", "tests.redis_app", "worker", f"--pool={pool}"),
+            *(f"--concurrency={concurrency}", "--without-gossip", "--without-mingle", "--without-heartbeat"),
+        ]
+        self.log = Path(environment["TEST_CELERY_DIRECTORY"]) / f"log-{uuid.uuid4().hex}"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+
+    def kill(self) -> None:
+        """As a machine that loses power: the worker and its pool, at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> int:
+        """Warm shutdown. Returns the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(90)
+
+
+Start = Callable[..., Worker]
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[Redis]:
+    """The broker."""
+    with Redis() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the workers keep results, notes and logs."""
+    return tmp_path_factory.mktemp("redelivery")
+
+
+@contextlib.contextmanager
+def starting(redis: Redis, directory: Path, visibility: float) -> Iterator[Start]:
+    """Starts workers with a queue of their own; they are killed at the end."""
+    queue = f"q{uuid.uuid4().hex}"
+    environment = {
+        **os.environ,
+        "MONGODB_NAME": mongo_store().config.database,
+        "DJANGO_SETTINGS_MODULE": "testproject.settings",
+        "TEST_CELERY_BROKER": redis.uri,
+        "TEST_CELERY_DIRECTORY": str(directory),
+        "TEST_CELERY_QUEUE": queue,
+        "TEST_CELERY_VISIBILITY": str(visibility),
+    }
+    redis_app.DIRECTORY = directory
+    app = redis_app.app
+    before = app.conf.task_default_queue
+    app.conf.update(broker_url=redis.uri, result_backend=f"file://{directory}", task_default_queue=queue)
+    app.amqp.queues = app.amqp.Queues({})  # type: ignore[misc]
+    workers: list[Worker] = []
+
+    def start(**options: Any) -> Worker:
+        workers.append(Worker(environment, **options))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.kill()
+    app.conf.update(task_default_queue=before)
+    app.amqp.queues = app.amqp.Queues({})  # type: ignore[misc]
+
+
+@pytest.fixture
+def start(redis: Redis, directory: Path) -> Iterator[Start]:
+    """Starts workers for this test. What nobody acknowledges is delivered again after two seconds."""
+    with starting(redis, directory, visibility=2) as start:
+        yield start
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no other test uses."""
+    return uuid.uuid4().hex
+
+
+def enough(name: str) -> None:
+    """Let `redis_app.work` end."""
+    (redis_app.DIRECTORY / f"{name}-enough").touch()
+
+
+def done(result: Any, seconds: float = 90) -> Any:
+    """The outcome of a task."""
+    return result.get(timeout=seconds, interval=0.02)
+
+
+def test_a_killed_worker(start: Start, name: str) -> None:
+    """F49: a worker is killed in the middle of a locked task, and Redis delivers that once more: it resumes at once, by
+    its id, with a new fencing token, while another task that queued for the key before still waits."""
+    first = start(concurrency=1)
+    result = redis_app.job.delay(name, "a")
+    assert eventually(lambda: notes(name), 90)
+    second = start(concurrency=2)
+    other = redis_app.job.delay(name, "b")
+    assert eventually(lambda: document(f"job:{name}").get("waiters"), 90)
+    lease = holders(f"job:{name}")[0]["until"]
+    first.kill()
+    # Redis tells nobody for its visibility timeout; kombu looks for such messages now and then.
+    assert eventually(lambda: len(notes(name)) == 2, 90), second.log.read_text()
+    (mine,) = holders(f"job:{name}")
+    assert mine["acquired_at"] < lease  # it did not wait for the end of the lease
+    assert mine["owner"] == result.id
+    before, after = (line.split() for line in notes(name))
+    assert before[:2] == after[:2] == ["a", result.id]
+    assert before[2] != after[2]
+    assert int(before[3]) < int(after[3])
+    assert eventually(lambda: document(f"job:{name}")["waiters"], 90)
+    enough(f"{name}-b")
+    enough(f"{name}-a")
+    assert done(other) == "b"
+    assert [line.split()[0] for line in notes(name)] == ["a", "a", "a", "b", "b"]
+
+
+def test_a_living_run(start: Start, name: str) -> None:
+    """F49: a task that runs longer than the visibility timeout is delivered to another worker while it lives: that
+    waits until the first run has ended."""
+    start(concurrency=1)
+    result = redis_app.job.delay(name, "a")
+    assert eventually(lambda: notes(name), 90)
+    start(concurrency=1)
+    assert eventually(lambda: document(f"job:{name}").get("waiters"), 90)
+    (waiter,) = document(f"job:{name}")["waiters"]
+    (holder,) = holders(f"job:{name}")
+    assert waiter["owner"] == holder["owner"] == result.id
+    assert waiter["pid"] != holder["pid"]
+    enough(f"{name}-a")
+    assert eventually(lambda: len(notes(name)) == 4, 90)
+    assert [line.split()[-1] == "done" for line in notes(name)] == [False, True, False, True]
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
+def test_pools(start: Start, name: str, pool: str) -> None:
+    """F30, F31: in every pool tasks take their locks, wait, come back, and a warm shutdown gives back what was kept."""
+    worker = start(pool=pool)
+    with mongo_lock(f"soon:{name}", wait=0):
+        waits = redis_app.soon.delay(name)
+        kept = redis_app.keep.delay(name)
+        assert done(kept), worker.log.read_text()
+    assert done(waits)
+    result = redis_app.facts.delay(name)
+    found = done(result)
+    assert found["place"] == f"task tests.redis_app.facts {result.id}"
+    assert found["owner"] is None  # its message is acknowledged before it runs: nobody would resume it
+    assert holders(f"kept:{name}")
+    assert worker.stop() == 0, worker.log.read_text()
+    assert holders(f"kept:{name}") == []
+    assert "Traceback" not in worker.log.read_text()
+
+
+@pytest.fixture(scope="module")
+def worker(redis: Redis, directory: Path) -> Iterator[Worker]:
+    """One worker for the tests below."""
+    with starting(redis, directory, visibility=3600) as start:
+        yield start()
+
+
+def test_a_killed_process_of_the_pool(worker: Worker, name: str) -> None:
+    """F49: one process of the pool is killed; its task comes back at once and resumes at once."""
+    result = redis_app.job.delay(name, "a")
+    assert eventually(lambda: notes(name), 90)
+    os.kill(int(notes(name)[0].split()[2]), signal.SIGKILL)
+    assert eventually(lambda: len(notes(name)) == 2, 90)
+    enough(f"{name}-a")
+    assert done(result) == "a"
+
+
+@pytest.mark.usefixtures("worker")
+class TestOncePer:
+    """`once_per` in workers; the rest of it is in test_periods."""
+
+    def test_period(self, name: str) -> None:
+        """Of those that come in one period, one runs; the others succeed and say false. A run that fails does not
+        count."""
+        failing = redis_app.report.delay(name, fail=True)
+        with pytest.raises(ValueError, match=name):
+            done(failing)
+        results = [redis_app.report.delay(name) for _ in range(4)]
+        assert sorted(map(str, map(done, results))) == sorted([name, *["False"] * 3])
+        assert notes(name) == ["ran", "ran"]
+
+    def test_killed(self, name: str) -> None:
+        """A run that is killed does not count: its message comes back, and resumes."""
+        result = redis_app.nightly.delay(name)
+        assert eventually(lambda: notes(name), 90)
+        os.kill(int(notes(name)[0]), signal.SIGKILL)
+        assert eventually(lambda: len(notes(name)) == 2, 90)
+        enough(name)
+        assert done(result) == name
+        assert done(redis_app.nightly.delay(name)) is False
+
+
+class TestEnqueueOnce:
+    """`enqueue_once` with real workers."""
+
+    @pytest.mark.parametrize("how", ["", "fail", "ignore", "reject", "retry", "die"])
+    def test_ends(self, worker: Worker, name: str, how: str) -> None:
+        """However the task ends, it may be enqueued again then, and not before; a retry is no end."""
+        key = f"once:{name}"
+        result, sent = enqueue_once(redis_app.tidy, (name,), {"how": how}, key=key)
+        assert sent
+        assert holders(key)[0]["owner"] == result.id
+        assert eventually(lambda: notes(name), 90), worker.log.read_text()
+        again, sent = enqueue_once(redis_app.tidy, (name,), key=key)
+        assert (again.id, sent) == (result.id, False)
+        enough(name)
+        if how == "retry":
+            assert eventually(lambda: holders(key) and "queue" in holders(key)[0]["place"], 90)
+            assert not enqueue_once(redis_app.tidy, (name,), key=key)[1]
+        if how == "die":
+            with pytest.raises(WorkerLostError):
+                done(result)
+        assert eventually(lambda: not holders(key), 90), worker.log.read_text()
+        assert document(key)["lapsed"] == 0  # it was given back, and did not just end
+        assert len(notes(name)) == (2 if how == "retry" else 1)
+        assert enqueue_once(redis_app.tidy, (name,), key=key)[1]
+
+    def test_expired(self, worker: Worker, name: str) -> None:
+        """A task that the worker refuses, because it is revoked or has expired, gives its key back."""
+        key = f"once:{name}"
+        enqueue_once(redis_app.tidy, (name,), key=key, expires=0.001)
+        assert eventually(lambda: not holders(key), 90)
+        assert notes(name) == []

@@ -1,0 +1,255 @@
+"""`manage.py run_locked` and `LockedCommand`: programs and commands under a lock, as a shell sees them."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections
+
+from django_mongolock import mongo_lock
+from django_mongolock.commands import BUSY, LOST, UNAVAILABLE
+from django_mongolock.models import Lock
+from tests.locked_command import Command, Patient, Plain
+from tests.looking import document, held_elsewhere, holder, holders, new_key
+from tests.waiting import eventually
+
+pytestmark = [
+    pytest.mark.django_db(databases=["default", "mongo"], transaction=True),
+    pytest.mark.skipif(sys.platform == "win32", reason="signals"),
+]
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a program as a cron job would: without a terminal."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, module: str = "django") -> subprocess.Popen[str]:
+        env = {
+            **os.environ,
+            "MONGODB_NAME": str(connections["mongo"].settings_dict["NAME"]),
+            "DJANGO_SETTINGS_MODULE": "testproject.settings",
+        }
+        command = [sys.executable, "-m", module, *arguments]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command, env=env, text=True, **pipes))  # type: ignore[call-overload]
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Exit code, output, errors."""
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def shell(key: str, script: str, *options: str) -> list[str]:
+    """The arguments that run a shell script under a lock."""
+    return ["run_locked", key, *options, "--", "sh", "-c", script]
+
+
+class TestProgram:
+    """`run_locked KEY -- program`."""
+
+    def test_runs(self, start: Start) -> None:
+        """The program has its arguments and the lock, and finds the token in its environment; its exit code is ours."""
+        key = new_key()
+        script = "echo $MONGOLOCK_KEY $MONGOLOCK_FENCING_TOKEN $1; read x < /dev/null; exit 3"
+        process = start("run_locked", key, "--lease", "45", "--label", "mine", "--", "sh", "-c", script, "sh", "--x")
+        code, out, err = finished(process)
+        assert (code, err) == (3, "")
+        assert out.split() == [key, str(document(key)["token"]), "--x"]
+        last = document(key)["last_holder"]
+        assert (last["label"], last["lease"]) == ("mine", 45_000)
+        assert holders(key) == []
+
+    def test_busy(self, start: Start) -> None:
+        """Busy is 75 and names the holder, or 0 if that is fine; the program does not run."""
+        key = new_key()
+        with held_elsewhere(key, label="nightly"):
+            fails, skips = start(*shell(key, "echo ran")), start(*shell(key, "echo ran", "--on-contention", "skip"))
+            code, out, err = finished(fails)
+            assert (code, out) == (BUSY, "")
+            assert "nightly" in err
+            code, out, err = finished(skips)
+            assert (code, err) == (0, "")
+            assert out.startswith("Skipped: lock")
+
+    def test_waits(self, start: Start) -> None:
+        """It waits in the queue for as long as it may; stopped there, it leaves."""
+        key = new_key()
+        with held_elsewhere(key):
+            waits, stopped = (start(*shell(key, "echo ran", "--wait", "60s")) for _ in range(2))
+            assert eventually(lambda: len(document(key)["waiters"]) == 2, 60)
+            stopped.terminate()
+            assert finished(stopped)[0] == 128 + signal.SIGTERM
+            assert eventually(lambda: len(document(key)["waiters"]) == 1)
+        assert finished(waits)[:2] == (0, "ran\n")
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT])
+    def test_signals(self, start: Start, number: signal.Signals) -> None:
+        """What is sent to us is the program's to answer; we stay until it has ended, and give the lock back then."""
+        key = new_key()
+        name = number.name.removeprefix("SIG")
+        process = start(*shell(key, f"trap 'echo got; exit 7' {name}; echo ready; while :; do sleep 0.05; done"))
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert finished(process)[:2] == (7, "got\n")
+        assert holders(key) == []
+
+    def test_ended_by_a_signal(self, start: Start) -> None:
+        """As a shell says it."""
+        assert finished(start(*shell(new_key(), "kill -9 $$")))[0] == 128 + 9
+
+    @pytest.mark.parametrize("stubborn", [False, True])
+    def test_lost(self, start: Start, stubborn: bool) -> None:
+        """A program whose lock was taken away is stopped, with all that it has started; if need be by SIGKILL."""
+        key = new_key()
+        trap = "trap '' TERM" if stubborn else "trap 'echo asked; exit 0' TERM"
+        script = f"{trap}; sleep 300 & echo $!; while :; do sleep 0.05; done"
+        process = start(*shell(key, script, "--lease", "1", "--grace", "0.5"))
+        assert process.stdout is not None
+        grandchild = int(process.stdout.readline())
+        (lock,) = Lock.objects.filter(key=key)
+        assert lock.force_release()
+        code, out, err = finished(process)
+        assert code == LOST
+        assert "was lost" in err
+        assert out == ("" if stubborn else "asked\n")
+        assert eventually(lambda: not _runs(grandchild))
+
+    def test_max_hold(self, start: Start) -> None:
+        """A program that hangs is stopped after the longest time that it may have the lock."""
+        key = new_key()
+        assert finished(start(*shell(key, "sleep 300", "--max-hold", "0.5")))[0] == LOST
+        assert eventually(lambda: holders(key) == [])
+
+    def test_no_program(self, start: Start) -> None:
+        """The exit codes of a shell; the lock is given back."""
+        key = new_key()
+        code, _, err = finished(start("run_locked", key, "--", "/no/such/program"))
+        assert code == 127
+        assert "there is no program" in err
+        assert finished(start("run_locked", key, "--", "/"))[0] == 126
+        assert holders(key) == []
+
+    def test_mistakes(self) -> None:
+        """A wrong key or time is told in one line."""
+        for arguments in (("", "true"), ("k", "--lease", "0", "--", "true"), ("k",)):
+            with pytest.raises(CommandError):
+                call_command("run_locked", *arguments)
+
+    @pytest.mark.usefixtures("away")
+    def test_away(self) -> None:
+        """Without MongoDB nothing runs."""
+        with pytest.raises(CommandError) as caught:
+            call_command("run_locked", "k", "--", "true")
+        assert caught.value.returncode == UNAVAILABLE
+
+    def test_called(self) -> None:
+        """From Python as well; signal handlers are as they were."""
+        before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+        key = new_key()
+        call_command("run_locked", key, "--", "sh", "-c", "exit 0")
+        assert document(key)["acquisitions"] == 1
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123 - a zombie has ended
+        return file.read().rpartition(")")[2].split()[0] != "Z"
+
+
+class TestLockedCommand:
+    """`LockedCommand`, for a project's own commands."""
+
+    def test_runs(self) -> None:
+        """It has its lock, with the key of its options, until it has ended."""
+        source, out = new_key(), io.StringIO()
+        call_command(Command(), source, stdout=out)
+        key = f"import:{source.replace(':', '%3A')}"
+        assert out.getvalue().split() == ["token", str(document(key)["token"]), "done"]
+        assert document(key)["last_holder"]["label"] == "manage.py locked_command"
+        assert holders(key) == []
+
+    def test_default_key(self) -> None:
+        """Without a key, the command's name."""
+        out = io.StringIO()
+        call_command(Plain(), stdout=out)
+        assert out.getvalue() == "command:locked_command\n"
+
+    def test_busy(self) -> None:
+        """It fails with 75, or says so and succeeds."""
+        source = uuid_free()
+        with held_elsewhere(f"import:{source}", label="another"):
+            with pytest.raises(CommandError, match="another") as caught:
+                call_command(Command(), source)
+            assert caught.value.returncode == BUSY
+            out = io.StringIO()
+            call_command(Patient(), source, stdout=out)
+            assert out.getvalue().startswith("Skipped: lock")
+
+    def test_lost(self, start: Start) -> None:
+        """It fails with 76 if it was lost."""
+        source = uuid_free()
+        process = start(source, "--seconds", "0.5", module="tests.locked_command")
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("token")
+        assert Lock.objects.get(key=f"import:{source}").force_release()
+        code, _, err = finished(process)
+        assert code in (0, LOST)  # it learns of it when it gives the lock back
+        assert code == LOST
+        assert "was lost" in err
+
+    def test_terminated(self, start: Start) -> None:
+        """SIGTERM ends it in order: the lock is given back."""
+        source = uuid_free()
+        process = start(source, "--seconds", "300", module="tests.locked_command")
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("token")
+        assert holder(f"import:{source}")
+        process.terminate()
+        assert finished(process)[0] == 128 + signal.SIGTERM
+        assert holders(f"import:{source}") == []
+
+    @pytest.mark.usefixtures("away")
+    def test_away(self) -> None:
+        """Without MongoDB it does not run."""
+        with pytest.raises(CommandError) as caught:
+            call_command(Command(), "x")
+        assert caught.value.returncode == UNAVAILABLE
+
+    def test_its_own_errors(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What the command itself raises is not taken for ours."""
+
+        def handle(self: Any, **options: Any) -> None:
+            with mongo_lock(f"import:{options['source']}", wait=0):
+                pass
+
+        monkeypatch.setattr(Command, "handle", handle)
+        with pytest.raises(Exception, match="already held by this thread"):
+            call_command(Command(), uuid_free())
+
+
+def uuid_free() -> str:
+    """A name without a separator."""
+    return new_key().partition(":")[2]
