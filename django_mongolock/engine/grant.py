@@ -23,6 +23,10 @@ CLOSED: Final = "its session was closed"
 LineKey = tuple[str, str, int, str | None, int]
 
 
+#: Gives the call to make, which keeps its lock alive from then on; None where that is gone, so nobody can be told.
+Callback = Callable[[], Callable[[], object] | None]
+
+
 class State(Enum):
     """The life of a grant: asked for, held, then given back or lost. It never goes back."""
 
@@ -103,8 +107,8 @@ class Grant:
         self._now = now
         self.began = now()
         self.renew_at = self.began + terms.patience / 3
-        self.on_lost: Callable[[], object] | None = None
-        self.on_release_requested: Callable[[], object] | None = None
+        self.on_lost: Callback | None = None
+        self.on_release_requested: Callback | None = None
         self._last = float("inf")
         self._since = self._until = 0.0
         self.bell = Bell()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import sys
 import threading
@@ -23,7 +24,7 @@ from ..exceptions import LockBackendError, LockError, LockLostError, LockNotAcqu
 from . import protocol
 from .document import Terms, entry, milliseconds
 from .fence import Atomic, Pace, is_transient
-from .grant import TAKEN, Grant, Handle, State
+from .grant import TAKEN, Callback, Grant, Handle, State
 from .logs import WARNING, log
 from .protocol import Protocol
 from .session import Session
@@ -367,14 +368,14 @@ class MongoLock:
 
     def _acquire_one(self, session: Session, key: str, wait: float | None, handles: list[Handle]) -> Protocol[Grant]:
         worker = _current_worker()
-        if (mine := session.held_by(key, worker)) is not None and mine.held:
+        mine = session.held_by(key, worker)
+        # Without a handle nobody has it any more: the keeper is about to give it back, whoever enters it now.
+        if mine is not None and mine.held and mine.guard is not None and (handle := mine.guard()) is not None:
             if not self.options.reentrant or mine.terms.mode not in ("exclusive", self.options.terms.mode):
                 raise LockReentryError(key)
-            # Without a handle nobody has it any more: the keeper is about to give it back, whoever enters it now.
-            if mine.guard is not None and (handle := mine.guard()) is not None:
-                mine.users.add(id(self))
-                handles.append(handle)
-                return mine
+            mine.users.add(id(self))
+            handles.append(handle)
+            return mine
         grant = self._new_grant(session, key, worker)
         handles.append(session.guard(grant))
         request = grant.request
@@ -571,17 +572,17 @@ class MongoLock:
         error.add_note(str(self._loss(grants)))
 
 
-def _weakly(lock: MongoLock, callback: Callable[[MongoLock], object] | None) -> Callable[[], object] | None:
-    """*callback* with *lock*, without keeping the lock from being collected."""
+def _weakly(lock: MongoLock, callback: Callable[[MongoLock], object] | None) -> Callback | None:
+    """*callback* with *lock*, without keeping the lock from being collected until there is something to tell."""
     if callback is None:
         return None
     reference = weakref.ref(lock)
 
-    def call() -> None:
-        if (found := reference()) is not None:
-            callback(found)
+    def bind() -> Callable[[], object] | None:
+        found = reference()
+        return None if found is None else functools.partial(callback, found)
 
-    return call
+    return bind
 
 
 def _calling_line() -> str:

@@ -234,7 +234,8 @@ class MemorySession(Session):
         self.store.give_back(key, Step(remove=tuple(grant.id for grant in grants), force=True), self.command_timeout)
         for grant in grants:
             told = threading.Event()
-            grant.on_lost = partial(_call_and_set, grant.on_lost, told)
+            call = None if grant.on_lost is None else grant.on_lost()
+            grant.on_lost = partial(partial, _call_and_set, call, told)
             if grant.lose(TAKEN):
                 self.lost(grant)
                 told.wait(5.0)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 from ..exceptions import LockBackendError, LockError, LockStateError
 from . import clock, drivers, processes, protocol
 from .document import News, Reply, Terms
-from .grant import CLOSED, TAKEN, Grant, Guard, Handle, LineKey, State
+from .grant import CLOSED, TAKEN, Callback, Grant, Guard, Handle, LineKey, State
 from .logs import DEBUG, INFO, WARNING, log, log_exception
 from .protocol import (
     Action,
@@ -623,8 +623,7 @@ class Session:
         grant.asked = caller
         log(INFO, "release requested", key=grant.key, by=caller)
         self._observe("release_requested", grant)
-        if grant.on_release_requested is not None:
-            self._callers.submit(functools.partial(_call_safely, grant.on_release_requested, grant))
+        self._call(grant.on_release_requested, grant)
 
     def lost(self, grant: Grant) -> None:
         """Tell everybody, once, that a grant was lost, and see to it that it does not keep others waiting."""
@@ -634,8 +633,12 @@ class Session:
             self.abandon(grant)
         self.finish(grant)
         self._tell_end(grant)
-        if grant.on_lost is not None:
-            self._callers.submit(functools.partial(_call_safely, grant.on_lost, grant))
+        self._call(grant.on_lost, grant)
+
+    def _call(self, callback: Callback | None, grant: Grant) -> None:
+        """Have the program told, by a thread of its own. Its lock may be about to go: from here on it stays."""
+        if callback is not None and (call := callback()) is not None:
+            self._callers.submit(functools.partial(_call_safely, call, grant))
 
     # The end
 

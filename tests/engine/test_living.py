@@ -1,6 +1,7 @@
 """Living with a lock: dead threads, stopped processes, forks, limits, requests to release, ten thousand at a time."""
 
 import contextlib
+import gc
 import signal
 import threading
 import time
@@ -14,7 +15,7 @@ from django_mongolock.engine import clock
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.grant import Grant
 from django_mongolock.engine.locks import MongoLock
-from django_mongolock.engine.session import Session
+from django_mongolock.engine.session import CALLERS, Session
 from django_mongolock.engine.upkeep import ask_to_release
 from django_mongolock.exceptions import LockBackendError, LockLostError
 from tests.engine.conftest import QUICK, Commands, Document, LockMaker, make_lock, store_of
@@ -424,3 +425,19 @@ def test_a_storm_of_signals_leaves_nothing() -> None:
         result = run("ours", os.environ["MONGODB_URI"], 300, seed, 0.003)
         assert result.get("strikes", 0) > 100, result
         assert (result["left"], result["known"], result["usable"], result["errors"]) == (0, 0, True, {}), result
+
+
+def test_who_loses_its_lock_in_its_last_moment_is_told(
+    lock: LockMaker, session: Session, collection: Collection[Document]
+) -> None:
+    """P7: the block ends, its lock turns out to have been taken away, and nobody has the lock object any more: by an
+    error and by `on_lost`, which has its lock even so."""
+    told: list[str] = []
+    busy = threading.Event()
+    for _ in range(CALLERS):  # so that the call can only be made when everything else is over
+        session._callers.submit(busy.wait)
+    with pytest.raises(LockLostError), lock(terms=CALM, on_lost=lambda lost: told.append(lost.key)):
+        collection.update_one({"_id": "k"}, {"$set": {"holders": []}})
+    gc.collect()
+    busy.set()
+    assert eventually(lambda: told == ["k"])
