@@ -199,7 +199,7 @@ class MongoStore:
             "upsert": step.upserts,
             "new": True,
             "fields": REPLY,
-            "writeConcern": {"w": "majority"},
+            "writeConcern": MAJORITY.document,
         }
         collection = self.collection
         try:
