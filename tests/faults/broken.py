@@ -165,12 +165,13 @@ def _no_deadline(patches: Patches) -> None:
 
 
 def _release_by_key(patches: Patches) -> None:
-    def give_back(self: MongoStore, key: str, made: Step, timeout: float) -> bool:
+    def give_back(self: MongoStore, key: str, _: Step | str, timeout: float) -> bool:
         with pymongo.timeout(timeout):
             nobody: Document = {"$set": {"holders": [], "expires_at": None}}
             return self.collection.update_one({"_id": key}, nobody).matched_count == 1
 
     patches.set(MongoStore, "give_back", give_back)
+    patches.set(MongoStore, "give_back_alone", give_back)
 
 
 def _renewal_without_grant(patches: Patches) -> None:
@@ -205,6 +206,16 @@ def _unknown_outcome_forgotten(patches: Patches) -> None:
         self.finish(grant)
 
     patches.set(Session, "abandon", forget)
+
+
+def _taken_and_forgotten(patches: Patches) -> None:
+    lost = Session.lost
+
+    def lost_without_doubt(self: Session, grant: Grant) -> None:
+        grant.doubtful = False
+        lost(self, grant)
+
+    patches.set(Session, "lost", lost_without_doubt)
 
 
 def _counter_token(patches: Patches) -> None:
@@ -368,6 +379,14 @@ VARIANTS: Final = {
             "P6, F17",
             "late_command",
             _no_tombstone,
+        ),
+        Variant(
+            "taken-and-forgotten",
+            "a lock that was taken away is not settled, though an earlier command for it got no answer",
+            "that command arrives and takes the lock for nobody, for a whole lease",
+            "P6, F17",
+            "late_command_of_a_lost_lock",
+            _taken_and_forgotten,
         ),
         Variant(
             "unknown-outcome-forgotten",

@@ -14,22 +14,23 @@ def mentions(*words: str) -> Test:
 
 
 class Hold:
-    """Holds up the messages of one direction that pass a test, for *seconds* or until `let_go`."""
+    """Holds up the first message of one direction that passes a test, for *seconds* or until `let_go`."""
 
     def __init__(self, test: Test, seconds: float) -> None:
         self.caught = threading.Event()
         self._test = test
         self._seconds = seconds
         self._free = threading.Event()
+        self._first = threading.Lock()
 
     def pass_on(self, message: bytes) -> None:
         """Return when *message* may go on."""
-        if not self._free.is_set() and self._test(message):
+        if self._test(message) and self._first.acquire(blocking=False):
             self.caught.set()
             self._free.wait(self._seconds)
 
     def let_go(self) -> None:
-        """Let everything go on that is held."""
+        """Let go on what is held."""
         self._free.set()
 
 
@@ -49,11 +50,11 @@ class Relay:
         return f"mongodb://127.0.0.1:{self.port}/?directConnection=true"
 
     def holding_requests(self, test: Test, seconds: float = 60) -> contextlib.AbstractContextManager[Hold]:
-        """Hold up requests that pass *test* on their way to the server, also when their sender has hung up."""
+        """Hold up the first request that passes *test* on its way to the server, also when its sender has hung up."""
         return self._holding(self._requests, Hold(test, seconds))
 
     def holding_replies(self, test: Test, seconds: float = 60) -> contextlib.AbstractContextManager[Hold]:
-        """Hold up answers that pass *test* on their way to the client."""
+        """Hold up the first answer that passes *test* on its way to the client."""
         return self._holding(self._replies, Hold(test, seconds))
 
     @staticmethod

@@ -351,6 +351,25 @@ def late_command(stage: Stage) -> list[str]:
     return orphans(stage)
 
 
+def late_command_of_a_lost_lock(stage: Stage) -> list[str]:
+    """F17, F50: a command is held up, sent again and granted; then the lock is taken away, and its holder is told;
+    then the first command arrives."""
+    session, admin = stage.session(relayed=True, timeout=0.5), stage.session()
+    with stage.relay.holding_requests(mentions(f"{session.id}/")) as hold:
+        lock = stage.lock(session, Terms(lease=60, margin=1, patience=0.9)).acquire()
+        assert hold.caught.is_set()
+        (grant,) = lock._grants
+        force_release(admin.store, "k", [grant.id])
+        grant.renew_at = clock.now()  # its next beat, which may be 20 s away
+        session._keep(grant.renew_at)
+        assert eventually(lambda: lock.lost)
+        assert eventually(lambda: not session._unsettled and grant.id not in session._grants)
+        before = stage.document()["changes"]
+        hold.let_go()
+        assert eventually(lambda: stage.document()["changes"] > before)
+    return orphans(stage)
+
+
 def cancelled_after_the_grant(stage: Stage) -> list[str]:
     """F15, F36: a task is cancelled when the server has granted the lock and before the answer is there."""
     session = stage.session(relayed=True)
@@ -450,6 +469,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         lock_taken_away,
         child_exits,
         late_command,
+        late_command_of_a_lost_lock,
         cancelled_after_the_grant,
         dead_waiter,
         order_of_arrival,
