@@ -466,8 +466,7 @@ class MongoLock:
                 was_there = yield from protocol.release(
                     grant.key, grant.id, alone=grant.alone, stays=grant.terms.hold > 0 and not early, bury=doubtful
                 )
-                if doubtful and not was_there:
-                    session.abandon(grant)
+                grant.doubtful = doubtful  # for `lost`, if it was not there any more
             else:
                 was_there = yield from self._hand_over(session, grant, heir)
         except LockBackendError as error:

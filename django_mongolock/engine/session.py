@@ -629,7 +629,8 @@ class Session:
         """Tell everybody, once, that a grant was lost, and see to it that it does not keep others waiting."""
         if not self.forget(grant):
             return
-        if grant.reason != TAKEN:
+        # Taken away, but a copy of its command may be on its way still: it must not bring the grant back.
+        if grant.reason != TAKEN or grant.doubtful:
             self.abandon(grant)
         self.finish(grant)
         self._tell_end(grant)

@@ -213,7 +213,7 @@ class MongoStore:
             "upsert": step.upserts,
             "new": True,
             "fields": REPLY if step.owner is None else REPLY_TO_OWNER,
-            "writeConcern": {"w": "majority"},
+            "writeConcern": MAJORITY.document,
         }
         collection = self.collection
         try:

@@ -65,6 +65,24 @@ def test_a_loss_is_told_at_the_next_beat(lock: LockMaker, take_away: Callable[..
     assert eventually(lambda: mine.lost, 1)
 
 
+@pytest.mark.parametrize("how", ["told at a beat", "found at the release"])
+def test_a_lost_lock_whose_first_command_got_no_answer_is_settled(
+    lock: LockMaker, session: Session, take_away: Callable[..., None], entries: Entries, how: str
+) -> None:
+    """F17, P7: it is gone, and told so; the command that is still on its way brings it back for nobody."""
+    told = threading.Event()
+    mine = lock(terms=SHORT if how == "told at a beat" else Terms(), on_lost=lambda _: told.set()).acquire()
+    (grant,) = mine._grants
+    grant.doubtful = True
+    take_away()
+    if how == "found at the release":
+        assert not mine.release()
+    assert told.wait(2)
+    assert eventually(lambda: not session._unsettled)
+    session.store.apply("k", grant.request.enter(trial=False).step, 5)
+    assert entries() == []
+
+
 def test_one_of_many_is_lost_and_the_others_are_renewed(lock: LockMaker, take_away: Callable[..., None]) -> None:
     """F40: the right one is told."""
     locks = [lock(f"k{number}").acquire() for number in range(50)]

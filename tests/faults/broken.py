@@ -1,0 +1,512 @@
+"""The lock with one defect each. A checker that has never found anything proves nothing: it must find all of these.
+
+It is kept like a list of old bugs that must stay catchable: whoever adds a defence adds the variant that lacks it. A
+variant patches the real engine in this process: `broken` for the length of a block, `breaking` for good,
+`from_environment` as MONGOLOCK_BROKEN says, in a process that a test starts. A patch that finds nothing to patch
+raises NothingToBreak: a refactoring must not heal a variant unnoticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import pymongo
+from bson.int64 import Int64
+from bson.raw_bson import RawBSONDocument
+from pymongo import WriteConcern
+from pymongo.read_concern import ReadConcern
+
+from django_mongolock.engine import clock, protocol, session, step, store
+from django_mongolock.engine.document import Reply, Terms, entry, read_reply
+from django_mongolock.engine.grant import Grant, State
+from django_mongolock.engine.protocol import Answer, Apply, Heard, Request
+from django_mongolock.engine.session import Session, Sessions
+from django_mongolock.engine.step import Limits, Step
+from django_mongolock.engine.store import CLOCK, Beat, Found, MongoStore, read_found
+
+#: The variable that says which variant a process is.
+VARIABLE: Final = "MONGOLOCK_BROKEN"
+
+Document = dict[str, Any]
+
+
+class NothingToBreak(AssertionError):
+    """What a variant patches is not there any more."""
+
+
+class Patches:
+    """Changes to the engine of this process, which can be undone."""
+
+    def __init__(self) -> None:
+        self._undo = contextlib.ExitStack()
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Replace an attribute of a module or class."""
+        if name not in vars(owner):
+            raise NothingToBreak(f"{owner.__name__} has no {name}")
+        self._undo.callback(setattr, owner, name, vars(owner)[name])
+        setattr(owner, name, value)
+
+    def swap(self, old: Any, new: Any) -> None:
+        """Replace an expression wherever it stands in the rule (`engine/step.py`)."""
+        hits: list[None] = []
+        encode = step._encoded
+
+        def encode_swapped(document: Document) -> RawBSONDocument:
+            return encode(_swapped(document, old, new, hits))
+
+        self.set(step, "_encoded", encode_swapped)
+        step._pipeline.cache_clear()
+        for made in _EVERY_KIND:
+            made.pipeline()
+        if not hits:
+            raise NothingToBreak(f"the rule has no {old}")
+
+    def undo(self) -> None:
+        """Make the engine whole again."""
+        self._undo.close()
+        step._pipeline.cache_clear()
+
+
+def _swapped(expression: Any, old: Any, new: Any, hits: list[None]) -> Any:
+    if expression == old:
+        hits.append(None)
+        return new
+    if isinstance(expression, dict):
+        return {name: _swapped(value, old, new, hits) for name, value in expression.items()}
+    if isinstance(expression, list):
+        return [_swapped(value, old, new, hits) for value in expression]
+    return expression
+
+
+#: A command of every kind.
+_EVERY_KIND: Final = (
+    Step(add=entry("g", "s", Terms(), {})),
+    Step(add=entry("g", "s", Terms(owner="o"), {})),
+    Step(remove=("g",)),
+    Step(renew=("g",)),
+    Step(remove=("g",), force=True, bury=1),
+)
+
+
+# The variants
+
+
+def _w1_grants(patches: Patches) -> None:
+    patches.set(store, "MAJORITY", WriteConcern(w=1))
+
+
+def _hand_over_w1(patches: Patches) -> None:
+    handing_over = threading.local()
+
+    class Weaker(WriteConcern):
+        @property
+        def document(self) -> Document:
+            return {"w": 1} if getattr(handing_over, "now", False) else super().document
+
+    apply = MongoStore.apply
+
+    def weakly(self: MongoStore, key: str, made: Step, timeout: float) -> Reply:
+        handing_over.now = bool(made.given)
+        try:
+            return apply(self, key, made, timeout)
+        finally:
+            handing_over.now = False
+
+    patches.set(store, "MAJORITY", Weaker(w="majority"))
+    patches.set(MongoStore, "apply", weakly)
+
+
+def _client_clock(patches: Patches) -> None:
+    arguments = Step.arguments
+
+    def with_our_time(self: Step, limits: Limits, clock: object) -> Document:
+        made = arguments(self, limits, clock)
+        made["c"]["$literal"]["now"] = datetime.fromtimestamp(time.time(), UTC)
+        return made
+
+    patches.set(Step, "arguments", with_our_time)
+    patches.swap("$$NOW", "$$c.now")
+
+
+def _deadline_from_reply(patches: Patches) -> None:
+    answer, judge = Session._answer, Session._judge
+
+    def answer_from_now(self: Session, grant_id: str, reply: Reply, sent: float) -> Answer:
+        return answer(self, grant_id, reply, clock.now())
+
+    def judge_from_now(self: Session, grant: Grant, found: Found | None, number: int, sent: float) -> None:
+        judge(self, grant, found, number, clock.now())
+
+    patches.set(Session, "_answer", answer_from_now)
+    patches.set(Session, "_judge", judge_from_now)
+
+
+def _deadline_from_news(patches: Patches) -> None:
+    hear = Session._hear
+
+    def hear_a_whole_lease(self: Session, grant: Grant) -> Heard:
+        heard = hear(self, grant)
+        return heard if heard.news is None else replace(heard, queued_until=clock.now() + grant.terms.lease)
+
+    patches.set(Session, "_hear", hear_a_whole_lease)
+
+
+def _no_deadline(patches: Patches) -> None:
+    patches.set(Grant, "held", property(lambda self: self.state is State.HELD))
+
+
+def _release_by_key(patches: Patches) -> None:
+    def give_back(self: MongoStore, key: str, _: Step | str, timeout: float) -> bool:
+        with pymongo.timeout(timeout):
+            nobody: Document = {"$set": {"holders": [], "expires_at": None}}
+            return self.collection.update_one({"_id": key}, nobody).matched_count == 1
+
+    patches.set(MongoStore, "give_back", give_back)
+    patches.set(MongoStore, "give_back_alone", give_back)
+
+
+def _renewal_without_grant(patches: Patches) -> None:
+    judge = Session._judge
+
+    def renew(self: MongoStore, keys: Sequence[str], made: Step, timeout: float) -> dict[str, Found]:
+        mine = {"_id": {"$in": list(keys)}}
+        with pymongo.timeout(timeout):
+            self.collection.update_many(mine, made.pipeline(), let=made.arguments(self.config.limits, CLOCK))
+            found = list(self.collection.find(mine, {"holders": 1, "waiters": 1, "token": 1, "now": "$$NOW"}))
+        return {document["_id"]: read_found(document) for document in found}
+
+    def judge_by_key(self: Session, grant: Grant, found: Found | None, number: int, sent: float) -> None:
+        if found is not None and grant.state is State.HELD:
+            anybody = next(iter(found.holders.values()), None)
+            found = replace(found, holders={} if anybody is None else {grant.id: anybody})
+        judge(self, grant, found, number, sent)
+
+    patches.set(MongoStore, "renew", renew)
+    patches.set(Session, "_judge", judge_by_key)
+    patches.swap({"$in": ["$$e.grant", "$$c.renew"]}, True)
+
+
+def _no_tombstone(patches: Patches) -> None:
+    patches.set(protocol, "BURIAL", 0)
+
+
+def _unknown_outcome_forgotten(patches: Patches) -> None:
+    def forget(self: Session, grant: Grant) -> None:
+        grant.release()
+        self.forget(grant)
+        self.finish(grant)
+
+    patches.set(Session, "abandon", forget)
+
+
+def _taken_and_forgotten(patches: Patches) -> None:
+    lost = Session.lost
+
+    def lost_without_doubt(self: Session, grant: Grant) -> None:
+        grant.doubtful = False
+        lost(self, grant)
+
+    patches.set(Session, "lost", lost_without_doubt)
+
+
+def _counter_token(patches: Patches) -> None:
+    patches.swap(step._BLANK, {**step._BLANK, "token": Int64(0)})
+
+
+def _local_read(patches: Patches) -> None:
+    apply = MongoStore.apply
+
+    def look(self: Request) -> Apply:
+        return Apply(self.key, Step(ask=self.grant))
+
+    def apply_or_look(self: MongoStore, key: str, made: Step, timeout: float) -> Reply:
+        if made != Step(ask=made.ask):
+            return apply(self, key, made, timeout)
+        local = self.collection.with_options(read_concern=ReadConcern("local"))
+        let = {"c": {"$literal": {"ask": made.ask}}}
+        return read_reply(key, local.find_one({"_id": {"$eq": key}}, step.REPLY, let=let))
+
+    patches.set(Request, "look", look)
+    patches.set(MongoStore, "apply", apply_or_look)
+
+
+def _no_op_as_proof(patches: Patches) -> None:
+    def renew(self: MongoStore, keys: Sequence[str], made: Step, timeout: float) -> dict[str, Found]:
+        mine = {"_id": {"$in": list(keys)}, "holders.grant": {"$in": made.renew}}
+        with pymongo.timeout(timeout):
+            self.collection.update_many(mine, {"$set": {"v": 1}})
+            local = self.collection.with_options(read_concern=ReadConcern("local"))
+            documents = list(local.find(mine))
+        return {
+            document["_id"]: Found(
+                document["token"],
+                {item["grant"]: Beat(made.beat, item["term"] / 1000) for item in document["holders"]},
+                {},
+            )
+            for document in documents
+        }
+
+    patches.set(MongoStore, "renew", renew)
+
+
+def _no_clamp(patches: Patches) -> None:
+    for length in ("term", "patience"):
+        too_far = {"$gt": ["$$e.until", step._from_now(f"$$e.{length}")]}
+        patches.swap({"$or": ["$$foreign", too_far]}, "$$foreign")
+
+
+def _no_clock_stamp(patches: Patches) -> None:
+    patches.set(store._ClockEncoder, "transform_python", lambda self, value: "")
+
+
+def _waiters_never_pruned(patches: Patches) -> None:
+    patches.swap(step._living("$$doc.waiters", "patience"), "$$doc.waiters")
+
+
+def _newest_first(patches: Patches) -> None:
+    new = [step._merge("$$c.add", {"since": "$$NOW", "until": step._from_now("$$c.add.patience")})]
+    patches.swap({"$concatArrays": ["$$queue", new]}, {"$concatArrays": [new, "$$queue"]})
+
+
+def _no_type_guards(patches: Patches) -> None:
+    patches.swap(step.IS_WHOLE, True)
+
+
+def _no_fork_guard(patches: Patches) -> None:
+    def close_all(cls: type[Sessions[Any]]) -> None:
+        for inherited in cls._inherited:
+            inherited.close()
+
+    patches.set(session.Sessions, "close_all", classmethod(close_all))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One defect. harm: what it would do. breaks: the promises and rows of the failure table. finder: the scenario in
+    `scenarios` that finds it."""
+
+    name: str
+    defect: str
+    harm: str
+    breaks: str
+    finder: str
+    patch: Callable[[Patches], None]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+VARIANTS: Final = {
+    variant.name: variant
+    for variant in (
+        Variant(
+            "w1-grants",
+            "a grant is reported when the primary alone has it",
+            "a failover forgets the grant, and a second one holds the lock as well",
+            "P3, F4, F5",
+            "held_without_the_majority",
+            _w1_grants,
+        ),
+        Variant(
+            "hand-over-w1",
+            "a lock that is handed over within the process is taken before the majority has it",
+            "a failover forgets the hand-over: two holders",
+            "P3, F5",
+            "handed_over_without_the_majority",
+            _hand_over_w1,
+        ),
+        Variant(
+            "client-clock",
+            "leases are judged by the wall clock of whoever asks",
+            "a host whose clock is ahead takes locks that are held",
+            "P4, F25",
+            "wall_clock_ahead",
+            _client_clock,
+        ),
+        Variant(
+            "deadline-from-reply",
+            "a lease is counted from the answer, not from before the command was sent",
+            "after a slow answer the holder believes for longer than the server waits",
+            "P1, F16, F19",
+            "slow_answer",
+            _deadline_from_reply,
+        ),
+        Variant(
+            "deadline-from-news",
+            "a waiter counts its lease from the moment when the change stream tells of its grant",
+            "the server gave it only what its place in the queue had left: two holders",
+            "P1, F42",
+            "news_at_the_last_moment",
+            _deadline_from_news,
+        ),
+        Variant(
+            "no-deadline",
+            "`held` does not ask for the time",
+            "a holder that could not renew goes on believing: two holders",
+            "P1, P7, F28",
+            "lease_over",
+            _no_deadline,
+        ),
+        Variant(
+            "release-by-key",
+            "a release removes whoever holds the key",
+            "a late release frees the lock of the next holder, and lets a third one in",
+            "P1, F38",
+            "late_release",
+            _release_by_key,
+        ),
+        Variant(
+            "renewal-without-grant",
+            "a renewal lengthens whatever lease there is under the key, and takes that for its own",
+            "who lost the lock is never told",
+            "P7, F39, F50",
+            "lock_taken_away",
+            _renewal_without_grant,
+        ),
+        Variant(
+            "no-tombstone",
+            "an id that was given up can still be queued",
+            "a command that was held up in the network takes the lock for nobody, for a whole lease",
+            "P6, F17",
+            "late_command",
+            _no_tombstone,
+        ),
+        Variant(
+            "taken-and-forgotten",
+            "a lock that was taken away is not settled, though an earlier command for it got no answer",
+            "that command arrives and takes the lock for nobody, for a whole lease",
+            "P6, F17",
+            "late_command_of_a_lost_lock",
+            _taken_and_forgotten,
+        ),
+        Variant(
+            "unknown-outcome-forgotten",
+            "what a cancelled or failed acquisition may have left is not removed",
+            "the lock is held by nobody until its lease ends",
+            "P6, F15, F36",
+            "cancelled_after_the_grant",
+            _unknown_outcome_forgotten,
+        ),
+        Variant(
+            "counter-token",
+            "fencing tokens count from 1 in every new document",
+            "after a purge a storage refuses the new holder and takes the writes of an old one",
+            "P2, F10",
+            "purged_document",
+            _counter_token,
+        ),
+        Variant(
+            "local-read-grant",
+            "a waiter believes a look at the primary that it was granted the lock",
+            "a release that a failover undoes has let in a second holder",
+            "P3, F5, F7",
+            "looked_before_the_majority",
+            _local_read,
+        ),
+        Variant(
+            "no-op-as-proof",
+            "a renewal that changes nothing counts because it was acknowledged",
+            "a primary that was cut off acknowledges it at once: two holders",
+            "P1, F6",
+            "renewed_by_nobody",
+            _no_op_as_proof,
+        ),
+        Variant(
+            "no-clamp",
+            "an end further ahead than a whole lease stays as it is",
+            "when the clock was set back, a dead holder keeps the lock for as long as that",
+            "P6, F23",
+            "clock_set_back",
+            _no_clamp,
+        ),
+        Variant(
+            "no-clock-stamp",
+            "a new primary judges the times that another one wrote",
+            "after a failover to a member whose clock is ahead: two holders",
+            "P1, P4, F21",
+            "failover_to_a_clock_ahead",
+            _no_clock_stamp,
+        ),
+        Variant(
+            "waiters-never-pruned",
+            "who waits stays in the queue whether it lives or not",
+            "a dead waiter keeps out everybody behind it who could go in",
+            "P5, F41",
+            "dead_waiter",
+            _waiters_never_pruned,
+        ),
+        Variant(
+            "newest-first",
+            "a newcomer is queued before those who wait",
+            "under load somebody waits for ever",
+            "P5",
+            "order_of_arrival",
+            _newest_first,
+        ),
+        Variant(
+            "no-type-guards",
+            "a document is used whatever is in it",
+            "a live lock whose end is not a date is taken over, and the document rewritten",
+            "F55",
+            "damaged_document",
+            _no_type_guards,
+        ),
+        Variant(
+            "no-fork-guard",
+            "at its exit a forked child gives back what it has inherited",
+            "the child of a fork frees its parent's lock",
+            "P1, F30",
+            "child_exits",
+            _no_fork_guard,
+        ),
+    )
+}
+
+
+def breaking(name: str) -> Patches:
+    """Break the engine of this process; for good, unless the patches are undone. Raises NothingToBreak, KeyError."""
+    patches = Patches()
+    try:
+        VARIANTS[name].patch(patches)
+    except BaseException:
+        patches.undo()
+        raise
+    return patches
+
+
+@contextlib.contextmanager
+def broken(name: str) -> Iterator[None]:
+    """Break the engine of this process for a block. Sessions that live on behave as patched, so make new ones in it."""
+    patches = breaking(name)
+    try:
+        yield
+    finally:
+        patches.undo()
+
+
+def from_environment() -> str:
+    """Break the engine of this process as MONGOLOCK_BROKEN says; return the variant's name, or "" for none."""
+    name = os.environ.get(VARIABLE, "")
+    if name:
+        breaking(name)
+    return name
+
+
+def table() -> str:
+    """The variants as a table in Markdown, for `docs/old-bugs.md`: `python -m tests.faults.broken` prints it."""
+    rows = [("variant", "the defect", "what it would do", "breaks", "found by"), ("---",) * 5]
+    rows += [(f"`{v.name}`", v.defect, v.harm, v.breaks, f"`{v.finder}`") for v in VARIANTS.values()]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table())
