@@ -261,7 +261,8 @@ def _no_op_as_proof(patches: Patches) -> None:
 def _no_clamp(patches: Patches) -> None:
     for length in ("term", "patience"):
         too_far = {"$gt": ["$$e.until", step._from_now(f"$$e.{length}")]}
-        patches.swap({"$or": ["$$foreign", too_far]}, "$$foreign")
+        foreign: Any = {"$and": ["$$foreign", {"$not": ["$$e.released"]}]} if length == "term" else "$$foreign"
+        patches.swap({"$or": [foreign, too_far]}, foreign)
 
 
 def _no_clock_stamp(patches: Patches) -> None:
