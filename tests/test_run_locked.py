@@ -42,13 +42,26 @@ def start() -> Iterator[Start]:
         }
         command = [sys.executable, "-m", module, *arguments]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        started.append(subprocess.Popen(command, env=env, text=True, **pipes))  # type: ignore[call-overload]
+        made = subprocess.Popen(command, env=env, text=True, preexec_fn=heed_signals, **pipes)  # type: ignore[call-overload]  # noqa: PLW1509
+        started.append(made)
         return started[-1]
 
     yield start
     for process in started:
-        process.kill()
-        process.communicate()
+        process.terminate()  # so that it ends the program too, which would keep the pipes open
+        try:
+            process.communicate(timeout=15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def heed_signals() -> None:
+    """A shell starts what it runs in the background with signals ignored, and everybody inherits that."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
