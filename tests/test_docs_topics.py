@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from django.db import connection
 from django.http import HttpRequest
 
 from django_mongolock import SKIPPED
+from testproject.celery import app as shop
 from tests.looking import held_elsewhere, holders
 
 pytestmark = pytest.mark.django_db(databases=["default", "mongo"], transaction=True)
@@ -40,12 +42,14 @@ def run(page: str, *skip: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-def app() -> Celery:
-    """The Celery application that shared tasks belong to, with a broker in memory."""
+def app() -> Iterator[Celery]:
+    """The Celery application that shared tasks belong to, with a broker in memory; afterwards they are the shop's."""
     app = Celery("docs", broker="memory://", backend="cache+memory://")
     app.set_current()
     app.set_default()
-    return app
+    yield app
+    shop.set_current()
+    shop.set_default()
 
 
 def test_celery(app: Celery) -> None:
