@@ -28,7 +28,7 @@ __all__ = ["db", "home", "postgres"]
 
 ROOT = Path(__file__).resolve().parent.parent
 #: A quarter of an hour in all on a small machine; `python -m benchmarks.rates --runs 100` is the same.
-SLOW_RACE = [pytest.mark.slow, pytest.mark.timeout(900)]
+LONG_RACE = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def make(db: str, **values: Any) -> Thing:
@@ -628,7 +628,7 @@ class TestRace:
     @pytest.mark.parametrize(
         ("alias", "runs"),
         [pytest.param(alias, 2, id=f"{name}, few") for alias, name in RACES.items()]
-        + [pytest.param(alias, 100, id=f"{name}, 100", marks=SLOW_RACE) for alias, name in RACES.items()],
+        + [pytest.param(alias, 100, id=f"{name}, 100", marks=LONG_RACE) for alias, name in RACES.items()],
     )
     def test_nothing_is_missing_from_the_history(
         self, alias: str, runs: int, tmp_path: Path, mongo: MongoClient[dict[str, Any]], request: pytest.FixtureRequest

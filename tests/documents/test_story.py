@@ -183,7 +183,7 @@ def test_short_without_lock(external: Settings) -> None:
 
 
 @WITH_MONGO
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("locking", [True, False])
 def test_long(external: Settings, locking: bool) -> None:
