@@ -22,8 +22,14 @@ kept: list[MongoLock] = []
 app = Celery("redis_tests", set_as_current=False)
 app.conf.update(
     broker_url=os.environ.get("TEST_CELERY_BROKER", "memory://"),
-    # Redis gives a task that nobody acknowledged to another worker after this many seconds.
-    broker_transport_options={"visibility_timeout": float(os.environ.get("TEST_CELERY_VISIBILITY", "3600"))},
+    broker_transport_options={
+        # A task that nobody has acknowledged for so many seconds is given to another worker,
+        "visibility_timeout": float(os.environ.get("TEST_CELERY_VISIBILITY", "3600")),
+        # which looks for such tasks every second, not every hundred; nor does a killed one keep it from that for long.
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+        "unacked_mutex_expire": 2,
+    },
     broker_connection_retry_on_startup=True,
     result_backend=f"file://{DIRECTORY}",
     task_default_queue=os.environ.get("TEST_CELERY_QUEUE", "celery"),
@@ -61,6 +67,14 @@ def job(self: Task[Any, Any], name: str, who: str) -> str:
     work(f"{name}-{who}")
     note(name, f"{who} done")
     return who
+
+
+@app.task
+@mongo_locked("job:{name}", lease=120, wait=None)
+def other(name: str) -> str:
+    """Wants the lock of `job`. Its message is acknowledged at once, so that it does not come twice."""
+    note(name, "other")
+    return "other"
 
 
 @app.task(acks_late=True)

@@ -248,3 +248,12 @@ def test_in_a_transaction_of_its_own(parcel: Parcel) -> None:
         fresh.save()
     parcel.refresh_from_db()
     assert parcel.weight == 2
+
+
+def test_around_a_transaction(parcel: Parcel) -> None:
+    """With ``release="on_commit"`` the row stays locked until the transaction around the block has ended."""
+    with transaction.atomic():
+        with Parcel.objects.locked(pk=parcel.pk, lock_options={"release": "on_commit"}) as fresh:
+            Parcel.objects.filter(pk=fresh.pk).update(weight=5)
+        assert is_busy(parcel)
+    assert not is_busy(parcel)

@@ -132,11 +132,10 @@ def test_a_killed_worker(start: Start, name: str) -> None:
     result = redis_app.job.delay(name, "a")
     assert eventually(lambda: notes(name), 90)
     second = start(concurrency=2)
-    other = redis_app.job.delay(name, "b")
+    other = redis_app.other.delay(name)
     assert eventually(lambda: document(f"job:{name}").get("waiters"), 90)
     lease = holders(f"job:{name}")[0]["until"]
     first.kill()
-    # Redis tells nobody for its visibility timeout; kombu looks for such messages now and then.
     assert eventually(lambda: len(notes(name)) == 2, 90), second.log.read_text()
     (mine,) = holders(f"job:{name}")
     assert mine["acquired_at"] < lease  # it did not wait for the end of the lease
@@ -146,10 +145,9 @@ def test_a_killed_worker(start: Start, name: str) -> None:
     assert before[2] != after[2]
     assert int(before[3]) < int(after[3])
     assert eventually(lambda: document(f"job:{name}")["waiters"], 90)
-    enough(f"{name}-b")
     enough(f"{name}-a")
-    assert done(other) == "b"
-    assert [line.split()[0] for line in notes(name)] == ["a", "a", "a", "b", "b"]
+    assert done(other) == "other"
+    assert [line.split()[0] for line in notes(name)][:4] == ["a", "a", "a", "other"]
 
 
 def test_a_living_run(start: Start, name: str) -> None:
@@ -165,8 +163,8 @@ def test_a_living_run(start: Start, name: str) -> None:
     assert waiter["owner"] == holder["owner"] == result.id
     assert waiter["pid"] != holder["pid"]
     enough(f"{name}-a")
-    assert eventually(lambda: len(notes(name)) == 4, 90)
-    assert [line.split()[-1] == "done" for line in notes(name)] == [False, True, False, True]
+    assert eventually(lambda: len(notes(name)) >= 4, 90)
+    assert [line.split()[-1] == "done" for line in notes(name)[:4]] == [False, True, False, True]
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
