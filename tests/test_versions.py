@@ -17,11 +17,13 @@ from django.db import DatabaseError, IntegrityError, connections, models, transa
 from django.db.models import F, ProtectedError
 from django.forms.models import model_to_dict
 from pymongo import MongoClient
+from pytest_django import DjangoDbBlocker
 
 from django_mongolock import ConflictError, LockError
 from django_mongolock.versions import VersionField
 from django_mongolock.versions.checking import all_or_nothing
-from tests.versioned.databases import db, home, postgres
+from testproject.servers import Mongod
+from tests.versioned.databases import added, db, home, postgres
 from tests.versioned.shapes import Bare, Base, Child, Guard, Named, Part, Renamed, SoftThing, Thing, ThingProxy, Topic
 
 __all__ = ["db", "home", "postgres"]
@@ -112,8 +114,9 @@ class TestSave:
                 second.save(**options)
             assert caught.value.stored is None
         assert not Thing.objects.using(db).exists()
+        second.version = 7
         second.save(force_insert=True)
-        assert stored(second, db).version == 1
+        assert second.version == stored(second, db).version == 1
 
     def test_what_was_never_read_is_not_written_over(self, db: str) -> None:
         """An instance with the key of a row that is there: Django would overwrite it without having seen it."""
@@ -234,7 +237,9 @@ class TestSave:
 
     def test_raw_insert(self, db: str) -> None:
         """A fixture may make new rows, with or without a version."""
-        Named(pk="old").save_base(raw=True, using=db)
+        fixture = Named(pk="old")
+        fixture.save_base(raw=True, using=db)
+        assert fixture.version == 0, "as it is stored"
         thing = Named.objects.using(db).get()
         assert thing.version == 0
         thing.save()
@@ -256,6 +261,12 @@ class TestSave:
         models.QuerySet(Bare, using=db).update(revision=None)
         assert Bare.objects.using(db).update(title="b") == 1
         assert stored(made, db).revision == 1
+
+    def test_a_fixture_without_a_version(self, db: str) -> None:
+        """Null is what it says, so it is written."""
+        made = Bare.objects.using(db).create(title="a")
+        DeserializedObject(Bare(pk=made.pk, title="b", revision=None)).save(using=db)
+        assert [stored(made, db).title, stored(made, db).revision] == ["b", None]
 
     def test_bare_field(self, db: str) -> None:
         """The field alone is enough, whatever it is called and whatever the manager hides."""
@@ -498,6 +509,16 @@ class TestQuerySet:
                 [Thing(title="a")], update_conflicts=True, update_fields=["count"], unique_fields=["title"]
             )
 
+    def test_what_bulk_create_may_not_have_made(self, db: str) -> None:
+        """With ignore_conflicts nobody knows whose the row is: it has to be read before it is saved."""
+        if connections[db].vendor == "mongodb":
+            pytest.skip("the backend has no ignore_conflicts")
+        Named.objects.using(db).create(pk="a", value=1)
+        (ignored,) = Named.objects.using(db).bulk_create([Named(pk="a", value=2)], ignore_conflicts=True)
+        with pytest.raises(ValueError, match="read without its version"):
+            ignored.save(using=db)
+        assert Named.objects.using(db).get().value == 1
+
     def test_get_or_create_and_update_or_create(self, db: str) -> None:
         """They work as always, and raise the version when they change something."""
         thing, created = Thing.objects.using(db).get_or_create(title="a")
@@ -555,6 +576,21 @@ class TestTransactions:
                     fail()
             assert Thing.objects.using(db).count() == 2
         assert Thing.objects.using(db).count() == 2
+
+    def test_a_standalone_server(self, django_db_blocker: DjangoDbBlocker) -> None:
+        """A MongoDB without transactions: checked as well, though not in one transaction with what follows."""
+        with Mongod() as server, django_db_blocker.unblock(), added("mongo", server.uri, "standalone") as alias:
+            first, second = two(alias)
+            first.save()
+            for fail in (
+                second.save,
+                second.delete,
+                lambda: Thing.objects.using(alias).bulk_update([second], ["count"]),
+            ):
+                with pytest.raises(ConflictError):
+                    fail()
+            assert Thing.objects.using(alias).bulk_update([first], ["count"]) == 1
+            assert first.delete()[0] == 1
 
 
 class TestField:

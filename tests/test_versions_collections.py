@@ -179,8 +179,10 @@ def test_wrong_version_fields(collection: Documents, name: str) -> None:
 def test_ids_are_values(collection: Documents) -> None:
     """An id out of a request is no query."""
     collection.insert_one({"_id": 1})
-    with pytest.raises(LookupError):
-        versioned_update(collection, {"$gt": 0}, {"n": 1})
+    changes: list[Any] = [{"n": 1}, lambda document: {"n": 1}]
+    for change in changes:
+        with pytest.raises(LookupError):
+            versioned_update(collection, {"$gt": 0}, change)
 
 
 async def test_coroutine_functions_as_changes(collection: Documents) -> None:

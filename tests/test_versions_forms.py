@@ -111,6 +111,43 @@ class TestForm:
         somebody_else(thing, title="b")
         assert form_of(thing, {**sent, "title": "b"}).is_valid()
 
+    def test_a_suggestion_is_no_excuse(self, thing: Thing) -> None:
+        """Values that the view suggests (initial=) and the user takes are written, so they may conflict."""
+        suggested = {"title": "suggested"}
+        form = ThingForm(instance=again(thing), initial=suggested)
+        sent = {bound.html_name: bound.value() or "" for bound in form}
+        somebody_else(thing, title="theirs", count=7)
+        form = ThingForm({**sent, "count": 7}, instance=again(thing), initial={**suggested, "count": 7})
+        assert not form.has_changed()
+        assert not form.is_valid()
+        assert "Changed meanwhile to “theirs”. Save again" in str(form)
+
+    def test_left_alone_takes_what_is_stored(self, thing: Thing) -> None:
+        """Whatever the view suggests."""
+        sent = page_of(thing)
+        somebody_else(thing, title="theirs")
+        form = ThingForm({**sent, "count": 9}, instance=again(thing), initial={"title": "suggested"})
+        assert not form.is_valid()
+        assert form["title"].value() == "theirs"
+
+    def test_save_as_new(self, thing: Thing) -> None:
+        """The page of one object, sent as a new one."""
+        form = ThingForm({**page_of(thing), "title": "copy"})
+        assert form.is_valid(), form.errors
+        assert form.save().version == 1
+        assert Thing.objects.count() == 2
+
+    def test_a_form_with_more_than_columns(self, thing: Thing) -> None:
+        """What is not a column may be written by the form's own save(): then any change counts."""
+
+        class More(ThingForm):
+            more = forms.CharField(required=False)
+
+        sent = page_of(thing)
+        somebody_else(thing)
+        assert More({**sent, "more": ""}, instance=again(thing)).is_valid()
+        assert not More({**sent, "more": "x"}, instance=again(thing)).is_valid()
+
     def test_same_change_twice(self, thing: Thing) -> None:
         """Two who write the same into one field are told about the others only."""
         sent = page_of(thing)
@@ -125,7 +162,7 @@ class TestForm:
         sent = page_of(thing)
         del sent["version_read"]
         if token == "other":
-            other = Thing.objects.using(thing._state.db).create(title="other")
+            other = Thing.objects.using(thing._state.db).create(title="mine")  # "left alone", if that page counted
             token = page_of(other)["version_read"]
         form = form_of(thing, {**sent, "title": "mine", **({} if token is None else {"version_read": token})})
         assert not form.is_valid()
@@ -307,6 +344,20 @@ class TestAdmin:
         assert person.post(address, {"post": "yes"}).status_code == 302
         assert not Rate.objects.exists()
         assert person.get(DELETE).status_code == 302, "Django's own answer"
+
+    def test_deleting_in_a_popup(self, person: Client) -> None:
+        """What else is in the address stays there; who may not delete learns nothing."""
+        popup = f"{DELETE}?_popup=1&_to_field=name"
+        asked = person.get(popup, follow=True)
+        assert asked.status_code == 200
+        Rate.objects.filter(pk="EUR").update(note="theirs")
+        answered = person.post(asked.redirect_chain[0][0], {"post": "yes"}, follow=True)
+        for address, _ in answered.redirect_chain:
+            assert "_popup=1&_to_field=name" in address
+        Rate.objects.update(note="EUR")
+        assert person.get(f"{DELETE}?_to_field=note").status_code == 400, "Django's own answer: nobody refers to a note"
+        person.force_login(User.objects.create_user("nobody", is_staff=True))
+        assert person.get(DELETE).status_code == 403
 
     def test_deleting_without_a_version(self, person: Client) -> None:
         """An address by hand deletes nothing."""

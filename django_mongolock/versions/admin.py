@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.contrib import admin, messages
+from django.contrib.admin.options import TO_FIELD_VAR
 from django.contrib.admin.utils import unquote
 from django.core import checks
 from django.db import router
@@ -78,9 +79,12 @@ class VersionedAdmin(VersionedForms, ModelAdmin):
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         """Ask about the version that is shown, which the address of the page carries."""
-        obj = self.get_object(request, unquote(object_id))
-        if obj is not None and request.method != "POST" and FIELD not in request.GET:
-            return self._ask_again(request, obj)
+        if request.method != "POST" and FIELD not in request.GET:
+            by = request.GET.get(TO_FIELD_VAR)
+            known = by is None or self.to_field_allowed(request, by)
+            obj = self.get_object(request, unquote(object_id), by) if known else None
+            if obj is not None and self.has_delete_permission(request, obj):
+                return _ask(request, sign(obj))
         try:
             with all_or_nothing(router.db_for_write(self.model)):
                 return super().delete_view(request, object_id, extra_context)
@@ -88,7 +92,7 @@ class VersionedAdmin(VersionedForms, ModelAdmin):
             self.message_user(
                 request, _("This was changed meanwhile. Look again before you delete it."), messages.ERROR
             )
-            return HttpResponseRedirect(request.path)
+            return _ask(request, None)
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
         """Delete what was shown, in that version."""
@@ -97,16 +101,20 @@ class VersionedAdmin(VersionedForms, ModelAdmin):
             raise ConflictError(obj._meta.label, obj.pk, shown["version"] if shown else None)
         super().delete_model(request, obj)
 
-    def _ask_again(self, request: HttpRequest, obj: Any) -> HttpResponse:
-        query = request.GET.copy()
-        query[FIELD] = sign(obj)
-        return HttpResponseRedirect(f"{request.path}?{query.urlencode()}")
-
     def _get_obj_does_not_exist_redirect(self, request: HttpRequest, opts: Any, object_id: str) -> Any:
         """What was deleted while somebody edited it: show what was typed, to be made anew."""
         if request.method == "POST" and FIELD in request.POST and self.has_add_permission(request):
             return self._changeform_view(request, None, "", None)  # type: ignore[attr-defined]
         return super()._get_obj_does_not_exist_redirect(request, opts, object_id)  # type: ignore[misc]
+
+
+def _ask(request: HttpRequest, shown: str | None) -> HttpResponse:
+    """Send the browser to the same page, with the version that it shows in its address; without, to look again."""
+    query = request.GET.copy()
+    query.pop(FIELD, None)
+    if shown is not None:
+        query[FIELD] = shown
+    return HttpResponseRedirect(f"{request.path}?{query.urlencode()}")
 
 
 def _carry(form: Any, management_form: Any) -> None:

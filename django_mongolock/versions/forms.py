@@ -10,7 +10,6 @@ from django import forms
 from django.core import signing
 from django.core.exceptions import ValidationError
 from django.db import models, router
-from django.forms.models import model_to_dict
 from django.utils.translation import gettext as _
 
 from ..exceptions import ConflictError
@@ -27,9 +26,9 @@ FIELD = "version_read"
 
 
 class Page(TypedDict):
-    """What a page was made of: of which object, in which version, and a digest of each field."""
+    """What a page was made of: of which object (model and key), in which version, and a digest of each field."""
 
-    of: str
+    of: list[str]
     version: int | None
     fields: dict[str, str]
 
@@ -72,15 +71,15 @@ class VersionedModelForm(ModelForm):
         """Look before Django puts the typed values into the instance."""
         page = self._page()
         if self.instance._state.adding:
-            if page is not None:
-                self._show_deleted()
-        elif self.has_changed() and not is_current(page, self.instance):
+            if page is not None and not self._meta.model._base_manager.filter(pk=page["of"][1]).exists():
+                self._show_deleted()  # where it is still there, this is "save as new"
+        elif not is_current(page, self.instance) and self._writes_anything():
             self._show_conflict(self.instance, page)
         super()._post_clean()  # type: ignore[misc]
 
     def try_save(self) -> bool:
         """Save; return whether it was saved. If somebody was faster, the form shows it, as if it had seen it before."""
-        using = self.instance._state.db or router.db_for_write(self._meta.model, instance=self.instance)
+        using = router.db_for_write(self._meta.model, instance=self.instance)
         page = self._page()
         try:
             with all_or_nothing(using):
@@ -91,11 +90,21 @@ class VersionedModelForm(ModelForm):
                 self.instance._state.adding = True
                 self._show_deleted()
             else:
-                self.initial.update(model_to_dict(stored, list(self.fields)))
                 self._show_conflict(stored, page)
                 self.instance = stored
             return False
         return True
+
+    def _writes_anything(self) -> bool:
+        """Whether the form differs from what is stored. (`has_changed` looks at `initial`, which may be anything.)"""
+        columns = _columns(self.instance, self.fields)
+        others = set(self.changed_data) - {field.name for field in columns}
+        same = all(
+            field.name in self.cleaned_data
+            and digest(field, self.cleaned_data[field.name]) == digest(field, field.value_from_object(self.instance))
+            for field in columns
+        )
+        return bool(others) or not same
 
     def _page(self) -> Page | None:
         """What the page that was sent was made of; None if it does not say, or says it about another object."""
@@ -129,7 +138,7 @@ class VersionedModelForm(ModelForm):
             return  # all agree
         if mine is not None and mine == had:
             message = _("Changed meanwhile to “%(stored)s”; you had left it alone.")
-            show(self.fields[field.name], self.initial[field.name])
+            show(self.fields[field.name], now)
         else:
             message = _("Changed meanwhile to “%(stored)s”. Save again to replace that by what you wrote.")
         shown = ValidationError(message, code="conflict", params={"stored": display(field, stored)})
@@ -191,5 +200,5 @@ def _version(instance: models.Model) -> int | None:
     return version_read(instance, field) if field else None
 
 
-def _name(instance: models.Model) -> str:
-    return f"{instance._meta.app_label}.{(instance._meta.concrete_model or type(instance)).__name__} {instance.pk}"
+def _name(instance: models.Model) -> list[str]:
+    return [(instance._meta.concrete_model or type(instance))._meta.label, str(instance.pk)]

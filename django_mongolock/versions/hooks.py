@@ -32,11 +32,11 @@ def check_on_update(do_update: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(do_update)
     def checked(self: Model, base_qs: QuerySet[Any], using: str, pk: Any, values: Any, *rest: Any) -> Any:
-        from .fields import FromSave, VersionField
+        from .fields import FROM_SAVE, FromSave, VersionField
 
         field = next((field for field in base_qs.model._meta.local_fields if isinstance(field, VersionField)), None)
-        asked = next((value for column, _, value in values if column is field), None)
-        if field is None or not isinstance(asked, FromSave | None):
+        asked = next((value for column, _, value in values if column is field), FROM_SAVE)
+        if field is None or not isinstance(asked, FromSave):
             return do_update(self, base_qs, using, pk, values, *rest)  # another table, or a fixture
         if self._state.adding:
             if base_qs.filter(pk=pk).exists():

@@ -51,16 +51,26 @@ class VersionedQuerySet(models.QuerySet[M, M]):
         with claim(objs, self._version, self.db):
             return plain.bulk_update(objs, names, batch_size)
 
-    def bulk_create(self, objs: Iterable[M], *args: Any, **options: Any) -> list[M]:
+    def bulk_create(
+        self,
+        objs: Iterable[M],
+        batch_size: int | None = None,
+        ignore_conflicts: bool = False,
+        update_conflicts: bool = False,
+        *args: Any,
+        **options: Any,
+    ) -> list[M]:
         """Insert all of them. ValueError for update_conflicts: an upsert does not know what was read."""
-        if options.get("update_conflicts"):
+        if update_conflicts:
             raise ValueError(
                 "bulk_create(update_conflicts=True) would write over versions that nobody read: "
                 "insert with ignore_conflicts=True, and use bulk_update() for those that were there"
             )
-        made = super().bulk_create(objs, *args, **options)
+        made = super().bulk_create(objs, batch_size, ignore_conflicts, update_conflicts, *args, **options)
         for obj in made:
-            setattr(obj, self._version.attname, 1)
+            obj.__dict__[self._version.attname] = 1
+            if ignore_conflicts:  # the row may be somebody else's
+                del obj.__dict__[self._version.attname]
         return made
 
     def update_or_create(self, *args: Any, **kwargs: Any) -> tuple[M, bool]:

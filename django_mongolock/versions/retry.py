@@ -225,9 +225,10 @@ def refuse_open_transaction(aliases: Collection[str] | None) -> None:
 
 def open_transaction(alias: str) -> bool:
     """Whether this thread is in a transaction on *alias*, those around Django's own TestCase left aside."""
-    connection: Any = getattr(connections._connections, alias, None)  # type: ignore[attr-defined]
+    used: Any = connections.all(initialized_only=True)  # a transaction would have made its connection
+    connection = next((each for each in used if each.alias == alias), None)
     if connection is None:
-        return False  # never used here: a transaction would have made it
+        return False
     blocks = connection.atomic_blocks
     if connection.in_atomic_block and not (blocks and blocks[-1]._from_testcase):
         return True

@@ -33,9 +33,9 @@ def postgres_uri() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def added(kind: str, where: str) -> Iterator[str]:
+def added(kind: str, where: str, name: str = "versions") -> Iterator[str]:
     """Add the database to the project, with the tables of all shapes; yield its alias."""
-    alias, before = f"versions_{kind}", connections.settings
+    alias, before = f"{name}_{kind}", connections.settings
     connections.settings = connections.configure_settings({**before, alias: config(kind, where)})
     try:
         if kind == "postgres":

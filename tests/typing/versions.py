@@ -1,0 +1,38 @@
+"""What the types of versions are. Checked by mypy, never run: see tests/test_typing.py."""
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.collection import Collection
+
+from django_mongolock.versions import aversioned_update, retry_on_conflict, retrying_on_conflict, versioned_update
+from testproject.rates.models import Rate
+
+
+@retry_on_conflict
+def plain(pk: str, by: int = 1) -> Rate:
+    return Rate.objects.get(pk=pk)
+
+
+@retry_on_conflict(attempts=3, using="default")
+async def later(pk: str) -> int:
+    return (await Rate.objects.aget(pk=pk)).version
+
+
+async def check(collection: Collection[dict[str, Any]], other: AsyncCollection[dict[str, Any]]) -> None:
+    assert_type(plain("EUR", by=2), Rate)
+    assert_type(await later("EUR"), int)
+    assert_type(plain("EUR").version, int)
+    assert_type(versioned_update(collection, 1, lambda document: {"n": document["n"]}), dict[str, Any])
+    assert_type(await aversioned_update(other, 1, {"$inc": {"n": 1}}), dict[str, Any])
+    for attempt in retrying_on_conflict(attempts=3):
+        with attempt:
+            assert_type(attempt.number, int)
+
+
+def wrong(collection: Collection[dict[str, Any]]) -> None:
+    plain(5)  # type: ignore[arg-type]
+    retry_on_conflict(attempts="3")  # type: ignore[call-overload]
+    versioned_update(collection, 1, 5)  # type: ignore[arg-type]
