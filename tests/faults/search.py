@@ -1,7 +1,7 @@
 """The search through the model of the protocol (`tests/faults/model.py`): what must hold, and where it does not.
 
-python -m tests.faults.search                  # every world that the tests search, and its states
-python -m tests.faults.search "no tombstone"   # the shortest way to the harm that a bug does
+`python -m tests.faults.search` searches every world that the tests search, `--larger` those that take minutes; the name
+of a bug (`"no tombstone"`) shows the shortest way to the harm that it does.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ WORLDS: Final = {
     "two clients and a purge": World(purges=1),
     "a client that asks twice, and the lock is taken away": World(asks=(2,), thefts=1),
     "three clients who neither renew nor give up": World(asks=(1, 1, 1), calm=True),
+}
+#: The same for those who have some minutes and a few GB. The tests do not.
+LARGER: Final = {
+    "a client that asks twice, another, and a failover": World(asks=(2, 1), failovers=1),
+    "two clients whose clocks are slow, and a failover": World(failovers=1, slow_clocks=True),
+    "three clients, of whom one asks twice, who neither renew nor give up": World(asks=(1, 2, 1), calm=True),
 }
 #: Where each bug is looked for.
 HAUNTS: Final = {
@@ -124,9 +130,16 @@ def hunt(bug: str) -> Found:
     return search(replace(HAUNTS.get(bug, World()), bug=bug))
 
 
+def main(arguments: list[str]) -> None:
+    """Search the worlds, or look for bugs by their names."""
+    bugs = [argument for argument in arguments if argument != "--larger"]
+    for bug in bugs:
+        sys.stdout.write(f"{bug}: {BUGS.get(bug)}\n{hunt(bug)}\n")
+    if not bugs:
+        for name, world in (LARGER if arguments else WORLDS).items():
+            sys.stdout.write(f"{name}: {search(world)}\n")
+            sys.stdout.flush()
+
+
 if __name__ == "__main__":
-    for bug_ in sys.argv[1:]:
-        sys.stdout.write(f"{bug_}: {BUGS.get(bug_)}\n{hunt(bug_)}\n")
-    for name, world_ in WORLDS.items() if not sys.argv[1:] else ():
-        sys.stdout.write(f"{name}: {search(world_)}\n")
-        sys.stdout.flush()
+    main(sys.argv[1:])
