@@ -270,8 +270,9 @@ class Session:
         return turn
 
     def _turn(self, grant: Grant) -> Turn:
-        line = self._lines.get(grant.line)
-        if line and next(iter(line)) != grant.id:
+        with self._mutex:
+            first = self._first(grant.line)
+        if first is not None and first is not grant:
             return "behind"
         return "next" if grant.line in self._held_here else "now"
 

@@ -995,3 +995,23 @@ def _living(collection: Collection[Document]) -> int:
     entries = {"$concatArrays": ["$holders", "$waiters"]}
     living = {"$filter": {"input": entries, "as": "e", "cond": {"$gt": ["$$e.until", "$$NOW"]}}}
     return sum(document["n"] for document in collection.aggregate([{"$project": {"n": {"$size": living}}}]))
+
+
+def test_a_line_may_change_while_somebody_looks_at_it(session: Session, in_thread: InThread) -> None:
+    """Threads come and go while another one asks whether it is its turn: it gets an answer, not a RuntimeError."""
+    first = make_lock(session)._new_grant(session, "k", object())
+    session.join(first, trial=False)
+    end = clock.now() + 1.0
+
+    def come_and_go() -> None:
+        while clock.now() < end:
+            passing = make_lock(session)._new_grant(session, "k", object())
+            session.join(passing, trial=False)
+            session.leave(passing)
+
+    threads = [in_thread(come_and_go) for _ in range(4)]
+    while clock.now() < end:
+        assert session._turn(first) == "now"
+    for thread in threads:
+        thread.join(5)
+    session.leave(first)
