@@ -404,6 +404,31 @@ def test_on_lost_is_called_once(lock: LockMaker, session: Session, face: Face, t
     assert told == [mine]
 
 
+def test_a_loss_is_told_also_where_the_grant_was_in_doubt(
+    new_session: Callable[..., Session],
+    face: Face,
+    failpoint: Callable[..., None],
+    take_away: Callable[..., None],
+    stored: Callable[..., Document],
+) -> None:
+    """P7, F8: the first answer to the acquisition was an error, and the loss shows only at the release: `on_lost` and
+    the observers are told as ever, and a copy of the command that may still come is refused."""
+    told, events = threading.Event(), []
+    session = new_session(observer=lambda event, grant: events.append(event))
+    error = {"code": 64, "errmsg": "waiting for replication timed out"}
+    failpoint(["findAndModify"], times=1, writeConcernError=error)
+    terms = Terms(lease=60, margin=1)
+    mine = face.acquire(make_lock(session, terms=terms, on_lost=lambda _: told.set()))
+    (grant,) = mine._grants
+    assert grant.doubtful
+    take_away()
+    assert not face.release(mine)
+    assert told.wait(5)
+    assert "lost" in events
+    assert "released" not in events
+    assert eventually(lambda: grant.id in [grave["grant"] for grave in stored()["graves"]])
+
+
 def test_observers_and_callbacks_that_fail_do_no_harm(
     new_session: Callable[..., Session], face: Face, take_away: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
