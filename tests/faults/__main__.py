@@ -17,6 +17,7 @@ import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -93,7 +94,10 @@ def _tell(outcome: Outcome, seconds: float) -> None:
     )
     for name, why in outcome.skipped.items():
         print(f"  left out: {name}, {why}")
-    for violation in outcome.violations[:20]:
+    rules = Counter(violation["rule"] for violation in outcome.violations)
+    if rules:
+        print("  violations:", ", ".join(f"{rule} {count}" for rule, count in rules.most_common()))
+    for violation in outcome.violations[:10]:
         print(f"  {violation['at']:.3f} {violation['rule']}: {violation['text']}; during {violation['faults']}")
     sys.stdout.flush()
 

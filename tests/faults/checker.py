@@ -114,7 +114,7 @@ def promises_hold(history: History) -> Iterator[Violation]:
         promised, ended = 0.0, False
         for sample in attempt.samples:
             if sample.pid != attempt.pid:
-                if sample.held:
+                if sample.held and history.meta.get("tells", True):
                     yield Violation("child", sample.since, f"a forked child believed to hold {attempt}")
             elif sample.held and ended:
                 yield Violation("promise", sample.since, f"{attempt} was not held, and then it was")
@@ -128,13 +128,15 @@ def promises_hold(history: History) -> Iterator[Violation]:
 
 def losses_are_told(history: History) -> Iterator[Violation]:
     """Who did not hold the lock any more is told on leaving, and by on_lost."""
+    if not history.meta.get("tells", True):
+        return
     for attempt in history.attempts.values():
         lost = next((sample for sample in attempt.samples if not sample.held and sample.pid == attempt.pid), None)
         if attempt.left is not None and attempt.was == "released" and lost is not None:
             yield Violation("told", attempt.left, f"{attempt} was not held any more, and then released")
         told_by = attempt.left + TELLING if attempt.left is not None and attempt.was == "lost" else FOREVER
         late = history.paused(attempt, attempt.asked, history.over)
-        is_due = history.meta.get("tells", True) and told_by + late < history.alive_until(attempt)
+        is_due = told_by + late < history.alive_until(attempt)
         if is_due and attempt.told is None and attempt.inner is None:
             yield Violation("told", told_by, f"{attempt} was lost, and on_lost was not called")
     yield from _releases_after_others(history)

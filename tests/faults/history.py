@@ -102,7 +102,6 @@ class History:
     def __init__(self, records: Iterable[Record]) -> None:
         self.attempts: dict[str, Attempt] = {}
         self.groups: dict[int, int] = {}
-        self.kinds: dict[int, str] = {}
         self.ended: dict[int, float] = {}
         self.killed: dict[int, float] = {}
         self.forced: dict[tuple[str, int], float] = {}
@@ -141,7 +140,7 @@ class History:
     def _take_process(self, what: str, t: float, record: Record) -> None:
         match what:
             case "start":
-                self.groups[record["pid"]], self.kinds[record["pid"]] = record["group"], record["kind"]
+                self.groups[record["pid"]] = record["group"]
             case "end":
                 self.ended[record["pid"]] = t
             case "kill":

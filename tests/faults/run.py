@@ -87,11 +87,9 @@ class Crew:
         self._mutex = threading.Lock()
 
     def start(self) -> None:
-        kinds = [(kind, count) for kind, count in CREW if kind in SITES[self._lock].kinds]
-        if {"force-release", "clear-stale"} & set(self._habits):
-            kinds.append(("janitor", 1))
-        for kind, count in kinds:
-            for _ in range(count):
+        janitors = 1 if {"force-release", "clear-stale"} & set(self._habits) else 0
+        for kind, count in (*CREW, ("janitor", janitors)):
+            for _ in range(count if kind in SITES[self._lock].kinds else 0):
                 self._add(kind)
 
     def _add(self, kind: str) -> None:
@@ -183,7 +181,6 @@ class Run:
         self.lock = lock
         self.skipped = {name: why for name in names if name in FAULTS and (why := FAULTS[name].needs())}
         self.names = [name for name in names if name not in self.skipped]
-        self.chance = random.Random(seed)
         self._stop = threading.Event()
         self._over = threading.Event()
         self._failure: BaseException | None = None
