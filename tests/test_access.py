@@ -150,9 +150,9 @@ class TestRights:
         """Taking, renewing, waiting, shared, asking, forcing, clearing, the admin and the commands."""
         monkeypatch.setattr(registry, "_declared", {})  # documents need rights of their own
         login(user)
-        with mongo_lock("k", lease=1, label="nightly") as lock:
+        with mongo_lock("k", lease=6, label="nightly") as lock:
             first = lock.remaining
-            assert eventually(lambda: lock.remaining > first, 5)
+            assert eventually(lambda: lock.remaining > first, 8)
             lock.extend(30)
             assert [found.key for found in Lock.objects.held().survey()] == ["k"]
             admin = browser(*NAMES)

@@ -50,7 +50,7 @@ def test_a_lock_tells_how_it_stands(lock: LockMaker, face: Face) -> None:
     with face.block(mine):
         assert mine.held
         assert not mine.lost
-        assert 0.5 < mine.remaining <= 1.0
+        assert 0.0 < mine.remaining <= 1.0
         assert mine.fencing_tokens == {"k": mine.fencing_token}
         assert mine.acquired_at.tzinfo is not None
         assert mine.waited < 1

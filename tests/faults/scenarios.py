@@ -309,7 +309,7 @@ def late_release(stage: Stage) -> list[str]:
 
 def lock_taken_away(stage: Stage) -> list[str]:
     """F50: the lock is taken from its holder by force and goes to who waits for it; a beat later both know."""
-    terms = Terms(lease=0.9, margin=0.1, patience=0.9)
+    terms = Terms(lease=2, margin=0.2, patience=2)
     one, two = stage.session(), stage.session()
     mine, other = stage.lock(one, terms).acquire(), stage.lock(two)
     stage.queue(other)
