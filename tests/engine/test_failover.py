@@ -222,6 +222,9 @@ def test_a_primary_that_was_left_behind_grants_nothing(cluster: ReplicaSet, sess
     what was sent to it meanwhile. Nobody takes these answers for a lock, nor for a renewal of one."""
     old = cluster.primary()
     session, before = sessions(), sessions(old.uri, timeout=20)
+    asking = [sessions(old.uri, timeout=20) for _ in range(6)]  # each with a connection that is there already
+    for one in asking:
+        one.store.read("k", "g", 5)
     with contextlib.suppress(LockLostError), lock(before, "old", Terms(lease=3, margin=0.2)) as lost_one:
         old.pause()
         assert eventually(lambda: any(member is not old for member in cluster.primaries()), 60)
@@ -231,7 +234,7 @@ def test_a_primary_that_was_left_behind_grants_nothing(cluster: ReplicaSet, sess
             def ask(number: int) -> None:
                 step = Step(ask=f"g{number}", add=new_entry(f"g{number}", "s", CALM, {}), trial=True)
                 with contextlib.suppress(LockError):
-                    held.append(before.store.apply("k" if number % 2 else f"new{number}", step, 20).held)
+                    held.append(asking[number].store.apply("k" if number % 2 else f"new{number}", step, 20).held)
 
             threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
             for thread in threads:
