@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 import logging
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -44,6 +46,18 @@ def documented_roles() -> dict[str, Document]:
     """The roles of the documentation, as it writes them."""
     blocks = re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return {role["createRole"]: role for role in map(json.loads, blocks)}
+
+
+def documented_settings(monkeypatch: pytest.MonkeyPatch) -> tuple[Document, Document]:
+    """The alias of the locks as the documentation sets it up, and then with encryption; for the user `mongolock`."""
+    monkeypatch.setenv("LOCKS_USER", "mongolock")
+    monkeypatch.setenv("LOCKS_PASSWORD", PASSWORD)
+    names: dict[str, Any] = {"DATABASES": {}, "os": os}
+    user, encryption = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    exec(user, names)  # noqa: S102 - our own page
+    plain = copy.deepcopy(names["DATABASES"]["locks"])
+    exec(encryption, names)  # noqa: S102
+    return plain, names["DATABASES"]["locks"]
 
 
 def role(name: str, *actions: str) -> Document:
@@ -124,6 +138,21 @@ class TestRights:
         """`check --database` tells what the user lacks, before anybody waits for it."""
         login(user)
         assert ask() == said
+
+    def test_the_documented_settings(
+        self, guarded: ReplicaSet, root: Any, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """But for the address, they log in the user of the documented role, and not with another password."""
+        found, _ = documented_settings(monkeypatch)
+        for name in ("NAME", "USER", "PASSWORD"):
+            monkeypatch.setitem(connections["mongo"].settings_dict, name, found[name])
+        connect(guarded.uri, **found["OPTIONS"])
+        with mongo_lock("k"):
+            assert root.find_one({"_id": "k"})["holders"]
+        monkeypatch.setitem(connections["mongo"].settings_dict, "PASSWORD", "wrong")
+        connect(guarded.uri, **found["OPTIONS"])
+        with pytest.raises(LockBackendError):
+            mongo_lock("k", wait=0).acquire()
 
     def test_check_sees_missing_indexes(self, login: Connect, root: Any) -> None:
         """With the right to list them; the role for deployments makes them."""
@@ -265,6 +294,19 @@ class TestTLS:
         assert hand_over()
         assert get_backend().session()._listener.listening
         assert "E101" not in ask()
+
+    def test_the_documented_settings(
+        self, encrypted: ReplicaSet, authority: Authority, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With the file of this CA in place of theirs, they are all it takes; they keep what was set before."""
+        plain, found = documented_settings(monkeypatch)
+        assert found["OPTIONS"].items() > plain["OPTIONS"].items()
+        added = found["OPTIONS"].keys() - plain["OPTIONS"].keys()
+        ours = {"/etc/ssl/mongodb-ca.pem": str(authority.file("documented.pem", authority.ca.cert_pem))}
+        encryption = {name: ours.get(found["OPTIONS"][name], found["OPTIONS"][name]) for name in added}
+        connect(encrypted.uri.partition("&tls=")[0], **encryption)
+        with mongo_lock("k") as lock:
+            assert lock.held
 
     def test_clear_text(self, encrypted: ReplicaSet, connect: Connect) -> None:
         """The server takes nothing in clear text, and nobody is told that a lock is held."""

@@ -11,11 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.apps import AppConfig
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
 
 from django_mongolock import LockLostError, mongo_lock, signals
 from django_mongolock.contrib.prometheus import PrometheusMetrics
 from django_mongolock.testing import MemoryLocks
+from testproject import shop
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = """
@@ -89,8 +95,32 @@ def test_every_metric_of_the_page_exists(mongolock: MemoryLocks) -> None:
     assert named == {name for name in families if not name.endswith("_created")}
 
 
+def test_the_apps_of_the_page() -> None:
+    """Each line for INSTALLED_APPS adds one app."""
+    prometheus, opentelemetry, *_ = blocks("monitoring.md")
+    namespace: dict[str, Any] = {"INSTALLED_APPS": []}
+    exec(prometheus + opentelemetry, namespace)  # noqa: S102
+    labels = [AppConfig.create(entry).label for entry in namespace["INSTALLED_APPS"]]
+    assert labels == ["mongolock_prometheus", "mongolock_opentelemetry"]
+
+
+def test_the_spans_of_the_page(mongolock: MemoryLocks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go to the global provider."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    *_, spans, _ = blocks("monitoring.md")
+    namespace: dict[str, Any] = {"__name__": "docs_monitoring"}
+    exec(spans, namespace)  # noqa: S102
+    config = namespace["ShopConfig"]("shop", shop)
+    config.ready()
+    with mongo_lock("a"):
+        pass
+    assert [span.name for span in exporter.get_finished_spans()] == ["hold lock"]
+
+
 def test_the_receiver_of_the_page(mongolock: MemoryLocks, capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = (block for block in blocks("monitoring.md") if "@receiver" in block)
+    *_, block = blocks("monitoring.md")
     namespace: dict[str, Any] = {}
     exec(block, namespace)  # noqa: S102
     with pytest.raises(LockLostError), mongo_lock("a"):
