@@ -105,8 +105,8 @@ def _decorate(plan: Plan, function: Any) -> Any:
         raise TypeError(f"@mongo_locked goes on a function, not on a {type(function).__name__}: put it below that")
     call = LockedCall(plan, function)
     wrapper = functools.update_wrapper(_wrapper(call), function)
-    if (signature := resolved_signature(function)) is not None:
-        wrapper.__signature__ = signature  # type: ignore[attr-defined]
+    # Celery looks at the wrapper itself to tell wrong arguments where the task is sent.
+    wrapper.__signature__ = resolved_signature(function) or call.signature  # type: ignore[attr-defined]
     if not (iscoroutinefunction(wrapper) or _is_generator(wrapper)):
         Deferred.put_on(wrapper, plan)
     return wrapper

@@ -47,9 +47,10 @@ def locked(
     """The row that ``get(**lookup)`` finds, locked and then read: ``with locked(User, pk=5) as user:``.
 
     source: a model, a manager or a queryset, with its filters and its `select_related`. wait, lease and lock_options
-    are those of `mongo_lock`. ``with`` and ``async with`` give a fresh instance, read from the database that is
-    written to; the lock is the same as ``mongo_lock(instance)``, and there as `LockedRow.lock`. A row that is not
-    there, or does not fit any more, raises the model's DoesNotExist, and the lock is given back.
+    are those of `mongo_lock`; to look a row up by a field of one of these names, use ``filter()``. ``with`` and ``async
+    with`` give a fresh instance, read from the database that is written to; the lock is the same as
+    ``mongo_lock(instance)``, and there as `LockedRow.lock`. A row that is not there, or does not fit any more, raises
+    the model's DoesNotExist, and the lock is given back.
 
     It keeps away those who lock the row as well, and nobody else. Open a transaction inside the block, not around it:
     otherwise the lock is given back before the commit, and an older snapshot may be read.

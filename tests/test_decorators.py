@@ -694,3 +694,17 @@ def returning(make: Callable[[], Any]) -> Callable[[], Any]:
 async def collect_none() -> AsyncIterator[None]:
     return
     yield
+
+
+def test_celery_refuses_wrong_arguments_where_the_task_is_sent() -> None:
+    """As it does for every task: the lock does not hide how the function is called."""
+    app = Celery("arguments", broker="memory://", set_as_current=False)
+
+    @app.task
+    @mongo_locked("ad:{ad_id}")
+    def export_ad(ad_id: int) -> int:
+        return ad_id
+
+    for wrong in [(), (1, 2)]:
+        with pytest.raises(TypeError):
+            export_ad.delay(*wrong)

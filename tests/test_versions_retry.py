@@ -346,3 +346,13 @@ except ConflictError as error:
     assert (
         done.stdout == "mine.Rate 1 was not written, it was changed meanwhile: read in version 1, stored in version 2\n"
     )
+
+
+def test_an_alias_that_there_is_not_is_told() -> None:
+    """A mistyped using= would switch off the guard against open transactions."""
+
+    @retry_on_conflict(using="nope")
+    def work() -> None: ...
+
+    with pytest.raises(ValueError, match="'nope' is no alias of DATABASES"):
+        work()

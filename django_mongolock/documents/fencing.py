@@ -61,6 +61,8 @@ def _prepare(
 ) -> tuple[Sender, Steps[Any]]:
     column = check_path("the field of the token", source.column(field, must_exist=False))
     made = check_changes(source.changes(changes), [column])
+    if isinstance(token, bool) or not isinstance(token, int):
+        raise TypeError(f"token is a lock's fencing_token, a whole number, not {type(token).__name__}")
     sender = Sender(source.collection(), get_settings().COMMAND_TIMEOUT)
     return sender, _write(source, source.key(document), check_version(token), column, made)
 

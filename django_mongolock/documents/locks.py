@@ -15,7 +15,7 @@ from pymongo.collection import Collection
 from ..conf import get_settings
 from ..engine import clock
 from ..engine.document import tidy_fact
-from ..exceptions import LockStateError
+from ..exceptions import DocumentDamaged, LockStateError
 from . import registry, steps, sweep
 from .holding import Batch, Desk, HeldDocument
 from .rules import Fields, Rules, check_version
@@ -234,7 +234,13 @@ class DocumentLock(Generic[D]):
             if len(document) != 2:
                 raise TypeError("pass the document as you have read it, or (id, version)")
             return self._source.key(document[0]), check_version(document[1])
-        return self._source.key(document), check_version(self._source.read(document, self.rules.fields.version))
+        key, field = self._source.key(document), self.rules.fields.version
+        version = self._source.read(document, field)
+        if isinstance(version, bool) or not isinstance(version, int):
+            found = "missing" if version is None else type(version).__name__
+            problem = f"its field {field!r} is {found}, not a whole number (0 for one that never had a version)"
+            raise DocumentDamaged(self._source.name, key, problem)
+        return key, check_version(version)
 
     def _references(self, documents: Iterable[Any]) -> dict[Any, int]:
         return dict(self._reference(document) for document in documents)

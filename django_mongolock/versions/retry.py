@@ -214,7 +214,10 @@ def retrying_calls(function: Callable[..., Any], retrying: Retrying) -> Callable
 
 def refuse_open_transaction(aliases: Collection[str] | None) -> None:
     """Raise TransactionManagementError where a second run could not see what the conflict was about."""
-    for alias in list(connections) if aliases is None else aliases:
+    known = list(connections)
+    for alias in known if aliases is None else aliases:
+        if alias not in known:
+            raise ValueError(f"using={alias!r} is no alias of DATABASES: there are {', '.join(known)}")
         if open_transaction(alias):
             raise TransactionManagementError(
                 f"a conflict cannot be retried inside the transaction that is open on {alias!r}: it would not see what "

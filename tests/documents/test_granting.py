@@ -234,7 +234,6 @@ class TestWrongCalls:
             ((None, 1), {}, "without an id"),
             (({"a": 1}, 1), {}, "id of type dict"),
             (5, {}, r"\(id, version\)"),
-            ({"_id": 5}, {}, "whole number"),
             (("x", 1), {"pending": "exported"}, "not declared as a pending"),
             (("x", 1), {"pending": None}, "which pending"),
             (("x", 1), {"final": "exporting"}, "not declared as a final"),
@@ -253,6 +252,12 @@ class TestWrongCalls:
         given = {"pending": "exporting", **options}
         with pytest.raises((TypeError, ValueError), match=problem):
             plain.lock.hold(document, **given)
+
+    @pytest.mark.parametrize("version", [{}, {"documentVersion": None}, {"documentVersion": "3"}])
+    def test_no_version(self, plain: Ground, version: Document) -> None:
+        """A document as it was read that has no version, or text, is told as damage, with the cure."""
+        with pytest.raises(DocumentDamaged, match=r"whole number \(0 for one that never had a version\)"):
+            plain.lock.hold({"_id": 5, **version}, "exporting")
 
     def test_names_that_only_begin_alike(self, plain: Ground) -> None:
         """A field is not another one because of how it begins."""
