@@ -254,7 +254,7 @@ class TestWrongCalls:
             plain.lock.hold(document, **given)
 
     @pytest.mark.parametrize("version", [{}, {"documentVersion": None}, {"documentVersion": "3"}])
-    def test_no_version(self, plain: Ground, version: Document) -> None:
+    def test_no_version(self, plain: Ground, version: dict[str, Any]) -> None:
         """A document as it was read that has no version, or text, is told as damage, with the cure."""
         with pytest.raises(DocumentDamaged, match=r"whole number \(0 for one that never had a version\)"):
             plain.lock.hold({"_id": 5, **version}, "exporting")
