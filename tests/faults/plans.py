@@ -1,5 +1,6 @@
 """What the workers ask for: every mode and manner, at random from a seed, over few keys."""
 
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import Final
@@ -86,4 +87,6 @@ def choose(chance: random.Random, *, whole: bool) -> Plan:
     """The next attempt; of a lock that is not *whole*, nothing but exclusive locks."""
     plans = _PLANS if whole else _PLAIN
     (make,) = chance.choices([make for _, make in plans], [weight for weight, _ in plans])
-    return make(chance)
+    plan = make(chance)
+    # A lock that can be stuck for an hour is not waited for without end.
+    return plan if whole or plan.wait is not None else dataclasses.replace(plan, wait=5.0)
