@@ -30,8 +30,10 @@ QUICK = [
 ]
 
 
-def run(folder: Path, seconds: float, names: list[str], lock: str = "mongolock") -> Outcome:
-    return Run(folder, seed=1, seconds=seconds, names=names, lock=lock)()
+def run(folder: Path, seconds: float, names: list[str], lock: str = "mongolock", seed: int = 1) -> Outcome:
+    folder /= str(seed)
+    folder.mkdir()
+    return Run(folder, seed=seed, seconds=seconds, names=names, lock=lock)()
 
 
 @pytest.mark.slow
@@ -48,9 +50,10 @@ def test_no_promise_is_broken_in_a_short_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_lock_that_goes_by_its_clients_clocks_is_found_out(tmp_path: Path) -> None:
-    """The same harness and checker find what is wrong with a lock that compares wall clocks of its clients."""
-    outcome = run(tmp_path, 8, ["client-clocks"], lock="shedlock")
-    assert {"overlap", "promise"} & {violation["rule"] for violation in outcome.violations}
+    """The same harness and checker find what is wrong with a lock that compares wall clocks of its clients; if not in
+    the first run, for it is chance who asks when, then in the next."""
+    runs = (run(tmp_path, 8, ["client-clocks"], lock="shedlock", seed=seed) for seed in range(1, 5))
+    assert any("overlap" in {violation["rule"] for violation in outcome.violations} for outcome in runs)
 
 
 def test_every_fault_is_explained() -> None:

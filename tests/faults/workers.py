@@ -353,8 +353,9 @@ def _jump(worker: Worker) -> None:
     """Set the wall clock that this process sees, again and again."""
     real, chance = time.time, random.Random(worker.chance.random())
     while True:
-        time.sleep(chance.uniform(0.5, 3.0))
-        since, ahead = now(), chance.choice([-3600.0, -5.0, -1.0, 0.0, 1.0, 5.0, 3600.0])
+        time.sleep(chance.uniform(0.3, 1.5))
+        hour = 3600.0 if chance.random() < 0.1 else 5.0
+        since, ahead = now(), chance.uniform(-hour, hour)
         time.time = lambda ahead=ahead: real() + ahead  # type: ignore[misc]
         worker.happened("client-clocks", since)
 
