@@ -194,13 +194,12 @@ def logged(command: list[str]) -> None:
 
 def run(module: list[str]) -> int:
     """Run a module of .venv in the foreground; return its exit code, or 128 + n where signal n ended it."""
+    # Ctrl-C reaches the child as well, and how to end is its decision. An exception here could lose its exit code.
+    signal.signal(signal.SIGINT, lambda *_: None)
     process = subprocess.Popen([str(PYTHON), "-m", *module], cwd=ROOT)
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-    while True:
-        # Ctrl-C reaches the child as well, and how to end is its decision.
-        with contextlib.suppress(KeyboardInterrupt):
-            code = process.wait()
-            return code if code >= 0 else 128 - code
+    code = process.wait()
+    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from django.db import connections
 
 from django_mongolock import mongo_lock
 from django_mongolock.commands import BUSY, LOST, UNAVAILABLE
+from django_mongolock.management.commands.run_locked import Command as RunLocked
 from django_mongolock.models import Lock
 from tests.locked_command import Command, Patient, Plain
 from tests.looking import document, held_elsewhere, holder, holders, new_key
@@ -124,6 +126,35 @@ class TestProgram:
         process.send_signal(number)
         assert finished(process)[:2] == (7, "got\n")
         assert holders(key) == []
+
+    def test_a_signal_before_popen_returns(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The program runs a moment before we know its number; what comes then is passed on after it."""
+        ready = tmp_path / "ready"
+
+        class Slow(subprocess.Popen[bytes]):
+            def __init__(self, *args: Any, **options: Any) -> None:
+                super().__init__(*args, **options)
+                assert eventually(ready.exists)
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+        monkeypatch.setattr("django_mongolock.management.commands.run_locked.subprocess.Popen", Slow)
+        script = f"trap 'exit 7' USR1; touch {ready}; for i in $(seq 100); do sleep 0.05; done"
+        command = RunLocked()
+        call_command(command, *shell(new_key(), script)[1:])
+        assert command.code == 7
+
+    def test_what_is_ignored_stays_ignored(self, start: Start) -> None:
+        """Under nohup neither we nor the program end when the terminal goes."""
+        inner = shell(new_key(), "kill -HUP $PPID $$; sleep 0.3; echo lives")
+        process = start("run_locked", new_key(), "--", "nohup", sys.executable, "-m", "django", *inner)
+        assert finished(process)[:2] == (0, "lives\n")
+
+    def test_dashes(self, start: Start) -> None:
+        """What follows the first -- is the program's, with every other --; without one, the cure is told."""
+        assert finished(start("run_locked", new_key(), "--", "echo", "--", "-x", "--"))[1] == "-- -x --\n"
+        code, _, err = finished(start("run_locked", new_key(), "echo", "-x"))
+        assert code == 2
+        assert "put -- between the key and the program" in err
 
     def test_ended_by_a_signal(self, start: Start) -> None:
         """As a shell says it."""

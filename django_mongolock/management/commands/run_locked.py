@@ -8,8 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from argparse import RawDescriptionHelpFormatter
-from collections.abc import Iterator
+from argparse import Namespace, RawDescriptionHelpFormatter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Final
@@ -55,6 +55,18 @@ class Command(BaseCommand):
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         parser = super().create_parser(prog_name, subcommand, epilog=CODES, **kwargs)
         parser.formatter_class = RawDescriptionHelpFormatter
+        parse = parser.parse_args
+
+        def parse_args(args: Sequence[str], namespace: Namespace | None = None) -> Namespace:
+            """The program's arguments are its own; argparse would drop each `--` among them."""
+            at = list(args).index("--") if "--" in args else None
+            if at is None and not {"-h", "--help", "--version"}.intersection(args):
+                parser.error("put -- between the key and the program: run_locked KEY -- PROGRAM …")
+            options = parse(args[: at + 2] if at is not None else args, namespace)
+            options.program = list(args[at + 1 :]) if at is not None else []
+            return options
+
+        parser.parse_args = parse_args  # type: ignore[method-assign, assignment]
         return parser
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -127,6 +139,7 @@ class _Child:
         self._is_at_terminal = sys.stdin is not None and sys.stdin.isatty()
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
+        self._early: list[int] = []
 
     def run(self, lock: MongoLock) -> int:
         """Run the program until it ends, and return its exit code as a shell would."""
@@ -143,6 +156,8 @@ class _Child:
                 raise CommandError(f"there is no program {self.command[0]!r}", returncode=127) from error
             except OSError as error:
                 raise CommandError(f"{self.command[0]!r} cannot be run: {error.strerror}", returncode=126) from error
+            while self._early:
+                self._send(self._early.pop(0))
             if not lock.held:
                 self.stop(lock)  # it was lost before there was a program to stop
             code = self._process.wait()
@@ -170,13 +185,19 @@ class _Child:
 
     @contextmanager
     def _forwarding(self) -> Iterator[None]:
-        """Pass on what is sent to this process while the program runs. The terminal sends Ctrl-C to both."""
+        """Pass on what is sent to this process while the program runs. The terminal sends Ctrl-C to both; what is
+        ignored here (by nohup, say) is ignored by the program as well."""
 
         def forward(number: int, frame: FrameType | None) -> None:
-            if number != signal.SIGINT or not self._is_at_terminal:
+            if number == signal.SIGINT and self._is_at_terminal:
+                return
+            if self._process is None:
+                self._early.append(number)  # the program runs already before Popen has returned
+            else:
                 self._send(number)
 
-        numbers = [getattr(signal, name) for name in _FORWARDED if hasattr(signal, name)]
+        known = [getattr(signal, name) for name in _FORWARDED if hasattr(signal, name)]
+        numbers = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
         if threading.current_thread() is not threading.main_thread():
             yield
             return
