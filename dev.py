@@ -50,6 +50,9 @@ COMMANDS = {
     "test": Command("run the tests (pytest)", "tests", "test", [["pytest", "--numprocesses", "3"]]),
     "faults": Command("run locks under faults, and check them", "faults", "test", [["tests.faults"]]),
     "demo": Command("run the shop with its traffic until Ctrl-C", "demo", "demo", [["testproject.demo"]]),
+    "docs": Command(
+        "build the documentation and run its examples (--build: only build)", "docs", "docs", [["tests.docs"]]
+    ),
     "lint": Command(
         "check the code (ruff, mypy)",
         "lint",

@@ -37,7 +37,7 @@ from tests.waiting import eventually
 
 PASSWORD = "hunter2"
 DATABASE = "myproject"
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "security.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "howto/security.md"
 
 Connect = Callable[..., None]
 

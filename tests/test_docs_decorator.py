@@ -38,12 +38,12 @@ def soon(settings: Settings) -> None:
 
 @pytest.mark.usefixtures("app", "soon")
 class TestDecorator:
-    """docs/decorator.md"""
+    """docs/reference/decorator.md"""
 
     @pytest.fixture
     def names(self) -> dict[str, Any]:
         """What the page has defined."""
-        return run("decorator.md")
+        return run("reference/decorator.md")
 
     def test_functions_and_tasks(self, names: dict[str, Any]) -> None:
         """They run under the lock; a busy one raises, also in a task that is called directly."""
@@ -92,7 +92,7 @@ class TestDecorator:
 
 
 class TestTransactions:
-    """docs/transactions.md"""
+    """docs/howto/transactions.md"""
 
     def test_order(self) -> None:
         """Right is after the commit, wrong is before it and warns, "on_commit" is after it again."""
@@ -107,7 +107,7 @@ class TestTransactions:
             seen.append("released too soon" if connection.in_atomic_block else "released")
 
         names: dict[str, Any] = {"pay": pay, "order": "it"}
-        order, on_commit, *_ = blocks("transactions.md")
+        order, on_commit, *_ = blocks("howto/transactions.md")
         lock_released.connect(note)
         try:
             with pytest.warns(RuntimeWarning) as warned:
@@ -122,7 +122,7 @@ class TestTransactions:
         assert str(warning.message).startswith(
             "the lock 'order:5' was released inside the transaction that is open on 'default'"
         )
-        assert warning.filename == "transactions.md"
+        assert warning.filename == "howto/transactions.md"
 
     @pytest.fixture
     def client(self, mongo: MongoClient[dict[str, Any]]) -> Iterator[MongoClient[dict[str, Any]]]:
@@ -159,7 +159,7 @@ class TestTransactions:
         accounts: Any = Account
         accounts.objects.create(pk=5, balance=100)
         names: dict[str, Any] = {"Account": Account, "client": client, "mongo_lock": mongo_lock}
-        _, _, both, coroutine, again, *_ = blocks("transactions.md")
+        _, _, both, coroutine, again, *_ = blocks("howto/transactions.md")
 
         exec(both, names)
         assert (accounts.objects.get().balance, locks_alias.database["log"].count_documents({})) == (90, 1)
@@ -181,7 +181,7 @@ class TestTransactions:
     @isolate_apps("testproject.shop")
     def test_fencing(self) -> None:
         """The row notes the token; a newer one refuses the write."""
-        *_, declare, write = blocks("transactions.md")
+        *_, declare, write = blocks("howto/transactions.md")
         names: dict[str, Any] = {"__name__": "testproject.shop.accounts", "mongo_lock": mongo_lock, "F": models.F}
         exec(declare, names)
         model = names["Account"]

@@ -1,4 +1,4 @@
-"""The examples of docs/testing.md and docs/monitoring.md, as a reader would run them."""
+"""The examples of docs/howto/testing.md and docs/howto/monitoring.md, as a reader would run them."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def blocks(page: str) -> list[str]:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project with the files that docs/testing.md shows. Its MongoDB is not there."""
-    for block in blocks("testing.md"):
+    """A project with the files that docs/howto/testing.md shows. Its MongoDB is not there."""
+    for block in blocks("howto/testing.md"):
         name = re.match(r"# (\S+\.py)\n", block)
         assert name is not None, block
         (tmp_path / name[1]).write_text(block)
@@ -66,7 +66,7 @@ def run(project: Path, *arguments: str) -> str:
 
 
 def test_the_examples_for_pytest(project: Path) -> None:
-    """All of docs/testing.md, without any database; the plugin is there without a word if the package is installed."""
+    """All of docs/howto/testing.md, without any database; the plugin is there if the package is installed."""
     installed = any(point.value == "django_mongolock.pytest_plugin" for point in entry_points(group="pytest11"))
     plugin = [] if installed else ["-p", "django_mongolock.pytest_plugin"]
     told = run(project, "-m", "pytest", "-q", "-W", "error", "-p", "no:asyncio", "-p", "no:cacheprovider", *plugin)
@@ -90,14 +90,14 @@ def test_every_metric_of_the_page_exists(mongolock: MemoryLocks) -> None:
     PrometheusMetrics(registry)
     shown = generate_latest(registry).decode()
     families = set(re.findall(r"# TYPE (\w+)", shown))
-    page = set(re.findall(r"\bmongolock_\w+", (ROOT / "docs" / "monitoring.md").read_text()))
+    page = set(re.findall(r"\bmongolock_\w+", (ROOT / "docs" / "howto/monitoring.md").read_text()))
     named = {re.sub(r"_(bucket|count|sum)$", "", name) for name in page}
     assert named == {name for name in families if not name.endswith("_created")}
 
 
 def test_the_apps_of_the_page() -> None:
     """Each line for INSTALLED_APPS adds one app."""
-    prometheus, opentelemetry, *_ = blocks("monitoring.md")
+    prometheus, opentelemetry, *_ = blocks("howto/monitoring.md")
     namespace: dict[str, Any] = {"INSTALLED_APPS": []}
     exec(prometheus + opentelemetry, namespace)  # noqa: S102
     labels = [AppConfig.create(entry).label for entry in namespace["INSTALLED_APPS"]]
@@ -109,7 +109,7 @@ def test_the_spans_of_the_page(mongolock: MemoryLocks, monkeypatch: pytest.Monke
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
-    *_, spans, _ = blocks("monitoring.md")
+    *_, spans, _ = blocks("howto/monitoring.md")
     namespace: dict[str, Any] = {"__name__": "docs_monitoring"}
     exec(spans, namespace)  # noqa: S102
     config = namespace["ShopConfig"]("shop", shop)
@@ -120,7 +120,7 @@ def test_the_spans_of_the_page(mongolock: MemoryLocks, monkeypatch: pytest.Monke
 
 
 def test_the_receiver_of_the_page(mongolock: MemoryLocks, capsys: pytest.CaptureFixture[str]) -> None:
-    *_, block = blocks("monitoring.md")
+    *_, block = blocks("howto/monitoring.md")
     namespace: dict[str, Any] = {}
     exec(block, namespace)  # noqa: S102
     with pytest.raises(LockLostError), mongo_lock("a"):
@@ -129,7 +129,7 @@ def test_the_receiver_of_the_page(mongolock: MemoryLocks, capsys: pytest.Capture
 
 
 def test_every_signal_is_on_the_page() -> None:
-    page = (ROOT / "docs" / "monitoring.md").read_text()
+    page = (ROOT / "docs" / "howto/monitoring.md").read_text()
     names = [name for name, value in vars(signals).items() if type(value).__name__ == "Signal"]
     assert len(names) == 9
     assert [name for name in names if f"`{name}`" not in page] == []

@@ -53,8 +53,8 @@ def app() -> Iterator[Celery]:
 
 
 def test_celery(app: Celery) -> None:
-    """docs/celery.md"""
-    names = run("celery.md")
+    """docs/howto/celery.md"""
+    names = run("howto/celery.md")
     assert names["export_ad"]("x") == "exported x"
     assert [names["charge"].apply((5,)).get() for _ in range(2)] == ["charged", "was charged"]
     assert names["rebuild"].apply(("a",)).get() > 0
@@ -65,8 +65,8 @@ def test_celery(app: Celery) -> None:
 
 
 def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    """docs/commands.md"""
-    command = run("commands.md")["Command"]
+    """docs/howto/commands.md"""
+    command = run("howto/commands.md")["Command"]
     call_command(command(), "books")
     with held_elsewhere("import:books"):
         call_command(command(), "books")
@@ -74,8 +74,8 @@ def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_rows() -> None:
-    """docs/rows.md"""
-    page = blocks("rows.md")
+    """docs/howto/rows.md"""
+    page = blocks("howto/rows.md")
     names: dict[str, Any] = {"__name__": "docs_rows"}
     exec(page[0], names)  # noqa: S102
     parcel = names["Parcel"]
@@ -91,8 +91,8 @@ def test_rows() -> None:
 
 
 def test_owners() -> None:
-    """docs/owners.md"""
+    """docs/howto/owners.md"""
     request = HttpRequest()
     request.session, request.user = SessionStore(), AnonymousUser()
-    assert run("owners.md")["export"](request) == "exported"
+    assert run("howto/owners.md")["export"](request) == "exported"
     assert holders("export") == []

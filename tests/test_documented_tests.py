@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FAILURES = ROOT / "docs" / "failures.md"
+FAILURES = ROOT / "docs" / "explanation/failures.md"
 THREATS = ROOT / "SECURITY.md"
 NAME = re.compile(r"`(tests/[\w/]+\.py)::([\w:]+)`")
 

@@ -1,4 +1,4 @@
-"""Every kind of callable with every policy on contention: the table of docs/decorator.md, cell by cell."""
+"""Every kind of callable with every policy on contention: the table of docs/reference/decorator.md, cell by cell."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rest_framework.viewsets import ViewSet
 from django_mongolock import SKIPPED, LockNotAcquired, LockReentryError, mongo_lock, mongo_locked
 from tests.looking import held_elsewhere, holders
 
-TABLE = Path(__file__).resolve().parent.parent / "docs" / "decorator.md"
+TABLE = Path(__file__).resolve().parent.parent / "docs" / "reference/decorator.md"
 COLUMNS = ("raise", "skip", "respond", "retry", "callable")
 Decorator = Callable[[Any], Any]
 #: What the body of every kind tells: how many hold its lock.

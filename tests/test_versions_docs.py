@@ -1,4 +1,4 @@
-"""docs/versions.md is executed: its models, its forms, what it shows at the prompt."""
+"""docs/howto/versions.md is executed: its models, its forms, what it shows at the prompt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from pymongo import MongoClient
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "versions.md"
+PAGE = ROOT / "docs" / "howto/versions.md"
 
 BEFORE = """
 import asyncio

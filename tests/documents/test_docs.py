@@ -33,7 +33,7 @@ def test_document_locks(capsys: pytest.CaptureFixture[str]) -> None:
         "export": lambda ad, version: told.append(("export", str(ad.pk), version)),
         "withdraw": lambda ad: told.append(("withdraw", str(ad.pk), ad.document_version)),
     }
-    declare, one, refused, many, retry, in_admin = blocks("document-locks.md")
+    declare, one, refused, many, retry, in_admin = blocks("howto/document-locks.md")
 
     exec(declare, names)  # noqa: S102
     exec(one, names)  # noqa: S102
@@ -60,7 +60,7 @@ def test_document_locks(capsys: pytest.CaptureFixture[str]) -> None:
     lock._source.collection().update_one({"_id": held.id}, stale)
     out, _ = run("clear_stale_locks", "--no-input", "--document-lock", "exports")
     assert out.strip() == "Cleared 1 of 1 stale documents of exports."
-    assert out.strip() in (DOCS / "document-locks.md").read_text()
+    assert out.strip() in (DOCS / "howto/document-locks.md").read_text()
 
     exec(in_admin, names)  # noqa: S102
     assert "clear_stale_documents" in names["AdAdmin"](Ad, admin.site).actions
@@ -70,6 +70,6 @@ def test_which_lock() -> None:
     """The fenced write."""
     ad = Ad.objects.create(user_id="7", title="x", price=5)
     names: dict[str, Any] = {"Ad": Ad, "ad": ad}
-    (fenced,) = blocks("which-lock.md")
+    (fenced,) = blocks("explanation/which-lock.md")
     exec(fenced, names)  # noqa: S102
     assert (names["ad"].price, Ad.objects.get().price) == (7, 7)

@@ -503,7 +503,7 @@ def from_environment() -> str:
 
 
 def table() -> str:
-    """The variants as a table in Markdown, for `docs/old-bugs.md`: `python -m tests.faults.broken` prints it."""
+    """The variants as the table of `docs/explanation/old-bugs.md`: `python -m tests.faults.broken` prints it."""
     rows = [("variant", "the defect", "what it would do", "breaks", "found by"), ("---",) * 5]
     rows += [(f"`{v.name}`", v.defect, v.harm, v.breaks, f"`{v.finder}`") for v in VARIANTS.values()]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)

@@ -1,6 +1,6 @@
-"""Make the table of docs/faults.md out of what runs have found: `python -m tests.faults.report FILE... [--into PAGE]`.
+"""Make the table of docs/explanation/faults.md out of what runs have found.
 
-The files are what `--json` wrote.
+`python -m tests.faults.report FILE... [--into PAGE]`; the files are what `--json` wrote.
 """
 
 import argparse

@@ -1,0 +1,65 @@
+"""The documentation as a site: `python3 dev.py docs`. The pages read well on GitHub too, so links are plain ones."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+project = "django-mongolock"
+author = "django-mongolock contributors"
+project_copyright = author
+release = version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+extensions = ["myst_parser"]
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3  # [a link](page.md#its-heading), as GitHub makes them
+nitpicky = True
+exclude_patterns = ["_build"]
+
+html_theme = "furo"
+html_title = f"{project} {release}"
+html_static_path: list[str] = []
+html_show_copyright = False
+highlight_language = "none"
+
+#: Pages of the site that stand for files outside of this folder.
+OUTSIDE = {
+    "../README.md": "/index.md",
+    "../CHANGELOG.md": "/project/changelog.md",
+    "../CONTRIBUTING.md": "/project/contributing.md",
+    "../SECURITY.md": "/project/security.md",
+}
+LINK = re.compile(r"(?<=\]\()([\w./-]+\.md)(?=[#)])")
+
+
+def in_the_site(folder: str, text: str) -> str:
+    """Turn the links of a page in *folder* (seen from docs/) into links from the top of the site."""
+
+    def turned(link: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(folder, link[1]))
+        return OUTSIDE.get(path, f"/{path}")
+
+    return LINK.sub(turned, text)
+
+
+def setup(app: Sphinx) -> None:
+    """Pages that include others, and those that link to what lies outside, have links that work here as well."""
+
+    def page(app: Sphinx, name: str, content: list[str]) -> None:
+        content[0] = in_the_site(posixpath.dirname(name), content[0])
+
+    def included(app: Sphinx, path: Path, parent: str, content: list[str]) -> None:
+        content[0] = in_the_site(path.parent.as_posix(), content[0])
+
+    app.connect("source-read", page)
+    app.connect("include-read", included)

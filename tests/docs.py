@@ -1,0 +1,41 @@
+"""Build the documentation and run its examples: `python3 dev.py docs`.
+
+    python3 dev.py docs --build     only build it, into build/docs
+    python3 dev.py docs -k celery   what follows goes to pytest
+
+A warning of Sphinx is an error. The site is in build/docs/index.html.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_docs_complete import CHECKED_BY, RUN_BY
+
+ROOT = Path(__file__).resolve().parents[1]
+SITE = ROOT / "build" / "docs"
+
+
+def build(site: Path = SITE) -> int:
+    """Build the site; return Sphinx' exit code."""
+    strict = ["--fail-on-warning", "--keep-going", "--nitpicky", "--fresh-env", "--quiet"]
+    command = [sys.executable, "-m", "sphinx", *strict, str(ROOT / "docs"), str(site)]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+def main(arguments: list[str]) -> int:
+    """Build, then run whatever reads a page."""
+    if code := build():
+        return code
+    print(f"docs: {SITE / 'index.html'}", flush=True)
+    if arguments == ["--build"]:
+        return 0
+    return pytest.main(["--numprocesses", "3", *arguments, *sorted({*RUN_BY.values(), *CHECKED_BY})])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

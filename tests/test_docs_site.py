@@ -1,0 +1,68 @@
+"""The documentation as a site: it can be built, its links lead somewhere on GitHub too, and its first page works."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import docs
+from tests.lock_fixtures import WITH_MONGO
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(?:#([\w-]+))?\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as GitHub and MyST name them in links."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = [title.lower() for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    return {re.sub(r"[^\w\- ]", "", title).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=str)
+def test_links_lead_somewhere(page: Path) -> None:
+    """In the repository, as it is shown on GitHub: to a file, and to a heading of it."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target, anchor in LINK.findall(text):
+        file = page.parent / target
+        assert file.exists(), f"{page}: {target}"
+        assert not anchor or anchor in anchors(file), f"{page}: {target}#{anchor}"
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Every page has its place in a table of contents, and every link its end."""
+    pytest.importorskip("furo")
+    pytest.importorskip("myst_parser")
+    assert docs.build(tmp_path) == 0, capfd.readouterr().err
+    for page in PAGES:
+        assert (tmp_path / page.relative_to(ROOT / "docs").with_suffix(".html")).exists()
+
+
+def test_a_warning_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that leads nowhere fails the build."""
+    pytest.importorskip("furo")
+    pytest.importorskip("myst_parser")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/conf.py").write_text('extensions = ["myst_parser"]\n')
+    (tmp_path / "docs/index.md").write_text("# A\n\n[b](b.md)\n")
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
+    assert docs.build(tmp_path / "site") != 0
+    (tmp_path / "docs/index.md").write_text("# A\n")
+    assert docs.build(tmp_path / "site") == 0
+
+
+def test_what_is_built_is_not_kept() -> None:
+    """git ignores the site."""
+    subprocess.run(["git", "check-ignore", "--quiet", "build/docs/index.html"], cwd=ROOT, check=True)
+
+
+@WITH_MONGO
+def test_the_first_page() -> None:
+    """Its example runs."""
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "index.md").read_text(), re.DOTALL)
+    exec(example, {})  # noqa: S102 - our own page
