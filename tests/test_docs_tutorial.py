@@ -1,0 +1,185 @@
+"""The tutorial is followed to the letter, in an empty folder, with two terminals."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testproject.demo.browser import Browser
+from testproject.demo.site import free_port
+from tests.waiting import eventually
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "tutorial/index.md"
+#: A fenced block, with the comment before it that says what a reader is told in words.
+BLOCK = re.compile(r"^(?:<!-- (?P<how>[^>]*) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+LOOK = re.compile(r"^<!-- page (?P<path>\S+) shows (?P<words>.*) -->$", re.MULTILINE)
+#: What the test run has done already: the environment and its packages.
+DONE = re.compile(r"^(python3 -m venv|\. \.venv|pip install|docker|export MONGODB_URI)")
+MARK = "------ done "
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32" or not shutil.which("curl"), reason="takes a Unix shell and curl"),
+]
+
+
+def as_pattern(shown: str) -> str:
+    """What is shown as a regular expression.
+
+    … stands for anything, white space for white space, `laptop` for a machine; in its line, numbers are examples.
+    """
+    parts = []
+    for line in shown.splitlines():
+        part = re.sub(r"(?:\\ )+", r"\\s+", re.escape(line.strip())).replace("…", r"[\s\S]*?")
+        if "laptop" in line:
+            part = re.sub(r"\d+(?:\\\.\d+)?", r"[\\d.]+", part).replace("laptop", r"\S+")
+        parts.append(part)
+    return r"\s+".join(parts)
+
+
+def commands(text: str) -> list[tuple[str, str]]:
+    """The commands of a block, each with what it shows."""
+    _, *parts = re.split(r"^\$ ", text, flags=re.MULTILINE)
+    return [(command, shown) for command, _, shown in (part.partition("\n") for part in parts)]
+
+
+@dataclass
+class Reader:
+    """Somebody with a folder, an environment and two terminals."""
+
+    folder: Path
+    environment: dict[str, str]
+    port: int
+    open: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+
+    def follow(self, page: str) -> None:
+        """Do what the page says, from top to bottom."""
+        steps = [*BLOCK.finditer(page), *LOOK.finditer(page)]
+        for step in sorted(steps, key=lambda step: step.start()):
+            self.do(**step.groupdict())
+
+    def do(self, how: str | None = None, kind: str = "", text: str = "", path: str = "", words: str = "") -> None:
+        if path:
+            self.look(path, words)
+            return
+        what, _, terminal = (how or "").rpartition(" terminal ")
+        match kind, what or (how or "").partition(" ")[0]:
+            case "python", _:
+                self.write(text)
+            case "text", "shows":
+                self.expect(self.output(terminal), text, wait=True)
+            case "console", "terminal":
+                self.leave_running(how or "", text)
+            case "console", "ctrl-c":
+                self.stop(terminal)
+                self.type(text)
+            case "console", "":
+                self.type(text)
+            case "console", "a":
+                pass  # the server, which has a test of its own
+            case _:
+                pytest.fail(f"nobody knows what to do with {how!r} {kind}")
+
+    def write(self, text: str) -> None:
+        """Write the file that the first line names, or add to it."""
+        first, _, rest = text.partition("\n")
+        if match := re.fullmatch(r"# at the end of (\S+)", first):
+            file = self.folder / match[1]
+            file.write_text(file.read_text() + rest)
+        else:
+            (self.folder / first.removeprefix("# ")).write_text(text)
+
+    def type(self, text: str) -> None:
+        """Type the commands into one shell; compare what each of them shows."""
+        todo = [(self.here(command), shown) for command, shown in commands(text) if not DONE.match(command)]
+        done = self.shell("".join(f"{command}\ncode=$?; echo '{MARK}'; (exit $code)\n" for command, _ in todo))
+        for (command, shown), output in zip(todo, done.split(MARK), strict=False):
+            self.expect(output.__str__, shown, command=command)
+
+    def here(self, command: str) -> str:
+        return command.replace("8000", str(self.port)).replace("runserver", f"runserver {self.port}")
+
+    def shell(self, script: str) -> str:
+        """Run it to its end. What it leaves in the background may go on: no pipe is waited for."""
+        shown = self.folder / "shown"
+        with shown.open("w") as output:
+            subprocess.run(
+                ["bash", "-c", script],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=100,
+                check=False,
+            )
+        return shown.read_text()
+
+    def leave_running(self, how: str, text: str) -> None:
+        """Start what stays in the foreground of a terminal, and wait for what it shows."""
+        terminal = how.removeprefix("terminal ")
+        self.stop(terminal)
+        ((command, shown),) = commands(text)
+        with (self.folder / f"terminal-{terminal}").open("w") as output:
+            self.open[terminal] = subprocess.Popen(
+                ["bash", "-c", f"exec {self.here(command)}"],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+                process_group=0,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+            )
+        self.expect(self.output(terminal), self.here(shown), command=command, wait=True)
+        if "run_locked" in command:  # it shows nothing: somebody else has to see its lock
+            assert eventually(lambda: "tea" in self.shell("python manage.py list_locks"), 30)
+
+    def output(self, terminal: str) -> Any:
+        return (self.folder / f"terminal-{terminal}").read_text
+
+    def stop(self, terminal: str) -> None:
+        """Press Ctrl-C."""
+        if process := self.open.pop(terminal, None):
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait(timeout=30)
+
+    def look(self, path: str, words: str) -> None:
+        """Open a page in the browser, as the user that was made, until it shows what it is said to show."""
+        browser = Browser(f"http://127.0.0.1:{self.port}")
+        browser.login("/admin/login/", "anna", "tea")
+        assert eventually(lambda: words in browser.get(path).text)
+
+    def expect(self, output: Any, shown: str, *, command: str = "", wait: bool = False) -> None:
+        pattern = as_pattern(self.here(shown) if "…" in shown else shown)
+        found = eventually(lambda: re.search(pattern, output()), 60 if wait else 0)
+        assert found, f"{command}\nshould show\n{shown}\nand shows\n{output()}"
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    """Somebody in an empty folder. Python is the one of the tests, with what is installed there."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("DJANGO_", "PYTEST_", "COV_"))
+    }
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    environment |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "NO_PROXY": "*"}
+    reader = Reader(tmp_path, environment, free_port(0))
+    yield reader
+    for terminal in list(reader.open):
+        reader.stop(terminal)
+
+
+def test_to_the_letter(reader: Reader) -> None:
+    """What it says is typed, what it shows is seen."""
+    reader.follow(PAGE.read_text())
