@@ -14,6 +14,7 @@ RUN_BY = {
     "docs/howto/celery.md": "tests/test_docs_topics.py",
     "docs/howto/commands.md": "tests/test_docs_topics.py",
     "docs/howto/document-locks.md": "tests/documents/test_docs.py",
+    "docs/howto/migrating.md": "tests/test_docs_migrating.py",
     "docs/howto/monitoring.md": "tests/test_docs_examples.py",
     "docs/howto/owners.md": "tests/test_docs_topics.py",
     "docs/howto/rows.md": "tests/test_docs_topics.py",
@@ -23,6 +24,7 @@ RUN_BY = {
     "docs/howto/versions.md": "tests/test_versions_docs.py",
     "docs/index.md": "tests/test_docs_site.py",
     "docs/reference/decorator.md": "tests/test_docs_decorator.py",
+    "docs/tutorial/index.md": "tests/test_docs_tutorial.py",
 }
 #: What else reads a page: its figures, its tables, the tests that it names.
 CHECKED_BY = (

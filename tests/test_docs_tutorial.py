@@ -180,6 +180,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
         reader.stop(terminal)
 
 
+@pytest.mark.timeout(300)
 def test_to_the_letter(reader: Reader) -> None:
     """What it says is typed, what it shows is seen."""
     reader.follow(PAGE.read_text())
