@@ -164,6 +164,7 @@ class TestClear:
 
     def test_looks_only_at_stale_ones(self, locks: Locks) -> None:
         """Among many free and held documents only the stale are looked at."""
+        locks.renew_indexes()
         locks.many(free=2_000, held=50)
         locks.stale("a", "b")
         explained = locks.collection.database.command(
