@@ -1,0 +1,43 @@
+"""The sdist and the wheel of this checkout, built once for all tests that look at them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Packages:
+    """What is uploaded: two files."""
+
+    sdist: Path
+    wheel: Path
+
+    def in_wheel(self) -> set[str]:
+        """The files that an installation brings, without its metadata."""
+        with zipfile.ZipFile(self.wheel) as archive:
+            return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+    def in_sdist(self) -> set[str]:
+        """The files of the source archive, by their place in the checkout."""
+        with tarfile.open(self.sdist) as archive:
+            return {member.name.partition("/")[2] for member in archive if member.isfile()}
+
+
+@cache
+def build() -> Packages:
+    """Build the sdist from this checkout and the wheel from that sdist. Needs no network."""
+    folder = Path(mkdtemp(prefix="mongolock-packages-"))
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+    return Packages(sdist, wheel)

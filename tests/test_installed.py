@@ -1,0 +1,153 @@
+"""The wheel in a fresh environment, where this checkout is not: what a stranger gets. Needs the network."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import uuid
+import venv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pymongo import MongoClient
+
+from tests.packages import ROOT, Packages, build
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+
+#: Our user's own code, with two mistakes.
+CLIENT = """\
+from django_mongolock import MongoLock, mongo_lock, mongo_locked
+
+lock: MongoLock = mongo_lock("order:5", lease=30, wait=None)
+with mongo_lock("a", "b") as held:
+    tokens: dict[str, int] = held.fencing_tokens
+    wrong_type: str = held.fencing_token
+mongo_lock("order:5", lease="30")
+
+
+@mongo_locked("order:{order_id}")
+def ship(order_id: int) -> str:
+    return "shipped"
+
+
+text: str = ship(5)
+"""
+WRONG_LINES = {6, 7}
+USERS_TEST = """
+from django_mongolock import mongo_lock
+
+
+def test_busy(mongolock):
+    with mongolock.hold("order:5"):
+        assert not mongo_lock("order:5").try_acquire()
+"""
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A folder with a project, and an environment of its own."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    @property
+    def python(self) -> str:
+        return str(self.folder / ("venv/Scripts/python.exe" if os.name == "nt" else "venv/bin/python"))
+
+    def install(self, *wanted: str) -> None:
+        """With uv where that is on PATH, as dev.py does."""
+        uv = shutil.which("uv")
+        pip = [uv, "pip", "install", "--python", self.python] if uv else [self.python, "-m", "pip", "install"]
+        self._checked([*pip, *wanted])
+
+    def run(self, *arguments: str) -> str:
+        """Run this environment's Python in the folder; return what it said. Fails where it does."""
+        return self._checked([self.python, *arguments]).stdout
+
+    def try_to(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run it, and see."""
+        return subprocess.run(
+            [self.python, *arguments],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+
+    def _checked(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False, timeout=600
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        return done
+
+
+@pytest.fixture(scope="module")
+def packages() -> Iterator[Packages]:
+    """Both, built from this checkout."""
+    built = build()
+    yield built
+    shutil.rmtree(built.wheel.parent)
+    build.cache_clear()
+
+
+@pytest.fixture
+def outside(tmp_path: Path, mongo_uri: str) -> Iterator[Outside]:
+    """The project, with nothing installed yet, and a database that does not exist yet."""
+    name = f"outside_{uuid.uuid4().hex[:12]}"
+    ours = {"PYTHONPATH", "VIRTUAL_ENV", "MYPYPATH", "PYTHONHOME"}
+    environment = {key: value for key, value in os.environ.items() if key not in ours and "COVERAGE" not in key}
+    environment |= {"MONGODB_URI": mongo_uri, "MONGODB_NAME": name, "DJANGO_SETTINGS_MODULE": "outside.settings"}
+    shutil.copytree(ROOT / "tests/outside", tmp_path / "outside", ignore=shutil.ignore_patterns("__pycache__"))
+    venv.create(tmp_path / "venv", with_pip=shutil.which("uv") is None, symlinks=os.name != "nt")
+    yield Outside(tmp_path, environment)
+    with MongoClient[dict[str, object]](mongo_uri) as client:
+        client.drop_database(name)
+
+
+def test_plain(packages: Packages, outside: Outside) -> None:
+    """The README's settings are enough, nothing optional is needed, and templates and styles are there."""
+    outside.install(str(packages.wheel))
+    outside.run("-m", "django", "migrate", "--verbosity", "0")
+    outside.run("-m", "django", "migrate", "--database", "locks", "--verbosity", "0")
+    assert "no issues" in outside.run("-m", "django", "check", "--database", "locks")
+    assert "no changes" in outside.try_to("-m", "django", "makemigrations", "--check", "--dry-run").stdout.lower()
+    assert "django_mongolock" in outside.run("-m", "outside.use")
+    assert "done" in outside.run("-m", "django", "run_locked", "nightly", "--", "echo", "done")
+    assert outside.run("-m", "django", "clear_stale_locks", "--dry-run")
+
+
+def test_sdist_with_extras(packages: Packages, outside: Outside) -> None:
+    """The same of the sdist; each extra brings what its module imports; the pytest plugin is found by itself."""
+    extras = {
+        "celery": "celery",
+        "opentelemetry": "opentelemetry",
+        "prometheus": "prometheus",
+        "rest-framework": "rest_framework",
+    }
+    outside.install(f"{packages.sdist}[{','.join(extras)}]")
+    load = "import django, importlib; django.setup(); importlib.import_module('django_mongolock.contrib.{}')"
+    for module in extras.values():
+        outside.run("-c", load.format(module))
+    outside.install("pytest")
+    (outside.folder / "test_theirs.py").write_text(USERS_TEST)
+    setup = "import django; django.setup(); import pytest; raise SystemExit(pytest.main(['-q', 'test_theirs.py']))"
+    assert "1 passed" in outside.run("-c", setup)
+
+
+def test_types_are_seen(packages: Packages, outside: Outside) -> None:
+    """mypy and pyright both know the types of what is installed: they find the two mistakes, and no third."""
+    outside.install(str(packages.wheel), "mypy", "pyright[nodejs]")
+    (outside.folder / "client.py").write_text(CLIENT)
+    mypy = outside.try_to("-m", "mypy", "--strict", "client.py")
+    assert {int(line) for line in re.findall(r"(?m)^client\.py:(\d+): error", mypy.stdout)} == WRONG_LINES, mypy.stdout
+    pyright = outside.try_to("-m", "pyright", "--pythonpath", outside.python, "client.py")
+    found = {int(line) for line in re.findall(r"client\.py:(\d+):\d+ - error", pyright.stdout)}
+    assert found == WRONG_LINES, pyright.stdout + pyright.stderr

@@ -1,0 +1,142 @@
+"""What is published: the sdist and the wheel, their files and what they say of themselves."""
+
+from __future__ import annotations
+
+import email
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+import django_mongolock
+from tests.packages import ROOT, Packages, build
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("build") is None or importlib.util.find_spec("hatchling") is None,
+    reason="build and hatchling are in the dependency group packaging",
+)
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+#: Made by tools, and ignored by git.
+MADE = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"}
+
+
+@pytest.fixture(scope="module")
+def packages() -> Iterator[Packages]:
+    """Both, built from this checkout."""
+    built = build()
+    yield built
+    shutil.rmtree(built.wheel.parent)
+    build.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def metadata(packages: Packages) -> Message:
+    """What the wheel says of itself."""
+    with zipfile.ZipFile(packages.wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return email.message_from_bytes(archive.read(name))
+
+
+def files_below(folder: str) -> set[str]:
+    """The files of the checkout in *folder*, without what tools have made."""
+    found = (path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix != ".pyc")
+    return {str(path.relative_to(ROOT)) for path in found if not MADE & set(path.parts)}
+
+
+def tox_factors() -> tuple[set[str], set[str]]:
+    """The Pythons and the Djangos of tox.ini, as "3.11" and "5.2"."""
+    (environments,) = re.findall(r"(?m)^env_list = (.*)$", (ROOT / "tox.ini").read_text())
+    found = re.findall(r"py(\d)(\d+)-django(\d)(\d)", environments)
+    return {f"{major}.{minor}" for major, minor, *_ in found}, {f"{major}.{minor}" for *_, major, minor in found}
+
+
+def test_wheel_is_the_app(packages: Packages) -> None:
+    """Every file of the app is in it, py.typed, templates, styles and translations too; tests and tools are not."""
+    assert packages.in_wheel() == files_below("django_mongolock")
+    kinds = {Path(name).suffix for name in packages.in_wheel()}
+    assert {".py", ".typed", ".html", ".css"} <= kinds
+
+
+def test_translations_are_compiled(packages: Packages) -> None:
+    """Whoever installs has no msgfmt: each .po has its .mo, which is not older."""
+    sources = {name for name in files_below("django_mongolock") if name.endswith(".po")}
+    assert {name.removesuffix(".po") + ".mo" for name in sources} <= packages.in_wheel()
+
+
+def test_sdist_is_the_project(packages: Packages) -> None:
+    """Who packages it for a distribution can run the tests and build the docs from it."""
+    wanted = {"pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "SECURITY.md", "dev.py", "tox.ini"}
+    for folder in ("django_mongolock", "tests", "docs", "testproject", "benchmarks"):
+        wanted |= {name for name in files_below(folder) if ".sqlite3" not in name and "_build" not in name}
+    assert wanted - packages.in_sdist() == set()
+    assert not [name for name in packages.in_sdist() if name.startswith((".git/", ".venv/", ".ci/", "dist/"))]
+
+
+def test_installed_from_the_sdist_it_is_the_same(packages: Packages, tmp_path: Path) -> None:
+    """The wheel that pip builds of the sdist has the files of ours, byte by byte."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    source = tmp_path / "source"
+    shutil.unpack_archive(packages.sdist, source)
+    subprocess.run(command, cwd=next(source.iterdir()), check=True, capture_output=True)
+    (again,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(again) as theirs, zipfile.ZipFile(packages.wheel) as ours:
+        assert {info.filename: info.CRC for info in theirs.infolist()} == {
+            info.filename: info.CRC for info in ours.infolist()
+        }
+
+
+@pytest.mark.skipif(importlib.util.find_spec("twine") is None, reason="twine is in the dependency group packaging")
+def test_upload_is_accepted(packages: Packages) -> None:
+    """PyPI can show the description, and knows the metadata."""
+    command = [sys.executable, "-m", "twine", "check", "--strict", str(packages.sdist), str(packages.wheel)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_metadata(metadata: Message) -> None:
+    """The version is that of the module; what is promised is what tox runs; each classifier is one that PyPI knows."""
+    trove_classifiers = pytest.importorskip("trove_classifiers")
+    classifiers = metadata.get_all("Classifier", [])
+    assert metadata["Version"] == django_mongolock.__version__
+    assert metadata["License-Expression"] == "MIT"
+    assert set(classifiers) <= set(trove_classifiers.classifiers)
+    assert classifiers == sorted(classifiers)
+    pythons, djangos = tox_factors()
+    numbers = {re.sub(r".* :: ", "", name) for name in classifiers if re.search(r":: \d+\.\d+$", name)}
+    assert numbers == pythons | djangos
+    assert metadata["Requires-Python"] == f">={min(pythons)}"
+
+
+def test_extras_are_what_contrib_asks_for(metadata: Message) -> None:
+    """Every optional integration has an extra that installs what it imports."""
+    assert set(metadata.get_all("Provides-Extra", [])) == {"celery", "opentelemetry", "prometheus", "rest-framework"}
+    asked = {name.replace("-", "_") for name in metadata.get_all("Provides-Extra", [])}
+    assert asked <= {path.stem for path in (ROOT / "django_mongolock/contrib").glob("*.py")}
+
+
+def test_nothing_published_depends_on_the_server_in_the_dependency_groups(metadata: Message) -> None:
+    """mongod is SSPL software; and no test tool comes with an installation."""
+    names = {re.split(r"[<>=!;\[ ]", entry)[0] for entry in metadata.get_all("Requires-Dist", [])}
+    assert names == {
+        "celery",
+        "django",
+        "django-mongodb-backend",
+        "djangorestframework",
+        "opentelemetry-api",
+        "prometheus-client",
+        "pymongo",
+    }
+
+
+def test_changelog_knows_the_version() -> None:
+    """What is built next has a heading: its number, or "Unreleased"."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(rf"(?m)^## (\[?Unreleased|\[?{re.escape(django_mongolock.__version__)})", text)
