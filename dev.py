@@ -60,6 +60,13 @@ COMMANDS = {
         [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]],
         needs_mongod=False,
     ),
+    "build": Command(
+        "build what is published into dist/ (sdist, wheel), and check it",
+        "build",
+        "packaging",
+        [["build"], ["twine", "check", "--strict", "dist/*"]],
+        needs_mongod=False,
+    ),
     "load": Command(
         "an hour's worth of locking in minutes: does anything grow? (--quick)", "load", "demo", [["benchmarks.load"]]
     ),

@@ -11,8 +11,9 @@ from pymongo.collection import Collection
 
 from django_mongolock.pytest_plugin import mongolock  # as the installed plugin has it
 from tests.lock_fixtures import away, commands, connect, locks
+from tests.packages import packages
 
-__all__ = ["away", "commands", "connect", "locks", "mongolock"]
+__all__ = ["away", "commands", "connect", "locks", "mongolock", "packages"]
 
 DATABASE = "mongolock_tests"
 

@@ -7,9 +7,9 @@ import sys
 import tarfile
 import zipfile
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -32,10 +32,12 @@ class Packages:
             return {member.name.partition("/")[2] for member in archive if member.isfile()}
 
 
-@cache
-def build() -> Packages:
-    """Build the sdist from this checkout and the wheel from that sdist. Needs no network."""
-    folder = Path(mkdtemp(prefix="mongolock-packages-"))
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
+    """The sdist of this checkout, and the wheel of that sdist. Needs no network."""
+    for tool in ("build.env", "hatchling"):
+        pytest.importorskip(tool, reason="the dependency group packaging is not installed")
+    folder = tmp_path_factory.mktemp("packages")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

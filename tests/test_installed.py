@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from pymongo import MongoClient
 
-from tests.packages import ROOT, Packages, build
+from tests.packages import ROOT, Packages
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -87,15 +87,6 @@ class Outside:
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done
-
-
-@pytest.fixture(scope="module")
-def packages() -> Iterator[Packages]:
-    """Both, built from this checkout."""
-    built = build()
-    yield built
-    shutil.rmtree(built.wheel.parent)
-    build.cache_clear()
 
 
 @pytest.fixture

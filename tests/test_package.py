@@ -10,31 +10,17 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterator
 from email.message import Message
 from pathlib import Path
 
 import pytest
 
 import django_mongolock
-from tests.packages import ROOT, Packages, build
+from tests.packages import ROOT, Packages
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("build") is None or importlib.util.find_spec("hatchling") is None,
-    reason="build and hatchling are in the dependency group packaging",
-)
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 #: Made by tools, and ignored by git.
 MADE = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"}
-
-
-@pytest.fixture(scope="module")
-def packages() -> Iterator[Packages]:
-    """Both, built from this checkout."""
-    built = build()
-    yield built
-    shutil.rmtree(built.wheel.parent)
-    build.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +120,24 @@ def test_nothing_published_depends_on_the_server_in_the_dependency_groups(metada
         "prometheus-client",
         "pymongo",
     }
+
+
+def test_workflows_run_the_same_pairs() -> None:
+    """What GitHub runs is what tox.ini lists, on the Python that each pair names; every command of dev.py is there."""
+    text = (ROOT / ".github/workflows/tests.yml").read_text()
+    pairs = re.findall(r'python: "([\d.]+)", environment: (py\d+-django\d+)', text)
+    (environments,) = re.findall(r"(?m)^env_list = (.*), lint$", (ROOT / "tox.ini").read_text())
+    assert [pair for _, pair in pairs] == environments.split(", ")
+    assert all(pair.startswith(f"py{python.replace('.', '')}-") for python, pair in pairs)
+    every = text + (ROOT / ".github/workflows/release.yml").read_text() + (ROOT / ".pre-commit-config.yaml").read_text()
+    known = re.findall(r'(?m)^    "(\w+)": Command\(', (ROOT / "dev.py").read_text())
+    assert set(re.findall(r"python3 dev\.py (\w+)", every)) <= set(known)
+
+
+def test_hooks_have_the_tools_of_the_project() -> None:
+    """A commit is formatted by the ruff that the lint command checks it with."""
+    hooks = re.findall(r'"(ruff[^"]*)"', (ROOT / ".pre-commit-config.yaml").read_text())
+    assert hooks == [entry for entry in PYPROJECT["dependency-groups"]["lint"] if "ruff" in entry]
 
 
 def test_changelog_knows_the_version() -> None:
