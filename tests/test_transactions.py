@@ -371,7 +371,7 @@ class TestMongo:
         with contextlib.suppress(ZeroDivisionError), mongo_transaction.atomic(using="mongo"):
             with mongo_transaction.atomic(using="mongo"), transaction.atomic(using="mongo"):
                 with mongo_lock(key, release="on_commit"):
-                    Lock.objects.count()
+                    list(Lock.objects.all())  # count() of the backend 6.1 is not for transactions
             assert len(holders(key)) == 1
             if error:
                 raise error
