@@ -100,7 +100,8 @@ class HasLivingWaiters(Func):
 
     def as_mql_expr(self, compiler: Any, connection: Any) -> dict[str, Any]:
         entries = {"$cond": [{"$isArray": "$waiters"}, "$waiters", []]}
-        return {"$anyElementTrue": {"$map": {"input": entries, "as": "e", "in": {"$gt": ["$$e.until", "$$NOW"]}}}}
+        living = {"$anyElementTrue": {"$map": {"input": entries, "as": "e", "in": {"$gt": ["$$e.until", "$$NOW"]}}}}
+        return {"$and": [{"$ne": ["$waiters", []]}, living]}  # most queues are empty: that is told at once
 
 
 def key_condition(match: KeyMatch) -> Q:

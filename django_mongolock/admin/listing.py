@@ -1,6 +1,7 @@
 """The list of locks: which are shown, in which order, and how they are read.
 
-Made for a million documents: two commands for a page, each on an index, and nothing is counted beyond `CAP`.
+Made for a million documents: one command for a page, and a second one that counts where there is more than that page.
+Each goes by an index, reads no more than what is held at the moment, and nothing is counted beyond `CAP`.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from django.utils.translation import gettext_lazy as _
 
 from ..backends.base import mongo_store
 from ..conf import get_settings
-from ..engine.patterns import containing, glob
-from ..engine.survey import count, ping
-from ..models import LONG_AGO, Lock, LockQuerySet, key_condition
+from ..engine.deadlock import Cycle
+from ..engine.document import check_text
+from ..engine.patterns import glob, starting
+from ..engine.survey import count, find_deadlocks, ping
+from ..models import LONG_AGO, Lock, LockQuerySet
 
 if TYPE_CHECKING:
     from django.contrib.admin import ModelAdmin
@@ -30,9 +33,11 @@ if TYPE_CHECKING:
     LockModelAdmin = ModelAdmin[Lock]
 
 #: How many locks the pages of one list reach. Whoever has more searches.
-CAP: Final = 10_000
-#: Seconds that one command of a search may take.
+CAP: Final = 1_000
+#: Seconds that a search for a pattern may take: one that begins with a star goes through all keys.
 SEARCH_TIMEOUT: Final = 30.0
+#: The facts of a holder that a word is searched in.
+WORDS: Final = ("owner", "user", "host", "label")
 
 
 class StateFilter(admin.SimpleListFilter):
@@ -77,25 +82,38 @@ class ModeFilter(admin.SimpleListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Lock]) -> QuerySet[Lock]:
         if self.value() not in dict(self.lookup_choices):
             return queryset
-        return queryset.filter(_of_holders(Q(holders__mode=self.value())))
+        return queryset.filter(_of_holders([{"mode": str(self.value())}]))
 
 
 def search(queryset: LockQuerySet, text: str) -> LockQuerySet:
-    """Locks by a part of their key, or by a pattern with * and ? for all of it; or by a word of their holders."""
-    prefix = get_settings().KEY_PREFIX
+    """Locks by the start of their key; if there are none, by a word of their holders. Or by a pattern with * and ? for
+    all of the key.
+
+    The start of a key is found in the index, however many keys there are. Not both in one query: the server would try
+    to go through all keys for it. Raises LockBackendError.
+    """
+    settings = get_settings()
+    prefix = settings.KEY_PREFIX
     try:
-        if "*" in text or "?" in text:
+        if is_pattern(text):
             return queryset.matching(glob(text, prefix))
-        match = containing(text, prefix)
+        check_text("a key", text)
     except ValueError:  # no key and no word can be like that
         return queryset.none()
-    words = Q(holders__owner=text) | Q(holders__user=text) | Q(holders__host=text) | Q(holders__label=text)
-    return queryset.filter(key_condition(match) | _of_holders(words))
+    keys = queryset.matching(starting(text if text.startswith(prefix) else prefix + text))
+    if any(keys.survey(limit=1, timeout=settings.COMMAND_TIMEOUT)):
+        return keys
+    return queryset.filter(_of_holders([{name: text} for name in WORDS])).order_by("expires_at")
 
 
-def _of_holders(condition: Q) -> Q:
+def is_pattern(text: str) -> bool:
+    """Does it describe a key as a whole?"""
+    return "*" in text or "?" in text
+
+
+def _of_holders(facts: list[dict[str, str]]) -> Q:
     """A condition on holders. Whoever has one is in the index of leases: that bounds the search."""
-    return Q(expires_at__gt=LONG_AGO) & condition
+    return Q(expires_at__gt=LONG_AGO, holders__having=facts)
 
 
 class LockChangeList(ChangeList):
@@ -105,6 +123,8 @@ class LockChangeList(ChangeList):
     capped: bool
     #: Has nobody ever taken a lock here?
     is_unused: bool
+    #: Where it shows what is waited for: who waits for each other.
+    deadlocks: list[Cycle]
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Lock]) -> list[str | Combinable]:
         """Without Django's second key for a definite order: the index has a definite order by itself."""
@@ -119,24 +139,39 @@ class LockChangeList(ChangeList):
         return {self.list_display.index(name): "asc"}
 
     def get_results(self, request: HttpRequest) -> None:
-        """Count, then read the page: now, since an error must come before anything is rendered."""
-        queryset: Any = self.queryset
-        store, timeout = mongo_store(queryset.db), get_settings().COMMAND_TIMEOUT
-        if self.query:  # going through all keys takes its time; that the server answers at all does not
+        """Read the page, then count, if there is more: now, since an error must come before anything is rendered."""
+        store, timeout = mongo_store(self.queryset.db), get_settings().COMMAND_TIMEOUT
+        if is_pattern(self.query):  # going through all keys takes its time; that the server answers at all does not
             ping(store, timeout)
             timeout = max(timeout, SEARCH_TIMEOUT)
-        found = queryset.count_up_to(CAP + 1, timeout)
+        found = self._read(timeout)
         self.capped = found > CAP
         self.result_count = min(found, CAP)
         self.paginator = Paginator(range(self.result_count), self.list_per_page)
         self.multi_page = self.paginator.num_pages > 1
         self.can_show_all, self.show_full_result_count, self.full_result_count = False, False, self.result_count
         self.show_admin_actions = bool(found)
-        try:
-            page = self.paginator.page(self.page_num)
-        except InvalidPage:
-            raise IncorrectLookupParameters from None
-        skip, end = page.object_list.start, page.object_list.stop
-        bounds = {"skip": skip, "limit": end - skip, "timeout": timeout}
-        self.result_list = list(queryset.survey(**bounds)) if end > skip else []
         self.is_unused = not found and count(store, {}, timeout=timeout) == 0
+        self.deadlocks = self._deadlocks(timeout) if self.params.get(StateFilter.parameter_name) == "waited" else []
+
+    def _read(self, timeout: float) -> int:
+        """Read the page; return how many there are at all, at most one more than `CAP`."""
+        queryset: Any = self.queryset
+        skip = (self.page_num - 1) * self.list_per_page
+        size = min(self.list_per_page, CAP - skip)
+        if skip < 0 or size <= 0:
+            raise IncorrectLookupParameters
+        found = list(queryset.survey(skip=skip, limit=size + 1, timeout=timeout))
+        self.result_list = found[:size]
+        if skip and not found:
+            raise IncorrectLookupParameters
+        return skip + len(found) if len(found) <= size else queryset.count_up_to(CAP + 1, timeout)
+
+    def _deadlocks(self, timeout: float) -> list[Cycle]:
+        """A cycle is among the locks that are waited for: where the page shows all of these, no others are read."""
+        if not self.result_list:
+            return []
+        all_of_them = not self.multi_page and set(self.params) == {StateFilter.parameter_name}
+        keys = [lock.key for lock in self.result_list] if all_of_them else None
+        match = starting(get_settings().KEY_PREFIX)
+        return find_deadlocks(mongo_store(self.queryset.db), match, timeout, among=keys)

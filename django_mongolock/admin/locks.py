@@ -29,7 +29,7 @@ from ..engine import upkeep
 from ..engine.document import tidy_fact
 from ..engine.patterns import starting
 from ..engine.store import MongoStore
-from ..engine.survey import State, find_deadlocks
+from ..engine.survey import State
 from ..exceptions import LockBackendError, LockDocumentError
 from ..models import Lock
 from ..signals import send, stale_locks_cleared
@@ -76,8 +76,8 @@ class LockAdmin(Columns, ModelAdmin):
     list_max_show_all = 0
     search_fields = ("key",)
     search_help_text = gettext_lazy(
-        "A part of a key; or a whole key with * for any text and ? for one character (order:* is fastest); "
-        "or the owner, user, host or label of a holder."
+        "The start of a key, such as order:5; or, if no key starts like that, the owner, user, host or label of a holder. "
+        "With * for any text and ? for one character: the whole key, such as *:5; among many locks that takes longer."
     )
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
@@ -151,9 +151,6 @@ class LockAdmin(Columns, ModelAdmin):
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """The list. Where it shows what is waited for, it also tells of deadlocks."""
         context = {"title": _("Locks"), "may_clear_documents": documents.may_clear(request), **(extra_context or {})}
-        if request.GET.get(StateFilter.parameter_name) == "waited" and self.has_view_permission(request):
-            timeout, prefix = get_settings().COMMAND_TIMEOUT, get_settings().KEY_PREFIX
-            context["deadlocks"] = find_deadlocks(self._store(), starting(prefix), timeout)
         return super().changelist_view(request, context)
 
     @unless_away

@@ -53,11 +53,6 @@ def glob(pattern: str, prefix: str = "") -> KeyMatch:
     return KeyMatch(literal, _end(literal), rf"{regex}.*{last}\z" if last else regex)
 
 
-def containing(text: str, prefix: str = "") -> KeyMatch:
-    """Keys of this prefix in which *text* stands somewhere, in upper or lower case. Raises ValueError: see glob()."""
-    return KeyMatch(prefix, _end(prefix), "(?i)" + re.escape(_check(text)))
-
-
 def _check(text: str) -> str:
     text = check_text("a key pattern", text)
     if not text or len(text.encode()) > MAX_KEY_BYTES:

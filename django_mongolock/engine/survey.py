@@ -6,7 +6,7 @@ for what it is only where it has the right type: a damaged document is reported 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -191,12 +191,17 @@ def count(store: MongoStore, query: Document, limit: int | None = None, timeout:
         return store.collection.count_documents(query, **bound)
 
 
-def find_deadlocks(store: MongoStore, key: KeyMatch = EVERY_KEY, timeout: float = 60.0) -> list[Cycle]:
+def find_deadlocks(
+    store: MongoStore, key: KeyMatch = EVERY_KEY, timeout: float = 60.0, among: Sequence[str] | None = None
+) -> list[Cycle]:
     """Deadlocks among the locks that somebody waits for, and whose keys are like that; at most `MOST_WAITED` of them.
 
-    A deadlock that is there now is gone in a moment, once its youngest waiter gives up. Raises LockBackendError.
+    among: the keys of all that somebody waits for, if they are known. A deadlock that is there now is gone in a moment,
+    once its youngest waiter gives up. Raises LockBackendError.
     """
     query = {"expires_at": {"$gt": EVER}, "waiters.0": {"$exists": True}, **key.query()}
+    if among is not None:
+        query = {"_id": {"$in": list(among)}}
     with asking(store, timeout):
         found = list(latest(store).find(query, {"holders": 1, "waiters": 1, "now": "$$NOW"}).limit(MOST_WAITED))
     return cycles(found, found[0]["now"]) if found else []
