@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ORDER_VAR, ChangeList
-from django.core.paginator import InvalidPage, Paginator
+from django.core.paginator import Paginator
 from django.db.models import Q, QuerySet
 from django.db.models.expressions import Combinable
 from django.http import HttpRequest

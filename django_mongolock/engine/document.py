@@ -36,6 +36,9 @@ MAX_HOLDERS: Final = 5_000
 #: More holders and waiters than these are in no document of ours. The rule takes the server a time that grows with
 #: them, and no time limit stops it in the middle of one document.
 MAX_ENTRIES: Final = 12_000
+#: Who finds so many in the queue lives in it so many times as long without renewal, but no longer than a lease.
+FAR: Final = 32
+FAR_TIMES: Final = 3
 
 
 def check_text(name: str, value: object) -> str:
@@ -98,9 +101,9 @@ class Terms:
     """On what terms a lock is asked for. Times are in seconds.
 
     lease: how long a grant lives without renewal. margin: how much longer the server lets it live than its holder
-    believes. patience: how long an entry in the queue lives without renewal, no longer than the lease. hold: for how
-    long a grant stays at least, even if it is given back before. capacity: how many may hold the key at once, in
-    this mode.
+    believes. patience: how long an entry in the queue lives without renewal, no longer than the lease; one that comes
+    when the queue is long lives `FAR_TIMES` as long. hold: for how long a grant stays at least, even if it is given
+    back before. capacity: how many may hold the key at once, in this mode.
     """
 
     mode: Mode = "exclusive"

@@ -11,7 +11,7 @@ from typing import Any
 
 from bson.int64 import Int64
 
-from .document import SCHEMA
+from .document import FAR, FAR_TIMES, SCHEMA
 from .step import PURGE_STEP, Limits, Step
 
 Document = dict[str, Any]
@@ -117,7 +117,9 @@ class _Rule:
         """
         if new["grant"] in done:
             return queue
-        entry = {**new, "since": self.now, "until": self.after(new["patience"])}
+        far = min(new["patience"] * FAR_TIMES, new["term"])
+        patience = Int64(far if len(queue) >= FAR else new["patience"])
+        entry = {**new, "since": self.now, "patience": patience, "until": self.after(patience)}
         others = [e for e in queue if e["grant"] != new["grant"]]
         if resumes:
             return [entry, *others]

@@ -163,8 +163,9 @@ class Session:
         if grant.state is State.WAITING and not reply.held:
             grant.busy, grant.held_by = True, reply.holder or grant.held_by
         if reply.queued_left is not None:
-            terms = grant.terms
-            grant.renewed(sent + min(terms.patience, reply.queued_left - terms.margin), answer.now)
+            left = min(grant.lease, reply.queued_left - grant.terms.margin)
+            grant.patience = max(grant.patience, left)  # longer than asked for, where the queue was long
+            grant.renewed(sent + left, answer.now)
             if grant.queued is None and reply.place is not None:
                 grant.queued = reply.place, answer.now
         return answer

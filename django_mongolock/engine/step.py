@@ -13,8 +13,9 @@ In words:
 3. *Remove* the given grants; leave a tombstone for them if asked, so that a command that was held up on its way
    cannot bring them back. A holder with a minimum hold stays until that is over, unless removed by force.
 4. *Renew* the given grants. A renewal never brings an end nearer: it may have been held up as well.
-5. *Add* the given entry at the end of the queue, unless it is there already or lies under a tombstone. An entry
-   that *resumes* a removed holder, which was there until now, is put at the head.
+5. *Add* the given entry at the end of the queue, unless it is there already or lies under a tombstone. Where the
+   queue is long it lives longer: each renewal costs the server a time that grows with the queue. An entry that
+   *resumes* a removed holder, which was there until now, is put at the head.
 6. *Grant*: from the head of the queue, as many as fit. The first that does not fit blocks all behind it.
 7. If this was only a trial, take what was added out of the queue again.
 
@@ -33,7 +34,17 @@ import bson
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
-from .document import DOCUMENT_FIELDS, GRANTED_FIELDS, LAST_TOKEN, MAX_ENTRIES, MAX_HOLDERS, SCHEMA, WAITER_FIELDS
+from .document import (
+    DOCUMENT_FIELDS,
+    FAR,
+    FAR_TIMES,
+    GRANTED_FIELDS,
+    LAST_TOKEN,
+    MAX_ENTRIES,
+    MAX_HOLDERS,
+    SCHEMA,
+    WAITER_FIELDS,
+)
 
 Expression = Any
 
@@ -223,19 +234,34 @@ def _renewed(entries: Expression, length: str) -> Expression:
     return _map(entries, {"$cond": [{"$in": ["$$e.grant", "$$c.renew"]}, _merge("$$e", changes), "$$e"]})
 
 
+#: How long the new entry lives without renewal.
+_PATIENCE: Expression = {
+    "$cond": [
+        {"$gte": [_size("$$queue"), FAR]},
+        {"$min": [{"$multiply": ["$$c.add.patience", FAR_TIMES]}, "$$c.add.term"]},
+        "$$c.add.patience",
+    ]
+}
+NEW_ENTRY: Expression = [
+    _let(
+        {"patience": _PATIENCE},
+        _merge("$$c.add", {"since": "$$NOW", "patience": "$$patience", "until": _from_now("$$patience")}),
+    )
+]
+
+
 def _with_new(resumes: bool) -> Expression:
     """The queue with the new entry, unless it is there already, lies under a tombstone, or finds no room."""
-    entry = [_merge("$$c.add", {"since": "$$NOW", "until": _from_now("$$c.add.patience")})]
     known = {"$in": ["$$c.add.grant", {"$concatArrays": ["$$kept.grant", "$$queue.grant", "$$doc.graves.grant"]}]}
     full = {"$gte": [_size("$$queue"), "$$c.waiters"]}
-    at_end = {"$cond": [{"$or": [known, full]}, "$$queue", {"$concatArrays": ["$$queue", entry]}]}
+    at_end = {"$cond": [{"$or": [known, full]}, "$$queue", {"$concatArrays": ["$$queue", NEW_ENTRY]}]}
     if not resumes:
         return at_end
     # It may stand in the queue already. Where the removed is not there any more, there is nothing to resume; so the
     # second copy of the command changes nothing.
     done = {"$in": ["$$c.add.grant", {"$concatArrays": ["$$kept.grant", "$$doc.graves.grant"]}]}
     is_there = {"$gt": [_size({"$setIntersection": ["$$living.grant", "$$c.remove"]}), 0]}
-    at_head = {"$concatArrays": [entry, _filter("$$queue", {"$not": [_IS_NEW]})]}
+    at_head = {"$concatArrays": [NEW_ENTRY, _filter("$$queue", {"$not": [_IS_NEW]})]}
     return {"$cond": [{"$and": [is_there, {"$not": [done]}]}, at_head, at_end]}
 
 

@@ -26,11 +26,11 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
-from django_mongolock.engine.document import UNLIMITED, Mode, Reply, Terms, entry, find_damage, read_news
-from django_mongolock.engine.memory import reply_of
+from django_mongolock.engine.document import FAR, UNLIMITED, Mode, Reply, Terms, entry, find_damage, read_news
+from django_mongolock.engine.memory import MemoryServer, MemoryStore, reply_of
 from django_mongolock.engine.rule import apply_rule
 from django_mongolock.engine.step import Limits, Step
-from django_mongolock.engine.store import MongoStore, StoreConfig
+from django_mongolock.engine.store import MongoStore, Store, StoreConfig
 from django_mongolock.exceptions import LockBackendError, LockDocumentError
 
 Document = dict[str, Any]
@@ -594,6 +594,23 @@ def test_the_queue_is_bounded(store: MongoStore, config: StoreConfig) -> None:
     new = entry("g5", "s", TERMS, {})
     assert client.apply(ask="g5", add=new, remove=("g0",), force=True, resumes=True).held
     store.close()
+
+
+@pytest.mark.parametrize("face", ["mongodb", "memory"])
+def test_who_comes_when_the_queue_is_long_lives_longer_in_it(store: MongoStore, face: str) -> None:
+    """F41: its renewals would cost the server most. It lives no longer than a holder would; a renewal keeps that."""
+    kept: Store = store if face == "mongodb" else MemoryStore(MemoryServer(), Limits())
+    *_, near, far = [
+        kept.apply("k", Step(ask=f"g{number}", add=entry(f"g{number}", "s", TERMS, {})), 5) for number in range(FAR + 2)
+    ]
+    assert near.queued_left == pytest.approx(TERMS.patience + TERMS.margin, abs=0.1)
+    assert far.place == FAR
+    assert far.queued_left == pytest.approx(TERMS.term, abs=0.1)  # three times as long would be more than that
+    short = Terms(lease=100, margin=0, patience=5)
+    late = kept.apply("k", Step(ask="late", add=entry("late", "s", short, {})), 5)
+    assert late.queued_left == pytest.approx(15, abs=0.1)
+    renewed = kept.apply("k", Step(ask="late", renew=("late",), beat=1), 5)
+    assert renewed.queued_left == pytest.approx(15, abs=0.1)
 
 
 NASTY = [

@@ -274,8 +274,7 @@ def _waiters_never_pruned(patches: Patches) -> None:
 
 
 def _newest_first(patches: Patches) -> None:
-    new = [step._merge("$$c.add", {"since": "$$NOW", "until": step._from_now("$$c.add.patience")})]
-    patches.swap({"$concatArrays": ["$$queue", new]}, {"$concatArrays": [new, "$$queue"]})
+    patches.swap({"$concatArrays": ["$$queue", step.NEW_ENTRY]}, {"$concatArrays": [step.NEW_ENTRY, "$$queue"]})
 
 
 def _no_type_guards(patches: Patches) -> None:
