@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 from pathlib import Path
 
@@ -54,6 +55,13 @@ def test_a_warning_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert docs.build(tmp_path / "site") != 0
     (tmp_path / "docs/index.md").write_text("# A\n")
     assert docs.build(tmp_path / "site") == 0
+
+
+def test_the_pictures_are_what_the_script_draws() -> None:
+    """They can be made anew, and every page shows one that there is."""
+    images = ROOT / "docs" / "images"
+    draw = runpy.run_path(str(images / "draw.py"))["PICTURES"]
+    assert {name: (images / name).read_text() for name in draw} == {name: function() for name, function in draw.items()}
 
 
 def test_what_is_built_is_not_kept() -> None:

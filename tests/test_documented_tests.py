@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FAILURES = ROOT / "docs" / "explanation/failures.md"
+PROMISES = ROOT / "docs" / "explanation/promises.md"
 THREATS = ROOT / "SECURITY.md"
 NAME = re.compile(r"`(tests/[\w/]+\.py)::([\w:]+)`")
 
@@ -49,7 +50,7 @@ def complaints(text: str) -> list[str]:
     wrong = []
     for cells in rows(text):
         named = NAME.findall(cells[-1])
-        row = re.fullmatch(r"F(\d+)", cells[0])
+        row = re.fullmatch(r"[FP]\d+", cells[0])
         if not named:
             wrong.append(f"{cells[0]} names no test")
         for path, name in named:
@@ -61,7 +62,7 @@ def complaints(text: str) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("page", [FAILURES, THREATS], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [FAILURES, PROMISES, THREATS], ids=lambda page: page.name)
 def test_every_row_names_its_tests(page: Path) -> None:
     """A line that nobody tests, a test that was renamed, a test that is about something else."""
     assert complaints(page.read_text()) == []
@@ -70,6 +71,11 @@ def test_every_row_names_its_tests(page: Path) -> None:
 def test_no_failure_is_left_out() -> None:
     """F1 to F60, each once."""
     assert [cells[0] for cells in rows(FAILURES.read_text())] == [f"F{number}" for number in range(1, 61)]
+
+
+def test_no_promise_is_left_out() -> None:
+    """P1 to P9, each with its tests."""
+    assert [cells[0] for cells in rows(PROMISES.read_text())] == [f"P{number}" for number in range(1, 10)]
 
 
 def test_there_are_threats() -> None:
