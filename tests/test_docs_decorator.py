@@ -20,10 +20,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_mongolock import LockNotAcquired, StaleTokenError, mongo_lock
+from django_mongolock import LockNotAcquired, mongo_lock
 from django_mongolock.signals import lock_released
 from testproject.mongo import MongoModel
-from tests.looking import document, held_elsewhere, holders
+from tests.looking import held_elsewhere, holders
 from tests.test_docs_topics import app, blocks, run
 
 __all__ = ["app"]
@@ -177,25 +177,3 @@ class TestTransactions:
         exec(again, names)
         assert accounts.objects.get().balance == 80
         assert holders("account:5") == []
-
-    @isolate_apps("testproject.shop")
-    def test_fencing(self) -> None:
-        """The row notes the token; a newer one refuses the write."""
-        *_, declare, write = blocks("howto/transactions.md")
-        names: dict[str, Any] = {"__name__": "testproject.shop.accounts", "mongo_lock": mongo_lock, "F": models.F}
-        exec(declare, names)
-        model = names["Account"]
-        with connection.schema_editor() as editor:
-            editor.create_model(model)
-        try:
-            names["account"] = account = model.objects.create(balance=100)
-            exec(write, names)
-            account.refresh_from_db()
-            assert (account.balance, account.fencing_token) == (90, document("shop.account:1")["token"])
-            model.objects.update(fencing_token=account.fencing_token + 10**9)
-            with pytest.raises(StaleTokenError):
-                exec(write, names)
-            assert model.objects.get().balance == 90
-        finally:
-            with connection.schema_editor() as editor:
-                editor.delete_model(model)

@@ -1,0 +1,160 @@
+"""The examples in the pages on cron, fencing, looking, models of one's own and running are run."""
+
+# ruff: noqa: S102 - what is executed are our own pages
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import types
+import uuid
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connection
+from django.db.utils import ConnectionRouter
+from django.test.utils import isolate_apps
+from pytest_django import Settings
+
+from django_mongolock import FencedOff, StaleTokenError, fenced_write, mongo_lock
+from django_mongolock.conf import LockSettings, find_wrong
+from django_mongolock.management.commands import clear_stale_locks, list_locks, release_lock
+from testproject.shop.models import Ad
+from tests.looking import document, holder, holders
+from tests.test_docs_topics import DOCS, blocks
+
+pytestmark = pytest.mark.django_db(databases=["default", "mongo"], transaction=True)
+
+
+class TestCron:
+    """docs/howto/cron.md"""
+
+    @pytest.fixture
+    def pages(self) -> list[Any]:
+        return blocks("howto/cron.md")
+
+    def test_once(self, pages: list[Any]) -> None:
+        """The second server is told that it is done."""
+        names: dict[str, Any] = {"__name__": f"docs_{uuid.uuid4().hex}"}
+        exec(pages[0], names)
+        said = [io.StringIO(), io.StringIO()]
+        for out in said:
+            call_command(names["Command"](stdout=out))
+        assert [out.getvalue() for out in said] == ["1,042 orders\n", "made by another server\n"]
+
+    def test_a_whole_command(self, pages: list[Any]) -> None:
+        """It is held for its minute after its end, and skipped by the next server."""
+        names: dict[str, Any] = {"__name__": f"docs_{uuid.uuid4().hex}"}
+        exec(pages[1], names)
+        out = io.StringIO()
+        assert call_command(names["Command"](stdout=out)) == "imported"
+        assert holder("import-books")
+        assert not call_command(names["Command"](stdout=io.StringIO()))
+        assert document("import-books")["acquisitions"] == 1
+
+
+class TestFencing:
+    """docs/howto/fencing.md"""
+
+    @isolate_apps("testproject.shop")
+    def test_a_row(self) -> None:
+        """The row notes the token; a newer one refuses the write; a row that is not there is 0, which is looked at."""
+        declare, write, *_, elsewhere = blocks("howto/fencing.md")
+        names: dict[str, Any] = {"__name__": "testproject.shop.accounts"}
+        exec(declare, names)
+        model = names["Account"]
+        with connection.schema_editor() as editor:
+            editor.create_model(model)
+        try:
+            account = model.objects.create(balance=100)
+            exec(write, names)
+            names["withdraw"](account, 10)
+            account.refresh_from_db()
+            assert (account.balance, account.fencing_token) == (90, document("shop.account:1")["token"])
+            later = account.fencing_token + 10**9
+            model.objects.update(fencing_token=later)
+            with pytest.raises(StaleTokenError):
+                names["withdraw"](account, 10)
+            assert model.objects.get().balance == 90
+
+            rows: Any = object()
+            names["Report"] = types.SimpleNamespace(objects=types.SimpleNamespace(filter=lambda **_: rows))
+            told: list[Any] = []
+            names["fenced_update"] = lambda *given, **values: told.append((given, values))
+            exec(elsewhere, names)
+            names["store_report"]("t", "x", "7")
+            assert told == [((rows, 7), {"text": "x"})]
+
+            exec(write, names)
+            account = model.objects.get()
+            model.objects.all().delete()
+            with pytest.raises(model.DoesNotExist):
+                names["withdraw"](account, 10)
+        finally:
+            with connection.schema_editor() as editor:
+                editor.delete_model(model)
+
+    def test_a_document(self) -> None:
+        """The same for a document."""
+        ad = Ad.objects.create(user_id="7", title="x", price=5)
+        *_, write, _ = blocks("howto/fencing.md")
+        names: dict[str, Any] = {"Ad": Ad, "mongo_lock": mongo_lock}
+        exec(write, names)
+        assert names["set_price"](ad, 7).price == 7
+        fenced_write(Ad, ad, document("seller:7")["token"] + 10**9, {"price": 8})
+        with pytest.raises(FencedOff):
+            names["set_price"](ad, 9)
+        assert Ad.objects.get(pk=ad.pk).price == 8
+
+
+def test_looking() -> None:
+    """docs/howto/looking.md"""
+    look, take = blocks("howto/looking.md")
+    names: dict[str, Any] = {}
+    lock = mongo_lock("order:5", owner="job 5").acquire()
+    exec(look, names)
+    assert [lock.key for lock in names["held"]] == ["order:5"]
+    assert [lock.key for lock in names["mine"]] == ["order:5"]
+    assert not names["stale"]
+    assert not names["wanted"]
+    exec(take, names)
+    assert holders("order:5") == []
+    assert not lock.release()
+
+
+def test_models_of_ones_own(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/howto/mongo-models.md: the router of the page, before ours, puts everything where it belongs."""
+    router, project = blocks("howto/mongo-models.md")
+    module: Any = types.ModuleType("docs_routers")
+    exec(router, module.__dict__)
+    monkeypatch.setitem(sys.modules, "docs_routers", module)
+    names: dict[str, Any] = {"DATABASES": {}, "os": os}
+    exec(project, names)
+    settings.MONGOLOCK = names["MONGOLOCK"]
+    paths = [path.replace("shop.routers", "docs_routers") for path in names["DATABASE_ROUTERS"]]
+    asked = ConnectionRouter(paths)
+    module.MongoRouter.apps = {"shop"}  # an app that there is here
+    where = {app: [db for db in ("default", "mongo") if asked.allow_migrate(db, app)] for app in ("shop", "auth")}
+    assert where == {"shop": ["mongo"], "auth": ["default"]}
+    assert asked.allow_migrate("mongo", "django_mongolock")
+    assert not asked.allow_migrate("default", "django_mongolock")
+    assert asked.db_for_write(Ad) == "mongo"
+
+
+def test_running(settings: Settings) -> None:
+    """docs/howto/running.md: the settings are right, and name what the text says."""
+    names: dict[str, Any] = {"DATABASES": {}}
+    (project,) = blocks("howto/running.md")
+    exec(project, names)
+    assert list(find_wrong(names["MONGOLOCK"])) == []
+    assert names["MONGOLOCK"]["DATABASE"] in names["DATABASES"]
+    assert (LockSettings().LEASE, LockSettings().RETENTION) == (30, 7 * 24 * 3600)
+
+
+def test_exit_codes() -> None:
+    """docs/howto/looking.md names those that the commands have."""
+    page = (DOCS / "howto/looking.md").read_text()
+    assert {list_locks.FOUND, release_lock.NOBODY, clear_stale_locks.FOUND} == {3}
+    assert "| 3 | `--deadlocks` found some | nobody holds that lock" in page
