@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from django.contrib import admin
+from django.test.utils import isolate_apps
 
+from django_mongolock import DocumentDamaged
 from testproject.shop.models import Ad
 from tests.lock_fixtures import WITH_MONGO
 from tests.test_commands import run
@@ -33,7 +35,7 @@ def test_document_locks(capsys: pytest.CaptureFixture[str]) -> None:
         "export": lambda ad, version: told.append(("export", str(ad.pk), version)),
         "withdraw": lambda ad: told.append(("withdraw", str(ad.pk), ad.document_version)),
     }
-    declare, one, refused, many, retry, in_admin = blocks("howto/document-locks.md")
+    _, _, declare, one, refused, many, retry, in_admin = blocks("howto/document-locks.md")
 
     exec(declare, names)  # noqa: S102
     exec(one, names)  # noqa: S102
@@ -64,6 +66,31 @@ def test_document_locks(capsys: pytest.CaptureFixture[str]) -> None:
 
     exec(in_admin, names)  # noqa: S102
     assert "clear_stale_documents" in names["AdAdmin"](Ad, admin.site).actions
+
+
+@isolate_apps("testproject.shop")
+def test_a_whole_model() -> None:
+    """The model of the page can be locked, but for documents from before it had a version; those are given one."""
+    model, versions, declare, *_ = blocks("howto/document-locks.md")
+    names: dict[str, Any] = {"__name__": "testproject.shop.docs"}
+    exec(model, names)  # noqa: S102
+    exec(declare.replace("    Ad,\n", '    Ad,\n    using="mongo",\n'), names)  # noqa: S102
+    exec(versions, names)  # noqa: S102
+    lock, found = names["ad_exports"], names["Ad"].objects.using("mongo")
+    collection = lock._source.collection()
+    try:
+        found.create(user_id="7", title="new", price=5)
+        collection.insert_one({"userId": "7", "title": "old", "price": 5, "optedIn": True, "exportStatus": "new"})
+        with lock.hold(found.get(title="new"), "exporting", final="exported") as held:
+            assert held.version == 2
+        with pytest.raises(DocumentDamaged, match="its field 'documentVersion' is missing"):
+            lock.acquire(found.get(title="old"), "exporting")
+        assert names["give_versions"](collection) == 1
+        with lock.hold(found.get(title="old"), "exporting", final="exported") as held:
+            assert held.version == 2
+        assert {ad.export_status for ad in found.all()} == {"exported"}
+    finally:
+        collection.delete_many({})
 
 
 def test_which_lock() -> None:
