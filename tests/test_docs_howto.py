@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import types
 import uuid
@@ -16,12 +17,21 @@ from django.core.management import call_command
 from django.db import connection
 from django.db.utils import ConnectionRouter
 from django.test.utils import isolate_apps
+from django.utils.module_loading import import_string
 from pytest_django import Settings
 
-from django_mongolock import FencedOff, StaleTokenError, fenced_write, mongo_lock
+from django_mongolock import (
+    FencedOff,
+    MongoLock,
+    StaleTokenError,
+    fenced_write,
+    lock_key,
+    mongo_lock,
+    mongo_semaphore,
+)
 from django_mongolock.conf import LockSettings, find_wrong
 from django_mongolock.management.commands import clear_stale_locks, list_locks, release_lock
-from testproject.shop.models import Ad
+from testproject.shop.models import Ad, Order
 from tests.looking import document, holder, holders
 from tests.test_docs_topics import DOCS, blocks
 
@@ -107,6 +117,31 @@ class TestFencing:
         with pytest.raises(FencedOff):
             names["set_price"](ad, 9)
         assert Ad.objects.get(pk=ad.pk).price == 8
+
+
+def test_locks() -> None:
+    """docs/howto/locks.md: each of them can be made and taken, and each name is where it is said to be."""
+    made: list[MongoLock] = []
+
+    def noting(make: Any) -> Any:
+        def note(*keys: Any, **options: Any) -> MongoLock:
+            made.append(make(*keys, **options))
+            return made[-1]
+
+        return note
+
+    (page,) = blocks("howto/locks.md")
+    names = {"mongo_lock": noting(mongo_lock), "mongo_semaphore": noting(mongo_semaphore), "lock_key": lock_key}
+    exec(page, {**names, "order": Order(pk=5), "task_id": "5"})
+    assert len(made) == 6
+    for lock in made:
+        with lock:
+            assert lock.held
+    text = (DOCS / "howto/locks.md").read_text()
+    for name in re.findall(r"`lock\.(\w+)", text):
+        assert hasattr(MongoLock, name), name
+    for path in re.findall(r"`(django_mongolock\.[\w.]+)`", text):
+        assert import_string(path)
 
 
 def test_looking() -> None:
