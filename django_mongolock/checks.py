@@ -5,10 +5,10 @@ Ids are used once, for ever. E0xx and W0xx need no server; E1xx and W1xx ask it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.conf import settings
 from django.core import checks, mail
 from django.core.checks import CheckMessage, Tags, register
@@ -60,9 +60,43 @@ def check_settings(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) ->
         for name in sorted(set(raw) - KNOWN, key=str)
     ]
     found += [_error(_IDS[wrong.name], f"{wrong.problem}.", f"{wrong.cure}.") for wrong in find_wrong(raw)]
+    if not found:
+        found += _check_times(raw)
+    found += _check_contrib()
     if raw.get("BACKEND") == MEMORY:
         return found + _check_memory()
     return found + _check_database_alias(raw.get("DATABASE"))
+
+
+def _check_times(raw: Mapping[str, Any]) -> list[CheckMessage]:
+    lease, timeout = (raw.get(name, getattr(LockSettings(), name)) for name in ("LEASE", "COMMAND_TIMEOUT"))
+    if lease > timeout:
+        return []
+    return [
+        _warning(
+            "W006",
+            f'{NAME}["LEASE"] is {lease:g} s, but one command may take {timeout:g} s ("COMMAND_TIMEOUT"): a lock may '
+            "be lost before the reply that grants it.",
+            "Make COMMAND_TIMEOUT at most a third of LEASE.",
+        )
+    ]
+
+
+def _check_contrib() -> list[CheckMessage]:
+    """A module of `contrib` that is named without its Config does nothing, and says nothing."""
+    configs = {
+        "django_mongolock.contrib.opentelemetry": "OpenTelemetryConfig",
+        "django_mongolock.contrib.prometheus": "PrometheusConfig",
+    }
+    return [
+        _warning(
+            "W007",
+            f"INSTALLED_APPS has {config.name!r} without its Config: nothing is measured.",
+            f'Write "{config.name}.{configs[config.name]}".',
+        )
+        for config in apps.get_app_configs()
+        if type(config) is AppConfig and config.name in configs
+    ]
 
 
 def _check_memory() -> list[CheckMessage]:

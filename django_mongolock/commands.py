@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 from .engine.locks import MongoLock
 from .exceptions import LockBackendError, LockLostError, LockNotAcquired
 from .keys import KeyTemplate
-from .locks import LockOptions, mongo_lock
+from .locks import LockOptions, check_options, mongo_lock
 
 #: Exit codes, of sysexits.h: try again later; the lock was lost; MongoDB cannot be reached.
 BUSY: Final = 75
@@ -38,6 +38,15 @@ class LockedCommand(BaseCommand):
     lock_options: ClassVar[LockOptions] = {}
     on_contention: ClassVar[Literal["fail", "skip"]] = "fail"
     lock: MongoLock
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raise TypeError and ValueError for what the command says wrong of its lock."""
+        super().__init_subclass__(**options)
+        if cls.on_contention not in ("fail", "skip"):
+            raise ValueError(f'{cls.__qualname__}.on_contention is "fail" or "skip", not {cls.on_contention!r}')
+        if isinstance(cls.lock_key, str):
+            KeyTemplate(cls.lock_key)
+        check_options(cls.lock_options)
 
     def new_lock(self, options: dict[str, Any]) -> MongoLock:
         """The lock of one run, not yet acquired."""

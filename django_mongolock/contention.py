@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from collections.abc import Callable
@@ -50,6 +51,39 @@ def check_policy(policy: object) -> None:
     """Raise ValueError if this is no policy."""
     if policy not in POLICIES and not callable(policy):
         raise ValueError(f"on_contention is one of {', '.join(map(repr, POLICIES))}, or a callable, not {policy!r}")
+
+
+def check_policy_call(policy: Policy, call: inspect.Signature, name: str) -> None:
+    """Raise TypeError if *policy* is a callable that cannot be called with the error and the arguments of a *call*."""
+    try:
+        own = inspect.signature(policy) if callable(policy) else None
+    except (TypeError, ValueError):  # written in C
+        own = None
+    if own is None:
+        return
+    plain = [each for each in call.parameters.values() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    needed = [each for each in plain if each.default is each.empty]
+    if not (_fits(own, plain) and _fits(own, needed)):
+        raise TypeError(
+            f"on_contention of {name} is called with the error and then the arguments of the call, as in "
+            f"def busy(error, *args, **kwargs): {own} does not take (error, {', '.join(each.name for each in plain)})"
+        )
+
+
+def _fits(own: inspect.Signature, given: list[inspect.Parameter]) -> bool:
+    """Is there a way to pass *given*, some by position and the rest by name?"""
+    for count in range(len(given) + 1):
+        first, rest = given[:count], given[count:]
+        if any(each.kind is each.KEYWORD_ONLY for each in first) or any(
+            each.kind is each.POSITIONAL_ONLY for each in rest
+        ):
+            continue
+        try:
+            own.bind(None, *first, **{each.name: each for each in rest})
+        except TypeError:
+            continue
+        return True
+    return False
 
 
 def resolve(policy: Policy, error: LockError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

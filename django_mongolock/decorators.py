@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
@@ -13,7 +13,7 @@ from django.views import View
 
 from .atomic_requests import Deferred
 from .calls import LockedCall, Plan, resolved_signature
-from .contention import SKIPPED, Policy, Skipped, check_policy
+from .contention import SKIPPED, Policy, Skipped, check_policy, check_policy_call
 from .engine.document import check_key
 from .keys import KeyTemplate
 from .locks import LockOptions, check_options
@@ -84,7 +84,7 @@ def mongo_locked(
     if callable(first) or isinstance(first, (classmethod, property)):
         return _decorate(Plan((), None, "raise", {}), first)
     check_policy(on_contention)
-    check_options(options)
+    check_options(options, also=("key", "on_contention"))
     if templates and key is not None:
         raise TypeError("give either templates or key=, not both")
     made_by: Any = key
@@ -93,7 +93,16 @@ def mongo_locked(
     for template in templates:
         check_key(template)
     plan = Plan(tuple(KeyTemplate(template) for template in templates), key, on_contention, options)
-    return functools.partial(_decorate, plan)
+    return Decorator(_decorate, plan)
+
+
+class Decorator(functools.partial):  # type: ignore[type-arg]
+    """What `mongo_locked` returns with arguments: to be put on a function."""
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError("mongo_locked() goes on a function, as its decorator: a block takes `with mongo_lock(...):`")
+
+    __aenter__ = __exit__ = __aexit__ = __enter__  # Python looks for all of them before it enters
 
 
 def _decorate(plan: Plan, function: Any) -> Any:
@@ -105,6 +114,7 @@ def _decorate(plan: Plan, function: Any) -> Any:
         raise TypeError(f"@mongo_locked goes on a function, not on a {type(function).__name__}: put it below that")
     call = LockedCall(plan, function)
     wrapper = functools.update_wrapper(_wrapper(call), function)
+    check_policy_call(plan.policy, call.signature, call.name)
     # Celery looks at the wrapper itself to tell wrong arguments where the task is sent.
     wrapper.__signature__ = resolved_signature(function) or call.signature  # type: ignore[attr-defined]
     if not (iscoroutinefunction(wrapper) or _is_generator(wrapper)):

@@ -55,6 +55,11 @@ def _plan(
     queryset: QuerySet[M], token: int | MongoLock, field: str, values: dict[str, Any]
 ) -> tuple[int, QuerySet[M], QuerySet[Any]]:
     """The token, the rows that it may write, and the newer tokens of those that it may not."""
+    if not isinstance(queryset, (QuerySet, models.Manager)):
+        raise TypeError(
+            "fenced_update() takes a queryset, also for one row: Order.objects.filter(pk=order.pk). "
+            f"It is no {type(queryset).__name__}"
+        )
     if field in values:
         raise TypeError(f"{field} is what fenced_update() sets itself: give the token as the second argument")
     queryset.model._meta.get_field(field)  # raises FieldDoesNotExist

@@ -55,6 +55,14 @@ def locked(
     It keeps away those who lock the row as well, and nobody else. Open a transaction inside the block, not around it:
     otherwise the lock is given back before the commit, and an older snapshot may be read.
     """
+    given: Any = source
+    if not (
+        isinstance(given, (models.Manager, models.QuerySet)) or (isinstance(given, type) and issubclass(given, Model))
+    ):
+        raise TypeError(
+            "locked() takes a model, a manager or a queryset, and which row is meant: locked(Order, pk=5). "
+            f"This is a {type(given).__name__}"
+        )
     queryset = source._default_manager.all() if isinstance(source, type) else source.all()
     return LockedRow(queryset, lookup, {**(lock_options or {}), "wait": wait, "lease": lease})
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import string
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Self
 from urllib.parse import quote
 
@@ -56,6 +57,13 @@ def as_key(source: object) -> object:
     """The key of what a caller named: of a model instance, or the thing itself (`check_key` judges it)."""
     if isinstance(source, Model):
         return model_key(source)
+    if isinstance(source, (list, tuple, set, frozenset)):
+        raise TypeError(f"a lock key must be a str, not {type(source).__name__}: give several as mongo_lock(*keys)")
+    if isinstance(source, type) and issubclass(source, Model):
+        raise TypeError(
+            f"a lock key must be a str, not a model: give an instance of {source.__name__}, or as a key for all of "
+            f"them {source._meta.label_lower!r}"
+        )
     return str(source) if type(source) is LockKey else source
 
 
@@ -181,6 +189,13 @@ def call_arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: 
         if parameter.kind is parameter.VAR_KEYWORD:
             arguments = {**arguments.pop(name), **arguments}
     return arguments
+
+
+def unexpected(name: str, known: Iterable[str]) -> TypeError:
+    """The error of an argument that there is not: it names the nearest, and the others."""
+    near = difflib.get_close_matches(name, known, n=1)
+    meant = f": did you mean {near[0]}=?" if near else "."
+    return TypeError(f"unexpected keyword argument {name!r}{meant} There are {', '.join(sorted(known))}")
 
 
 def lock_key(template: str, **values: Any) -> LockKey:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypedDict, overload
 
 from django.db.models import Model
@@ -18,7 +18,7 @@ from .engine.document import UNLIMITED, Mode, Terms, check_fact, check_key
 from .engine.fence import Atomic
 from .engine.locks import UNSET, MongoLock, Options, Unset, check_seconds, check_wait
 from .engine.session import Session
-from .keys import as_key, template_of
+from .keys import as_key, template_of, unexpected
 from .transactions import RELEASES, HeldLock, Release, open_transactions, warn_of_open
 
 Key = str | Model
@@ -134,7 +134,7 @@ def mongo_lock(
 
     Raises TypeError and ValueError for arguments that cannot be meant, before anything is sent.
     """
-    _refuse(unknown)
+    _refuse(unknown, LockOptions.__annotations__)
     capacity = 1 if mode == "exclusive" else UNLIMITED
     options = LockOptions(
         lease=lease,
@@ -176,7 +176,7 @@ def mongo_semaphore(
 
     All who use a key should name the same number of permits.
     """
-    _refuse(unknown)
+    _refuse(unknown, [name for name in LockOptions.__annotations__ if name != "mode"])
     if isinstance(permits, bool) or not isinstance(permits, int):
         raise TypeError(f"permits is a whole number, not {type(permits).__name__}")
     if not 1 <= permits < UNLIMITED:
@@ -198,9 +198,10 @@ def mongo_semaphore(
     return _make((key,), "semaphore", permits, options)
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise TypeError or ValueError for options that cannot be meant. Needs no settings."""
-    _refuse({name: value for name, value in options.items() if name not in LockOptions.__annotations__})
+def check_options(options: Mapping[str, Any], also: Iterable[str] = ()) -> None:
+    """Raise TypeError or ValueError for options that cannot be meant. Needs no settings. also: what else there is."""
+    known = LockOptions.__annotations__
+    _refuse([name for name in options if name not in known], [*known, *also])
     if options.get("lease") is not None:
         check_seconds("lease", options["lease"])
     if not isinstance(options.get("wait", UNSET), Unset):
@@ -229,14 +230,14 @@ def check_mode(mode: object) -> None:
         raise ValueError(f'mode is "exclusive" or "shared", not {mode!r}; for a semaphore use mongo_semaphore()')
 
 
-def _refuse(unknown: Mapping[str, Any]) -> None:
+def _refuse(unknown: Iterable[str], known: Iterable[str]) -> None:
     for name in unknown:
         if name in _AMBIGUOUS:
             raise TypeError(
                 f"{name!r} could mean two things: use lease= (seconds that a lock lives after its process has died) "
                 "or wait= (seconds to wait for it; 0: a single try)"
             )
-        raise TypeError(f"unexpected keyword argument {name!r}")
+        raise unexpected(name, known)
 
 
 def _make(keys: tuple[Key, ...], mode: Mode, capacity: int, options: LockOptions) -> DjangoLock:

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Never, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 
@@ -16,7 +16,7 @@ from .context import running_celery_task, task_owner
 from .engine.locks import MongoLock
 from .engine.logs import INFO, log
 from .exceptions import LockNotAcquired
-from .keys import KeyTemplate, LockKey, call_arguments
+from .keys import KeyTemplate, LockKey, call_arguments, unexpected
 from .locks import mongo_lock
 from .signals import lock_skipped, send
 
@@ -35,6 +35,7 @@ def once_per(
     seconds: float = 0,
     lease: float | None = None,
     using: str | None = None,
+    **unknown: Never,
 ) -> Callable[[C], C]:
     """Run a function once in the period of its schedule: whoever comes a second time gets `SKIPPED`, which is false.
 
@@ -50,6 +51,12 @@ def once_per(
     periods under a few seconds, nor for exact ones: what must never run twice, whatever happens, needs a check of
     its own.
     """
+    given = {"days": days, "hours": hours, "minutes": minutes, "seconds": seconds}
+    for name in unknown:
+        raise unexpected(name, [*given, "lease", "using"])
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{name} is a number, not {type(value).__name__}")
     period = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
     if period <= timedelta():
         raise TypeError("@once_per needs the period of the schedule: @once_per(hours=24), @once_per('a:{b}', days=1)")

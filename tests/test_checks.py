@@ -87,7 +87,7 @@ class TestValues:
     def test_limits(self, settings: Settings, name: str, right: list[Any]) -> None:
         """What is just within the limits is right."""
         for value in right:
-            assert check(settings, **{name: value}) == []
+            assert check(settings, **{"COMMAND_TIMEOUT": 0.1, name: value}) == []
 
     def test_several(self, settings: Settings) -> None:
         """All that is wrong is told at once."""

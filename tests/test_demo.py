@@ -64,6 +64,8 @@ def test_runs_until_its_end(end: signal.Signals) -> None:
         started = descendants(demo.pid)
         assert len(started) >= 9
         demo.send_signal(end)
+        if end == signal.SIGTERM:  # told at once, for what follows may take ten seconds
+            assert "Stopped" not in read_until(demo, "Stopping")
         assert demo.wait(60) == (0 if end == signal.SIGTERM else -end)
         assert eventually(lambda: not started & alive())
 
@@ -74,6 +76,15 @@ def test_taken_port() -> None:
         ended = run("--port", str(taken.getsockname()[1]))
     assert ended.returncode == 1
     assert "is taken" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("port", ["99999", "-1", "http"])
+def test_a_port_that_is_none(port: str) -> None:
+    """The same of a number that is no port, before anything is started."""
+    ended = run("--port", port)
+    assert ended.returncode == 2
+    assert "a port is a number from 0 to 65535" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.apps import AppConfig, apps
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.http import HttpRequest
 from django.test import RequestFactory
+from django.views import View
+from pymongo import AsyncMongoClient, MongoClient
 from pytest_django import Settings
 
-from django_mongolock import LockBackendError, LockNotAcquired, mongo_lock, mongo_locked
+from django_mongolock import (
+    DocumentLock,
+    LockBackendError,
+    LockNotAcquired,
+    fenced_update,
+    mongo_lock,
+    mongo_locked,
+    mongo_semaphore,
+)
+from django_mongolock.admin import DocumentLockAdminMixin
+from django_mongolock.checks import check_settings
+from django_mongolock.commands import LockedCommand
+from django_mongolock.contrib.celery import enqueue_once, once_per
+from django_mongolock.instances import locked
 from django_mongolock.models import Lock
 from django_mongolock.router import MongoLockRouter
+from django_mongolock.versions import aversioned_update, retry_on_conflict, retrying_on_conflict, versioned_update
+from django_mongolock.versions.admin import VersionedAdmin
+from testproject.rates.models import Rate
+from testproject.shop.models import Ad, Order
 from tests.lock_documents import Locks
 from tests.lock_fixtures import WITH_MONGO
 from tests.test_commands import run_json
@@ -81,3 +106,241 @@ def test_a_wait_that_cannot_be_meant_names_what_can(wait: float) -> None:
     """0 is a wait, and None is one without end."""
     with pytest.raises(ValueError, match="0 for a single try, or seconds, or None"):
         mongo_lock("k", wait=wait)
+
+
+# Arguments that were meant otherwise
+
+
+def unmeant(call: Callable[[], Any]) -> str:
+    """What the TypeError of *call* says."""
+    with pytest.raises(TypeError) as told:
+        call()
+    return str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "meant"),
+    [
+        (lambda: mongo_lock("a", leas=3), "did you mean lease=?"),
+        (lambda: mongo_semaphore("a", 3, lable="x"), "did you mean label=?"),
+        (lambda: mongo_locked("a", on_contension="skip"), "did you mean on_contention=?"),  # type: ignore[call-overload]
+        (lambda: once_per(hour=1), "did you mean hours=?"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_mistyped_option_names_the_nearest(call: Callable[[], Any], meant: str) -> None:
+    """And then all that there are."""
+    said = unmeant(call)
+    assert meant in said
+    assert "using" in said
+
+
+def test_an_option_that_is_like_none() -> None:
+    """It is not guessed at."""
+    said = unmeant(lambda: mongo_lock("a", xyzzy=3))
+    assert "did you mean" not in said
+    assert "There are auto_renew, label, lease, " in said
+
+
+def test_a_lock_is_no_decorator_and_a_decorator_no_lock() -> None:
+    """Each names the other."""
+    lock: Any = mongo_lock("a")
+    assert "@mongo_locked" in unmeant(lambda: lock(test_an_option_that_is_like_none))
+    decorator: Any = mongo_locked("a")
+    with pytest.raises(TypeError, match=r"with mongo_lock\(\.\.\.\)"), decorator:
+        pass
+
+    async def enter() -> None:
+        async with decorator:
+            pass
+
+    with pytest.raises(TypeError, match=r"with mongo_lock\(\.\.\.\)"):
+        asyncio.run(enter())
+
+
+@pytest.mark.parametrize(
+    ("key", "cure"),
+    [
+        (["a", "b"], "mongo_lock(*keys)"),
+        (("a", "b"), "mongo_lock(*keys)"),
+        ({"a"}, "mongo_lock(*keys)"),
+        (Order, "an instance of Order, or as a key for all of them 'shop.order'"),
+    ],
+)
+def test_what_is_no_key_says_what_would_be(key: Any, cure: str) -> None:
+    """Several keys, and a model."""
+    assert cure in unmeant(lambda: mongo_lock(key))
+
+
+@pytest.mark.parametrize(
+    ("call", "cure"),
+    [
+        (lambda: locked(Order(pk=5)), "locked(Order, pk=5)"),  # type: ignore[arg-type]
+        (lambda: fenced_update(Order(pk=5), 1, state="paid"), "Order.objects.filter(pk=order.pk)"),  # type: ignore[arg-type]
+        (lambda: mongo_lock("a").atomic("locks"), 'atomic(using="locks")'),  # type: ignore[call-overload]
+        (lambda: enqueue_once("shop.tasks.export"), "enqueue_once(export_ad, [5])"),
+        (lambda: versioned_update(Rate, 1, {"value": 1}), "VersionedModel"),  # type: ignore[arg-type]
+        (lambda: asyncio.run(aversioned_update(Rate, 1, {"value": 1})), "VersionedModel"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_wrong_first_argument_names_the_right_one(call: Callable[[], Any], cure: str) -> None:
+    """Rather than an AttributeError of ours."""
+    assert cure in unmeant(call)
+
+
+def test_what_awaits_goes_with_what_awaits(mongo_uri: str) -> None:
+    """An AsyncCollection and a coroutine function belong to aversioned_update(): said before anything is read."""
+
+    async def change(document: Any) -> None: ...
+
+    client, aclient = MongoClient[Any](mongo_uri), AsyncMongoClient[Any](mongo_uri)
+    wrong: Any = aclient["x"]["y"]
+    assert "aversioned_update" in unmeant(lambda: versioned_update(wrong, 1, {"a": 1}))
+    assert "aversioned_update" in unmeant(lambda: versioned_update(client["x"]["y"], 1, change))  # type: ignore[arg-type]
+    client.close()
+    asyncio.run(aclient.close())
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: retry_on_conflict(attempts="3"), "attempts"),  # type: ignore[call-overload]
+        (lambda: retrying_on_conflict(attempts=2.5), "attempts"),  # type: ignore[arg-type]
+        (lambda: retrying_on_conflict(backoff="1"), "backoff"),  # type: ignore[arg-type]
+        (lambda: retrying_on_conflict(longest=None), "longest"),  # type: ignore[arg-type]
+        (lambda: once_per(hours="24"), "hours"),  # type: ignore[arg-type]
+        (lambda: once_per(days=True), "days"),
+    ],
+)
+def test_numbers_that_are_none(call: Callable[[], Any], name: str) -> None:
+    """The argument is named."""
+    assert unmeant(call).startswith(f"{name} is a ")
+
+
+# on_contention: told where it is written, not under the first contention
+
+
+def function(name: str, extra: int = 0) -> None: ...
+
+
+def only_name(name: str, /, *, extra: int) -> None: ...
+
+
+def view(request: HttpRequest, order_id: int) -> None: ...
+
+
+def with_all(*args: Any, **kwargs: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("called", "policy"),
+    [
+        (function, lambda: None),
+        (function, lambda error: None),
+        (function, lambda error, name: None),
+        (only_name, lambda error, name, extra, more: None),
+        (view, lambda request, order_id: None),
+        (with_all, lambda: None),
+        (View, lambda error, request: None),
+    ],
+)
+def test_a_policy_of_the_wrong_arity_is_told_at_decoration(called: Any, policy: Callable[..., Any]) -> None:
+    """It takes the error, and then whatever the call may have."""
+    said = unmeant(lambda: mongo_locked("k", on_contention=policy)(called))
+    assert "def busy(error, *args, **kwargs)" in said
+
+
+@pytest.mark.parametrize(
+    ("called", "policy"),
+    [
+        (function, lambda error, *args, **kwargs: None),
+        (function, lambda error, name, extra=0: None),
+        (function, lambda error, n, e=0: None),
+        (only_name, lambda error, name, extra: None),
+        (view, lambda error, request, **kwargs: None),
+        (view, lambda error, request, order_id: None),
+        (with_all, lambda error: None),
+        (function, print),
+        (function, functools.partial(lambda first, error, *args: None, 1)),
+    ],
+)
+def test_a_policy_that_fits(called: Any, policy: Callable[..., Any]) -> None:
+    """In any way in which the call may be made."""
+    mongo_locked("k", on_contention=policy)(called)
+
+
+# Declarations
+
+
+def test_a_locked_command_is_checked_where_it_is_written() -> None:
+    """Its on_contention is another one than that of mongo_locked; its key and its options are those of a lock."""
+    with pytest.raises(ValueError, match=r'Command\.on_contention is "fail" or "skip", not \'respond\''):
+        type("Command", (LockedCommand,), {"on_contention": "respond"})
+    with pytest.raises(ValueError, match="key template"):
+        type("Command", (LockedCommand,), {"lock_key": "import:{}"})
+    assert "did you mean lease=?" in unmeant(lambda: type("Command", (LockedCommand,), {"lock_options": {"leas": 3}}))
+    type("Command", (LockedCommand,), {"on_contention": "skip", "lock_key": "import:{source}"})
+
+
+@pytest.mark.parametrize(
+    ("role", "field", "holds"),
+    [
+        ("version", "title", "a whole number"),
+        ("time", "title", "date and time"),
+        ("holder", "documentVersion", "text"),
+        ("state", "documentVersion", "text"),
+    ],
+)
+def test_a_document_lock_looks_at_the_kinds_of_its_fields(role: str, field: str, holds: str) -> None:
+    """Where it is declared: a version that is text would be found out by the first acquisition."""
+    fields: Any = {"state": "exportStatus", role: field}
+    declare = functools.partial(DocumentLock, pending={"exporting": "failed"}, final=["exported"], stale_after=60)
+    said = unmeant(lambda: declare(Ad, name="stumble", **fields))
+    assert f"{role}={field!r} is a " in said
+    assert said.endswith(f"the lock keeps {holds} in it")
+
+
+class UserLockAdmin(DocumentLockAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    """Without its document_lock."""
+
+
+def test_an_admin_without_what_it_is_about_is_told_by_check() -> None:
+    """No lock, the lock of another model, a model without a version."""
+    site = admin.AdminSite()
+
+    def ids(kind: type[admin.ModelAdmin[Any]], model: Any) -> list[str | None]:
+        return [found.id for found in kind(model, site).check()]
+
+    right = type(site_admin(Ad))
+    assert ids(UserLockAdmin, User) == ["mongolock.E017"]
+    assert ids(right, User)[-1:] == ["mongolock.E017"]
+    assert ids(right, Ad) == []
+    assert ids(VersionedAdmin, User) == ["mongolock.E073"]
+    assert ids(VersionedAdmin, Rate) == []
+
+
+def site_admin(model: Any) -> Any:
+    """The admin of the shop for *model*."""
+    return admin.site.get_model_admin(model)
+
+
+# Checks
+
+
+def test_a_lease_that_one_command_may_use_up(settings: Settings) -> None:
+    """The reply that grants the lock could come when the lock is over."""
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "LEASE": 5, "COMMAND_TIMEOUT": 5}
+    assert [found.id for found in check_settings(app_configs=None)] == ["mongolock.W006"]
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "LEASE": 6}
+    assert check_settings(app_configs=None) == []
+
+
+def test_metrics_without_their_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module's name in INSTALLED_APPS is accepted by Django, and would measure nothing."""
+    config = AppConfig.create("django_mongolock.contrib.prometheus")
+    monkeypatch.setattr(apps, "get_app_configs", lambda: [config])
+    (found,) = check_settings(app_configs=None)
+    assert found.id == "mongolock.W007"
+    assert "django_mongolock.contrib.prometheus.PrometheusConfig" in str(found.hint)
+    right = AppConfig.create("django_mongolock.contrib.prometheus.PrometheusConfig")
+    monkeypatch.setattr(apps, "get_app_configs", lambda: [right])
+    assert check_settings(app_configs=None) == []

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from django.contrib import admin, messages
+from django.core import checks
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect, JsonResponse
@@ -127,6 +128,17 @@ class DocumentLockAdminMixin(ModelAdmin):
 
     document_lock: DocumentLock[Any]
     actions = ("clear_stale_documents",)
+
+    def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
+        """The checks of any admin, and that `document_lock` is the lock of this very model."""
+        found: list[checks.CheckMessage] = super().check(**kwargs)
+        lock = getattr(self, "document_lock", None)
+        place = lock.model if isinstance(lock, DocumentLock) else None
+        if place is None or place._meta.concrete_model is not self.model._meta.concrete_model:
+            message = f"The document_lock of {type(self).__name__} is no DocumentLock of {self.model._meta.label}."
+            hint = "Set it to the lock that you declared beside the model: document_lock = ad_exports."
+            found.append(checks.Error(message, hint=hint, obj=type(self), id="mongolock.E017"))
+        return found
 
     def has_clear_document_lock_permission(self, request: HttpRequest) -> bool:
         """May this user free documents?"""

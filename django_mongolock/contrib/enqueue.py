@@ -63,6 +63,8 @@ def enqueue_once(
     (`transaction.on_commit`). Raises LockBackendError if MongoDB cannot be asked, and what `apply_async` raises;
     then nothing is taken.
     """
+    if not (hasattr(task, "apply_async") and hasattr(task, "AsyncResult")):
+        raise TypeError(f"enqueue_once() takes a Celery task, as enqueue_once(export_ad, [5]), not {task!r}")
     name = key if key is not None else once_key(task.name, args, kwargs or {})
     stored = check_key(name, get_settings().KEY_PREFIX)
     check_seconds("queue_lease", queue_lease)

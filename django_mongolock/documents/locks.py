@@ -10,6 +10,7 @@ from collections.abc import Collection as SizedCollection
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from django.db.models import Model
 from pymongo.collection import Collection
 
 from ..conf import get_settings
@@ -20,7 +21,7 @@ from . import registry, steps, sweep
 from .holding import Batch, Desk, HeldDocument
 from .rules import Fields, Rules, check_version
 from .sender import Sender
-from .source import make_source
+from .source import ModelSource, make_source
 from .steps import Steps
 from .sweep import StuckDocument, Swept
 from .updates import Claim, Document, Stuck
@@ -70,6 +71,8 @@ class DocumentLock(Generic[D]):
         self._source = source = make_source(place, using)
         names = {"holder": holder, "state": state, "version": version, "time": time}
         columns = {role: source.column(field) for role, field in names.items()}
+        for role, field in names.items():
+            source.check_kind(role, field)
         fields = Fields(**columns, attempt=source.column(attempt, must_exist=False))
         self.rules = Rules.declare(fields, pending, final, stale_after, source.longest(holder))
         choices = source.choices(state)
@@ -82,6 +85,11 @@ class DocumentLock(Generic[D]):
 
     def __repr__(self) -> str:
         return f"<DocumentLock {self.name!r}>"
+
+    @property
+    def model(self) -> type[Model] | None:
+        """Its model; None for a collection."""
+        return self._source.model if isinstance(self._source, ModelSource) else None
 
     @property
     def alias(self) -> str | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Final, Protocol, TypeGuard
 
 from bson.codec_options import CodecOptions
 from django.core.exceptions import FieldDoesNotExist
 from django.db import connections, router
-from django.db.models import Field, Model
+from django.db.models import CharField, DateTimeField, Field, IntegerField, Model, TextField
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.collection import Collection
 
@@ -21,6 +21,15 @@ from .updates import Document
 
 #: What a caller may pass as the place of his documents.
 Place = type[Model] | Collection[Document] | Callable[[], Collection[Document]]
+
+
+#: What a field has to be for each role, and what it holds.
+_KINDS: Final[dict[str, tuple[tuple[type[Field[Any, Any]], ...], str]]] = {
+    "holder": ((CharField, TextField), "text"),
+    "state": ((CharField, TextField), "text"),
+    "version": ((IntegerField,), "a whole number"),
+    "time": ((DateTimeField,), "date and time"),
+}
 
 
 class Source(Protocol):
@@ -36,6 +45,9 @@ class Source(Protocol):
 
     def column(self, name: str, *, must_exist: bool = True) -> str:
         """What a field that the caller calls *name* is called in the documents. Raises ValueError."""
+
+    def check_kind(self, role: str, name: str) -> None:
+        """Raise TypeError if a field cannot hold what the lock writes into it."""
 
     def longest(self, name: str) -> int:
         """How many characters a field takes."""
@@ -88,6 +100,9 @@ class CollectionSource:
 
     def column(self, name: str, *, must_exist: bool = True) -> str:
         return name
+
+    def check_kind(self, role: str, name: str) -> None:
+        """A collection knows no types."""
 
     def longest(self, name: str) -> int:
         return MAX_FACT_LENGTH
@@ -142,6 +157,11 @@ class ModelSource:
         if must_exist or self._field(name) is not None:
             return str(self._concrete(name).column)
         return name
+
+    def check_kind(self, role: str, name: str) -> None:
+        field, (kinds, words) = self._field(name), _KINDS[role]
+        if field is not None and not isinstance(field, kinds):
+            raise TypeError(f"{role}={name!r} is a {type(field).__name__} of {self.name}: the lock keeps {words} in it")
 
     def longest(self, name: str) -> int:
         return getattr(self._field(name), "max_length", None) or MAX_FACT_LENGTH

@@ -55,6 +55,11 @@ class Atomic(Generic[S_co]):
     """
 
     def __init__(self, lock: MongoLock, client: Client) -> None:
+        if not isinstance(client, (MongoClient, AsyncMongoClient)):
+            raise TypeError(
+                f"atomic() takes a MongoClient, not a {type(client).__name__}; a DATABASES alias is given by its name, "
+                'atomic(using="locks")'
+            )
         self._lock = lock
         self._client = client
         self._session: Any = None

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, overload
 
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
@@ -313,6 +313,12 @@ class MongoLock:
                 if not is_transient(error) or (pause := pace.next()) is None:
                     raise
                 await asyncio.sleep(pause)
+
+    if not TYPE_CHECKING:  # type checkers find it by themselves
+
+        def __call__(self, *args: object, **kwargs: object) -> None:
+            """Tell who takes a lock for a decorator what is one."""
+            raise TypeError("a lock is for a block, `with mongo_lock(...):`. On a function goes @mongo_locked(...)")
 
     def __enter__(self) -> Self:
         return self.acquire()

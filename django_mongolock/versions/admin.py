@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
 from ..exceptions import ConflictError
-from .checking import all_or_nothing
+from .checking import all_or_nothing, version_field
 from .forms import FIELD, VersionedModelForm, is_current, read_page, show, sign
 
 if TYPE_CHECKING:
@@ -47,6 +47,10 @@ class VersionedForms(BaseModelAdmin):
             message = f"The form of {type(self).__name__} does not carry the version."
             hint = "Derive it from django_mongolock.versions.forms.VersionedModelForm."
             found.append(checks.Error(message, hint=hint, obj=type(self), id="mongolock.E072"))
+        if version_field(self.model) is None:
+            message = f"{self.model._meta.label}, which {type(self).__name__} edits, has no version."
+            hint = "Derive the model from VersionedModel, or take a plain ModelAdmin."
+            found.append(checks.Error(message, hint=hint, obj=type(self), id="mongolock.E073"))
         return found
 
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import bson
-from asgiref.sync import sync_to_async
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from pymongo import ReadPreference, ReturnDocument
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.collection import Collection
 
 from ..exceptions import ConflictError
 from .retry import ATTEMPTS, BACKOFF, LONGEST, Retrying
-
-if TYPE_CHECKING:
-    from pymongo.asynchronous.collection import AsyncCollection
-    from pymongo.collection import Collection
 
 Document: TypeAlias = dict[str, Any]
 Changes: TypeAlias = Mapping[str, Any]
@@ -46,6 +44,9 @@ def versioned_update(
     Raises LookupError if there is no such document, and ConflictError after the last of the *attempts*; see
     `retry_on_conflict` for *backoff* and *longest*. It is not part of any transaction.
     """
+    _check(collection, Collection)
+    if iscoroutinefunction(change):
+        raise TypeError("change is a coroutine function: await aversioned_update() instead of versioned_update()")
     collection = collection.with_options(read_preference=ReadPreference.PRIMARY)
     for attempt in Retrying(attempts, backoff, longest, aliases=()):
         with attempt:
@@ -64,11 +65,23 @@ async def aversioned_update(
     longest: float = LONGEST,
 ) -> Document:
     """See versioned_update(). The change may be a coroutine function; a collection that blocks is used in a thread."""
+    _check(collection, Collection, AsyncCollection)
     collection = collection.with_options(read_preference=ReadPreference.PRIMARY)
     async for attempt in Retrying(attempts, backoff, longest, aliases=()):
         with attempt:
             return await _arun(_update(collection, document_id, change, version_field), collection)
     raise AssertionError("the last attempt returns or raises")
+
+
+def _check(collection: object, *kinds: type) -> None:
+    if isinstance(collection, kinds):
+        return
+    if isinstance(collection, AsyncCollection):
+        raise TypeError("an AsyncCollection is for aversioned_update(), with await")
+    raise TypeError(
+        f"versioned_update() takes a collection of PyMongo, not {collection!r}; a model that derives from "
+        "VersionedModel is saved under @retry_on_conflict"
+    )
 
 
 class Command(NamedTuple):

@@ -65,6 +65,10 @@ class Retrying:
     """The attempts at a block, see `retrying_on_conflict`."""
 
     def __init__(self, attempts: int, backoff: float, longest: float, aliases: Collection[str] | None = None) -> None:
+        for name, value in (("attempts", attempts), ("backoff", backoff), ("longest", longest)):
+            if isinstance(value, bool) or not isinstance(value, int if name == "attempts" else (int, float)):
+                what = "a whole number" if name == "attempts" else "a number of seconds"
+                raise TypeError(f"{name} is {what}, not {type(value).__name__}")
         if attempts < 1:
             raise ValueError(f"attempts must be a whole number of at least 1, not {attempts!r}")
         if backoff < 0 or longest < 0:

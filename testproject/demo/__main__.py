@@ -7,6 +7,7 @@ Exit code 0: what was expected was seen. For ``--check`` that is: nothing wrong.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import signal
 import sys
@@ -134,14 +135,22 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, help=f"how long the traffic runs (--check: {CHECK_SECONDS:.0f}, else until Ctrl-C)"
     )
-    parser.add_argument("--port", type=int, help="port of the web server (8000 or, if that is taken, any; 0: any)")
+    parser.add_argument("--port", type=_port, help="port of the web server (8000 or, if that is taken, any; 0: any)")
     return parser.parse_args(argv)
+
+
+def _port(text: str) -> int:
+    """The number of a port. Raises argparse's error, which is one line."""
+    if not text.isdecimal() or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, not {text}")
+    return int(text)
 
 
 def _interrupt(*_: object) -> NoReturn:
     """End the run once; a second signal must not disturb the ending of the processes."""
     for number in END_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    os.write(sys.stdout.fileno(), b"\nStopping: what runs is let finish, which takes some seconds.\n")  # no buffer
     raise KeyboardInterrupt
 
 
