@@ -97,7 +97,9 @@ def test_help_names_every_command(project: Path) -> None:
     for arguments in [(), ("--help",), ("-h",)]:
         result = run(project, *arguments)
         assert result.returncode == 0
-        assert all(f"\n  {name} " in result.stdout for name in ("test", "faults", "load", "demo", "docs", "lint"))
+        assert all(
+            f"\n  {name} " in result.stdout for name in ("test", "faults", "load", "demo", "docs", "lint", "build")
+        )
     assert not (project / ".venv").exists()
 
 
@@ -105,7 +107,7 @@ def test_an_unknown_command_is_one_line(project: Path) -> None:
     """A typing error costs nothing and shows what there is."""
     assert (
         one_line(run(project, "tset"))
-        == "dev.py: there is no command 'tset', only test, faults, demo, docs, lint, load"
+        == "dev.py: there is no command 'tset', only test, faults, demo, docs, lint, build, load"
     )
 
 
