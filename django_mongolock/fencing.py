@@ -13,6 +13,8 @@ from django.db.models import Model, Q, QuerySet
 from .engine.locks import MongoLock
 from .exceptions import StaleTokenError
 
+__all__ = ["FencingTokenField", "afenced_update", "fenced_update"]
+
 M = TypeVar("M", bound=Model)
 
 

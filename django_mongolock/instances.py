@@ -15,6 +15,8 @@ from .exceptions import LockStateError
 from .keys import LockKey, model_key, row_key, row_template
 from .locks import LockOptions, mongo_lock
 
+__all__ = ["LockedQuerySet", "LockedRow", "locked"]
+
 M = TypeVar("M", bound=Model)
 
 #: How often a row may turn out to have another primary key than the one that was asked for.

@@ -10,6 +10,8 @@ from django.http import HttpRequest, HttpResponseBase
 
 from .context import current_request
 
+__all__ = ["LockContextMiddleware"]
+
 Handler = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
 

@@ -22,6 +22,8 @@ from .exceptions import LockDocumentError
 from .fields import Entries, Moment, Number, Text
 from .signals import lock_forced, send
 
+__all__ = ["Holder", "Lock", "LockQuerySet", "Waiter"]
+
 if TYPE_CHECKING:  # the backend is not typed
 
     class MongoQuerySet(models.QuerySet["Lock"]):

@@ -17,6 +17,8 @@ from .engine.logs import WARNING, log
 from .exceptions import LockError
 from .signals import lock_forced, send
 
+__all__ = ["asession_owner", "release_owner", "session_owner"]
+
 #: Where a session keeps its owner.
 OWNER_KEY: Final = "_mongolock_owner"
 #: How long a logout waits for MongoDB, in seconds.

@@ -20,6 +20,8 @@ from .keys import KeyTemplate, LockKey, call_arguments, unexpected
 from .locks import mongo_lock
 from .signals import lock_skipped, send
 
+__all__ = ["once_per"]
+
 C = TypeVar("C", bound=Callable[..., Any])
 
 #: For which part of the period a run keeps others away. The rest is for schedulers whose clocks differ, and for queues.

@@ -10,6 +10,8 @@ from django.db.models import Model
 
 from .conf import get_settings
 
+__all__ = ["MongoLockRouter"]
+
 APP_LABEL = "django_mongolock"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 import sys
@@ -9,21 +10,28 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import django
+
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+os.environ["DJANGO_SETTINGS_MODULE"] = "testproject.settings"
+django.setup()  # for the reference, which is made from docstrings
 
 project = "django-mongolock"
 author = "django-mongolock contributors"
 project_copyright = author
 release = version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3  # [a link](page.md#its-heading), as GitHub makes them
 nitpicky = True
+nitpick_ignore_regex = [("py:.*", ".*")]  # what stands in a signature has no page of its own everywhere
+autodoc_member_order = "bysource"
+default_role = "code"  # docstrings name things `like_this`
 exclude_patterns = ["_build"]
 
 html_theme = "furo"

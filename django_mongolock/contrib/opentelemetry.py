@@ -15,6 +15,8 @@ from opentelemetry.trace import Span, Status, StatusCode
 from .. import __version__, signals
 from .metrics import BUCKETS, INSTRUMENTS, Instrument, Metrics
 
+__all__ = ["LockSpans", "OpenTelemetryConfig", "OpenTelemetryMetrics"]
+
 _NAME = "django_mongolock"
 
 

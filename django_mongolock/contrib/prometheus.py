@@ -12,6 +12,8 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from .metrics import BUCKETS, INSTRUMENTS, Instrument, Metrics
 
+__all__ = ["PrometheusConfig", "PrometheusMetrics"]
+
 #: In what several processes add up to (PROMETHEUS_MULTIPROC_DIR), those that have ended hold nothing.
 _LIVE: Final = "livesum"
 

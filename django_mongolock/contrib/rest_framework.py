@@ -15,6 +15,8 @@ from rest_framework.views import exception_handler as default_handler
 from ..contention import refusal
 from ..exceptions import LockBackendError, LockError, LockNotAcquired, LockReentryError
 
+__all__ = ["LockAPIException", "exception_handler"]
+
 
 class LockAPIException(APIException):  # type: ignore[misc]  # it has no types
     """Somebody else holds the lock (423, or MONGOLOCK["CONTENTION_STATUS"]), or MongoDB is away (503).

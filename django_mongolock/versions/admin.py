@@ -17,6 +17,8 @@ from ..exceptions import ConflictError
 from .checking import all_or_nothing, version_field
 from .forms import FIELD, VersionedModelForm, is_current, read_page, show, sign
 
+__all__ = ["VersionedAdmin", "VersionedForms"]
+
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
     BaseModelAdmin = admin.options.BaseModelAdmin[Any]

@@ -15,6 +15,8 @@ from django.utils.translation import gettext as _
 from ..exceptions import ConflictError
 from .checking import all_or_nothing, version_field, version_read
 
+__all__ = ["VersionedModelForm"]
+
 if TYPE_CHECKING:
     ModelForm = forms.ModelForm[Any]
 else:
