@@ -13,7 +13,8 @@ from ..conf import LockSettings
 from ..engine.document import milliseconds
 from ..engine.logs import WARNING, log
 from ..engine.memory import MemoryServer, MemorySession, MemoryStore
-from ..engine.session import Observer, Sessions
+from ..engine.session import Observer
+from ..engine.sessions import Sessions
 from ..engine.step import Limits
 from .base import sending
 

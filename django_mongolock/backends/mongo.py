@@ -10,7 +10,8 @@ from django.utils.connection import ConnectionDoesNotExist
 
 from ..conf import LockSettings
 from ..engine.document import milliseconds
-from ..engine.session import Session, Sessions
+from ..engine.session import Session
+from ..engine.sessions import Sessions
 from ..engine.step import Limits
 from ..engine.store import MongoStore, StoreConfig
 from .base import sending

@@ -60,7 +60,7 @@ class MemoryServer:
         """Let time go by, as it does for living processes: what is due meanwhile, such as renewals, is done."""
         end = self.now() + seconds
         while (now := self.now()) < end:
-            due = {session: session._next_due() for session in list(self.sessions)}
+            due = {session: session.next_due() for session in list(self.sessions)}
             self._moved += max(0.001, min([end, *due.values()]) - now)
             for session, moment in due.items():
                 if moment <= self.now():

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import functools
 import itertools
 import os
 import secrets
 import threading
-import time
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
-from typing import Any, ClassVar, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 from ..exceptions import LockBackendError, LockError, LockStateError
 from . import clock, drivers, processes, protocol
 from .document import News, Reply, Terms
 from .grant import CLOSED, TAKEN, Callback, Grant, Guard, Handle, LineKey, State
+from .keeper import Keeper
 from .logs import DEBUG, INFO, WARNING, log, log_exception
 from .protocol import (
     Action,
@@ -74,7 +70,7 @@ class Session:
     """What one process has to do with the locks of one store.
 
     A daemon thread, started with the first grant, renews all grants in bulk, settles unknown outcomes and tells of
-    losses. A forked child does not use its parent's session: see `Sessions`.
+    losses. A forked child does not use its parent's session: see `sessions`.
 
     now: the clock that deadlines are counted by, in seconds. Who moves it calls `wake`.
     """
@@ -100,11 +96,8 @@ class Session:
         self._lines: dict[LineKey, OrderedDict[str, Grant]] = {}
         self._held_here: dict[LineKey, Grant] = {}
         self._unsettled: dict[str, Unsettled] = {}
-        self._wakes_at = float("inf")
         self._mutex = threading.Lock()
-        #: Wakes the keeper; what it finds here has been dropped without a release. Not an Event: see `senders`.
-        self._bell: SimpleQueue[Grant | Guard | None] = SimpleQueue()
-        self._keeper: threading.Thread | None = None
+        self._keeper = Keeper(self.next_due, self._look_after, self._elsewhere, now)
         self._senders = Senders(SENDERS)
         #: For callbacks, which may take their time: no command waits for them.
         self._callers = Senders(CALLERS)
@@ -231,7 +224,7 @@ class Session:
         """Everybody who waits shall look, *after* so many seconds: news may have passed unheard."""
         if after > 0:
             self._look_at = self.now() + after
-            self._keep(self._look_at)
+            self._keeper.see_to(self._look_at)
             return
         for grant in list(self._waiting.values()):
             grant.bell.ring()
@@ -250,7 +243,7 @@ class Session:
 
     def wake(self) -> None:
         """The clock was moved: everybody who sleeps until some time shall look at it again."""
-        self._bell.put(None)
+        self._keeper.wake()
         self._look()
 
     def cancel(self, grant: Grant) -> None:
@@ -310,7 +303,7 @@ class Session:
             heir.claimed = True
             heir.enters(self.now())
             self._grants[heir.id] = heir
-        self._keep(heir.renew_at)
+        self._keeper.see_to(heir.renew_at)
         return heir
 
     def deliver(self, heir: Grant, answer: Answer | None) -> None:
@@ -349,7 +342,7 @@ class Session:
         grant.enters(self.now())
         with self._mutex:
             self._grants[grant.id] = grant
-        self._keep(grant.renew_at)
+        self._keeper.see_to(grant.renew_at)
 
     def next_number(self) -> int:
         return next(self._numbers)
@@ -368,7 +361,7 @@ class Session:
             if grant.terms.mode == "exclusive":
                 self._held_here[grant.line] = grant
         self.leave(grant)
-        self._keep(min(grant.renew_at, grant.ends_at))
+        self._keeper.see_to(min(grant.renew_at, grant.ends_at))
         grant.told = "acquired"
         self._observe("acquired", grant)
 
@@ -403,7 +396,7 @@ class Session:
         is done by the interpreter, and always happens.
         """
         handle = Handle()
-        grant.guard = Guard(handle, self._bell.put)
+        grant.guard = Guard(handle, self._keeper.hand)
         grant.guard.grant = grant
         return handle
 
@@ -426,7 +419,7 @@ class Session:
         give_up = self.now() + grant.terms.term + protocol.BURIAL / 1000
         with self._mutex:
             self._unsettled[grant.id] = Unsettled(grant.key, give_up, self.now())
-        self._keep(self.now())
+        self._keeper.see_to(self.now())
         self.finish(grant)
         self._tell_end(grant)
 
@@ -475,51 +468,7 @@ class Session:
             except Exception:  # noqa: BLE001 - it is logged
                 log_exception("observer failed", event=event, key=grant.key)
 
-    # The keeper
-
-    def _keep(self, due: float) -> None:
-        """See to it that the keeper runs, and wakes when something is *due*."""
-        if self._keeper is None or not self._keeper.is_alive():
-            self._elsewhere(self._start_keeper)
-        if due < self._wakes_at:
-            self._bell.put(None)
-
-    def _start_keeper(self) -> None:
-        with self._mutex:
-            if self._closed or (self._keeper is not None and self._keeper.is_alive()):
-                return
-            keeper = threading.Thread(target=self._run_keeper, name="mongolock-keeper", daemon=True)
-            with contextlib.suppress(RuntimeError):  # the interpreter is shutting down, and ends every lease
-                keeper.start()
-                self._keeper = keeper
-
-    def _run_keeper(self) -> None:
-        while True:
-            # Whoever comes from here on wakes us: what it adds may be too late for this look.
-            self._wakes_at = float("inf")
-            self._wakes_at = due = self._next_due()
-            dropped = self._listen(due)
-            self._wakes_at = 0.0
-            if self._closed:
-                return
-            try:
-                for grant in dropped:
-                    self._dropped(grant)
-                self.beat()
-            except BaseException:  # noqa: BLE001 - it is logged
-                log_exception("the keeper failed and goes on")
-                time.sleep(0.1)
-
-    def _listen(self, due: float) -> list[Grant | Guard]:
-        """Sleep until something is *due* or the bell rings. Returns what was dropped."""
-        dropped: list[Grant | Guard] = []
-        with contextlib.suppress(Empty):
-            grant = self._bell.get(timeout=None if due == float("inf") else max(0.0, due - self.now()))
-            while True:
-                if grant is not None:
-                    dropped.append(grant)
-                grant = self._bell.get_nowait()
-        return dropped
+    # What the keeper does
 
     def drop(self, grants: Iterable[Grant], user: int) -> None:
         """A lock object is gone, and its grants were not given back. Called by the garbage collector, so anywhere:
@@ -527,7 +476,12 @@ class Session:
         for grant in grants:
             grant.users.discard(user)
             if not grant.users and grant.state is State.HELD:
-                self._bell.put(grant)
+                self._keeper.hand(grant)
+
+    def _look_after(self, dropped: list[Grant | Guard]) -> None:
+        for item in dropped:
+            self._dropped(item)
+        self.beat()
 
     def _dropped(self, dropped: Grant | Guard) -> None:
         if isinstance(dropped, Guard):
@@ -551,7 +505,8 @@ class Session:
         log(WARNING, f"lock released, {why}", key=grant.key, acquired=grant.acquired_from)
         self.abandon(grant)
 
-    def _next_due(self) -> float:
+    def next_due(self) -> float:
+        """When there is something to do, if nobody rings before."""
         with self._mutex:
             times = [min(g.renew_at, g.ends_at) if g.renewable else g.ends_at for g in self._grants.values()]
             times += [unsettled.try_at for unsettled in self._unsettled.values()]
@@ -649,7 +604,7 @@ class Session:
         """Give back what is held, settle what is open, and close the client."""
         self._closed = True
         self._listener.close()
-        self._bell.put(None)
+        self._keeper.close()
         end = self.now() + timeout
         with self._mutex:
             grants = list(self._grants.values())
@@ -692,67 +647,3 @@ def _call_safely(callback: Callable[[], object], grant: Grant) -> None:
         callback()
     except Exception:  # noqa: BLE001 - it is logged
         log_exception("callback failed", key=grant.key)
-
-
-S = TypeVar("S", bound=Session)
-
-
-class Sessions(Generic[S]):
-    """Hands out the session of this process: a new one after a fork, since the parent's locks are not the child's."""
-
-    _all: ClassVar[weakref.WeakSet[Sessions[Any]]] = weakref.WeakSet()
-    _mutex = threading.Lock()
-    #: Sessions of the parent, kept so that nothing of them is finalized in the child.
-    _inherited: ClassVar[list[Session]] = []
-
-    def __init__(self, make: Callable[[], S]) -> None:
-        self._make = make
-        self._session: S | None = None
-        with Sessions._mutex:
-            Sessions._all.add(self)
-
-    def current(self) -> S:
-        session = self._session
-        if session is not None and session.pid == os.getpid():
-            return session
-        # Not under the mutex: what is imported on the way may start a program, and under gevent that is a fork.
-        made = self._make()
-        with Sessions._mutex:
-            if self._session is None or self._session.pid != os.getpid():
-                self._session = made
-            return self._session
-
-    def close(self) -> None:
-        """Close the session of this process; the next `current` opens another."""
-        session, self._session = self._session, None
-        if session is not None and session.pid == os.getpid():
-            session.close()
-
-    @classmethod
-    def close_all(cls) -> None:
-        for sessions in list(cls._all):
-            sessions.close()
-
-    @classmethod
-    def _before_fork(cls) -> None:
-        cls._mutex.acquire()
-
-    @classmethod
-    def _after_fork_in_parent(cls) -> None:
-        cls._mutex.release()
-
-    @classmethod
-    def _after_fork_in_child(cls) -> None:
-        cls._mutex = threading.Lock()
-        for sessions in list(cls._all):
-            if sessions._session is not None:
-                cls._inherited.append(sessions._session)
-                sessions._session = None
-
-
-os.register_at_fork(
-    before=Sessions._before_fork,
-    after_in_parent=Sessions._after_fork_in_parent,
-    after_in_child=Sessions._after_fork_in_child,
-)
-atexit.register(Sessions.close_all)

@@ -233,7 +233,7 @@ def test_ten_thousand_locks_are_renewed_by_twenty_two_commands(session: Session,
     terms = Terms(lease=3_000, margin=1, patience=60)
     # The pattern first: it takes a real lock, after which the keeper must lie down again, or it would beat as well.
     _document(session, make_lock(session, terms=terms)._new_grant(session, "k", threading.current_thread()))
-    assert eventually(lambda: session._wakes_at > clock.now())
+    assert eventually(lambda: session._keeper._wakes_at > clock.now())
     grants = []
     for number in range(10_000):
         key = f"k{number:05}"

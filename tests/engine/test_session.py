@@ -18,7 +18,8 @@ from django_mongolock.engine import clock
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.grant import Grant, Guard, State
 from django_mongolock.engine.protocol import Granted
-from django_mongolock.engine.session import Session, Sessions
+from django_mongolock.engine.session import Session
+from django_mongolock.engine.sessions import Sessions
 from django_mongolock.engine.store import Found, MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendError, LockError, LockLostError
 from tests.engine.conftest import Commands, Document, LockMaker, make_lock
@@ -170,9 +171,9 @@ def test_a_dead_keeper_is_replaced(lock: LockMaker, session: Session, monkeypatc
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(session, "_next_due", die)
+        patch.setattr(session._keeper, "_next_due", die)
         first = lock("first", terms=SHORT).acquire()
-        keeper = session._keeper
+        keeper = session._keeper._thread
         assert keeper is not None
         keeper.join(2)
         assert not keeper.is_alive()
@@ -186,31 +187,31 @@ def test_the_keeper_sleeps_while_there_is_nothing_to_do(lock: LockMaker, session
     """Nobody pays for locks that nobody holds."""
     with lock(terms=SHORT):
         pass
-    assert eventually(lambda: session._wakes_at == float("inf"))  # a renewal may be on its way
+    assert eventually(lambda: session._keeper._wakes_at == float("inf"))  # a renewal may be on its way
     commands.clear()
     time.sleep(3 * SHORT.lease)
     assert commands.names == []
-    assert session._wakes_at == float("inf")
+    assert session._keeper._wakes_at == float("inf")
 
 
 def test_a_grant_that_comes_while_the_keeper_lies_down_is_seen(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F35: it has looked for what is due and found nothing; before it sleeps, something comes. It must not sleep on."""
-    next_due, coming = session._next_due, ["a grant"]
+    next_due, coming = session._keeper._next_due, ["a grant"]
     beats = threading.Event()
 
     def find_nothing() -> float:
         due = next_due()
         if coming:
             coming.pop()
-            session._keep(clock.now())
+            session._keeper.see_to(clock.now())
         return due
 
-    monkeypatch.setattr(session, "_next_due", find_nothing)
+    monkeypatch.setattr(session._keeper, "_next_due", find_nothing)
     monkeypatch.setattr(session, "beat", beats.set)
-    session._wakes_at = 0.0
-    session._start_keeper()
+    session._keeper._wakes_at = 0.0
+    session._keeper._start()
     assert beats.wait(2)
 
 

@@ -24,11 +24,12 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import WriteConcern
 from pymongo.read_concern import ReadConcern
 
-from django_mongolock.engine import clock, protocol, session, step, store
+from django_mongolock.engine import clock, protocol, step, store
 from django_mongolock.engine.document import Reply, Terms, entry, read_reply
 from django_mongolock.engine.grant import Grant, State
 from django_mongolock.engine.protocol import Answer, Apply, Heard, Request
-from django_mongolock.engine.session import Session, Sessions
+from django_mongolock.engine.session import Session
+from django_mongolock.engine.sessions import Sessions
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.engine.store import CLOCK, Beat, Found, MongoStore, read_found
 
@@ -286,7 +287,7 @@ def _no_fork_guard(patches: Patches) -> None:
         for inherited in cls._inherited:
             inherited.close()
 
-    patches.set(session.Sessions, "close_all", classmethod(close_all))
+    patches.set(Sessions, "close_all", classmethod(close_all))
 
 
 @dataclass(frozen=True)

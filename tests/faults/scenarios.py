@@ -25,7 +25,8 @@ from pymongo.read_concern import ReadConcern
 from django_mongolock.engine import clock
 from django_mongolock.engine.document import UNLIMITED, Terms, entry
 from django_mongolock.engine.locks import MongoLock, Options
-from django_mongolock.engine.session import Session, Sessions
+from django_mongolock.engine.session import Session
+from django_mongolock.engine.sessions import Sessions
 from django_mongolock.engine.step import Step
 from django_mongolock.engine.store import MongoStore, StoreConfig
 from django_mongolock.engine.upkeep import force_release
@@ -362,7 +363,7 @@ def late_command_of_a_lost_lock(stage: Stage) -> list[str]:
         (grant,) = lock._grants
         force_release(store_of(admin), "k", [grant.id])
         grant.renew_at = clock.now()  # its next beat, which may be 20 s away
-        session._keep(grant.renew_at)
+        session._keeper.see_to(grant.renew_at)
         assert eventually(lambda: lock.lost)
         assert eventually(lambda: not session._unsettled and grant.id not in session._grants)
         before = stage.document()["changes"]

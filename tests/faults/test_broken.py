@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_mongolock.engine import clock, drivers, grant, protocol, session, step, store, wakeups
+from django_mongolock.engine import clock, drivers, grant, keeper, protocol, session, sessions, step, store, wakeups
 from django_mongolock.engine.document import Terms, entry
 from django_mongolock.engine.step import Step
 from testproject.servers import ReplicaSet
@@ -95,7 +95,7 @@ def test_a_variant_is_undone_without_a_trace(name: str) -> None:
 
 def engine() -> list[object]:
     """All that the modules and classes of the engine have, and the rule."""
-    owners: list[Any] = [clock, drivers, grant, protocol, session, step, store, wakeups]
+    owners: list[Any] = [clock, drivers, grant, keeper, protocol, session, sessions, step, store, wakeups]
     owners += [
         value
         for module in owners
