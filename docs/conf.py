@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import posixpath
 import re
 import sys
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import django
 
@@ -31,6 +32,8 @@ myst_heading_anchors = 3  # [a link](page.md#its-heading), as GitHub makes them
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", ".*")]  # what stands in a signature has no page of its own everywhere
 autodoc_member_order = "bysource"
+autoclass_content = "both"  # what `__init__` says too
+smartquotes = False
 default_role = "code"  # docstrings name things `like_this`
 exclude_patterns = ["_build"]
 
@@ -60,6 +63,22 @@ def in_the_site(folder: str, text: str) -> str:
     return LINK.sub(turned, text)
 
 
+def arguments_apart(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Make a list of the arguments that a paragraph of a docstring is about: "key: the lock. waited: seconds"."""
+    try:
+        known = "|".join(map(re.escape, inspect.signature(thing).parameters))
+    except (TypeError, ValueError):
+        return
+    argument = re.compile(rf"(?:^|(?<=[.)] ))((?:{known})(?:, (?:{known}))*): ")
+    made: list[str] = []
+    for paragraph in "\n".join(lines).split("\n\n"):
+        plain = known and "\n " not in paragraph  # no list, and no example
+        before, *parts = argument.split(paragraph.replace("\n", " ")) if plain else [paragraph]
+        made += [before, ""] if before.strip() else []
+        made += [f"- *{word}*: {text}" for word, text in zip(parts[::2], parts[1::2], strict=True)] + [""]
+    lines[:] = made
+
+
 def setup(app: Sphinx) -> None:
     """Pages that include others, and those that link to what lies outside, have links that work here as well."""
 
@@ -69,5 +88,6 @@ def setup(app: Sphinx) -> None:
     def included(app: Sphinx, path: Path, parent: str, content: list[str]) -> None:
         content[0] = in_the_site(path.parent.as_posix(), content[0])
 
+    app.connect("autodoc-process-docstring", arguments_apart)
     app.connect("source-read", page)
     app.connect("include-read", included)

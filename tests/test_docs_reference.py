@@ -7,6 +7,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+import runpy
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -185,6 +186,18 @@ def test_every_entry_is_a_public_name() -> None:
         assert module == heading, f"docs/reference/api.md: {name} stands under {heading}"
         assert module in modules, f"docs/reference/api.md: {module} has no __all__, so it is not public"
         assert attribute in modules[module].__all__, f"docs/reference/api.md: {name} is not in {module}.__all__"
+
+
+def test_arguments_stand_apart() -> None:
+    """Of a paragraph about arguments the site makes a list; what is none, and an example, stays as it is."""
+    apart = runpy.run_path(str(ROOT / "docs/conf.py"))["arguments_apart"]
+
+    def lent(key: str, *, wait: float, lease: float) -> None: ...
+
+    lines = ["Lend it.", "", "key: what. wait, lease: seconds,", "both: above 0.", "", "Say::", "", "    key: 5"]
+    apart(None, "function", "lent", lent, None, lines)
+    text = "\n".join(line for line in lines if line)
+    assert text == "Lend it.\n- *key*: what. \n- *wait, lease*: seconds, both: above 0.\nSay::\n    key: 5"
 
 
 # Commands
