@@ -11,7 +11,7 @@ from django.db import connections
 from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 
-from .engine.fence import Atomic
+from .engine.fence import Atomic, kept_in_mongodb
 from .engine.locks import MongoLock
 from .exceptions import LockStateError
 
@@ -20,6 +20,7 @@ class DjangoAtomic(Atomic[ClientSession]):
     """See engine.fence.Atomic. Blocking, the ORM on the alias is part of the transaction."""
 
     def __init__(self, lock: MongoLock, alias: str) -> None:
+        kept_in_mongodb(lock)
         if connections[alias].vendor != "mongodb":
             raise ImproperlyConfigured(
                 f"the DATABASES alias {alias!r} is not MongoDB, so it has no transaction with the lock: write there "

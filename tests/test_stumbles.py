@@ -22,6 +22,7 @@ from django_mongolock import (
     DocumentLock,
     LockBackendError,
     LockNotAcquired,
+    LockStateError,
     fenced_update,
     mongo_lock,
     mongo_locked,
@@ -34,6 +35,7 @@ from django_mongolock.contrib.celery import enqueue_once, once_per
 from django_mongolock.instances import locked
 from django_mongolock.models import Lock
 from django_mongolock.router import MongoLockRouter
+from django_mongolock.testing import MemoryLocks
 from django_mongolock.versions import aversioned_update, retry_on_conflict, retrying_on_conflict, versioned_update
 from django_mongolock.versions.admin import VersionedAdmin
 from testproject.rates.models import Rate
@@ -198,6 +200,20 @@ def test_what_awaits_goes_with_what_awaits(mongo_uri: str) -> None:
     assert "aversioned_update" in unmeant(lambda: versioned_update(client["x"]["y"], 1, change))  # type: ignore[arg-type]
     client.close()
     asyncio.run(aclient.close())
+
+
+def test_a_transaction_under_a_lock_in_memory(mongolock: MemoryLocks) -> None:
+    """In a user's test without a database: both faces say what is missing, rather than that there is no database."""
+    with mongo_lock("a") as lock:
+        with pytest.raises(LockStateError, match="not kept in MongoDB"), lock.atomic():
+            pass
+
+        async def enter() -> None:
+            async with lock.atomic():
+                pass
+
+        with pytest.raises(LockStateError, match="not kept in MongoDB"):
+            asyncio.run(enter())
 
 
 @pytest.mark.parametrize(

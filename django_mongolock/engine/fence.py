@@ -240,11 +240,17 @@ def is_transient(error: BaseException) -> bool:
     )
 
 
-def _transactional_store(lock: MongoLock) -> MongoStore:
-    """Where the lock is kept. Raises LockStateError where there are no transactions."""
+def kept_in_mongodb(lock: MongoLock) -> MongoStore:
+    """Where the lock is kept. Raises LockStateError if that is no MongoDB."""
     store = lock._now().store
     if not isinstance(store, MongoStore):
         raise LockStateError("this lock is not kept in MongoDB: atomic() needs a MongoDB transaction")
+    return store
+
+
+def _transactional_store(lock: MongoLock) -> MongoStore:
+    """Where the lock is kept. Raises LockStateError where there are no transactions."""
+    store = kept_in_mongodb(lock)
     servers = store.client.topology_description.server_descriptions().values()
     if any(server.server_type_name == "Standalone" for server in servers):
         raise LockStateError(
