@@ -6,12 +6,15 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from django.apps import AppConfig, apps
 from django.contrib import admin
 from django.contrib.auth.models import User
+from django.db.models import BooleanField, Field
 from django.http import HttpRequest
 from django.test import RequestFactory
 from django.views import View
@@ -32,6 +35,7 @@ from django_mongolock.admin import DocumentLockAdminMixin
 from django_mongolock.checks import check_settings
 from django_mongolock.commands import LockedCommand
 from django_mongolock.contrib.celery import enqueue_once, once_per
+from django_mongolock.documents.source import make_source
 from django_mongolock.instances import locked
 from django_mongolock.models import Lock
 from django_mongolock.router import MongoLockRouter
@@ -313,6 +317,20 @@ def test_a_document_lock_looks_at_the_kinds_of_its_fields(role: str, field: str,
     said = unmeant(lambda: declare(Ad, name="stumble", **fields))
     assert f"{role}={field!r} is a " in said
     assert said.endswith(f"the lock keeps {holds} in it")
+
+
+def test_a_document_lock_takes_fields_that_are_made_from_none_of_djangos() -> None:
+    """Nobody else knows what they hold."""
+
+    class Holder(Field):  # type: ignore[type-arg]
+        """Text, written in some way of its own."""
+
+    for kind in (Holder, BooleanField):
+        field: Any = kind()
+        field.set_attributes_from_name("lockedBy")
+        told = pytest.raises(TypeError) if kind is BooleanField else nullcontext()
+        with patch.object(Ad._meta, "get_field", return_value=field), told:
+            make_source(Ad, None).check_kind("holder", "lockedBy")
 
 
 class UserLockAdmin(DocumentLockAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
