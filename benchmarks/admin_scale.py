@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,7 +66,7 @@ class Commands(monitoring.CommandListener):
 
 
 def fill(collection: Collection[Document], documents: int, held: int) -> None:
-    """*documents* locks, of which *held* are held, a hundred of these shared and a hundred waited for; the server multiplies them."""
+    """Make so many locks, of which *held* are held: a hundred of these shared, and a hundred waited for."""
     from django_mongolock.engine.indexes import ensure_indexes
     from tests.lock_documents import clock, document, entry, waiter
 
@@ -159,7 +160,7 @@ def pages(client: Any, commands: Commands, databases: tuple[str, str], runs: int
             commands.count = 0
             client.get(LIST + query)
             sent[database] = commands.count
-            times[database] += [measure(lambda query=query: client.get(LIST + query)) for _ in range(runs)]
+            times[database] += [measure(partial(client.get, LIST + query)) for _ in range(runs)]
         small, large = (statistics.median(times[database]) for database in databases)
         rows.append(row(name, small, large, sent[databases[1]]))
     return rows

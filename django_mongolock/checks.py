@@ -37,6 +37,7 @@ _IDS: Final = {
     "BACKEND": "E013",
     "CONTENTION_STATUS": "E014",
     "SHORT_WAIT": "E015",
+    "HISTORY": "E020",
 }
 
 
@@ -231,7 +232,14 @@ def check_server(
                 f"Run manage.py migrate --database {alias} as a user who may create indexes.",
             )
         )
-    return found
+    return found + _check_history(facts.history, alias)
+
+
+def _check_history(problem: str, alias: object) -> list[CheckMessage]:
+    if not problem:
+        return []
+    hint = f"Run manage.py migrate --database {alias} as a user who may create collections, or drop what is there."
+    return [_warning("W110", f"The history of the locks cannot be kept: {problem}.", hint)]
 
 
 @register()

@@ -34,6 +34,7 @@ class LockSettings:
     queue may be. RETENTION: how long the document of a free lock is kept. COMMAND_TIMEOUT: the bound on one command.
     CONTENTION_STATUS: the HTTP status of on_contention="respond". SHORT_WAIT: how long `mongo_locked` waits where a
     worker should not be held up for long: in views, and in tasks that are retried instead; at most WAIT.
+    HISTORY: how many megabytes of MongoDB the history of the locks may take; 0: none is written.
     """
 
     DATABASE: str = ""
@@ -48,6 +49,7 @@ class LockSettings:
     COMMAND_TIMEOUT: float = 5.0
     CONTENTION_STATUS: int = 423
     SHORT_WAIT: float = 1.0
+    HISTORY: int = 0
 
     def margin(self, lease: float) -> float:
         """How much longer the server lets a lease of that length live."""
@@ -88,6 +90,11 @@ def _check_count(value: object) -> None:
         raise ValueError("it is a whole number from 1 to 5000")
 
 
+def _check_megabytes(value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 1_000_000:
+        raise ValueError("it is a whole number of megabytes, from 0 (no history) to 1000000")
+
+
 def _check_retention(value: object) -> None:
     if check_seconds("it", value) < 3_600:
         raise ValueError("it must be at least an hour, so that fencing tokens go on growing")
@@ -119,6 +126,7 @@ VALUES: Final[dict[str, tuple[Callable[[object], object], str]]] = {
     "COMMAND_TIMEOUT": (_check_seconds, "seconds that one command may take, for example 5"),
     "BACKEND": (_check_backend, f"the dotted path of a backend class, for example {LockSettings().BACKEND!r}"),
     "SHORT_WAIT": (_check_short_wait, "seconds to wait in a view, for example 1; 0 for a single try"),
+    "HISTORY": (_check_megabytes, "how many megabytes the history of the locks may take, for example 100; 0 for none"),
     "CONTENTION_STATUS": (_check_status, "an HTTP status, for example 423 or 409"),
 }
 

@@ -1,4 +1,4 @@
-"""Has ``migrate`` make the indexes of the locks collection, which Django's own index API cannot (a TTL index)."""
+"""Has ``migrate`` make what Django's own API cannot: the TTL index of the locks, and the collection of the history."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pymongo.errors import PyMongoError
 from .backends.base import get_backend, mongo_store
 from .backends.mongo import MongoBackend
 from .conf import get_settings
+from .engine import history
 from .engine.indexes import ensure_indexes
 from .engine.survey import ping
 from .exceptions import LockBackendError
@@ -30,6 +31,10 @@ def make_indexes_after_migrate(*, using: str, **kwargs: Any) -> None:
         return
     try:
         ping(mongo_store(home), get_settings().COMMAND_TIMEOUT)  # an index may take its time, an answer may not
-        ensure_indexes(mongo_store(home).collection)
+        store = mongo_store(home)
+        ensure_indexes(store.collection)
+        if size := store.config.history:
+            events = history.events(store)
+            history.make(events.database, events.name, size, resize=True)
     except (LockBackendError, PyMongoError) as error:
         logger.warning("indexes not made database=%s error=%s", home, type(error).__name__)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Unpack
+from typing import Any, Final, NoReturn, Unpack
 
-from django.core.exceptions import EmptyResultSet
 from django.db import NotSupportedError, models
 from django.db.models import Func, Q
 from django.db.models.functions import Now
@@ -18,18 +17,13 @@ from .backends.base import mongo_store
 from .engine import upkeep
 from .engine.patterns import KeyMatch
 from .engine.survey import Bounds, Seen, count, survey
+from .events import LockEvent
 from .exceptions import LockDocumentError
 from .fields import Entries, Moment, Number, Text
+from .looking import LookingManager, LookingQuerySet
 from .signals import lock_forced, send
 
-__all__ = ["Holder", "Lock", "LockQuerySet", "Waiter"]
-
-if TYPE_CHECKING:  # the backend is not typed
-
-    class MongoQuerySet(models.QuerySet["Lock"]):
-        def _clone(self) -> Any: ...
-else:
-    from django_mongodb_backend.queryset import MongoQuerySet
+__all__ = ["Holder", "Lock", "LockEvent", "LockQuerySet", "Waiter"]
 
 logger = logging.getLogger("django_mongolock")
 
@@ -112,8 +106,11 @@ def key_condition(match: KeyMatch) -> Q:
     return Q(**{lookup: value for lookup, value in lookups.items() if value})
 
 
-class LockQuerySet(MongoQuerySet):
+class LockQuerySet(LookingQuerySet):
     """Locks to look at. What is held is decided by the server's clock, in the query."""
+
+    not_deleted = "locks are not deleted: use force_release(), or manage.py clear_stale_locks"
+    not_written = "locks change only by the engine's own rule: use mongo_lock() and force_release()"
 
     #: Whose grants are meant, for `force_release`.
     _owner: str | None = None
@@ -160,19 +157,6 @@ class LockQuerySet(MongoQuerySet):
         """Locks whose keys are like that: see `engine.patterns`."""
         return self.filter(key_condition(match))
 
-    def as_query(self) -> tuple[dict[str, Any], dict[str, int]] | None:
-        """The condition and the order as MongoDB takes them; None if it is known that nothing can be found.
-
-        The backend's own pipeline copies the field that it sorts by, and so sorts without an index.
-        """
-        compiler = self.query.get_compiler(using=self.db)
-        compiler.pre_sql_setup()
-        try:
-            query = compiler.build_query()
-        except EmptyResultSet:
-            return None
-        return query.match_mql, query.ordering
-
     def survey(self, **bounds: Unpack[Bounds]) -> Iterator[Lock]:
         """These locks, each with what the server says of it just now in `seen`; nothing else of them is read.
 
@@ -187,13 +171,14 @@ class LockQuerySet(MongoQuerySet):
         query = self.as_query()
         return 0 if query is None else count(mongo_store(self.db), query[0], limit, timeout)
 
-    def force_release(self) -> int:
+    def force_release(self, *, by: str = "", reason: str = "") -> int:
         """Take each of these locks from its holders; return how many were taken.
 
         Each holder learns of it at its next renewal. What it does until then is only stopped where its fencing
-        token is compared. A lock whose document is damaged is left, and a warning logged.
+        token is compared. A lock whose document is damaged is left, and a warning logged. by, reason: who does it and
+        why, for the log, the history and the signal `lock_forced`.
         """
-        return sum(_force_release(lock, self._owner) for lock in self.iterator())
+        return sum(_force_release(lock, self._owner, by, reason) for lock in self.iterator())
 
     def ask_to_release(self, caller: str) -> int:
         """Ask the holders of each of these locks to release it, in the name of *caller*; return how many were asked.
@@ -202,34 +187,10 @@ class LockQuerySet(MongoQuerySet):
         """
         return sum(lock.ask_to_release(caller) for lock in self.leased().iterator())
 
-    def delete(self) -> NoReturn:
-        """Not supported: it would delete by key what was renewed or granted meanwhile."""
-        raise NotSupportedError("locks are not deleted: use force_release(), or manage.py clear_stale_locks")
 
-    def update(self, **values: Any) -> NoReturn:
-        """Not supported: locks change only by the engine's own rule."""
-        raise NotSupportedError("locks are not updated through the ORM: use mongo_lock() and force_release()")
-
-    def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> NoReturn:
-        """Not supported: see update()."""
-        raise NotSupportedError("locks are not created through the ORM: use mongo_lock()")
-
-    def bulk_update(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> NoReturn:
-        """Not supported: see update()."""
-        self.update()
-
-
-class _Manager(models.Manager["Lock"]):
-    """Refuses to look where no lock is: rather an error than the answer that nobody holds any."""
-
-    def get_queryset(self) -> models.QuerySet[Lock]:
-        mongo_store(self._db)
-        return super().get_queryset()
-
-
-def _force_release(lock: Lock, owner: str | None) -> bool:
+def _force_release(lock: Lock, owner: str | None, by: str, reason: str) -> bool:
     try:
-        return lock.force_release(owner)
+        return lock.force_release(owner, by=by, reason=reason)
     except LockDocumentError as error:
         logger.warning("not released key=%s problem=%s", error.key, error.problem)
         return False
@@ -257,7 +218,7 @@ class Lock(models.Model):
     longest_wait_ms = Number(_("longest wait"), help_text=_("milliseconds"))
     longest_hold_ms = Number(_("longest hold"), help_text=_("milliseconds"))
 
-    objects = _Manager.from_queryset(LockQuerySet)()
+    objects = LookingManager.from_queryset(LockQuerySet)()
 
     #: What the server said of the lock, for objects that come from `survey`.
     seen: Seen
@@ -270,6 +231,7 @@ class Lock(models.Model):
         verbose_name_plural = _("locks")
         default_permissions = ("view",)
         permissions = (
+            ("ask_release_lock", _("Can ask for the release of a lock")),
             ("force_release_lock", _("Can force the release of a lock")),
             ("clear_document_lock", _("Can clear stale locks in documents")),
         )
@@ -292,17 +254,24 @@ class Lock(models.Model):
         lock.seen = seen
         return lock
 
-    def force_release(self, owner: str | None = None) -> bool:
+    def force_release(
+        self, owner: str | None = None, *, token: int | None = None, by: str = "", reason: str = ""
+    ) -> bool:
         """Take the lock from those who held it when this object was read; return whether it was taken.
 
-        owner: only from this one. A grant that was given since then is left alone. Raises LockDocumentError,
-        LockBackendError.
+        owner, token: only from this one. A grant that was given since then is left alone. by, reason: who does it and
+        why, for the log, the history and the signal `lock_forced`. Raises LockDocumentError, LockBackendError.
         """
         using = self._state.db
-        grants = [holder.grant for holder in self.holders if holder.grant and owner in (None, holder.owner)]
-        taken = bool(grants and upkeep.force_release(mongo_store(using), self.key, grants))
+        grants = [
+            holder.grant
+            for holder in self.holders
+            if holder.grant and owner in (None, holder.owner) and token in (None, holder.token)
+        ]
+        store = mongo_store(using)
+        taken = bool(grants and upkeep.force_release(store, self.key, grants, by=by, reason=reason))
         if taken:
-            send(lock_forced, key=self.key, using=using)
+            send(lock_forced, key=self.key, using=using, by=by, reason=reason)
         return taken
 
     def ask_to_release(self, caller: str) -> int:

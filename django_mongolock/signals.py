@@ -30,7 +30,7 @@ lock_lost: Final = Signal()
 lock_release_requested: Final = Signal()
 #: A call was left out, by ``on_contention="skip"``: key, template, reason (who has the lock).
 lock_skipped: Final = Signal()
-#: This process took a lock from its holders: key, using.
+#: This process took a lock from its holders: key, using, by and reason (who did it and why, if that was said).
 lock_forced: Final = Signal()
 #: This process cleared stale locks: count, using.
 stale_locks_cleared: Final = Signal()

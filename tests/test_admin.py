@@ -626,21 +626,20 @@ class TestSpeed:
                 assert "COLLSCAN" not in str(explained)
 
     @pytest.mark.parametrize(
-        ("query", "most_keys", "most_documents"),
+        ("query", "most"),
         [
-            ("?q=free:0000&state=all", 102, 102),
-            ("?q=zzz&state=all", 1, 0),
-            ("?q=zzz", 1, 300),
-            ("?q=web-1&state=all", 1, 300),
-            ("?q=held:*&state=all", 301, 301),
-            ("?q=*zzz*&state=all", 10_301, 0),
+            ("?q=free:0000&state=all", (102, 102)),
+            ("?q=zzz&state=all", (1, 0)),
+            ("?q=zzz", (1, 300)),
+            ("?q=web-1&state=all", (1, 300)),
+            ("?q=held:*&state=all", (301, 301)),
+            ("?q=*zzz*&state=all", (10_301, 0)),
         ],
     )
-    def test_search(
-        self, admin: Client, commands: Commands, locks: Locks, query: str, most_keys: int, most_documents: int
-    ) -> None:
-        """The start of a key is found at once; a word goes through what is leased; only a pattern that begins with a star
-        goes through all keys, and then in their index, not through the documents."""
+    def test_search(self, admin: Client, commands: Commands, locks: Locks, query: str, most: tuple[int, int]) -> None:
+        """The start of a key is found at once; a word goes through what is leased; only a pattern that begins with a
+        star goes through all keys, and then in their index, not through the documents."""
+        most_keys, most_documents = most
         admin.get(LIST + query)
         first = explain(locks, commands.sent[0])
         assert "COLLSCAN" not in str(first)

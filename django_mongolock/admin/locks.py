@@ -76,7 +76,7 @@ class LockAdmin(Columns, ModelAdmin):
     list_max_show_all = 0
     search_fields = ("key",)
     search_help_text = gettext_lazy(
-        "The start of a key, such as order:5; or, if no key starts like that, the owner, user, host or label of a holder. "
+        "The start of a key, such as order:5; if no key starts like that, the owner, user, host or label of a holder. "
         "With * for any text and ? for one character: the whole key, such as *:5; among many locks that takes longer."
     )
     show_full_result_count = False

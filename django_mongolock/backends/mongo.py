@@ -10,7 +10,8 @@ from django.utils.connection import ConnectionDoesNotExist
 
 from ..conf import LockSettings
 from ..engine.document import milliseconds
-from ..engine.session import Session
+from ..engine.grant import Grant
+from ..engine.session import Observer, Session
 from ..engine.sessions import Sessions
 from ..engine.step import Limits
 from ..engine.store import MongoStore, StoreConfig
@@ -59,5 +60,19 @@ class MongoBackend:
         parameters = connections[self.alias].get_connection_params()
         self._name = self._database["NAME"]
         limits = Limits(waiters=self.settings.MAX_WAITERS, retention=milliseconds(self.settings.RETENTION))
-        config = StoreConfig(parameters, self._name or "", limits=limits)
-        return Session(MongoStore(config), self.settings.COMMAND_TIMEOUT, sending(self.alias))
+        config = StoreConfig(parameters, self._name or "", limits=limits, history=self.settings.HISTORY * 1_000_000)
+        store = MongoStore(config)
+        tell = sending(self.alias)
+        if store.history is not None:
+            tell = _both(store.history.observe, tell)
+        return Session(store, self.settings.COMMAND_TIMEOUT, tell)
+
+
+def _both(first: Observer, second: Observer) -> Observer:
+    def observe(event: str, grant: Grant) -> None:
+        try:
+            first(event, grant)
+        finally:
+            second(event, grant)
+
+    return observe

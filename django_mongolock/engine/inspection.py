@@ -10,6 +10,7 @@ import pymongo
 from pymongo.errors import OperationFailure, PyMongoError
 
 from ..exceptions import LockBackendError
+from . import history
 from .indexes import missing_indexes
 from .store import MongoStore, tls_problem
 
@@ -25,7 +26,7 @@ _ELECTION_OVERHEAD: Final = 10.0
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
     """problem: why it cannot be used, in words without credentials. failover: seconds that one may take, None where
-    there is nothing to fail over to."""
+    there is nothing to fail over to. history: why that cannot be kept, if it is wanted."""
 
     problem: str = ""
     standalone: bool = False
@@ -33,6 +34,7 @@ class ServerFacts:
     missing_rights: tuple[str, ...] = ()
     may_watch: bool = True
     missing_indexes: tuple[str, ...] = ()
+    history: str = ""
 
 
 def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
@@ -53,6 +55,7 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
                 missing_rights=rights,
                 may_watch=WATCH not in missing,
                 missing_indexes=() if "find" in rights else tuple(_missing_indexes(store)),
+                history=_history(store) if store.config.history else "",
             )
     except LockBackendError as error:
         return ServerFacts(problem=error.problem)
@@ -69,6 +72,14 @@ def _missing_indexes(store: MongoStore) -> list[str]:
         return missing_indexes(store.collection)
     except OperationFailure:  # no right to list them: then nobody can tell
         return []
+
+
+def _history(store: MongoStore) -> str:
+    """Why no history can be kept."""
+    collection = history.events(store)
+    if history.is_there(collection):
+        return "" if history.is_bounded(collection) else f"the collection {collection.name} is not a capped one"
+    return f"there is no collection {collection.name}"
 
 
 def _failover(store: MongoStore) -> float:

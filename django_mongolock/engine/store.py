@@ -27,6 +27,7 @@ from pymongo.server_description import ServerDescription
 from ..exceptions import LockBackendError, LockDocumentError
 from .deadlock import Cycle, chain_pipeline, cycle_of, read_chain
 from .document import SCHEMA, Reply, find_damage, read_reply, tidy_fact
+from .history import History
 from .step import IS_WHOLE, LEAVE_ALONE, REPLY, REPLY_TO_OWNER, Limits, Step
 
 Document = dict[str, Any]
@@ -95,12 +96,14 @@ class _ClockEncoder(TypeEncoder):
 
 @dataclass(frozen=True)
 class StoreConfig:
-    """Which collection, and how to reach it. `client` are the arguments of MongoClient; they may hold a password."""
+    """Which collection, and how to reach it. `client` are the arguments of MongoClient; they may hold a password.
+    history: how many bytes the history of the locks may take; 0: there is none."""
 
     client: Mapping[str, Any] = field(repr=False)
     database: str
     collection: str = "mongolock_locks"
     limits: Limits = Limits()  # noqa: RUF009 - it is frozen
+    history: int = 0
 
 
 class Stream(Protocol):
@@ -156,6 +159,8 @@ class MongoStore:
         self.config = config
         self._clock = _ClockEncoder()
         self._opening = threading.Lock()
+        #: Writes what happens to the locks; None if that is not wanted.
+        self.history = History(self) if config.history else None
 
     @cached_property
     def client(self) -> MongoClient[Document]:
@@ -364,7 +369,9 @@ class MongoStore:
             raise LockDocumentError(key, "one of its fields has another type than we write")
 
     def close(self) -> None:
-        """Close the client, if there is one."""
+        """Write what the history has not yet, and close the client, if there is one."""
+        if self.history is not None:
+            self.history.close()
         if "client" in self.__dict__:
             with contextlib.suppress(PyMongoError), pymongo.timeout(1.0):  # it says good-bye to the server
                 self.client.close()

@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Any
 
+from bson import Int64
 from pymongo import ReturnDocument
 
 from ..exceptions import LockDocumentError
 from .document import check_fact
+from .history import FACTS, Happened
+from .logs import INFO, log
 from .patterns import EVERY_KEY, KeyMatch
 from .processes import fate
 from .step import IS_WHOLE, Step
@@ -23,6 +27,11 @@ from .store import CLOCK, MongoStore
 from .survey import RELEASED, Seen, asking, latest, survey
 
 Document = dict[str, Any]
+
+#: What is told of a holder that lost its lock, or is asked for it.
+_TOLD = ("grant", "token", "acquired_at", *FACTS)
+_OWNER_GONE = "the process that had it for its owner is gone"
+_OWNER_DONE = "everything of its owner was released"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,53 +106,87 @@ def find_grants(store: MongoStore, tokens: Mapping[str, Sequence[int]], timeout:
 
 def _grants(document: Document, tokens: Sequence[int] | None = None) -> list[str]:
     """The ids of its holders' grants: of those with these tokens, or of all."""
+    return [holder["grant"] for holder in _holders(document) if tokens is None or holder.get("token") in tokens]
+
+
+def _holders(document: Document, grants: Sequence[str] | None = None) -> list[Document]:
+    """Its holders that can be read: those with one of these grants, or all."""
     return [
-        holder["grant"]
+        holder
         for holder in _entries(document)
         if isinstance(holder, dict)
-        and (tokens is None or holder.get("token") in tokens)
         and type(holder.get("grant")) is str
+        and (grants is None or holder["grant"] in grants)
     ]
 
 
-def force_release(store: MongoStore, key: str, grants: Sequence[str], timeout: float = 5.0) -> list[str]:
+def force_release(
+    store: MongoStore, key: str, grants: Sequence[str], timeout: float = 5.0, *, by: str = "", reason: str = ""
+) -> list[str]:
     """Take the lock from those of its holders that have one of *grants*, also during a minimum hold.
 
     Returns the ids that it was taken from; a grant that was given since then is left alone. A holder learns of it at
-    its next renewal; what it does until then is only stopped where its fencing token is compared.
-    Raises LockDocumentError, LockBackendError.
+    its next renewal; what it does until then is only stopped where its fencing token is compared. by, reason: who does
+    it and why, for the log and the history. Raises LockDocumentError, LockBackendError.
     """
     step = Step(remove=tuple(grants), force=True)
+    fields = {f"holders.{name}": 1 for name in _TOLD}
     with asking(store, timeout):
         before = store.collection.find_one_and_update(
             {"_id": {"$eq": key}, "holders.grant": {"$in": list(grants)}, "$expr": IS_WHOLE},
             step.pipeline(),
-            {"holders.grant": 1},
+            {**fields, "now": "$$NOW"},
             let=step.arguments(store.config.limits, CLOCK),
             return_document=ReturnDocument.BEFORE,
         )
     if before is None:
         store.diagnose(key, timeout)
         return []
-    return [grant for grant in _grants(before) if grant in grants]
+    taken = _holders(before, grants)
+    for holder in taken:
+        log(INFO, "lock forced", key=key, token=holder.get("token"), by=by, reason=reason)
+        _note(store, key, Happened.FORCED, holder, before["now"], by=by, reason=reason)
+    return [holder["grant"] for holder in taken]
 
 
-def ask_to_release(store: MongoStore, key: str, caller: str, timeout: float = 5.0) -> int:
-    """Ask the holders of *key* to release it, in the name of *caller*; return how many were asked.
+def _note(store: MongoStore, key: str, what: Happened, holder: Document, at: datetime, **facts: Any) -> None:
+    if store.history is not None:
+        since = holder.get("acquired_at")
+        held = Int64((at - since).total_seconds() * 1_000) if isinstance(since, datetime) else None
+        store.history.note(key, what, holder, at=at, token=holder.get("token"), held_ms=held, **facts)
 
-    They learn of it at their next renewal, within a third of their lease. It is up to them what they do.
-    Raises TypeError, ValueError for a *caller* that cannot be stored, LockDocumentError, LockBackendError.
+
+def ask_to_release(
+    store: MongoStore,
+    key: str,
+    caller: str,
+    timeout: float = 5.0,
+    *,
+    grants: Sequence[str] | None = None,
+    by: str = "",
+    reason: str = "",
+) -> int:
+    """Ask the holders of *key*, or those with one of *grants*, to release it, in the name of *caller*; return how many
+    were asked.
+
+    They learn of it at their next renewal, within a third of their lease. It is up to them what they do. by, reason:
+    the same in two parts, for the history. Raises TypeError, ValueError for a *caller* that cannot be stored,
+    LockDocumentError, LockBackendError.
     """
     name = check_fact("caller", caller) or "?"
     with asking(store, timeout):
-        document = store.collection.find_one({"_id": {"$eq": key}}, {"holders.grant": 1})
+        fields = {f"holders.{name}": 1 for name in _TOLD}
+        document = store.collection.find_one({"_id": {"$eq": key}}, {**fields, "now": "$$NOW"})
     if document is None:
         return 0
     store.diagnose(key, timeout)
-    ids = tuple(_grants(document))
-    if ids:
-        store.apply(key, Step(call=ids, caller=name), timeout)
-    return len(ids)
+    asked = _holders(document, grants)
+    if asked:
+        store.apply(key, Step(call=tuple(holder["grant"] for holder in asked), caller=name), timeout)
+    for holder in asked:
+        log(INFO, "lock asked for", key=key, token=holder.get("token"), by=by or name, reason=reason)
+        _note(store, key, Happened.ASKED, holder, document["now"], by=by or name, reason=reason)
+    return len(asked)
 
 
 def release_owner(
@@ -162,7 +205,7 @@ def release_owner(
     for document in found:
         grants = [grant for grant in map(partial(_of_owner, owner, gone), _entries(document)) if grant]
         with suppress(LockDocumentError):
-            if force_release(store, document["_id"], grants, timeout):
+            if force_release(store, document["_id"], grants, timeout, reason=_OWNER_GONE if gone else _OWNER_DONE):
                 taken.append(document["_id"])
     return taken
 

@@ -1,0 +1,353 @@
+"""The history of the locks: what is written, that nobody waits for it, and that it cannot grow."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import NotSupportedError
+from pymongo import MongoClient
+from pymongo.collection import Collection
+from pytest_django import Settings
+
+from django_mongolock import LockBackendError, LockDeadlock, MongoLock, mongo_lock, mongo_semaphore
+from django_mongolock.backends.base import close_backends, mongo_store
+from django_mongolock.checks import check_server, check_settings
+from django_mongolock.engine import history
+from django_mongolock.engine.history import BATCH, MOST, Happened, History
+from django_mongolock.models import Lock, LockEvent
+from django_mongolock.testing import override_locks
+from tests.lock_documents import Document, Locks
+from tests.lock_fixtures import NOBODY, WITH_MONGO, Commands
+from tests.waiting import eventually
+
+pytestmark = WITH_MONGO
+NAME = "mongolock_locks_history"
+
+
+@pytest.fixture
+def kept(locks: Locks, settings: Settings) -> Iterator[Collection[Document]]:
+    """A history is kept, and there is none yet."""
+    collection = locks.collection.database[NAME]
+    collection.drop()
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 1}
+    yield collection
+    close_backends()
+    collection.drop()
+
+
+def told(key: str) -> list[LockEvent]:
+    """What is written of *key*, the first first."""
+    return list(reversed(LockEvent.objects.filter(key=key).recent()))
+
+
+def words(key: str) -> list[str]:
+    return [event.event for event in told(key)]
+
+
+def written(key: str, *expected: str) -> bool:
+    """Is that, in that order, what the history tells in the end?"""
+    return eventually(lambda: words(key) == list(expected), 10)
+
+
+class TestWhatIsWritten:
+    """Each event with who, when, and why."""
+
+    def test_a_grant_and_its_release(self, kept: Any) -> None:
+        """Who had it, from when to when by the server's clock, which token, how long it waited and held."""
+        with mongo_lock("k", label="nightly", owner="job-1") as lock:
+            stored, token = Lock.objects.get(key="k"), lock.fencing_token
+        assert written("k", "granted", "released")
+        granted, released = told("k")
+        holder = stored.holders[0]
+        assert granted.at == holder.acquired_at
+        assert granted.at <= released.at <= granted.at + timedelta(seconds=5)
+        assert released.at - granted.at == pytest.approx(
+            timedelta(milliseconds=released.held_ms), abs=timedelta(0, 0.1)
+        )
+        for event in (granted, released):
+            assert event.token == token
+            assert (event.label, event.owner, event.mode) == ("nightly", "job-1", "exclusive")
+            assert (event.host, event.pid, event.thread) == (holder.host, holder.pid, holder.thread)
+        assert granted.held_ms is None
+
+    def test_a_forced_release_and_its_loss(self, kept: Any) -> None:
+        """Who forced it and why, and that the holder learned of it."""
+        lock = mongo_lock("k", lease=1).acquire()  # kept: without it, the lock would be given back
+        Lock.objects.filter(key="k").force_release(by="anna", reason="it hangs")
+        assert written("k", "granted", "forced", "lost")
+        _, forced, lost = told("k")
+        assert (forced.by, forced.reason, forced.token) == ("anna", "it hangs", lost.token)
+        assert forced.pid == lost.pid
+        assert "taken away" in (lost.reason or "")
+        assert forced.at <= lost.at
+        assert lock.lost
+
+    def test_each_of_several_holders(self, kept: Any) -> None:
+        """One event for each that a semaphore or a lock of readers was taken from; and for no other."""
+        held: list[MongoLock] = []
+        threads = [threading.Thread(target=lambda: held.append(mongo_semaphore("gpu", 3).acquire())) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+            thread.join()
+        lock = Lock.objects.get(key="gpu")
+        token = max(holder.token for holder in lock.holders)
+        assert lock.force_release(token=token, by="anna", reason="x")
+        assert eventually(lambda: [e.token for e in told("gpu") if e.event == "forced"] == [token])
+
+    def test_a_request(self, kept: Any) -> None:
+        """Who asked."""
+        with mongo_lock("k"):
+            Lock.objects.get(key="k").ask_to_release("anna: a deployment")
+        assert eventually(lambda: "asked" in words("k"))
+        (asked,) = [event for event in told("k") if event.event == "asked"]
+        assert asked.by == "anna: a deployment"
+
+    def test_a_deadlock(self, kept: Any) -> None:
+        """The one that gave up tells of it."""
+        both = threading.Barrier(2)
+        met: list[str] = []
+
+        def take(first: str, second: str) -> None:
+            with mongo_lock(first, wait=None):
+                both.wait(10)
+                try:
+                    with mongo_lock(second, wait=None):
+                        pass
+                except LockDeadlock as error:
+                    met.append(error.key)
+
+        threads = [threading.Thread(target=take, args=pair) for pair in (("a", "b"), ("b", "a"))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert eventually(lambda: [e.key for e in LockEvent.objects.filter(event="deadlock").recent()] == met)
+
+    def test_the_last_second_of_a_process(self, kept: Any) -> None:
+        """A process that ends writes what it has noted."""
+        with mongo_lock("k"):
+            pass
+        close_backends()
+        assert words("k") == ["granted", "released"]
+
+    def test_nothing_secret(self, kept: Collection[Document]) -> None:
+        """No id of a grant or of a session: with these somebody could give back what is another's."""
+        with mongo_lock("k"):
+            secrets = [Lock.objects.get(key="k").holders[0].grant, Lock.objects.get(key="k").holders[0].session]
+        assert written("k", "granted", "released")
+        assert not any(secret in str(document) for document in kept.find() for secret in secrets)
+
+
+class TestNobodyWaits:
+    """It costs the locks nothing but memory for a while."""
+
+    def test_off(self, locks: Locks, commands: Commands) -> None:
+        """By default there is none: no collection, no thread, no command."""
+        assert mongo_store().history is None
+        with mongo_lock("k"):
+            pass
+        assert NAME not in locks.collection.database.list_collection_names()
+
+    def test_no_command_of_its_own(self, kept: Any, commands: Commands) -> None:
+        """An acquisition and a release are two commands, as they are without; the rest comes later, many at once."""
+        with mongo_lock("warm"):
+            pass
+        commands.sent.clear()
+        for number in range(20):
+            with mongo_lock(f"k{number}"):
+                pass
+        mine = [name for name in commands.names() if name in ("findAndModify", "update")]
+        assert len(mine) == 40
+        assert eventually(lambda: LockEvent.objects.filter(key__startswith="k").count() == 40)
+        assert commands.names().count("insert") <= 5
+
+    def test_a_writer_that_hangs_holds_nobody_up(self, kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """While a write hangs, locks are taken and given back."""
+        entered, go_on = threading.Event(), threading.Event()
+
+        def hang(*arguments: Any) -> None:
+            entered.set()
+            go_on.wait(30)
+
+        monkeypatch.setattr(History, "_send", hang)
+        try:
+            with mongo_lock("k"):
+                assert entered.wait(10)
+                for _ in range(20):
+                    with mongo_lock("other", wait=0):
+                        pass
+        finally:
+            go_on.set()
+
+    def test_bounded_memory(self, kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """While MongoDB is away, so many events wait and no more; noting another one takes no time and raises nothing."""
+        store = mongo_store()
+        assert store.history is not None
+        monkeypatch.setattr(store.history, "_started", True)  # nobody writes them
+        for _ in range(MOST + BATCH):
+            store.history.note("k", Happened.GRANTED, {})
+        assert store.history._notes.qsize() == MOST
+
+    def test_mongodb_away(
+        self, kept: Any, connect: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It is told once, without an error for anybody; the process ends without waiting for long."""
+        monkeypatch.setattr(history, "PAUSE", 0)
+        connect(NOBODY)
+        store = mongo_store()
+        assert store.history is not None
+        store.history.note("k", Happened.GRANTED, {})
+        assert eventually(lambda: "cannot be written" in caplog.text, 15)
+        store.history.note("k", Happened.RELEASED, {})
+        began = time.monotonic()
+        close_backends()
+        assert time.monotonic() - began < 10
+        assert "hunter2" not in caplog.text
+
+    def test_what_is_sent_twice_is_there_once(self, kept: Collection[Document], commands: Commands) -> None:
+        """The reply to a write was lost: it is sent again."""
+        store = mongo_store()
+        assert store.history is not None
+        with mongo_lock("k"):
+            pass
+        batch = store.history._gather()
+        while not batch:
+            batch = store.history._gather()
+        store.history._send(batch)
+        store.history._send(batch)
+        assert kept.count_documents({"_id": {"$in": list(batch)}}) == len(batch)
+
+
+class TestBounds:
+    """It cannot grow."""
+
+    def test_new_events_push_out_the_oldest(self, kept: Collection[Document]) -> None:
+        """The collection is a capped one of the size that was set."""
+        with mongo_lock("k"):
+            pass
+        assert written("k", "granted", "released")
+        (stats,) = kept.aggregate([{"$collStats": {"storageStats": {}}}])
+        assert stats["storageStats"]["capped"]
+        assert 1_000_000 <= stats["storageStats"]["maxSize"] < 1_001_000
+        kept.insert_many({"key": "x", "at": None, "filler": "x" * 1_000} for _ in range(2_000))
+        assert words("k") == []
+        (stats,) = kept.aggregate([{"$collStats": {"storageStats": {}}}])
+        assert stats["storageStats"]["size"] <= 1_001_000
+
+    def test_migrate_makes_it_and_changes_its_size(self, kept: Collection[Document], settings: Settings) -> None:
+        """Another size takes effect with the next migrate; what was written stays."""
+        call_command("migrate", database="mongo", verbosity=0)
+        with mongo_lock("k"):
+            pass
+        assert written("k", "granted", "released")
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 3}
+        call_command("migrate", database="mongo", verbosity=0)
+        (stats,) = kept.aggregate([{"$collStats": {"storageStats": {}}}])
+        assert stats["storageStats"]["maxSize"] >= 3_000_000
+        assert words("k") == ["granted", "released"]
+        assert {"mongolock_key", "mongolock_at"} <= set(kept.index_information())
+
+    def test_one_without_bounds_is_not_written_to(
+        self, kept: Collection[Document], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Somebody made the collection by hand: it would grow for ever. A check says so."""
+        kept.insert_one({"_id": 1})
+        with mongo_lock("k"):
+            pass
+        assert eventually(lambda: "cannot be written" in caplog.text)
+        assert kept.count_documents({}) == 1
+        messages = check_server(app_configs=None, databases=["mongo"])
+        assert [message.id for message in messages if message.id == "mongolock.W110"]
+
+    def test_check(self, kept: Collection[Document]) -> None:
+        """`check --database` says that it is not there; once it is, nothing."""
+
+        def ids() -> list[str | None]:
+            return [message.id for message in check_server(app_configs=None, databases=["mongo"])]
+
+        assert "mongolock.W110" in ids()
+        call_command("migrate", database="mongo", verbosity=0)
+        assert "mongolock.W110" not in ids()
+
+    @pytest.mark.parametrize("value", [True, -1, 1.5, "100", None, 10_000_000])
+    def test_wrong_sizes(self, settings: Settings, value: object) -> None:
+        """A wrong value is an error of the checks."""
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": value}
+        assert "mongolock.E020" in [message.id for message in check_settings(app_configs=None)]
+
+
+class TestModel:
+    """`LockEvent` is queried like any other model, and never written."""
+
+    def test_queries(self, kept: Any) -> None:
+        """Filters, order, count."""
+        for key in ("a:1", "a:2", "b:1"):
+            with mongo_lock(key):
+                pass
+        assert eventually(lambda: LockEvent.objects.count() == 6)
+        assert LockEvent.objects.filter(key__startswith="a:", event="granted").count() == 2
+        latest = LockEvent.objects.first()
+        assert latest is not None
+        assert str(latest) == "b:1: released"
+        assert LockEvent.objects.none().recent() == []
+
+    def test_by_an_index(self, kept: Collection[Document], commands: Commands) -> None:
+        """The latest, of all or of one key, are read without going through the others."""
+        call_command("migrate", database="mongo", verbosity=0)
+        kept.insert_many({"key": f"k{n % 50}", "event": "granted", "at": None} for n in range(3_000))
+        commands.sent.clear()
+        LockEvent.objects.all().recent(20)
+        LockEvent.objects.filter(key="k7").recent(20)
+        for sent in [command for command in commands.sent if "find" in command]:
+            asked = {name: sent[name] for name in ("find", "filter", "sort", "limit")}
+            explained = kept.database.command("explain", asked, verbosity="executionStats")
+            assert "COLLSCAN" not in str(explained)
+            assert explained["executionStats"]["totalDocsExamined"] == 20
+
+    def test_nobody_writes(self, kept: Any) -> None:
+        """Neither by the model nor by its queries."""
+        for write in (
+            lambda: LockEvent(key="k").save(),
+            lambda: LockEvent(key="k").delete(),
+            LockEvent.objects.all().delete,
+            lambda: LockEvent.objects.update(key="x"),
+            lambda: LockEvent.objects.bulk_create([LockEvent(key="k")]),
+        ):
+            with pytest.raises(NotSupportedError):
+                write()
+
+    def test_damaged_events(self, kept: Collection[Document]) -> None:
+        """Whatever stands there is read as far as it goes."""
+        call_command("migrate", database="mongo", verbosity=0)
+        kept.insert_one({"key": 7, "at": "x", "event": ["y"], "token": 1.5})
+        (event,) = LockEvent.objects.all().recent()
+        assert (event.key, event.at, event.event, event.token) == (None, None, None, None)
+
+    def test_locks_in_memory_have_none(self) -> None:
+        """In tests without a MongoDB nothing is written, and looking says why."""
+        with override_locks(HISTORY=5):
+            with mongo_lock("k"):
+                pass
+            with pytest.raises(LockBackendError, match="memory of each process"):
+                LockEvent.objects.count()
+
+
+def test_the_sent_document_has_no_empty_fields(mongo: MongoClient[Document]) -> None:
+    """What is not known is not stored."""
+    note = history.Note("k", Happened.GRANTED, 5.0, None, {"host": "h", "user": None}, {"by": "", "token": 3})
+    moment = mongo.admin.command("hello")["localTime"]
+    made = note.document(id_="x", now=7.0, server_time=moment)  # type: ignore[arg-type]
+    assert made == {
+        "_id": "x",
+        "at": moment - timedelta(seconds=2),
+        "key": "k",
+        "event": "granted",
+        "host": "h",
+        "token": 3,
+    }
