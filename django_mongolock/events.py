@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, NoReturn
 
 from django.db import NotSupportedError, models
@@ -10,21 +11,11 @@ from django_mongodb_backend.fields import ObjectIdAutoField
 
 from .backends.base import mongo_store
 from .engine import history
-from .engine.history import Happened
 from .fields import Moment, Number, Text
 from .looking import LookingManager, LookingQuerySet
+from .words import EVENTS
 
 _NOT_WRITTEN = "the history of locks is written by the engine only: see MONGOLOCK['HISTORY']"
-
-WORDS = {
-    Happened.GRANTED: _("granted"),
-    Happened.RELEASED: _("released"),
-    Happened.LOST: _("lost"),
-    Happened.DEADLOCK: _("deadlock"),
-    Happened.ASKED: _("asked to release"),
-    Happened.FORCED: _("release forced"),
-    Happened.CLEARED: _("cleared"),
-}
 
 
 class LockEventQuerySet(LookingQuerySet):
@@ -47,7 +38,7 @@ class LockEventQuerySet(LookingQuerySet):
 
 
 class LockEvent(models.Model):
-    """Something that happened to a lock: one of `Happened`.
+    """Something that happened to a lock: one of `engine.history.Happened`.
 
     Written if MONGOLOCK["HISTORY"] says so, by the process that it happened to, a moment later and not for sure: what a
     process noted in its last second dies with it, and new events push out the oldest. It proves nothing.
@@ -56,7 +47,7 @@ class LockEvent(models.Model):
     id = ObjectIdAutoField(primary_key=True, db_column="_id")
     at = Moment(_("when"), help_text=_("by the server's clock"))
     key = Text(_("key"), max_length=512)
-    event = Text(_("what"), max_length=16, choices=[(what.value, word) for what, word in WORDS.items()])
+    event = Text(_("what"), max_length=16, choices=[(what.value, word) for what, word in EVENTS.items()])
     token = Number(_("fencing token"), null=True)
     mode = Text(_("mode"), max_length=16, null=True)
     owner = Text(_("owner"), max_length=256, null=True)
@@ -70,6 +61,9 @@ class LockEvent(models.Model):
     held_ms = Number(_("held"), null=True, help_text=_("milliseconds"))
     by = Text(_("by"), max_length=256, null=True, help_text=_("who asked for the release, forced it or cleared it"))
     reason = Text(_("reason"), max_length=256, null=True)
+
+    #: The server's time when it was read, for objects that come from `recent`.
+    now: datetime
 
     objects = LookingManager.from_queryset(LockEventQuerySet)()
 
@@ -101,4 +95,5 @@ class LockEvent(models.Model):
             for field, value in ((field, document.get(str(field.column))) for field in fields)
         ]
         event: LockEvent = cls.from_db(using, [field.attname for field in fields], values)
+        event.now = document["now"]
         return event

@@ -274,9 +274,11 @@ class Lock(models.Model):
             send(lock_forced, key=self.key, using=using, by=by, reason=reason)
         return taken
 
-    def ask_to_release(self, caller: str) -> int:
+    def ask_to_release(self, caller: str, *, token: int | None = None) -> int:
         """Ask its holders to release this lock, in the name of *caller*; return how many were asked.
 
-        Raises LockDocumentError, LockBackendError.
+        token: only the one with this fencing token, which had it when this object was read. Raises LockDocumentError,
+        LockBackendError.
         """
-        return upkeep.ask_to_release(mongo_store(self._state.db), self.key, caller)
+        grants = None if token is None else [holder.grant for holder in self.holders if holder.token == token]
+        return upkeep.ask_to_release(mongo_store(self._state.db), self.key, caller, grants=grants)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import unicodedata
 from datetime import datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from .engine.document import UNLIMITED, UNPRINTABLE
+from .engine.history import Happened
 from .engine.survey import Entry, Seen, State
+
+if TYPE_CHECKING:
+    from .events import LockEvent
 
 STATES: Final = {
     State.HELD: gettext_lazy("held"),
@@ -21,7 +27,47 @@ STATES: Final = {
 }
 
 
-def who(entry: Entry) -> str:
+class Somebody(Protocol):
+    """A holder, one who waits, or who something happened to."""
+
+    @property
+    def label(self) -> str | None: ...
+    @property
+    def place(self) -> str | None: ...
+    @property
+    def user(self) -> str | None: ...
+    @property
+    def owner(self) -> str | None: ...
+    @property
+    def host(self) -> str | None: ...
+    @property
+    def pid(self) -> int | None: ...
+    @property
+    def thread(self) -> str | None: ...
+
+
+EVENTS: Final = {
+    Happened.GRANTED: gettext_lazy("granted"),
+    Happened.RELEASED: gettext_lazy("released"),
+    Happened.LOST: gettext_lazy("lost"),
+    Happened.DEADLOCK: gettext_lazy("deadlock"),
+    Happened.ASKED: gettext_lazy("asked to release"),
+    Happened.FORCED: gettext_lazy("release forced"),
+    Happened.CLEARED: gettext_lazy("cleared"),
+}
+#: An event is told by word and by shape as well.
+SHAPES: Final = {
+    Happened.GRANTED: "●",
+    Happened.RELEASED: "○",
+    Happened.LOST: "◐",
+    Happened.DEADLOCK: "⧖",
+    Happened.ASKED: "?",
+    Happened.FORCED: "✕",
+    Happened.CLEARED: "◌",
+}
+
+
+def who(entry: Somebody) -> str:
     """On whose behalf: label, view or task, user, owner."""
     words = [word for word in (entry.label, entry.place) if word]
     words += [_("user %s") % entry.user] if entry.user else []
@@ -29,7 +75,7 @@ def who(entry: Entry) -> str:
     return " · ".join(words) or _("somebody")
 
 
-def where(entry: Entry) -> str:
+def where(entry: Somebody) -> str:
     """Host, process, thread or asyncio task."""
     words = [entry.host or "", _("pid %s") % entry.pid if entry.pid is not None else "", entry.thread or ""]
     return " · ".join(word for word in words if word) or "?"
@@ -91,3 +137,25 @@ def counters(seen: Seen) -> list[tuple[str, str]]:
 def plain(text: object) -> str:
     """*text* for a terminal: what would steer it, or turn the direction of writing, is shown as its code."""
     return "".join(f"\\u{ord(c):04x}" if unicodedata.category(c) in {*UNPRINTABLE, "Cf"} else c for c in str(text))
+
+
+def what(event: LockEvent) -> SafeString:
+    """What happened, by word and by shape."""
+    known = next((each for each in Happened if each.value == event.event), None)
+    if known is None:
+        return format_html("{}", event.event or "?")
+    return format_html(
+        '<span class="mongolock-event mongolock-event-{}"><span aria-hidden="true">{}</span> {}</span>',
+        known.value,
+        SHAPES[known],
+        EVENTS[known],
+    )
+
+
+def details(event: LockEvent) -> str:
+    """How long it waited and held; who did it, and why."""
+    facts = [_("waited %s") % duration(event.waited_ms / 1_000)] if event.waited_ms else []
+    facts += [_("held %s") % duration(event.held_ms / 1_000)] if event.held_ms is not None else []
+    facts += [_("by %s") % event.by] if event.by else []
+    facts += [event.reason] if event.reason else []
+    return " · ".join(facts) or "–"

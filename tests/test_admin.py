@@ -74,7 +74,8 @@ def select(client: Client, action: str, *keys: str, query: str = "?state=all", *
 def confirm(client: Client, response: Any) -> Any:
     """Say yes on the page that asks."""
     values = re.findall(r'name="lock" value="([^"]*)"', response.content.decode())
-    return client.post(RELEASE, {"lock": [html.unescape(value) for value in values]}, follow=True)
+    shown = [html.unescape(value) for value in values]
+    return client.post(RELEASE, {"lock": shown, "reason": "it hangs"}, follow=True)
 
 
 def notes(response: Any) -> str:
@@ -336,9 +337,9 @@ class TestRights:
         assert b"Force release" not in looker.get(page_of("k")).content
         for action in ("force_release", "clear_stale", "delete_selected"):
             select(looker, action, "k", "stale")
-        shown = json.dumps(["k", [TOKEN + 1]])
-        assert looker.post(RELEASE, {"lock": shown}).status_code == 403
-        assert browser("force_release_lock").post(RELEASE, {"lock": shown}).status_code == 403
+        shown = {"lock": json.dumps(["k", [TOKEN + 1]]), "reason": "x"}
+        for client in (looker, browser("view_lock", "ask_release_lock"), browser("force_release_lock")):
+            assert client.post(RELEASE, shown).status_code == 403
         assert locks.read("k")["holders"]
         assert locks.read("stale")["holders"]
         assert b"clear_stale" not in looker.get(page_of("stale")).content
@@ -580,7 +581,7 @@ class TestAway:
 
     def test_in_the_middle(self, locks: Locks, admin: Client, away: None) -> None:
         """A force release that could not be done is told of, and not written down."""
-        response = admin.post(RELEASE, {"lock": json.dumps(["k", [1]])})
+        response = admin.post(RELEASE, {"lock": json.dumps(["k", [1]]), "reason": "x"})
         [note] = [str(message) for message in get_messages(response.wsgi_request)]
         assert note.startswith("The rest was not done: MongoDB did not answer")
         assert not LogEntry.objects.exists()
@@ -687,7 +688,7 @@ class TestSpeed:
 def test_permissions_come_with_migrate(locks: Locks) -> None:
     """The default database gets the permissions of the lock model, though the model lives elsewhere."""
     found = Permission.objects.filter(content_type__app_label="django_mongolock", content_type__model="lock")
-    assert set(found.values_list("codename", flat=True)) == {*NAMES, "clear_document_lock"}
+    assert set(found.values_list("codename", flat=True)) == {*NAMES, "ask_release_lock", "clear_document_lock"}
 
 
 def test_strict_content_security_policy(locks: Locks, admin: Client) -> None:

@@ -9,10 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.models import LogEntry
 from django.core.management import CommandError
-from django.test import Client
 
 from django_mongolock import LockDeadlock, mongo_lock
 from django_mongolock.models import Lock
@@ -108,22 +105,6 @@ def test_release_lock_from_the_shell(locks: Locks) -> None:
     assert shell("release_lock", "k", "--ask").returncode == 0
     assert shell("release_lock", "k", "--no-input").returncode == 0
     assert shell("release_lock", "k", "--no-input").returncode == 3
-
-
-def test_the_admin_asks(locks: Locks) -> None:
-    """An action of those who may force a release; it is logged, and no page asks back."""
-    locks.held("k")
-    locks.free("free")
-    chosen = {"action": "ask_to_release", ACTION_CHECKBOX_NAME: ["k", "free"], "index": "0"}
-    page = browser(*NAMES).post(f"{LIST}?state=all", chosen, follow=True).content.decode()
-    assert "The holder of 1 lock was asked." in page
-    assert "1 lock was left" in page
-    assert locks.read("k")["holders"][0]["asked"].endswith(", in the admin")
-    assert "Asked its holder" in LogEntry.objects.get(object_id="k").get_change_message()
-    viewer: Client = browser("view_lock")
-    locks.held("other")
-    viewer.post(f"{LIST}?state=all", {**chosen, ACTION_CHECKBOX_NAME: ["other"]})
-    assert "asked" not in locks.read("other")["holders"][0]
 
 
 def test_a_deadlock_is_shown_and_ends(deadlock: Callable[[], list[object]]) -> None:

@@ -1,6 +1,8 @@
-"""The admin of the locks. Django's autodiscovery imports this module; it registers `LockAdmin`."""
+"""The admin of the locks. Django's autodiscovery imports this module; it registers `LockAdmin` and
+`LockEventAdmin`."""
 
 from .documents import DocumentLockAdminMixin
+from .events import LockEventAdmin
 from .locks import LockAdmin
 
-__all__ = ["DocumentLockAdminMixin", "LockAdmin"]
+__all__ = ["DocumentLockAdminMixin", "LockAdmin", "LockEventAdmin"]

@@ -23,6 +23,7 @@ from ..conf import get_settings
 from ..engine.deadlock import Cycle
 from ..engine.document import check_text
 from ..engine.patterns import glob, starting
+from ..engine.store import MongoStore
 from ..engine.survey import count, find_deadlocks, ping
 from ..models import LONG_AGO, Lock, LockQuerySet
 
@@ -116,11 +117,47 @@ def _of_holders(facts: list[dict[str, str]]) -> Q:
     return Q(expires_at__gt=LONG_AGO, holders__having=facts)
 
 
-class LockChangeList(ChangeList):
-    """Reads a page with one command, which also asks the server for its time."""
+class BoundedChangeList(ChangeList):
+    """Reads a page with one command, and counts with a second one where there is more: no further than `CAP`."""
 
     #: Were there more than the pages can show?
     capped: bool
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Read the page, then count, if there is more: now, since an error must come before anything is rendered."""
+        found = self._read(self.timeout())
+        self.capped = found > CAP
+        self.result_count = min(found, CAP)
+        self.paginator = Paginator(range(self.result_count), self.list_per_page)
+        self.multi_page = self.paginator.num_pages > 1
+        self.can_show_all, self.show_full_result_count, self.full_result_count = False, False, self.result_count
+        self.show_admin_actions = bool(found)
+
+    def timeout(self) -> float:
+        """Seconds that a command may take."""
+        return get_settings().COMMAND_TIMEOUT
+
+    def fetch(self, skip: int, limit: int, timeout: float) -> list[Any]:
+        """A part of what is listed."""
+        raise NotImplementedError
+
+    def _read(self, timeout: float) -> int:
+        """Read the page; return how many there are at all, at most one more than `CAP`."""
+        queryset: Any = self.queryset
+        skip = (self.page_num - 1) * self.list_per_page
+        size = min(self.list_per_page, CAP - skip)
+        if skip < 0 or size <= 0:
+            raise IncorrectLookupParameters
+        found = self.fetch(skip, size + 1, timeout)
+        self.result_list = found[:size]
+        if skip and not found:
+            raise IncorrectLookupParameters
+        return skip + len(found) if len(found) <= size else queryset.count_up_to(CAP + 1, timeout)
+
+
+class LockChangeList(BoundedChangeList):
+    """The list of locks. Each is read together with what the server says of it at that time."""
+
     #: Has nobody ever taken a lock here?
     is_unused: bool
     #: Where it shows what is waited for: who waits for each other.
@@ -139,39 +176,27 @@ class LockChangeList(ChangeList):
         return {self.list_display.index(name): "asc"}
 
     def get_results(self, request: HttpRequest) -> None:
-        """Read the page, then count, if there is more: now, since an error must come before anything is rendered."""
-        store, timeout = mongo_store(self.queryset.db), get_settings().COMMAND_TIMEOUT
+        """See BoundedChangeList.get_results()."""
+        store = mongo_store(self.queryset.db)
         if is_pattern(self.query):  # going through all keys takes its time; that the server answers at all does not
-            ping(store, timeout)
-            timeout = max(timeout, SEARCH_TIMEOUT)
-        found = self._read(timeout)
-        self.capped = found > CAP
-        self.result_count = min(found, CAP)
-        self.paginator = Paginator(range(self.result_count), self.list_per_page)
-        self.multi_page = self.paginator.num_pages > 1
-        self.can_show_all, self.show_full_result_count, self.full_result_count = False, False, self.result_count
-        self.show_admin_actions = bool(found)
-        self.is_unused = not found and count(store, {}, timeout=timeout) == 0
-        self.deadlocks = self._deadlocks(timeout) if self.params.get(StateFilter.parameter_name) == "waited" else []
+            ping(store, get_settings().COMMAND_TIMEOUT)
+        super().get_results(request)
+        self.is_unused = not self.result_count and count(store, {}, timeout=self.timeout()) == 0
+        waited = self.params.get(StateFilter.parameter_name) == "waited"
+        self.deadlocks = self._deadlocks(store, self.timeout()) if waited and self.result_list else []
 
-    def _read(self, timeout: float) -> int:
-        """Read the page; return how many there are at all, at most one more than `CAP`."""
+    def timeout(self) -> float:
+        """See BoundedChangeList.timeout()."""
+        seconds = super().timeout()
+        return max(seconds, SEARCH_TIMEOUT) if is_pattern(self.query) else seconds
+
+    def fetch(self, skip: int, limit: int, timeout: float) -> list[Lock]:
+        """See BoundedChangeList.fetch()."""
         queryset: Any = self.queryset
-        skip = (self.page_num - 1) * self.list_per_page
-        size = min(self.list_per_page, CAP - skip)
-        if skip < 0 or size <= 0:
-            raise IncorrectLookupParameters
-        found = list(queryset.survey(skip=skip, limit=size + 1, timeout=timeout))
-        self.result_list = found[:size]
-        if skip and not found:
-            raise IncorrectLookupParameters
-        return skip + len(found) if len(found) <= size else queryset.count_up_to(CAP + 1, timeout)
+        return list(queryset.survey(skip=skip, limit=limit, timeout=timeout))
 
-    def _deadlocks(self, timeout: float) -> list[Cycle]:
+    def _deadlocks(self, store: MongoStore, timeout: float) -> list[Cycle]:
         """A cycle is among the locks that are waited for: where the page shows all of these, no others are read."""
-        if not self.result_list:
-            return []
         all_of_them = not self.multi_page and set(self.params) == {StateFilter.parameter_name}
         keys = [lock.key for lock in self.result_list] if all_of_them else None
-        match = starting(get_settings().KEY_PREFIX)
-        return find_deadlocks(mongo_store(self.queryset.db), match, timeout, among=keys)
+        return find_deadlocks(store, starting(get_settings().KEY_PREFIX), timeout, among=keys)

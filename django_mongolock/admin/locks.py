@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
@@ -13,61 +12,44 @@ from django.contrib.auth import get_permission_codename
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
-from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
-from django.utils.decorators import method_decorator
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
-from django.views.decorators.csrf import csrf_protect
 
 from .. import words
 from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..engine import upkeep
 from ..engine.document import tidy_fact
+from ..engine.history import Happened
 from ..engine.patterns import starting
 from ..engine.store import MongoStore
 from ..engine.survey import State
-from ..exceptions import LockBackendError, LockDocumentError
-from ..models import Lock
+from ..models import Lock, LockEvent
 from ..signals import send, stale_locks_cleared
-from . import documents, release
+from . import documents, incidents, release
 from .columns import Columns, badge
 from .listing import LockChangeList, ModeFilter, StateFilter, search
+from .pages import Pages, csrf, unless_away
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Lock]
 else:
     ModelAdmin = admin.ModelAdmin
 
-P = ParamSpec("P")
-View = Callable[Concatenate["LockAdmin", HttpRequest, P], HttpResponse]
-csrf = method_decorator(csrf_protect)
 #: A path of dots is not what it looks like to a browser. `quote` never makes these out of a key.
 _DOTS = {".": "_2E", "..": "_2E_2E"}
-#: How many holders, and how many of those who wait, one page shows.
-SHOWN = 100
-
-
-def unless_away(view: View[P]) -> View[P]:
-    """While MongoDB cannot be asked, say so on a page of the admin, with status 503."""
-
-    @wraps(view)
-    def guarded(self: LockAdmin, request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponse:
-        try:
-            return view(self, request, *args, **kwargs)
-        except LockBackendError as error:
-            context = {"title": _("Locks"), "problem": error.problem}
-            return self.page(request, "unavailable", context, status=503)
-
-    return guarded
+#: How many holders, and how many of those who wait, one page shows; how many of the latest events.
+SHOWN = incidents.SHOWN
+EVENTS = 20
 
 
 @admin.register(Lock)
-class LockAdmin(Columns, ModelAdmin):
-    """Read only. Force release and clearing need the permission ``django_mongolock.force_release_lock``."""
+class LockAdmin(Columns, Pages, ModelAdmin):
+    """Read only. To force a release and to clear needs the permission ``django_mongolock.force_release_lock``, to ask
+    for one ``django_mongolock.ask_release_lock``."""
 
     list_display = ("key_link", "state", "who", "where", "since", "left", "waiting", "fencing_token")
     list_display_links = None
@@ -125,6 +107,11 @@ class LockAdmin(Columns, ModelAdmin):
         """May this user take a lock from its holder?"""
         return request.user.has_perm(f"{self.opts.app_label}.{get_permission_codename('force_release', self.opts)}")
 
+    def has_ask_release_permission(self, request: HttpRequest) -> bool:
+        """May this user ask a holder for its lock? Who may take it may also ask."""
+        name = f"{self.opts.app_label}.{get_permission_codename('ask_release', self.opts)}"
+        return request.user.has_perm(name) or self.has_force_release_permission(request)
+
     # Pages
 
     def get_urls(self) -> list[URLPattern]:
@@ -132,19 +119,13 @@ class LockAdmin(Columns, ModelAdmin):
         pages: list[tuple[str, Callable[..., HttpResponse], str]] = [
             ("", self.changelist_view, "changelist"),
             ("force-release/", self.force_release_view, "force_release"),
+            ("ask-to-release/", self.ask_to_release_view, "ask_to_release"),
             ("documents/", self.documents_view, "documents"),
             ("<path:object_id>/history/", self.history_view, "history"),
             ("<path:object_id>/change/", self.change_view, "change"),
         ]
         name = f"{self.opts.app_label}_{self.opts.model_name}"
         return [path(route, self.admin_site.admin_view(view), name=f"{name}_{page}") for route, view, page in pages]
-
-    def page(self, request: HttpRequest, name: str, context: dict[str, Any], status: int = 200) -> TemplateResponse:
-        """A page of ours inside the admin."""
-        request.current_app = self.admin_site.name
-        defaults = {**self.admin_site.each_context(request), "opts": self.opts, "media": self.media}
-        template = f"admin/django_mongolock/lock/{name}.html"
-        return TemplateResponse(request, template, {**defaults, **context}, status=status)
 
     @csrf
     @unless_away
@@ -173,11 +154,24 @@ class LockAdmin(Columns, ModelAdmin):
             "badge": badge(lock.seen),
             "facts": words.counters(lock.seen),
             "quoted": _quote(lock.key),
+            "can_ask": self.has_ask_release_permission(request) and lock.seen.state is State.HELD,
             "can_release": may and lock.seen.state is State.HELD,
             "can_clear": may and lock.seen.state is State.STALE,
             "checkbox": ACTION_CHECKBOX_NAME,
+            **self._history(request, lock),
         }
         return self.page(request, "detail", context)
+
+    def _history(self, request: HttpRequest, lock: Lock) -> dict[str, Any]:
+        """What happened to the lock lately, where that is written."""
+        if self.store().history is None:
+            return {"keeps_history": False}
+        events: Any = LockEvent.objects.using(get_settings().DATABASE).filter(key=lock.key)
+        return {
+            "keeps_history": True,
+            "events": events.recent(EVENTS, timeout=get_settings().COMMAND_TIMEOUT),
+            "may_view_events": request.user.has_perm(f"{self.opts.app_label}.view_lockevent"),
+        }
 
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
@@ -191,80 +185,56 @@ class LockAdmin(Columns, ModelAdmin):
     def _gone(self, request: HttpRequest, key: str) -> HttpResponse:
         text = _("There is no lock “%s” (any more): nobody has used it for as long as unused locks are kept.")
         self.message_user(request, text % key, messages.WARNING)
-        return self._to_list(request)
+        return HttpResponseRedirect(self.way_back(request))
 
-    def _to_list(self, request: HttpRequest) -> HttpResponseRedirect:
-        """Back to the list, as it was filtered."""
-        address = reverse(
-            f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist", current_app=self.admin_site.name
-        )
-        filters = request.POST.get("filters", "")
-        return HttpResponseRedirect(f"{address}?{filters}" if filters else address)
+    def way_back(self, request: HttpRequest) -> str:
+        """The list, as it was filtered; or the page of the lock that one came from."""
+        if back := request.POST.get("back", ""):
+            return address_of(back, self.admin_site.name)
+        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist"
+        address = reverse(name, current_app=self.admin_site.name)
+        filters = request.POST["filters"] if "filters" in request.POST else request.GET.urlencode()
+        return f"{address}?{filters}" if filters else address
 
     @admin.display(description=gettext_lazy("key"), ordering="key")
     def key_link(self, lock: Lock) -> SafeString:
         if type(lock.key) is not str:
             return format_html("<bdi>{}</bdi>", str(lock.key))
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_change"
-        address = reverse(name, args=(_quote(lock.key),), current_app=self.admin_site.name)
+        address = address_of(lock.key, self.admin_site.name)
         return format_html('<a class="mongolock-key" href="{}"><bdi>{}</bdi></a>', address, lock.key)
 
     # Actions
 
     @admin.action(
-        description=gettext_lazy("Ask the holders to release the selected locks"), permissions=["force_release"]
+        description=gettext_lazy("Ask the holders to release the selected locks"), permissions=["ask_release"]
     )
-    def ask_to_release(self, request: HttpRequest, queryset: QuerySet[Lock]) -> None:
-        """Needs no question: the holders learn of it at their next renewal, and do as they see fit."""
-        locks = self._selected(request, queryset, 1)
-        held = [str(lock.key) for lock in locks if lock.seen.state is State.HELD]
-        caller = tidy_fact(_("%s, in the admin") % request.user.get_username())
-        asked = [key for key in held if self._ask(request, key, caller)]
-        for key in asked:
-            self._log(request, key, _("Asked its holder to release it."))
-        if asked:
-            text = ngettext("The holder of %d lock was asked.", "The holders of %d locks were asked.", len(asked))
-            self.message_user(request, text % len(asked), messages.SUCCESS)
-        if count := len(locks) - len(asked):
-            text = ngettext("%d lock was left: nobody holds it.", "%d locks were left: nobody holds them.", count)
-            self.message_user(request, text % count, messages.WARNING)
-
-    def _ask(self, request: HttpRequest, key: str, caller: str) -> bool:
-        try:
-            return upkeep.ask_to_release(self._store(), key, caller, get_settings().COMMAND_TIMEOUT) > 0
-        except LockDocumentError as error:
-            self._tell_damage(request, key, error.problem)
-            return False
+    def ask_to_release(self, request: HttpRequest, queryset: QuerySet[Lock]) -> HttpResponse | None:
+        """Show who holds each of them, and ask for a word to the holders."""
+        return incidents.question(self, request, incidents.ASK, self._selected(request, queryset, SHOWN))
 
     @admin.action(description=gettext_lazy("Force the release of the selected locks"), permissions=["force_release"])
     def force_release(self, request: HttpRequest, queryset: QuerySet[Lock]) -> HttpResponse | None:
         """Ask first: show who holds each of them."""
-        locks = self._selected(request, queryset, SHOWN)
-        held = [lock for lock in locks if lock.seen.state is State.HELD]
-        if not held:
-            self.message_user(request, _("Nobody holds any of the selected locks now."), messages.WARNING)
-            return None
-        context = {
-            "title": _("Force release?"),
-            "rows": [(lock, release.as_shown(lock.seen)) for lock in held],
-            "left_out": len(locks) - len(held),
-            "filters": request.GET.urlencode(),
-        }
-        return self.page(request, "force_release", context)
+        return incidents.question(self, request, incidents.FORCE, self._selected(request, queryset, SHOWN))
+
+    @csrf
+    @unless_away
+    def ask_to_release_view(self, request: HttpRequest) -> HttpResponse:
+        """Ask the holders that were shown."""
+        return self._answer(request, incidents.ASK, self.has_ask_release_permission(request))
 
     @csrf
     @unless_away
     def force_release_view(self, request: HttpRequest) -> HttpResponse:
         """Do what was confirmed, to those grants that were shown."""
-        if not (self.has_view_permission(request) and self.has_force_release_permission(request)):
+        return self._answer(request, incidents.FORCE, self.has_force_release_permission(request))
+
+    def _answer(self, request: HttpRequest, kind: incidents.Kind, may: bool) -> HttpResponse:
+        if not (self.has_view_permission(request) and may):
             raise PermissionDenied
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
-        outcome = release.release(self._store(), release.read_shown(request.POST.getlist("lock")))
-        for key, token in outcome.released.items():
-            self._log(request, key, _("Force released; its holder had fencing token %s.") % token)
-        self._tell(request, outcome)
-        return self._to_list(request)
+        return incidents.answer(self, request, kind)
 
     @csrf
     @unless_away
@@ -272,36 +242,17 @@ class LockAdmin(Columns, ModelAdmin):
         """The stale documents of every declared `DocumentLock`, and a way to free them."""
         return documents.view(self, request)
 
-    def _tell(self, request: HttpRequest, outcome: release.Outcome) -> None:
-        if count := len(outcome.released):
-            text = ngettext("%d lock was taken from its holder.", "%d locks were taken from their holders.", count)
-            self.message_user(request, text % count, messages.SUCCESS)
-        if count := len(outcome.gone):
-            text = ngettext(
-                "%(count)d lock was left alone, since its holder is not the one that was shown any more: %(keys)s",
-                "%(count)d locks were left alone, since their holders are not those that were shown any more: %(keys)s",
-                count,
-            )
-            self.message_user(request, text % {"count": count, "keys": _some(outcome.gone)}, messages.WARNING)
-        for key, problem in outcome.damaged.items():
-            self._tell_damage(request, key, problem)
-        if outcome.problem:
-            text = _("The rest was not done: %s.")
-            self.message_user(request, text % outcome.problem, messages.ERROR)
-
-    def _tell_damage(self, request: HttpRequest, key: str, problem: str) -> None:
-        text = _("The document of “%(key)s” is damaged and was left as it is: %(problem)s")
-        self.message_user(request, text % {"key": key, "problem": problem}, messages.ERROR)
-
     @admin.action(description=gettext_lazy("Clear the selected stale locks"), permissions=["force_release"])
     def clear_stale(self, request: HttpRequest, queryset: QuerySet[Lock]) -> None:
         """Needs no question: a stale lock belongs to nobody, and the server looks again before it clears one."""
         locks = self._selected(request, queryset, 1)
         stale = [str(lock.key) for lock in locks if lock.seen.state is State.STALE]
-        store, timeout = self._store(), get_settings().COMMAND_TIMEOUT
+        store, timeout = self.store(), get_settings().COMMAND_TIMEOUT
         cleared = [key for key in stale if upkeep.clear_stale(store, [key], upkeep.Which(), timeout).cleared]
         for key in cleared:
-            self._log(request, key, _("Cleared: its lease was over."))
+            self.log(request, key, _("Cleared: its lease was over."))
+            if store.history is not None:
+                store.history.note(key, Happened.CLEARED, {}, by=tidy_fact(request.user.get_username()))
         if cleared:
             send(stale_locks_cleared, count=len(cleared), using=get_settings().DATABASE)
             text = ngettext("%d stale lock was cleared.", "%d stale locks were cleared.", len(cleared))
@@ -312,25 +263,35 @@ class LockAdmin(Columns, ModelAdmin):
 
     def _selected(self, request: HttpRequest, queryset: QuerySet[Lock], holders: int) -> Sequence[Lock]:
         """The first of the chosen locks, as they are now: a page that nobody could read confirms nothing."""
-        chosen: Any = queryset
         if request.POST.get("select_across") != "1":  # they may have left the filter since the list was shown
-            chosen = self.get_queryset(request).filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME))
-        timeout = get_settings().COMMAND_TIMEOUT
-        locks = list(chosen.order_by("key").survey(limit=release.MOST + 1, holders=holders, timeout=timeout))
+            locks = self.read(request, request.POST.getlist(ACTION_CHECKBOX_NAME), holders)
+        else:
+            locks = self._read(queryset, holders)
         if len(locks) > release.MOST:
             text = _("Only the first %d of the selected locks are dealt with. Do it again for the others.")
             self.message_user(request, text % release.MOST, messages.WARNING)
         return locks[: release.MOST]
 
-    def _store(self) -> MongoStore:
+    def read(self, request: HttpRequest, keys: Sequence[str], holders: int) -> list[Lock]:
+        """The locks of these keys, as they are now, with so many of their holders."""
+        return self._read(self.get_queryset(request).filter(pk__in=keys), holders)
+
+    def _read(self, queryset: Any, holders: int) -> list[Lock]:
+        timeout = get_settings().COMMAND_TIMEOUT
+        return list(queryset.order_by("key").survey(limit=release.MOST + 1, holders=holders, timeout=timeout))
+
+    def store(self) -> MongoStore:
+        """Where the locks of this project are."""
         return mongo_store()
 
-    def _log(self, request: HttpRequest, key: str, text: str) -> None:
+    def log(self, request: HttpRequest, key: str, text: str) -> None:
+        """Write down who did what to a lock."""
         self.log_change(request, Lock(key=key), text)
 
 
-def _some(keys: Sequence[str]) -> str:
-    return ", ".join(keys[:5]) + (" …" if len(keys) > 5 else "")
+def address_of(key: str, site: str | None = None) -> str:
+    """Where the page of a lock is, on the admin site of this name."""
+    return reverse("admin:django_mongolock_lock_change", args=(_quote(key),), current_app=site)
 
 
 def _quote(key: str) -> str:

@@ -1,18 +1,17 @@
-"""Taking locks from their holders, exactly as they were shown to somebody who confirmed it."""
+"""Taking locks from their holders, or asking for them, exactly as they were shown to somebody who confirmed it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from django.core.exceptions import BadRequest
 
 from ..conf import get_settings
 from ..engine import upkeep
-from ..engine.document import check_text
+from ..engine.document import check_text, tidy_fact
 from ..engine.store import MongoStore
-from ..engine.survey import Seen
 from ..exceptions import LockBackendError, LockDocumentError
 from ..signals import lock_forced, send
 
@@ -22,18 +21,22 @@ MOST = 100
 
 @dataclass
 class Outcome:
-    """What became of each lock. gone: whoever had it when it was shown has it no more, and it was left alone.
-    problem: why the rest was not even tried."""
+    """What became of each lock. done: the fencing tokens of the holders it was done to. gone: whoever had it when it
+    was shown has it no more, and it was left alone. problem: why the rest was not even tried."""
 
-    released: dict[str, int] = field(default_factory=dict)
+    done: dict[str, list[int]] = field(default_factory=dict)
     gone: list[str] = field(default_factory=list)
     damaged: dict[str, str] = field(default_factory=dict)
     problem: str = ""
 
 
-def as_shown(seen: Seen) -> str:
+#: Does it to these grants of a key; returns how many of them there still were.
+Act = Callable[[MongoStore, str, Sequence[str]], int]
+
+
+def as_shown(key: str, tokens: Sequence[int]) -> str:
     """What a form carries of a lock and its holders. Fencing tokens name them as well as ids do, and are no secret."""
-    return json.dumps([seen.key, seen.tokens])
+    return json.dumps([key, list(tokens)])
 
 
 def read_shown(values: Iterable[str]) -> dict[str, list[int]]:
@@ -47,32 +50,56 @@ def read_shown(values: Iterable[str]) -> dict[str, list[int]]:
             raise BadRequest("not a lock") from None
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
             raise BadRequest("not a lock")
-        shown[key] = tokens
+        shown.setdefault(key, []).extend(tokens)
     if len(shown) > MOST or not all(key.startswith(get_settings().KEY_PREFIX) for key in shown):
         raise BadRequest("not a lock of this site, or too many")
     return shown
 
 
-def release(store: MongoStore, shown: dict[str, list[int]]) -> Outcome:
-    """Take each lock from the holders that were shown, and from nobody else."""
+def forcing(by: str, reason: str) -> Act:
+    """Take the lock from them."""
+
+    def act(store: MongoStore, key: str, grants: Sequence[str]) -> int:
+        taken = upkeep.force_release(store, key, grants, by=by, reason=reason)
+        if taken:
+            send(lock_forced, key=key, using=get_settings().DATABASE, by=by, reason=reason)
+        return len(taken)
+
+    return act
+
+
+def asking(by: str, where: str, reason: str) -> Act:
+    """Ask them for the lock. What they are told is who asks, and why; where: that it is a person, in the admin."""
+    caller = tidy_fact(f"{where}: {reason}" if reason else where)
+
+    def act(store: MongoStore, key: str, grants: Sequence[str]) -> int:
+        timeout = get_settings().COMMAND_TIMEOUT
+        return upkeep.ask_to_release(store, key, caller, timeout, grants=grants, by=by, reason=reason)
+
+    return act
+
+
+def carry_out(store: MongoStore, shown: dict[str, list[int]], act: Act) -> Outcome:
+    """Do it to the holders that were shown, and to nobody else. One lock that fails stops no other."""
     outcome = Outcome()
     try:
         grants = upkeep.find_grants(store, shown, get_settings().COMMAND_TIMEOUT)
         for key, tokens in shown.items():
-            _release_one(store, key, tokens, grants.get(key, []), outcome)
+            _carry_out(store, key, tokens, grants.get(key, []), act, outcome)
     except LockBackendError as error:
         outcome.problem = error.problem
     return outcome
 
 
-def _release_one(store: MongoStore, key: str, tokens: list[int], grants: list[str], outcome: Outcome) -> None:
+def _carry_out(  # noqa: PLR0917 - one step of the loop above
+    store: MongoStore, key: str, tokens: list[int], grants: list[str], act: Act, outcome: Outcome
+) -> None:
     try:
-        taken = upkeep.force_release(store, key, grants) if grants else []
+        done = act(store, key, grants) if grants else 0
     except LockDocumentError as error:
         outcome.damaged[key] = error.problem
         return
-    if taken:
-        send(lock_forced, key=key, using=get_settings().DATABASE)
-        outcome.released[key] = max(tokens)
+    if done:
+        outcome.done[key] = tokens
     else:
         outcome.gone.append(key)

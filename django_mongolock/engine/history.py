@@ -256,11 +256,19 @@ def read(
     limit: int = 100,
     timeout: float = 5.0,
 ) -> list[Document]:
-    """Events that *query* finds, in that order. Raises LockBackendError."""
+    """Events that *query* finds, in that order, each with the server's time in `now`. Raises LockBackendError."""
     from .survey import asking
 
     with asking(store, timeout):
-        found = events(store).find(query, sort=list(sort.items()), skip=skip, limit=limit)
+        found = events(store).aggregate(
+            [
+                {"$match": query},
+                {"$sort": dict(sort)},
+                {"$skip": skip},
+                {"$limit": limit},
+                {"$addFields": {"now": "$$NOW"}},
+            ]
+        )
         return list(found)
 
 

@@ -123,6 +123,7 @@ class Migration(migrations.Migration):
                 "db_table": "mongolock_locks",
                 "ordering": ("key",),
                 "permissions": (
+                    ("ask_release_lock", "Can ask for the release of a lock"),
                     ("force_release_lock", "Can force the release of a lock"),
                     ("clear_document_lock", "Can clear stale locks in documents"),
                 ),
@@ -165,6 +166,67 @@ class Migration(migrations.Migration):
             options={
                 "managed": False,
                 "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
+            name="LockEvent",
+            fields=[
+                (
+                    "id",
+                    django_mongodb_backend.fields.ObjectIdAutoField(
+                        db_column="_id", primary_key=True, serialize=False
+                    ),
+                ),
+                ("at", django_mongolock.fields.Moment(help_text="by the server's clock", verbose_name="when")),
+                ("key", django_mongolock.fields.Text(max_length=512, verbose_name="key")),
+                (
+                    "event",
+                    django_mongolock.fields.Text(
+                        choices=[
+                            ("granted", "granted"),
+                            ("released", "released"),
+                            ("lost", "lost"),
+                            ("deadlock", "deadlock"),
+                            ("asked", "asked to release"),
+                            ("forced", "release forced"),
+                            ("cleared", "cleared"),
+                        ],
+                        max_length=16,
+                        verbose_name="what",
+                    ),
+                ),
+                ("token", django_mongolock.fields.Number(null=True, verbose_name="fencing token")),
+                ("mode", django_mongolock.fields.Text(max_length=16, null=True, verbose_name="mode")),
+                ("owner", django_mongolock.fields.Text(max_length=256, null=True, verbose_name="owner")),
+                ("label", django_mongolock.fields.Text(max_length=256, null=True, verbose_name="label")),
+                ("place", django_mongolock.fields.Text(max_length=256, null=True, verbose_name="view or task")),
+                ("user", django_mongolock.fields.Text(max_length=256, null=True, verbose_name="user")),
+                ("host", django_mongolock.fields.Text(max_length=256, null=True, verbose_name="host")),
+                ("pid", django_mongolock.fields.Number(null=True, verbose_name="process")),
+                ("thread", django_mongolock.fields.Text(max_length=256, null=True, verbose_name="thread")),
+                (
+                    "waited_ms",
+                    django_mongolock.fields.Number(help_text="milliseconds", null=True, verbose_name="waited"),
+                ),
+                ("held_ms", django_mongolock.fields.Number(help_text="milliseconds", null=True, verbose_name="held")),
+                (
+                    "by",
+                    django_mongolock.fields.Text(
+                        help_text="who asked for the release, forced it or cleared it",
+                        max_length=256,
+                        null=True,
+                        verbose_name="by",
+                    ),
+                ),
+                ("reason", django_mongolock.fields.Text(max_length=256, null=True, verbose_name="reason")),
+            ],
+            options={
+                "verbose_name": "lock event",
+                "verbose_name_plural": "history of the locks",
+                "db_table": "mongolock_locks_history",
+                "ordering": ("-at", "-id"),
+                "managed": False,
+                "default_permissions": ("view",),
             },
         ),
     ]

@@ -1,5 +1,6 @@
 """Filters of the admin's templates. Django imports this module in every project: it must not need the admin."""
 
+import json
 from datetime import datetime
 
 from django import template
@@ -7,10 +8,17 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from django_mongolock import words
+from django_mongolock.engine.survey import Entry
 
 register = template.Library()
-for function in (words.who, words.where, words.mode):
+for function in (words.who, words.where, words.mode, words.what, words.details):
     register.filter(function.__name__, function)
+
+
+@register.filter
+def as_shown(holder: Entry, key: str) -> str:
+    """What a form carries of one holder of the lock *key*."""
+    return json.dumps([key, [holder.token]])
 
 
 @register.filter

@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ...conf import get_settings
-from ...engine.document import check_key
+from ...engine.document import check_fact, check_key
 from ...models import Lock
 from ..base import LockCommand, as_row, write_table
 
@@ -28,21 +28,31 @@ class Command(LockCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("lock", metavar="KEY", help="the whole key; MONGOLOCK['KEY_PREFIX'] may be left out")
         parser.add_argument("--ask", action="store_true", help="only ask the holders to release it")
-        parser.add_argument("--by", metavar="TEXT", default="", help="who asks, in words (default: your login name)")
+        parser.add_argument("--by", metavar="TEXT", default="", help="who does it, in words (default: your login name)")
+        parser.add_argument("--reason", metavar="TEXT", default="", help="why, for the holder, the log and the history")
+        parser.add_argument("--token", type=int, metavar="NUMBER", help="only the holder with this fencing token")
         parser.add_argument("--no-input", action="store_true", help="do not ask for confirmation")
         parser.add_argument("--database", metavar="ALIAS", help="a DATABASES alias, if not MONGOLOCK['DATABASE']")
 
     def handle(self, **options: Any) -> None:
+        by = self._text("--by", options["by"]) or f"{getpass.getuser()}, by release_lock"
+        reason = self._text("--reason", options["reason"])
         with self.telling_errors():
             self.store(options)
             lock = self._find(options)
             if options["ask"]:
-                self._ask(lock, options["by"] or f"{getpass.getuser()}, by release_lock")
+                self._ask(lock, options["token"], by, reason)
             else:
-                self._take(lock, ask=not options["no_input"])
+                self._take(lock, options["token"], by, reason, ask=not options["no_input"])
+
+    def _text(self, option: str, value: str) -> str:
+        try:
+            return check_fact(option, value or None) or ""
+        except ValueError as error:
+            raise CommandError(str(error)) from error
 
     def _find(self, options: dict[str, Any]) -> Lock:
-        prefix, name = get_settings().KEY_PREFIX, options["lock"]
+        prefix, name, token = get_settings().KEY_PREFIX, options["lock"], options["token"]
         try:
             key = check_key(name, "" if name.startswith(prefix) else prefix)
         except ValueError as error:
@@ -51,19 +61,21 @@ class Command(LockCommand):
         lock: Lock | None = locks.filter(pk=key).first()
         if lock is None:
             raise CommandError(f"nobody holds {key!r} now", returncode=NOBODY)
+        if token is not None and token not in [holder.token for holder in lock.holders]:
+            raise CommandError(f"nobody holds {key!r} with fencing token {token} now", returncode=NOBODY)
         return lock
 
-    def _ask(self, lock: Lock, caller: str) -> None:
+    def _ask(self, lock: Lock, token: int | None, by: str, reason: str) -> None:
         try:
-            count = lock.ask_to_release(caller)
+            count = lock.ask_to_release(f"{by}: {reason}" if reason else by, token=token)
         except ValueError as error:
-            raise CommandError(f"--by: {error}") from error
+            raise CommandError(f"--by and --reason: {error}") from error
         self.stdout.write(f"{lock.key!r}: asked {count}. Whoever holds it learns of it at the next renewal.")
 
-    def _take(self, lock: Lock, *, ask: bool) -> None:
+    def _take(self, lock: Lock, token: int | None, by: str, reason: str, *, ask: bool) -> None:
         if ask:
             self._confirm(lock)
-        if not lock.force_release():
+        if not lock.force_release(token=token, by=by, reason=reason):
             raise CommandError(f"{lock.key!r} has another holder meanwhile, or none", returncode=NOBODY)
         self.stdout.write(f"{lock.key!r} was taken from its holder.")
 

@@ -1,0 +1,51 @@
+"""What the pages of the locks share: how they are rendered, and what they say while MongoDB is away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
+
+from django.contrib import admin
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.utils.decorators import method_decorator
+from django.utils.translation import gettext as _
+from django.views.decorators.csrf import csrf_protect
+
+from ..exceptions import LockBackendError
+
+if TYPE_CHECKING:
+    ModelAdmin = admin.ModelAdmin[Any]
+else:
+    ModelAdmin = object
+
+P = ParamSpec("P")
+A = TypeVar("A", bound="Pages")
+View = Callable[Concatenate[A, HttpRequest, P], HttpResponse]
+csrf: Final = method_decorator(csrf_protect)
+
+
+class Pages(ModelAdmin):
+    """For the admin of a model of ours."""
+
+    def page(self, request: HttpRequest, name: str, context: dict[str, Any], status: int = 200) -> TemplateResponse:
+        """A page of ours inside the admin."""
+        request.current_app = self.admin_site.name
+        defaults = {**self.admin_site.each_context(request), "opts": self.opts, "media": self.media}
+        template = f"admin/django_mongolock/lock/{name}.html"
+        return TemplateResponse(request, template, {**defaults, **context}, status=status)
+
+
+def unless_away(view: View[A, P]) -> View[A, P]:
+    """While MongoDB cannot be asked, say so on a page of the admin, with status 503."""
+
+    @wraps(view)
+    def guarded(self: A, request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponse:
+        try:
+            return view(self, request, *args, **kwargs)
+        except LockBackendError as error:
+            context = {"title": _("Locks"), "problem": error.problem}
+            return self.page(request, "unavailable", context, status=503)
+
+    return guarded

@@ -1,0 +1,64 @@
+"""What the tests in a real browser share: the browser, a strict Content-Security-Policy, somebody who is logged in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pytest
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+
+from testproject.chromium import NoBrowserError, chromium
+
+#: Nothing inline, nothing from elsewhere.
+POLICY: Final = "default-src 'self'; form-action 'self'; frame-ancestors 'none'"
+MIDDLEWARE: Final = "tests.browsing.strict_policy"
+
+
+def strict_policy(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
+    """The middleware of a site that takes this seriously."""
+
+    def middleware(request: HttpRequest) -> HttpResponse:
+        response = get_response(request)
+        response["Content-Security-Policy"] = POLICY
+        return response
+
+    return middleware
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """A browser, or the test is skipped. Playwright has an event loop in this thread, and Django shall not mind."""
+    pytest.importorskip("playwright", reason="needs Playwright")
+    try:
+        with chromium() as running, pytest.MonkeyPatch.context() as patch:
+            patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+            yield running
+    except NoBrowserError as error:
+        pytest.skip(str(error))
+
+
+@contextmanager
+def opened(running: Any, base: str, user: User, **options: Any) -> Iterator[Any]:
+    """A page of the browser for *user*; what it complains of is in `page.complaints`, and must be nothing."""
+    client = Client()
+    client.force_login(user)
+    context = running.new_context(base_url=base, **options)
+    cookie = {"name": settings.SESSION_COOKIE_NAME, "value": client.cookies[settings.SESSION_COOKIE_NAME].value}
+    context.add_cookies([{**cookie, "url": base}])
+    page = context.new_page()
+    page.complaints = []
+    page.on("console", lambda said: page.complaints.append(said.text) if _matters(said) else None)
+    page.on("pageerror", lambda error: page.complaints.append(str(error)))
+    try:
+        yield page
+    finally:
+        context.close()
+
+
+def _matters(said: Any) -> bool:
+    return said.type == "error" and not said.location["url"].endswith("/favicon.ico")

@@ -1,0 +1,408 @@
+"""Asking for a lock and taking it, in the admin and by command: what is said before, what is done, what is kept."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.messages import get_messages
+from django.core.management import CommandError
+from django.test import Client
+from pytest_django import Settings
+
+from django_mongolock import mongo_lock
+from django_mongolock.backends.base import close_backends
+from django_mongolock.engine import upkeep
+from django_mongolock.exceptions import LockBackendError
+from django_mongolock.models import Lock, LockEvent
+from django_mongolock.signals import lock_forced
+from tests.lock_documents import HOSTILE_KEYS, TOKEN, Locks, entry, waiter
+from tests.lock_fixtures import WITH_MONGO, Commands
+from tests.test_admin import LIST, NAMES, RELEASE, browser, notes, page_of, select, text_of
+from tests.test_commands import run
+from tests.waiting import eventually
+
+pytestmark = WITH_MONGO
+ASK = f"{LIST}ask-to-release/"
+EVENTS = "/admin/django_mongolock/lockevent/"
+ACTIONS = {"force_release": RELEASE, "ask_to_release": ASK}
+
+
+@pytest.fixture
+def admin() -> Client:
+    """May look, ask and force."""
+    return browser(*NAMES, "ask_release_lock", "view_lockevent")
+
+
+def fields_of(response: Any) -> dict[str, list[str]]:
+    """What the form of a page sends if nothing is typed."""
+    form = response.content.decode().split('id="content-main"')[1]
+    fields: dict[str, list[str]] = {}
+    for tag in re.findall(r"<input[^>]*>", form):
+        name, value = re.search(r'name="([^"]*)"', tag), re.search(r'value="([^"]*)"', tag)
+        if name and value and not ('type="checkbox"' in tag and "checked" not in tag):
+            fields.setdefault(html.unescape(name[1]), []).append(html.unescape(value[1]))
+    return fields
+
+
+def message(key: str) -> str:
+    return str(LogEntry.objects.get(object_id=key).get_change_message())
+
+
+class TestThePage:
+    """It says what will happen, to whom, and since when they hold it; nothing happens before."""
+
+    @pytest.mark.parametrize("action", ACTIONS)
+    def test_says_who_and_since_when(self, locks: Locks, admin: Client, action: str) -> None:
+        """Both pages show the holder and the queue, and send to an address of their own."""
+        locks.add("k", [entry(1, label="nightly", user="anna")], [waiter(2), waiter(3)])
+        before = locks.read("k")
+        page = select(admin, action, "k")
+        text = text_of(page)
+        for word in ("nightly · user anna", "web-1 · pid 4001", "1 min 1", str(TOKEN + 1), "2 wait for it"):
+            assert word in text
+        assert f'action="{ACTIONS[action]}"' in page.content.decode()
+        assert ("Nothing is taken away" in text) == (action == "ask_to_release")
+        assert ("is taken from whoever holds it" in text) == (action == "force_release")
+        assert locks.read("k") == before
+
+    @pytest.mark.parametrize("action", ACTIONS)
+    @pytest.mark.parametrize("key", HOSTILE_KEYS)
+    def test_hostile_keys_and_the_way_back(self, locks: Locks, admin: Client, action: str, key: str) -> None:
+        """From the page of a lock one gets back to it, whatever its key is made of."""
+        locks.held(key)
+        page = select(admin, action, key, back=key)
+        assert html.escape(page_of(key)) in page.content.decode()
+        done = admin.post(ACTIONS[action], {**fields_of(page), "reason": "x"})
+        assert done["Location"] == page_of(key)
+
+    def test_no_way_back_to_elsewhere(self, locks: Locks, admin: Client) -> None:
+        """Nobody is sent to another site."""
+        locks.held("k")
+        shown = {"lock": json.dumps(["k", [TOKEN + 1]]), "reason": "x"}
+        for back in ("//evil.example/", "https://evil.example/", "\\\\evil.example"):
+            assert admin.post(RELEASE, {**shown, "back": back})["Location"].startswith(LIST)
+
+    @pytest.mark.parametrize("action", ACTIONS)
+    def test_nothing_selected(self, locks: Locks, admin: Client, action: str) -> None:
+        """Django says so; nothing is shown."""
+        locks.held("k")
+        response = admin.post(LIST, {"action": action, "index": 0}, follow=True)
+        assert "Items must be selected" in notes(response)
+
+    @pytest.mark.parametrize("action", ACTIONS)
+    def test_no_holder_chosen(self, locks: Locks, admin: Client, action: str) -> None:
+        """All ticks were taken away: nothing is done, and that is said."""
+        locks.add("k", [entry(n, mode="shared") for n in (1, 2)])
+        response = admin.post(ACTIONS[action], {"reason": "x"}, follow=True)
+        assert notes(response) == "No holder was chosen: nothing was done."
+        assert len(locks.read("k")["holders"]) == 2
+
+    def test_away_while_the_page_was_open(self, locks: Locks, admin: Client, away: None) -> None:
+        """What could not be done is told; nothing is written down."""
+        response = admin.post(ASK, {"lock": json.dumps(["k", [1]])})
+        (note,) = [str(message) for message in get_messages(response.wsgi_request)]
+        assert note.startswith("The rest was not done: MongoDB did not answer")
+        assert not LogEntry.objects.exists()
+
+
+class TestTheReason:
+    """A release is not forced without one; it is kept, and the holder and the signal get it."""
+
+    def test_force_needs_one(self, locks: Locks, admin: Client) -> None:
+        """Without a reason the page comes again, with what was shown; nothing is done."""
+        locks.held("k")
+        page = select(admin, "force_release", "k")
+        for reason in ("", "   ", "x" * 201):
+            again = admin.post(RELEASE, {**fields_of(page), "reason": reason})
+            assert "errorlist" in again.content.decode()
+            assert fields_of(again)["lock"] == fields_of(page)["lock"]
+        assert locks.read("k")["holders"]
+        assert not LogEntry.objects.exists()
+
+    def test_again_only_for_those_who_were_shown(self, locks: Locks, admin: Client) -> None:
+        """The holder changed meanwhile: the page that comes again is not suddenly about somebody else."""
+        locks.held("a")
+        locks.add("b", [entry(n, mode="shared") for n in (1, 2)])
+        page = select(admin, "force_release", "a", "b")
+        locks.collection.update_one({"_id": "a"}, {"$set": {"holders": [entry(99)]}})
+        locks.collection.update_one({"_id": "b"}, {"$push": {"holders": entry(98, mode="shared")}})
+        again = admin.post(RELEASE, {**fields_of(page), "reason": ""})
+        assert fields_of(again)["lock"] == [json.dumps(["b", [TOKEN + 1]]), json.dumps(["b", [TOKEN + 2]])]
+        locks.collection.delete_many({})
+        assert "Nobody holds" in notes(admin.post(RELEASE, {**fields_of(page), "reason": ""}, follow=True))
+
+    def test_it_is_kept(self, locks: Locks, admin: Client) -> None:
+        """In the log of the admin, and for the receivers of the signal."""
+        heard: list[Any] = []
+
+        def receive(**facts: Any) -> None:
+            heard.append((facts["key"], facts["by"], facts["reason"]))
+
+        lock_forced.connect(receive)
+        try:
+            locks.held("k")
+            page = select(admin, "force_release", "k")
+            admin.post(RELEASE, {**fields_of(page), "reason": " web-3 hangs \u202e"})
+        finally:
+            lock_forced.disconnect(receive)
+        assert message("k").startswith(f"Force released; its holder had fencing token {TOKEN + 1}. Reason: web-3 hangs")
+        ((key, by, reason),) = heard
+        assert (key, by) == ("k", LogEntry.objects.get().user.get_username())
+        assert reason.startswith("web-3 hangs")
+
+    def test_the_holder_is_told_it(self, locks: Locks, admin: Client) -> None:
+        """Who asks, where and why; without a reason, who and where."""
+        locks.held("a", "b")
+        page = select(admin, "ask_to_release", "a", "b")
+        done = admin.post(ASK, {**fields_of(page), "reason": "we deploy"}, follow=True)
+        name = LogEntry.objects.first().user.get_username()  # type: ignore[union-attr]
+        assert locks.read("a")["holders"][0]["asked"] == f"{name}, in the admin: we deploy"
+        assert "The holders of 2 locks were asked" in notes(done)
+        assert message("a") == f"Asked its holder to release it (fencing token {TOKEN + 1}). Reason: we deploy"
+        locks.held("c")
+        admin.post(ASK, fields_of(select(admin, "ask_to_release", "c")))
+        assert locks.read("c")["holders"][0]["asked"] == f"{name}, in the admin"
+        assert message("c") == f"Asked its holder to release it (fencing token {TOKEN + 1})."
+
+
+class TestWhoIsMeant:
+    """Those who were shown and chosen, and nobody else."""
+
+    @pytest.mark.parametrize("action", ACTIONS)
+    def test_one_of_several(self, locks: Locks, admin: Client, action: str) -> None:
+        """Of the holders of one lock, single ones can be chosen."""
+        locks.add("k", [entry(n, mode="semaphore", capacity=3) for n in (1, 2, 3)])
+        page = select(admin, action, "k")
+        fields = fields_of(page)
+        assert fields["lock"] == [json.dumps(["k", [TOKEN + n]]) for n in (1, 2, 3)]
+        admin.post(ACTIONS[action], {**fields, "lock": fields["lock"][1:2], "reason": "x"})
+        found = locks.read("k")["holders"]
+        if action == "force_release":
+            assert [holder["token"] for holder in found] == [TOKEN + 1, TOKEN + 3]
+        else:
+            assert ["asked" in holder for holder in found] == [False, True, False]
+        assert str(TOKEN + 2) in message("k")
+        assert str(TOKEN + 3) not in message("k")
+
+    def test_many_locks_with_many_holders(self, locks: Locks, admin: Client) -> None:
+        """With several locks, each goes as a whole: thousands of ticks would be more than Django takes."""
+        for key in "abc":
+            locks.add(key, [entry(n, mode="shared") for n in range(1, 120)])
+        page = select(admin, "force_release", "a", "b", "c")
+        fields = fields_of(page)
+        assert len(fields["lock"]) == 3
+        assert "Only the first 100 of its holders" in text_of(page)
+        admin.post(RELEASE, {**fields, "reason": "x"})
+        for key in "abc":
+            assert [holder["token"] for holder in locks.read(key)["holders"]] == [TOKEN + n for n in range(101, 120)]
+
+    def test_not_the_next_holder_is_asked(self, locks: Locks, admin: Client) -> None:
+        """Who got the lock while the page was open is not asked for it; nor who holds another one."""
+        locks.held("gone", "changed", "same")
+        page = select(admin, "ask_to_release", "gone", "changed", "same")
+        locks.collection.delete_one({"_id": "gone"})
+        locks.collection.update_one({"_id": "changed"}, {"$set": {"holders": [entry(99)]}})
+        done = admin.post(ASK, fields_of(page), follow=True)
+        assert "The holder of 1 lock was asked" in notes(done)
+        assert "2 locks were left alone" in notes(done)
+        assert "asked" not in locks.read("changed")["holders"][0]
+        assert [each.object_id for each in LogEntry.objects.all()] == ["same"]
+
+    @pytest.mark.parametrize("action", ACTIONS)
+    def test_many_with_some_failing(
+        self, locks: Locks, admin: Client, action: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A damaged one stops no other; once MongoDB is away, the rest is told not to be done."""
+        locks.held("a", "b", "c", "d")
+        page = select(admin, action, "a", "b", "c", "d")
+        locks.collection.update_one({"_id": "b"}, {"$set": {"acquisitions": "x"}})
+        real: Callable[..., Any] = getattr(upkeep, "force_release" if "force" in action else "ask_to_release")
+
+        def fails_at_d(store: Any, key: str, *arguments: Any, **options: Any) -> Any:
+            if key == "d":
+                raise LockBackendError("MongoDB did not answer", key)
+            return real(store, key, *arguments, **options)
+
+        monkeypatch.setattr(upkeep, real.__name__, fails_at_d)
+        done = admin.post(ACTIONS[action], {**fields_of(page), "reason": "x"}, follow=True)
+        assert {each.object_id for each in LogEntry.objects.all()} == {"a", "c"}
+        assert "“b” is damaged" in notes(done)
+        assert "The rest was not done: MongoDB did not answer" in notes(done)
+
+
+class TestRights:
+    """Asking and forcing have a permission each."""
+
+    def test_asking(self, locks: Locks) -> None:
+        """Who may ask may not force; who may force may ask; who may look may do neither."""
+        locks.held("k")
+        shown = {"lock": json.dumps(["k", [TOKEN + 1]]), "reason": "x"}
+        looker, asker, forcer = browser("view_lock"), browser("view_lock", "ask_release_lock"), browser(*NAMES)
+        for client, may_ask, may_force in ((looker, False, False), (asker, True, False), (forcer, True, True)):
+            body = client.get(page_of("k")).content.decode()
+            assert ('value="ask_to_release"' in body) == may_ask
+            assert ('value="force_release"' in body) == may_force
+            listed = client.get(LIST).content.decode()
+            assert ("ask_to_release" in listed) == may_ask
+            assert ("force_release" in listed) == may_force
+        assert looker.post(ASK, shown).status_code == 403
+        assert asker.post(RELEASE, shown).status_code == 403
+        assert locks.read("k")["holders"]
+        assert "asked" not in locks.read("k")["holders"][0]
+        assert asker.post(ASK, shown).status_code == 302
+        assert locks.read("k")["holders"][0]["asked"]
+
+    def test_the_history_has_one_of_its_own(self, locks: Locks) -> None:
+        """The list of all events needs its own permission; nobody changes any."""
+        assert browser("view_lock").get(EVENTS).status_code == 403
+        assert Client().get(EVENTS).status_code == 302
+        viewer = browser("view_lockevent")
+        assert viewer.get(EVENTS).status_code == 200
+        root = browser(is_superuser=True)
+        for path in ("add/", "1/change/", "1/delete/"):
+            assert root.get(EVENTS + path).status_code == 404
+        assert root.post(EVENTS, {"action": "delete_selected"}).status_code in (200, 302)
+
+    @pytest.mark.parametrize("path", [RELEASE, ASK])
+    @pytest.mark.parametrize("method", ["get", "put", "delete"])
+    def test_only_post(self, admin: Client, path: str, method: str) -> None:
+        """A link does nothing."""
+        assert getattr(admin, method)(path).status_code == 405
+
+
+class TestTheHistory:
+    """What happened to a lock is on its page, and in a list of all."""
+
+    @pytest.fixture(autouse=True)
+    def kept(self, locks: Locks, settings: Settings) -> Any:
+        collection = locks.collection.database["mongolock_locks_history"]
+        collection.drop()
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 1}
+        yield collection
+        close_backends()
+        collection.drop()
+
+    def test_on_the_page_of_a_lock(self, admin: Client) -> None:
+        """Who had it, who took it away and why."""
+        lock = mongo_lock("order:5", label="nightly", lease=1).acquire()
+        page = select(admin, "force_release", "order:5")
+        admin.post(RELEASE, {**fields_of(page), "reason": "web-3 hangs"})
+        assert eventually(lambda: LockEvent.objects.filter(key="order:5").count() == 3)
+        assert lock.lost
+        with mongo_lock("order:55"):
+            pass
+        assert eventually(lambda: LockEvent.objects.count() == 5)
+        text = text_of(admin.get(page_of("order:5")))
+        by = LogEntry.objects.get().user.get_username()
+        for word in ("● granted", "✕ release forced", "◐ lost", f"by {by} · web-3 hangs", "nightly", "All that is"):
+            assert word in text
+        assert text.index("lost") < text.index("● granted")
+        assert "All that is" not in text_of(browser("view_lock").get(page_of("order:5")))
+
+    def test_list(self, admin: Client, commands: Commands) -> None:
+        """The latest first; by kind, by the start of a key, by a pattern; two commands at most."""
+        for key in ("order:1", "order:2", "ad:1"):
+            with mongo_lock(key):
+                pass
+        assert eventually(lambda: LockEvent.objects.count() == 6)
+        commands.sent.clear()
+        response = admin.get(EVENTS)
+        assert commands.names() == ["aggregate"]
+        keys = [event.key for event in response.context["cl"].result_list]
+        assert keys == ["ad:1"] * 2 + ["order:2"] * 2 + ["order:1"] * 2
+        for query, count in (
+            ("?q=order", 4),
+            ("?q=order:1", 2),
+            ("?q=*:1", 4),
+            ("?q=rder", 0),
+            ("?event=granted", 3),
+            ("?event=granted&q=order", 2),
+            ("?event=forced", 0),
+            ("?event=nonsense", 6),
+            ("?q=%00", 6),  # Django takes this for no search
+        ):
+            assert len(admin.get(EVENTS + query).context["cl"].result_list) == count, query
+        assert admin.get(f"{EVENTS}?p=2").status_code == 302
+        assert admin.get(f"{EVENTS}?key__regex=x").status_code == 400
+        assert page_of("order:1") in response.content.decode()
+
+    def test_empty_and_off(self, admin: Client, settings: Settings) -> None:
+        """An empty list says why, and what to do."""
+        assert "There is no such event" in text_of(admin.get(EVENTS))
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 0}
+        text = text_of(admin.get(EVENTS))
+        assert "No history is kept" in text
+        assert '"HISTORY": 100' in text
+
+    def test_a_cleared_lock(self, admin: Client, locks: Locks) -> None:
+        """Who cleared a stale lock."""
+        locks.stale("k")
+        select(admin, "clear_stale", "k")
+        assert eventually(lambda: [event.event for event in LockEvent.objects.filter(key="k").recent()] == ["cleared"])
+
+
+def test_the_list_of_events_while_mongodb_is_away(away: None, admin: Client) -> None:
+    """A page and status 503."""
+    response = admin.get(EVENTS)
+    assert response.status_code == 503
+    assert "cannot be shown just now" in text_of(response)
+
+
+class TestTheCommand:
+    """`release_lock` says who and why as well."""
+
+    def test_reason(self, locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
+        """In the log, with the token of who lost it; the signal has it too."""
+        caplog.set_level("INFO", "django_mongolock")
+        heard: list[Any] = []
+
+        def receive(**facts: Any) -> None:
+            heard.append((facts["by"], facts["reason"]))
+
+        lock_forced.connect(receive)
+        try:
+            locks.held("k")
+            run("release_lock", "k", "--no-input", "--by", "anna", "--reason", "web-3 hangs")
+        finally:
+            lock_forced.disconnect(receive)
+        assert heard == [("anna", "web-3 hangs")]
+        assert f"lock forced key=k token={TOKEN + 1} by=anna reason=web-3 hangs" in caplog.text
+
+    def test_asking(self, locks: Locks) -> None:
+        """The holder is told who asks and why."""
+        locks.held("k")
+        run("release_lock", "k", "--ask", "--by", "anna", "--reason", "we deploy")
+        assert locks.read("k")["holders"][0]["asked"] == "anna: we deploy"
+
+    def test_one_of_several(self, locks: Locks) -> None:
+        """By its fencing token, which `list_locks` and the admin show."""
+        locks.add("k", [entry(n, mode="shared") for n in (1, 2)])
+        run("release_lock", "k", "--no-input", "--token", str(TOKEN + 2))
+        assert [holder["token"] for holder in locks.read("k")["holders"]] == [TOKEN + 1]
+        with pytest.raises(CommandError, match=f"nobody holds 'k' with fencing token {TOKEN + 2}") as refusal:
+            run("release_lock", "k", "--no-input", "--token", str(TOKEN + 2))
+        assert refusal.value.returncode == 3
+        run("release_lock", "k", "--ask", "--token", str(TOKEN + 1))
+        assert locks.read("k")["holders"][0]["asked"]
+
+    @pytest.mark.parametrize("option", ["--by", "--reason"])
+    def test_what_cannot_be_stored(self, locks: Locks, option: str) -> None:
+        """A text with control characters is refused before anything is done."""
+        locks.held("k")
+        with pytest.raises(CommandError, match=f"{option}.*control characters"):
+            run("release_lock", "k", "--no-input", option, "a\nb")
+        assert locks.read("k")["holders"]
+
+
+def test_the_model_takes_one_holder(locks: Locks) -> None:
+    """By its token; others keep theirs."""
+    locks.add("k", [entry(n, mode="shared") for n in (1, 2)])
+    assert Lock.objects.get(key="k").force_release(token=TOKEN + 1, by="me", reason="x")
+    assert not Lock.objects.get(key="k").force_release(token=TOKEN + 1)
+    assert [holder["token"] for holder in locks.read("k")["holders"]] == [TOKEN + 2]
