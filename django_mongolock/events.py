@@ -72,7 +72,7 @@ class LockEvent(models.Model):
         db_table = "mongolock_locks_history"
         ordering = ("-at", "-id")
         verbose_name = _("lock event")
-        verbose_name_plural = _("history of the locks")
+        verbose_name_plural = _("lock events")
         default_permissions = ("view",)
 
     def __str__(self) -> str:

@@ -60,7 +60,7 @@ SHAPES: Final = {
     Happened.GRANTED: "●",
     Happened.RELEASED: "○",
     Happened.LOST: "◐",
-    Happened.DEADLOCK: "⧖",
+    Happened.DEADLOCK: "▲",
     Happened.ASKED: "?",
     Happened.FORCED: "✕",
     Happened.CLEARED: "◌",
@@ -152,10 +152,14 @@ def what(event: LockEvent) -> SafeString:
     )
 
 
+def _short(milliseconds: int) -> str:
+    return _("%d ms") % milliseconds if milliseconds < 1_000 else duration(milliseconds / 1_000)
+
+
 def details(event: LockEvent) -> str:
     """How long it waited and held; who did it, and why."""
-    facts = [_("waited %s") % duration(event.waited_ms / 1_000)] if event.waited_ms else []
-    facts += [_("held %s") % duration(event.held_ms / 1_000)] if event.held_ms is not None else []
+    facts = [_("waited %s") % _short(event.waited_ms)] if event.waited_ms else []
+    facts += [_("held %s") % _short(event.held_ms)] if event.held_ms is not None else []
     facts += [_("by %s") % event.by] if event.by else []
     facts += [event.reason] if event.reason else []
     return " · ".join(facts) or "–"

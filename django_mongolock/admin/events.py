@@ -39,7 +39,7 @@ else:
 class EventFilter(admin.SimpleListFilter):
     """What happened."""
 
-    title = gettext_lazy("what")
+    title = gettext_lazy("event")
     parameter_name = "event"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, StrPromise]]:

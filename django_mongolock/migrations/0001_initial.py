@@ -222,7 +222,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 "verbose_name": "lock event",
-                "verbose_name_plural": "history of the locks",
+                "verbose_name_plural": "lock events",
                 "db_table": "mongolock_locks_history",
                 "ordering": ("-at", "-id"),
                 "managed": False,
