@@ -331,14 +331,16 @@ class TestDocuments:
         def somebody_else(**_: Any) -> None:
             pre_save.disconnect(somebody_else, sender=Told)
             recipes.set_rate(Told, "EUR", 3, 1)
-            assert Told.objects.get().value == 3
+            came.append(Told.objects.get().value)
 
+        came: list[int] = []
         with connection.schema_editor() as editor:
             editor.create_model(Told)
         try:
             Told.objects.create(name="EUR", value=1, version=1)
             pre_save.connect(somebody_else, sender=Told)
             recipes.set_rate(Told, "EUR", 2, 1)
+            assert came == [3]  # it was told that all is well
             assert (Told.objects.get().value, Told.objects.get().version) == (2, 2)
             with pytest.raises(recipes.Busy):
                 recipes.set_rate(Told, "EUR", 4, 1)
