@@ -9,6 +9,8 @@ from typing import Any
 
 from celery import shared_task
 
+from django_mongolock import mongo_lock
+from django_mongolock.models import Lock
 from tests.lock_fixtures import WITH_MONGO
 from tests.looking import document
 
@@ -24,7 +26,7 @@ def run(number: int, **names: Any) -> dict[str, Any]:
 
 def test_all_are_here() -> None:
     """An example that is added must be added here."""
-    assert len(EXAMPLES) == 2
+    assert len(EXAMPLES) == 3
 
 
 @WITH_MONGO
@@ -45,3 +47,12 @@ def test_settings() -> None:
     assert names["MONGOLOCK"] == {"DATABASE": "locks"}
     assert names["DATABASES"]["locks"]["ENGINE"] == "django_mongodb_backend"
     assert names["MIDDLEWARE"] == ["django_mongolock.middleware.LockContextMiddleware"]
+
+
+@WITH_MONGO
+def test_who_holds_it() -> None:
+    """The queries work, and force release takes the lock away."""
+    lock = mongo_lock("order:5").acquire()
+    run(2)
+    assert not Lock.objects.held().filter(key="order:5").exists()
+    lock.release()
