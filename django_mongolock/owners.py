@@ -38,8 +38,9 @@ def release_owner(owner: str, *, using: str | None = None) -> int:
 def take_from(owner: str, using: str | None = None, **which: Any) -> int:
     """See release_owner(). which: those of `upkeep.release_owner`."""
     taken = upkeep.release_owner(mongo_store(using), owner, **which)
+    reason = upkeep.OWNER_GONE if which.get("gone") else upkeep.OWNER_DONE
     for key in taken:
-        send(lock_forced, key=key, using=using or get_settings().DATABASE)
+        send(lock_forced, key=key, using=using or get_settings().DATABASE, by="", reason=reason)
     return len(taken)
 
 

@@ -21,9 +21,10 @@ from django.core.management import call_command
 from django.db import connections
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
+from pytest_django import Settings
 
 from django_mongolock import checks, mongo_lock
-from django_mongolock.backends.base import get_backend, mongo_store
+from django_mongolock.backends.base import close_backends, get_backend, mongo_store
 from django_mongolock.documents import registry
 from django_mongolock.engine.indexes import ensure_indexes
 from django_mongolock.exceptions import LockBackendError
@@ -65,6 +66,24 @@ def role(name: str, *actions: str) -> Document:
     return {"createRole": name, "privileges": [privilege], "roles": []}
 
 
+def history_roles() -> list[Document]:
+    """What a history needs, beside the documented roles: of a process, and of whoever migrates."""
+    history = {"db": DATABASE, "collection": "mongolock_locks_history"}
+    actions = {
+        "keeper": ("find", "insert"),
+        "keeperDeploy": ("find", "insert", "createCollection", "convertToCapped", "createIndex", "collMod"),
+    }
+    base = {"keeper": "mongolock", "keeperDeploy": "mongolockDeploy"}
+    return [
+        {
+            "createRole": name,
+            "privileges": [{"resource": history, "actions": list(rights)}],
+            "roles": [{"role": base[name], "db": DATABASE}],
+        }
+        for name, rights in actions.items()
+    ]
+
+
 def ids(found: list[CheckMessage]) -> list[str]:
     return [str(message.id).removeprefix("mongolock.") for message in found]
 
@@ -82,7 +101,7 @@ def guarded() -> Iterator[ReplicaSet]:
             client.admin.command("createUser", "root", pwd=PASSWORD, roles=["root"])
         with MongoClient[Document](servers.uri, username="root", password=PASSWORD) as client:
             least = role("least", "find", "insert", "update")
-            for command in (*documented_roles().values(), least, role("reader", "find")):
+            for command in (*documented_roles().values(), least, role("reader", "find"), *history_roles()):
                 name = command["createRole"]
                 client[DATABASE].command(command)
                 client[DATABASE].command("createUser", name, pwd=PASSWORD, roles=[name])
@@ -153,6 +172,33 @@ class TestRights:
         connect(guarded.uri, **found["OPTIONS"])
         with pytest.raises(LockBackendError):
             mongo_lock("k", wait=0).acquire()
+
+    def test_history(self, login: Connect, root: Any, settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+        """Who may only insert does not make a collection without bounds; whoever migrates makes it, and all goes on."""
+        events = root.database.mongolock_locks_history
+        events.drop()
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 1}
+        for user in ("mongolock", "keeper"):
+            login(user)
+            assert "W110" in ask()
+            with mongo_lock("k"):
+                pass
+            close_backends()
+            assert events.name not in root.database.list_collection_names()
+        assert "the history of locks cannot be written" in caplog.text
+        login("keeperDeploy")
+        call_command("migrate", database="mongo", verbosity=0)
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 2}
+        call_command("migrate", database="mongo", verbosity=0)
+        assert events.options()["size"] == 2_000_128
+        assert {"mongolock_key", "mongolock_at"} <= set(events.index_information())
+        login("keeper")
+        assert ask() == []
+        with mongo_lock("k"):
+            pass
+        close_backends()
+        assert events.count_documents({"key": "k"}) == 2
+        events.drop()
 
     def test_check_sees_missing_indexes(self, login: Connect, root: Any) -> None:
         """With the right to list them; the role for deployments makes them."""

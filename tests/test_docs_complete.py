@@ -16,6 +16,7 @@ RUN_BY = {
     "docs/howto/cron.md": "tests/test_docs_howto.py",
     "docs/howto/document-locks.md": "tests/documents/test_docs.py",
     "docs/howto/fencing.md": "tests/test_docs_howto.py",
+    "docs/howto/incidents.md": "tests/test_incidents.py",
     "docs/howto/locks.md": "tests/test_docs_howto.py",
     "docs/howto/looking.md": "tests/test_docs_howto.py",
     "docs/howto/migrating.md": "tests/test_docs_migrating.py",

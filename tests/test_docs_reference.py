@@ -23,8 +23,9 @@ from django.template import engines
 
 import django_mongolock
 from django_mongolock import conf, exceptions, signals
+from django_mongolock.engine import history
 from django_mongolock.engine.indexes import INDEXES
-from django_mongolock.models import Lock
+from django_mongolock.models import Lock, LockEvent
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "django_mongolock"
@@ -323,7 +324,8 @@ def test_template_filters() -> None:
 
 def test_addresses() -> None:
     """Every page of the admin that has a name."""
-    real = {pattern.name for pattern in admin.site.get_model_admin(Lock).get_urls() if pattern.name}
+    pages = [page for model in (Lock, LockEvent) for page in admin.site.get_model_admin(model).get_urls()]
+    real = {pattern.name for pattern in pages if pattern.name}
     documented = rows("reference/names.md", "Addresses in the admin")
     compare(set(documented), real, "reference/names.md", "under ## Addresses in the admin")
 
@@ -353,8 +355,9 @@ def test_celery_tasks() -> None:
 
 
 def test_in_mongodb() -> None:
-    """The collection and its indexes."""
-    real = {str(Lock._meta.db_table), *INDEXES}
+    """The collections and their indexes."""
+    of_events = {str(index.document["name"]) for index in history.INDEXES}
+    real = {str(Lock._meta.db_table), *INDEXES, str(LockEvent._meta.db_table), *of_events}
     compare(set(rows("reference/names.md", "In MongoDB")), real, "reference/names.md", "under ## In MongoDB")
 
 

@@ -30,8 +30,9 @@ Document = dict[str, Any]
 
 #: What is told of a holder that lost its lock, or is asked for it.
 _TOLD = ("grant", "token", "acquired_at", *FACTS)
-_OWNER_GONE = "the process that had it for its owner is gone"
-_OWNER_DONE = "everything of its owner was released"
+#: Why, where nobody did it by hand.
+OWNER_GONE = "the process that had it for its owner is gone"
+OWNER_DONE = "everything of its owner was released"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,7 @@ def release_owner(
     for document in found:
         grants = [grant for grant in map(partial(_of_owner, owner, gone), _entries(document)) if grant]
         with suppress(LockDocumentError):
-            if force_release(store, document["_id"], grants, timeout, reason=_OWNER_GONE if gone else _OWNER_DONE):
+            if force_release(store, document["_id"], grants, timeout, reason=OWNER_GONE if gone else OWNER_DONE):
                 taken.append(document["_id"])
     return taken
 
