@@ -28,6 +28,7 @@ from django_mongolock.admin import listing
 from django_mongolock.admin.locks import _quote
 from tests.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, now, waiter
 from tests.lock_fixtures import WITH_MONGO, Commands
+from tests.test_commands import run
 
 pytestmark = WITH_MONGO
 
@@ -671,6 +672,23 @@ class TestSpeed:
         assert response.context["cl"].result_count == 250
         assert admin.get(f"{LIST}?state=all&p=3").status_code == 200
         assert admin.get(f"{LIST}?state=all&p=4").status_code == 302
+
+    def test_clear_stale_locks(self, commands: Commands, locks: Locks) -> None:
+        """The command finds what is stale by an index, and clears it in batches: it looks at nothing else."""
+        locks.stale(*(f"stale:{number}" for number in range(50)))
+        run("clear_stale_locks", "--no-input", "--batch-size", "20")
+        updates = [sent for sent in commands.sent if "update" in sent]
+        assert len(updates) == 3
+        for sent in updates:
+            (update,) = sent["updates"]
+            assert update["hint"] == "_id_"
+            assert max(len(each["_id"]["$in"]) for each in update["q"]["$and"] if "_id" in each) <= 20
+        locks.stale(*(f"stale again:{number}" for number in range(50)))
+        (found,) = [sent for sent in commands.sent if "aggregate" in sent]
+        explained = explain(locks, found)
+        assert "COLLSCAN" not in str(explained)
+        assert explained["executionStats"]["totalDocsExamined"] <= 50 + 300
+        assert explained["executionStats"]["totalKeysExamined"] <= 50 + 300 + 1
 
     def test_page_of_one(self, admin: Client, commands: Commands) -> None:
         """The page of one lock is one command."""
