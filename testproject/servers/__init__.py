@@ -11,5 +11,17 @@ from testproject.servers.mongo import Access, Mongod, ReplicaSet, mongod_path, m
 from testproject.servers.postgres import Postgres
 from testproject.servers.process import Server, ServerError
 from testproject.servers.redis import Redis
+from testproject.servers.zookeeper import ZooKeeper
 
-__all__ = ["Access", "Mongod", "Postgres", "Redis", "ReplicaSet", "Server", "ServerError", "mongod_path", "mongodb"]
+__all__ = [
+    "Access",
+    "Mongod",
+    "Postgres",
+    "Redis",
+    "ReplicaSet",
+    "Server",
+    "ServerError",
+    "ZooKeeper",
+    "mongod_path",
+    "mongodb",
+]

@@ -22,6 +22,10 @@ class Postgres(Server):
 
     title = "postgres"
 
+    def __init__(self, *, connections: int = 100) -> None:
+        super().__init__()
+        self.connections = connections
+
     @property
     def uri(self) -> str:
         """The URI of its database."""
@@ -40,6 +44,7 @@ class Postgres(Server):
         """See Server.command()."""
         where = ["-D", str(self.directory / "data"), "-h", HOST, "-p", str(self.port), "-k", str(self.directory)]
         fast = ["-c", "fsync=off", "-c", "full_page_writes=off", "-c", "shared_buffers=16MB"]
+        fast += ["-c", f"max_connections={self.connections}"]
         return [f"{_programs()}/postgres", *where, *fast]
 
     def launch(self) -> None:

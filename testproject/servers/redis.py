@@ -7,9 +7,13 @@ from testproject.servers.process import HOST, Server, ServerError
 
 
 class Redis(Server):
-    """A redis-server that keeps nothing on disk."""
+    """A redis-server that keeps nothing on disk; or, if *durable*, all of it, and answers only when it is there."""
 
     title = "redis-server"
+
+    def __init__(self, *, durable: bool = False) -> None:
+        super().__init__()
+        self.durable = durable
 
     @property
     def uri(self) -> str:
@@ -26,7 +30,8 @@ class Redis(Server):
         if reason := self.missing():
             raise ServerError(reason)
         where = ["--bind", HOST, "--port", str(self.port), "--dir", str(self.directory)]
-        return [self.title, *where, "--save", "", "--appendonly", "no"]
+        kept = ["--appendonly", "yes", "--appendfsync", "always"] if self.durable else ["--appendonly", "no"]
+        return [self.title, *where, "--save", "", *kept]
 
     def answers(self) -> bool:
         """See Server.answers()."""
