@@ -70,6 +70,7 @@ COMMANDS = {
     "load": Command(
         "an hour's worth of locking in minutes: does anything grow? (--quick)", "load", "demo", [["benchmarks.load"]]
     ),
+    "bench": Command("measure it beside other locks (--quick, NAME ...)", "bench", "bench", [["benchmarks"]]),
 }
 
 

@@ -1,1 +1,1 @@
-"""Measurements against a real MongoDB: `python -m benchmarks.waiting`, `python -m benchmarks.signals`."""
+"""Measurements on real servers. `python3 dev.py bench` compares locks; the other modules run by themselves."""

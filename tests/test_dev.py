@@ -27,6 +27,7 @@ dependencies = ["django-mongolock-has-no-such-dependency"]
 [dependency-groups]
 test = []
 """
+COMMANDS = ("test", "faults", "demo", "docs", "lint", "build", "load", "bench")
 # Run dev.py as it is, after a change to what it finds on the machine.
 PATCHED = "import runpy, sys; sys.argv = ['dev.py', 'test']; {patch}; runpy.run_path('dev.py', run_name='__main__')"
 # Stands in for pytest in a project of its own: says what it was given, and waits for a signal if told to.
@@ -97,18 +98,14 @@ def test_help_names_every_command(project: Path) -> None:
     for arguments in [(), ("--help",), ("-h",)]:
         result = run(project, *arguments)
         assert result.returncode == 0
-        assert all(
-            f"\n  {name} " in result.stdout for name in ("test", "faults", "load", "demo", "docs", "lint", "build")
-        )
+        assert all(f"\n  {name} " in result.stdout for name in COMMANDS)
     assert not (project / ".venv").exists()
 
 
 def test_an_unknown_command_is_one_line(project: Path) -> None:
     """A typing error costs nothing and shows what there is."""
-    assert (
-        one_line(run(project, "tset"))
-        == "dev.py: there is no command 'tset', only test, faults, demo, docs, lint, build, load"
-    )
+    line = one_line(run(project, "tset"))
+    assert line == f"dev.py: there is no command 'tset', only {', '.join(COMMANDS)}"
 
 
 def test_it_needs_the_standard_library_only() -> None:

@@ -1,0 +1,99 @@
+"""What the figures were measured on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import subprocess
+import tempfile
+import time
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from testproject.servers import Postgres, ServerError, ZooKeeper, mongod_path
+
+PACKAGES: Final = (
+    "django",
+    "pymongo",
+    "redis",
+    "python-redis-lock",
+    "kazoo",
+    "django-pglock",
+    "psycopg",
+    "filelock",
+    "mongoelector",
+    "mongolock",
+)
+
+
+def facts() -> dict[str, Any]:
+    """The machine, and the versions of everything that is compared."""
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "memory": memory(),
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
+        "python": platform.python_version(),
+        "one write to the disk, ms": round(disk() * 1000, 2),
+        "servers": servers(),
+        "packages": {name: found for name in PACKAGES if (found := installed(name))},
+        "load before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+    }
+
+
+def processor() -> str:
+    with contextlib.suppress(OSError):
+        if found := re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()):
+            return found[1]
+    return platform.processor() or platform.machine()
+
+
+def memory() -> str:
+    try:
+        return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GB"
+    except (ValueError, OSError, AttributeError):
+        return "unknown"
+
+
+def disk(times: int = 100) -> float:
+    """Seconds that a small write takes to reach the disk, where the servers keep their data."""
+    with tempfile.NamedTemporaryFile(buffering=0) as file:
+        started = time.perf_counter()
+        for _ in range(times):
+            file.write(b"x" * 200)
+            os.fsync(file.fileno())
+        return (time.perf_counter() - started) / times
+
+
+def servers() -> dict[str, str]:
+    """Versions of the server programs that are here."""
+    found = {}
+    with contextlib.suppress(ServerError):
+        found["MongoDB"] = said([str(mongod_path()), "--version"], r"db version v(\S+)")
+    found["Redis"] = said(["redis-server", "--version"], r"v=(\S+)")
+    if Postgres.missing() is None:
+        found["PostgreSQL"] = said(["psql", "--version"], r"PostgreSQL\) (\S+)")
+    if ZooKeeper.missing() is None:
+        jars = sorted(Path("/usr/share/java").glob("zookeeper-[0-9]*.jar"))
+        found["ZooKeeper"] = jars[-1].stem.removeprefix("zookeeper-") if jars else ""
+    return {name: text for name, text in found.items() if text}
+
+
+def said(command: list[str], pattern: str) -> str:
+    with contextlib.suppress(OSError):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if found := re.search(pattern, done.stdout):
+            return found[1]
+    return ""
+
+
+def installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""

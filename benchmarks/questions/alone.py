@@ -1,0 +1,103 @@
+"""What does a lock cost that nobody else wants?"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.bench import Bench, fresh_key, is_lock
+from benchmarks.contend import prove
+from benchmarks.contenders import ASYNC, BARE, IN_THREAD, OTHERS, OURS, QUICK, Contender
+from benchmarks.measure import Data, Goal, Piece, Spread, Table, interleaved, median, ratio
+from benchmarks.workers import State, Worker, workers
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one acquire and release: milliseconds, and microseconds of CPU in this process."""
+
+    milliseconds: float
+    cpu: float
+
+
+def run(state: State, key: str, count: int) -> Cost:
+    """In the worker: so many pairs, after one another."""
+    cpu = time.process_time()
+    times = state["peer"].pairs([key] * count)
+    return Cost(median(times) * 1000, (time.process_time() - cpu) / count * 1e6)
+
+
+def alone(bench: Bench) -> Iterator[Piece]:
+    """Acquire and release of a key that nobody else wants, against two bare majority writes."""
+    yield from on_one_node(bench)
+    yield from on_three_nodes(bench)
+
+
+def on_one_node(bench: Bench) -> Iterator[Piece]:
+    others = QUICK if bench.quick else OTHERS
+    found = compared(bench, [OURS, IN_THREAD, ASYNC, BARE, *others])
+    yield table("One node", found)
+    yield Data("one node", {name: [cost.milliseconds for cost in costs] for name, costs in found.items()})
+    yield Data("cpu", {name: median([cost.cpu for cost in costs]) for name, costs in found.items()})
+    yield from goal("(a) one node, in times two bare majority writes", found, 1.10)
+
+
+def on_three_nodes(bench: Bench) -> Iterator[Piece]:
+    if bench.quick:
+        return
+    mongo = [contender for contender in OTHERS if contender.needs == "mongo"]
+    found = compared(bench, [contender.at("mongo3") for contender in (OURS, IN_THREAD, ASYNC, BARE, *mongo)])
+    bench.world.stop("mongo3")
+    yield table("Three nodes", found)
+    yield Data("three nodes", {name: [cost.milliseconds for cost in costs] for name, costs in found.items()})
+    yield from goal("(a) three nodes, in times two bare majority writes", found, 1.0)
+
+
+def compared(bench: Bench, contenders: list[Contender]) -> dict[str, list[Cost]]:
+    """Each in a process of its own, one after the other in every round."""
+    ready = bench.ready(contenders)
+    key, count = fresh_key("alone"), bench.some(10, 60)
+    with contextlib.ExitStack() as ends:
+        crews: dict[str, list[Worker]] = {}
+
+        def measure(name: str) -> Cost:
+            if name not in crews:
+                crews[name] = begin(bench, ends, ready[name], key)
+            cost: Cost = crews[name][0].call(run, key, count)
+            return cost
+
+        return interleaved(ready, bench.some(2, 15), measure, bench.failed)
+
+
+def begin(bench: Bench, ends: contextlib.ExitStack, contender: Contender, key: str) -> list[Worker]:
+    """A worker that has taken the lock before; a second one has proved with it that it is one."""
+    crew = ends.enter_context(workers(2))
+    bench.open(crew, contender)
+    if is_lock(contender):
+        prove(crew, key)
+    crew[0].call(run, key, bench.some(2, 60))
+    return crew
+
+
+def table(where: str, found: dict[str, list[Cost]]) -> Table:
+    made = Table(
+        f"{where}: acquire and release, uncontended",
+        ["lock", "ms", "times two bare writes", "client CPU, µs"],
+        note="Median of the rounds, and the lowest and the highest of them.",
+    )
+    bare = found.get(BARE.name)
+    for name, costs in sorted(found.items(), key=lambda item: median([cost.milliseconds for cost in item[1]])):
+        times = [cost.milliseconds for cost in costs]
+        against = ratio(times, [cost.milliseconds for cost in bare]) if bare else None
+        made.rows.append([name, Spread.of(times), against, round(median([cost.cpu for cost in costs]))])
+    return made
+
+
+def goal(what: str, found: dict[str, list[Cost]], most: float) -> Iterator[Goal]:
+    bare = found.get(BARE.name)
+    for contender in (OURS, IN_THREAD):
+        if bare and (costs := found.get(contender.name)):
+            times = ratio([cost.milliseconds for cost in costs], [cost.milliseconds for cost in bare])
+            yield Goal(what if contender is OURS else f"{what}, in a thread", times.median, most)
