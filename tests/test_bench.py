@@ -294,8 +294,9 @@ def test_a_question_that_breaks_or_hangs_does_not_end_the_run(
     fakes: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What it had found until then is kept, the others are asked, and the exit code says that not all went well."""
-    file = tmp_path / "figures.json"
+    file, started = tmp_path / "figures.json", time.monotonic()
     assert command.main(["--json", str(file)]) == 1
+    assert time.monotonic() - started < 30  # what hangs would do so for a minute
     found = json.loads(file.read_text())["questions"]
     assert list(found) == ["hangs", "breaks", "fine"]
     assert found["hangs"]["error"] == "ended after 0 s"
