@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
@@ -162,7 +162,8 @@ class Reply:
     queued_left: until the end of its place there. waiting: how long the queue is. first_end: until the first of the
     holders would end (None: nobody holds it). holder: one of them, in words. found: was there a document that the
     command fitted? last_token: the last that was given to anybody. former: another grant of the asking owner.
-    holder_owner: the owner of that holder.
+    holder_owner: the owner of that holder. now: the server's time. mine, theirs: the grant's own entry among the
+    holders, and the first of them all, as they stand in the document.
     """
 
     left: float | None = None
@@ -178,6 +179,9 @@ class Reply:
     last_token: int = 0
     former: Former | None = None
     holder_owner: str | None = None
+    now: datetime | None = field(default=None, compare=False)
+    mine: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    theirs: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     @property
     def held(self) -> bool:
@@ -219,6 +223,9 @@ def read_reply(key: str, raw: Mapping[str, Any] | None) -> Reply:
         last_token=raw["token"] if isinstance(raw.get("token"), int) else 0,
         former=_read_former(raw.get("former")),
         holder_owner=holder.get("owner") if holder else None,
+        now=now,
+        mine=mine,
+        theirs=holder,
     )
 
 
