@@ -5,15 +5,18 @@ Ids are used once, for ever. E0xx and W0xx need no server; E1xx and W1xx ask it 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from django.apps import AppConfig, apps
 from django.conf import settings
+from django.contrib.sessions.middleware import SessionMiddleware
 from django.core import checks, mail
 from django.core.checks import CheckMessage, Tags, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS
+from django.utils.module_loading import import_string
 
 from .backends.base import get_backend, mongo_store
 from .backends.mongo import ENGINE, MongoBackend, database_settings
@@ -38,6 +41,10 @@ _IDS: Final = {
     "CONTENTION_STATUS": "E014",
     "SHORT_WAIT": "E015",
     "HISTORY": "E020",
+    "EDIT_LEASE": "E080",
+    "EDIT_BEAT": "E081",
+    "EDIT_IDLE": "E082",
+    "EDIT_FAIL_CLOSED": "E083",
 }
 
 
@@ -288,3 +295,44 @@ def check_documents(
                 )
             )
     return found
+
+
+#: A tab in the background may beat once a minute only: browsers see to that.
+_THROTTLED: Final = 75.0
+
+
+@register()
+def check_edit_locks(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """What edit locks need, if the project has any."""
+    if not _has_edit_locks() or any(message.is_serious() for message in check_settings(app_configs=None)):
+        return []
+    found: list[CheckMessage] = []
+    values = get_settings()
+    if values.EDIT_BEAT * 2 > values.EDIT_LEASE:
+        message = f"EDIT_BEAT is {values.EDIT_BEAT:g} s and EDIT_LEASE {values.EDIT_LEASE:g} s: one lost beat loses it."
+        found.append(_error("E084", f"{NAME}: {message}", "Let the lease last three beats at least."))
+    elif values.EDIT_LEASE < _THROTTLED:
+        message = f'{NAME}["EDIT_LEASE"] is {values.EDIT_LEASE:g} s, but a tab in the background beats once a minute.'
+        found.append(_warning("W080", message, f"Set it to at least {_THROTTLED:g}."))
+    if not any(_is_session_middleware(path) for path in settings.MIDDLEWARE):
+        message = "EditLockMixin is used without SessionMiddleware: a logout does not give edit locks back."
+        found.append(_warning("W081", message, "Put django.contrib.sessions.middleware.SessionMiddleware first."))
+    return found
+
+
+def _has_edit_locks() -> bool:
+    """Without importing anything that the project does not use."""
+    admin = sys.modules.get("django_mongolock.editing.admin")
+    sites = sys.modules.get("django.contrib.admin.sites")
+    if admin is None or sites is None:
+        return False
+    registered = (model_admin for site in sites.all_sites for model_admin in site._registry.values())
+    return any(isinstance(model_admin, admin.EditLockMixin) for model_admin in registered)
+
+
+def _is_session_middleware(path: str) -> bool:
+    try:
+        found = import_string(path)
+    except ImportError:
+        return False
+    return isinstance(found, type) and issubclass(found, SessionMiddleware)

@@ -35,6 +35,9 @@ class LockSettings:
     CONTENTION_STATUS: the HTTP status of on_contention="respond". SHORT_WAIT: how long `mongo_locked` waits where a
     worker should not be held up for long: in views, and in tasks that are retried instead; at most WAIT.
     HISTORY: how many megabytes of MongoDB the history of the locks may take; 0: none is written.
+    EDIT_LEASE: how long the edit lock of a browser tab lives without a beat. EDIT_BEAT: the time between two beats.
+    EDIT_IDLE: after how long without a key or a click it is given back (None: never). EDIT_FAIL_CLOSED: while MongoDB
+    cannot be asked, save nothing (else: what nobody has changed meanwhile is saved).
     """
 
     DATABASE: str = ""
@@ -50,6 +53,10 @@ class LockSettings:
     CONTENTION_STATUS: int = 423
     SHORT_WAIT: float = 1.0
     HISTORY: int = 0
+    EDIT_LEASE: float = 120.0
+    EDIT_BEAT: float = 5.0
+    EDIT_IDLE: float | None = 1_800.0
+    EDIT_FAIL_CLOSED: bool = False
 
     def margin(self, lease: float) -> float:
         """How much longer the server lets a lease of that length live."""
@@ -105,6 +112,16 @@ def _check_status(value: object) -> None:
         raise ValueError("it is an HTTP status from 400 to 599")
 
 
+def _check_idle(value: object) -> None:
+    if value is not None:
+        check_seconds("it", value)
+
+
+def _check_flag(value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError("it is True or False")
+
+
 def _check_backend(value: object) -> None:
     if not isinstance(value, str):
         raise TypeError("it is a dotted path")
@@ -127,6 +144,10 @@ VALUES: Final[dict[str, tuple[Callable[[object], object], str]]] = {
     "BACKEND": (_check_backend, f"the dotted path of a backend class, for example {LockSettings().BACKEND!r}"),
     "SHORT_WAIT": (_check_short_wait, "seconds to wait in a view, for example 1; 0 for a single try"),
     "HISTORY": (_check_megabytes, "how many megabytes the history of the locks may take, for example 100; 0 for none"),
+    "EDIT_LEASE": (_check_seconds, "seconds that the edit lock of a tab lives without a beat, for example 120"),
+    "EDIT_BEAT": (_check_seconds, "seconds between two beats of a tab, for example 5"),
+    "EDIT_IDLE": (_check_idle, "seconds without a key or a click, for example 1800; None for no limit"),
+    "EDIT_FAIL_CLOSED": (_check_flag, "True or False"),
     "CONTENTION_STATUS": (_check_status, "an HTTP status, for example 423 or 409"),
 }
 

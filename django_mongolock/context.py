@@ -29,7 +29,7 @@ def holder_facts() -> dict[str, str | int]:
     """Host, process, thread or asyncio task, view or Celery task, user: what can be told of them here and now."""
     facts: dict[str, str | int] = {"host": _HOST, "pid": os.getpid(), "thread": _worker_name()}
     request = current_request.get()
-    if place := _celery_task() or (_view(request) if request is not None else ""):
+    if place := _celery_task() or (view_name(request) if request is not None else ""):
         facts["place"] = tidy_fact(place)
     if request is not None and (user := _username(request)):
         facts["user"] = tidy_fact(user)
@@ -70,7 +70,8 @@ def task_owner() -> str | None:
     return tidy_fact(task.request.id) if task is not None and task.acks_late else None
 
 
-def _view(request: HttpRequest) -> str:
+def view_name(request: HttpRequest) -> str:
+    """The view that serves a request, as it stands on a lock."""
     match = getattr(request, "resolver_match", None)
     return f"view {match.view_name or match._func_path}" if match is not None else f"{request.method} {request.path}"
 

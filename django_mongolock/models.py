@@ -234,6 +234,7 @@ class Lock(models.Model):
             ("ask_release_lock", _("Can ask for the release of a lock")),
             ("force_release_lock", _("Can force the release of a lock")),
             ("clear_document_lock", _("Can clear stale locks in documents")),
+            ("take_over_edit_lock", _("Can take over a form that somebody else edits")),
         )
 
     def __str__(self) -> str:

@@ -61,6 +61,10 @@ class TestValues:
             ("RETENTION", "E011", [0, 60, "week", None, float("inf")]),
             ("COMMAND_TIMEOUT", "E012", [0, -5, "5", None]),
             ("BACKEND", "E013", [None, 7, "", "nothing", "no.such.module", "django_mongolock.backends.mongo.Nothing"]),
+            ("EDIT_LEASE", "E080", [0, -1, "120", None, True, float("nan")]),
+            ("EDIT_BEAT", "E081", [0, -1, "5", None, True]),
+            ("EDIT_IDLE", "E082", [0, -1, "1800", True, float("inf")]),
+            ("EDIT_FAIL_CLOSED", "E083", [None, 1, "yes"]),
             ("CONTENTION_STATUS", "E014", [None, "423", 200, 399, 600, True, 423.0]),
         ],
     )

@@ -15,6 +15,7 @@ RUN_BY = {
     "docs/howto/commands.md": "tests/test_docs_topics.py",
     "docs/howto/cron.md": "tests/test_docs_howto.py",
     "docs/howto/document-locks.md": "tests/documents/test_docs.py",
+    "docs/howto/edit-locks.md": "tests/editing/test_docs.py",
     "docs/howto/fencing.md": "tests/test_docs_howto.py",
     "docs/howto/incidents.md": "tests/test_incidents.py",
     "docs/howto/locks.md": "tests/test_docs_howto.py",

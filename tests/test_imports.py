@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent / PACKAGE
 #: Nobody imports from a layer to the right of its own.
 LAYERS = ("exceptions", "engine", "backends", "locks", "decorators", "contrib")
 #: These stand on all of that. None of it may import them.
-ON_TOP = ("models", "admin", "management", "versions")
+ON_TOP = ("models", "admin", "management", "versions", "editing")
 #: Nothing below `backends` may import these.
 FRAMEWORKS = ("django", "django_mongodb_backend", "celery")
 

@@ -126,6 +126,7 @@ class Migration(migrations.Migration):
                     ("ask_release_lock", "Can ask for the release of a lock"),
                     ("force_release_lock", "Can force the release of a lock"),
                     ("clear_document_lock", "Can clear stale locks in documents"),
+                    ("take_over_edit_lock", "Can take over a form that somebody else edits"),
                 ),
                 "managed": False,
                 "default_permissions": ("view",),

@@ -2,6 +2,7 @@
 
 import json
 from datetime import datetime
+from typing import Any
 
 from django import template
 from django.utils.html import format_html
@@ -38,3 +39,20 @@ def time_ago(value: datetime | None, now: datetime) -> SafeString | str:
 def time_left(value: datetime | None, now: datetime) -> str:
     """How long until then; "?" where the document does not tell."""
     return "?" if value is None else words.left(value, now)
+
+
+@register.inclusion_tag("django_mongolock/editing/panel.html", takes_context=True)
+def edit_lock(context: template.Context, editing: Any, form_id: str = "") -> dict[str, Any]:
+    """Who edits the page, above its form. form_id: the id of the form."""
+    return {
+        **editing.context,
+        "form_id": form_id,
+        "take_over_address": editing.action_address("take-over"),
+        "csrf_token": context.get("csrf_token"),
+    }
+
+
+@register.inclusion_tag("django_mongolock/editing/fields.html")
+def edit_lock_fields(editing: Any) -> dict[str, Any]:
+    """The hidden fields, inside the form."""
+    return {"editing": editing}

@@ -99,12 +99,12 @@ class VersionedModelForm(ModelForm):
 
     def _writes_anything(self) -> bool:
         """Whether the form differs from what is stored. (`has_changed` looks at `initial`, which may be anything.)"""
-        columns = _columns(self.instance, self.fields)
-        others = set(self.changed_data) - {field.name for field in columns}
+        own = columns(self.instance, self.fields)
+        others = set(self.changed_data) - {field.name for field in own}
         same = all(
             field.name in self.cleaned_data
             and digest(field, self.cleaned_data[field.name]) == digest(field, field.value_from_object(self.instance))
-            for field in columns
+            for field in own
         )
         return bool(others) or not same
 
@@ -126,7 +126,7 @@ class VersionedModelForm(ModelForm):
         show(self.fields[FIELD], token)
         message = _("This was changed while you were editing it. Look at what changed, then save again.")
         self.add_error(None, ValidationError(message, code="conflict"))
-        for field in _columns(stored, self.fields):
+        for field in columns(stored, self.fields):
             self._show_field(field, stored, typed, page["fields"].get(field.name) if page else None)
 
     def _show_field(
@@ -154,8 +154,13 @@ def show(field: forms.Field, value: Any) -> None:
 
 def sign(instance: models.Model, names: Container[str] = ()) -> str:
     """What a page of *instance* with the fields *names* is made of. It gives no value away, and cannot be made up."""
-    digests = {field.name: digest(field, field.value_from_object(instance)) for field in _columns(instance, names)}
-    return signing.dumps({"of": _name(instance), "version": _version(instance), "fields": digests}, salt=SALT)
+    return signing.dumps(page_of(instance, names), salt=SALT)
+
+
+def page_of(instance: models.Model, names: Container[str]) -> Page:
+    """What a page of *instance* with the fields *names* is made of."""
+    digests = {field.name: digest(field, field.value_from_object(instance)) for field in columns(instance, names)}
+    return {"of": _name(instance), "version": _version(instance), "fields": digests}
 
 
 def is_current(page: Page | None, instance: models.Model) -> bool:
@@ -192,7 +197,8 @@ def display(field: models.Field[Any, Any], instance: models.Model) -> str:
     return "" if value is None else str(value)
 
 
-def _columns(instance: models.Model, names: Container[str]) -> list[Any]:
+def columns(instance: models.Model, names: Container[str]) -> list[Any]:
+    """The fields of the model that are among *names*."""
     options = instance._meta
     return [field for field in (*options.concrete_fields, *options.many_to_many) if field.name in names]
 

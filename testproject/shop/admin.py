@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 
-from django_mongolock.admin import DocumentLockAdminMixin
+from django_mongolock.admin import DocumentLockAdminMixin, EditLockMixin
 from testproject.shop.models import Ad, Order, Seller, ad_exports
 
 if TYPE_CHECKING:
@@ -14,8 +14,8 @@ else:
 
 
 @admin.register(Order)
-class OrderAdmin(ModelAdmin):
-    """Orders, with how often each was charged."""
+class OrderAdmin(EditLockMixin, ModelAdmin):
+    """Orders, with how often each was charged. One tab at a time edits an order."""
 
     list_display = ("pk", "item", "price", "state", "charges", "created_at")
     list_filter = ("state",)
@@ -24,8 +24,11 @@ class OrderAdmin(ModelAdmin):
 
 
 @admin.register(Ad)
-class AdAdmin(DocumentLockAdminMixin, ModelAdmin):
-    """Ads, with how far the export of each is. Those that a dead flow holds can be freed."""
+class AdAdmin(EditLockMixin, DocumentLockAdminMixin, ModelAdmin):
+    """Ads, with how far the export of each is. Those that a dead flow holds can be freed.
+
+    One tab at a time edits an ad; what its seller changes meanwhile by the API is found out when it is saved.
+    """
 
     document_lock = ad_exports
 

@@ -1,0 +1,81 @@
+"""Who edits, with Django's test client in the place of a browser; and what a page has for them."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import re
+from typing import Any
+
+from django.contrib.auth.models import Permission, User
+from django.db.models import Model
+from django.test import Client
+
+from django_mongolock.backends.base import mongo_store
+from django_mongolock.editing import edit_key
+from django_mongolock.engine.survey import latest
+
+_numbers = itertools.count(1)
+
+
+def somebody(name: str = "", *permissions: str, superuser: bool = False) -> Client:
+    """A browser in which somebody of the staff is logged in, who may change everything, and not take over."""
+    user, made = User.objects.get_or_create(
+        username=name or f"user{next(_numbers)}", defaults={"is_staff": True, "is_superuser": superuser}
+    )
+    if made:
+        labels = ("shop", "rates", "auth")
+        user.user_permissions.set(Permission.objects.filter(content_type__app_label__in=labels))
+    user.user_permissions.add(*Permission.objects.filter(codename__in=permissions))
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def fields_of(page: Any) -> dict[str, str]:
+    """What a browser would send back of the form untouched: hidden fields, inputs, areas, chosen options."""
+    text = page.content.decode()
+    body = re.search(r'<form[^>]*id="[a-z_]+"[^>]*novalidate>(.*?)</form>', text, re.DOTALL) or re.search(
+        r'<form method="post" id="order(?:-form)?">(.*?)</form>', text, re.DOTALL
+    )
+    assert body, text
+    found: dict[str, str] = {}
+    for tag in re.findall(r"<input[^>]*>", body[1]):
+        attributes = dict(re.findall(r'([a-z-]+)="([^"]*)"', tag))
+        kind = attributes.get("type", "text")
+        if kind == "submit" or (kind in ("checkbox", "radio") and " checked" not in tag) or "name" not in attributes:
+            continue
+        found[attributes["name"]] = html.unescape(attributes.get("value", "on" if kind == "checkbox" else ""))
+    for name, value in re.findall(r'<textarea[^>]*name="([^"]*)"[^>]*>\n?(.*?)</textarea>', body[1], re.DOTALL):
+        found[name] = html.unescape(value)
+    for name, options in re.findall(r'<select[^>]*name="([^"]*)"[^>]*>(.*?)</select>', body[1], re.DOTALL):
+        if chosen := re.search(r'<option value="([^"]*)" selected', options):
+            found[name] = html.unescape(chosen[1])
+    return found
+
+
+def text_of(page: Any) -> str:
+    """The page as it is read."""
+    body = re.sub(r"<(script|style|noscript).*?</\1>", "", page.content.decode(), flags=re.DOTALL)
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", body)))
+
+
+def state_of(page: Any) -> str:
+    """What the panel says, in a word."""
+    found = re.search(r'data-mongolock-editing="([a-z]+)"', page.content.decode())
+    return found[1] if found else ""
+
+
+def tell(client: Client, address: str, action: str, fields: dict[str, str], **more: Any) -> Any:
+    """What the page's script sends, and the answer."""
+    mark = "&" if "?" in address else "?"
+    names = ("edit_lock_tab", "edit_lock_seal")
+    data = {**{name: fields[name] for name in names if name in fields}, **more}
+    return client.post(f"{address}{mark}edit-lock={action}", data, headers={"Accept": "application/json"})
+
+
+def holders(obj: Model | str) -> list[dict[str, Any]]:
+    """Who holds the edit lock, as it is stored."""
+    found = latest(mongo_store()).find_one({"_id": edit_key(obj)}) or {}
+    held: list[dict[str, Any]] = found.get("holders", [])
+    return held

@@ -1,0 +1,371 @@
+"""Edit locks in real browsers: two people, or two tabs, in one form, through all ways that it can go."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from pytest_django import Settings
+from pytest_django.live_server_helper import LiveServer
+
+from testproject.shop.models import Order
+from tests.browsing import MIDDLEWARE, browser
+from tests.editing.conftest import set_locks
+from tests.editing.people import holders, somebody
+from tests.lock_documents import Locks
+from tests.waiting import eventually
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases=["default", "mongo"]),
+    pytest.mark.slow,
+]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A browser for all tests of this module."""
+    with browser() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _quick(chromium: Any, settings: Settings, locks: Locks) -> None:
+    """Beats that a test can wait for."""
+    set_locks(settings, EDIT_BEAT=0.3, EDIT_LEASE=30)
+    settings.MIDDLEWARE = [MIDDLEWARE, *settings.MIDDLEWARE]
+
+
+@pytest.fixture
+def order() -> Order:
+    return Order.objects.create(buyer=User.objects.create(username="buyer"), item="bike", price=100)
+
+
+class Person:
+    """Somebody with a browser of his own, in which he is logged in."""
+
+    def __init__(self, chromium: Any, base: str, name: str, *permissions: str, **options: Any) -> None:
+        self.context = chromium.new_context(base_url=base, **options)
+        self.context.set_default_timeout(10_000)
+        self.client: Client = somebody(name, *permissions)
+        self.context.add_cookies([{"name": "sessionid", "value": self.client.cookies["sessionid"].value, "url": base}])
+        self.problems: list[str] = []
+
+    def open(self, address: str) -> Any:
+        """A tab with this page."""
+        tab = self.context.new_page()
+        tab.on("console", self._note)
+        tab.on("pageerror", lambda error: self.problems.append(str(error)))
+        tab.goto(address)
+        return tab
+
+    def _note(self, message: Any) -> None:
+        if "Content Security Policy" in message.text or "Content-Security-Policy" in message.text:
+            self.problems.append(message.text)
+
+
+@pytest.fixture
+def people(chromium: Any, live_server: LiveServer) -> Iterator[Callable[..., Person]]:
+    """Makes people. Nothing that their browsers were given may break the policy, or raise."""
+    made: list[Person] = []
+
+    def make(name: str, *permissions: str, **options: Any) -> Person:
+        made.append(Person(chromium, live_server.url, name, *permissions, **options))
+        return made[-1]
+
+    yield make
+    for person in made:
+        person.context.close()
+    assert [person.problems for person in made if person.problems] == []
+
+
+def page_of(order: Order) -> str:
+    return f"/admin/shop/order/{order.pk}/change/"
+
+
+def says(tab: Any, text: str) -> None:
+    """Wait until the panel says so."""
+    sync_api.expect(tab.locator('[data-part="text"]')).to_contain_text(text)
+
+
+def item_of(order: Order) -> str:
+    order.refresh_from_db()
+    return order.item
+
+
+def test_busy_until_it_is_free(people: Callable[..., Person], order: Order) -> None:
+    """The second one reads; when the first saves, it is told so by itself, and may edit what is there then."""
+    first, second = people("anna").open(page_of(order)), people("ben").open(page_of(order))
+    says(first, "You are editing this.")
+    says(second, "This is being edited: anna.")
+    assert second.locator("[name=item]").count() == 0
+    before = second.locator('[data-part="detail"]').inner_text()
+    sync_api.expect(second.locator('[data-part="detail"]')).not_to_have_text(before)
+    first.fill("[name=item]", "car")
+    first.click("[name=_save]")
+    first.wait_for_url("**/shop/order/")
+    says(second, "It is free now")
+    second.click("text=Edit it now")
+    says(second, "You are editing this.")
+    assert second.input_value("[name=item]") == "car"
+
+
+def test_taken_over(people: Callable[..., Person], order: Order) -> None:
+    """The first is told within a beat; what was typed is there, cannot be saved now, and later shows both versions."""
+    first = people("anna").open(page_of(order))
+    second = people("boss", "take_over_edit_lock").open(page_of(order))
+    first.fill("[name=item]", "car")
+    second.click("summary")
+    second.click("text=Yes, take over")
+    says(second, "You are editing this.")
+    assert "edit-tab" not in second.url
+    says(first, "This is now being edited: boss. What you typed is still here")
+    assert first.input_value("[name=item]") == "car"
+    first.click("[name=_save]", force=True)
+    assert item_of(order) == "bike"
+    second.fill("[name=item]", "boat")
+    second.click("[name=_save]")
+    second.wait_for_url("**/shop/order/")
+    first.click("text=Go on editing")
+    says(first, "this was changed meanwhile")
+    first.click("[name=_save]")
+    says(first, "Not saved: this was changed while you were editing it.")
+    assert re.search(r"Item\s+boat\s+car\s+both of you", first.locator("table.mongolock-editing-both").inner_text())
+    assert first.input_value("[name=item]") == "car"
+    assert item_of(order) == "boat"
+    first.click("[name=_save]")
+    first.wait_for_url("**/shop/order/")
+    assert item_of(order) == "car"
+
+
+def test_both_in_turn(people: Callable[..., Person], order: Order) -> None:
+    """Who lost it takes it back in its place, with the permission, and loses nothing of what was typed."""
+    first = people("anna", "take_over_edit_lock").open(page_of(order))
+    second = people("boss", "take_over_edit_lock").open(page_of(order))
+    first.fill("[name=item]", "car")
+    second.click("summary")
+    second.click("text=Yes, take over")
+    says(first, "This is now being edited: boss.")
+    first.click("summary")
+    first.click("text=Yes, take over")
+    says(first, "You are editing this.")
+    says(second, "This is now being edited: anna.")
+    first.click("[name=_save]")
+    first.wait_for_url("**/shop/order/")
+    assert item_of(order) == "car"
+
+
+def test_killed_browser(people: Callable[..., Person], order: Order, chromium: Any, settings: Settings) -> None:
+    """A browser that says no good-bye: free when its lease is over, and the reader is told."""
+    set_locks(settings, EDIT_LEASE=2)
+    anna, ben = people("anna"), people("ben")
+    first = anna.open(page_of(order))
+    second = ben.open(page_of(order))
+    says(second, "This is being edited: anna.")
+    anna.context.set_offline(True)
+    says(second, "It is free now")
+    second.click("text=Edit it now")
+    says(second, "You are editing this.")
+    first.fill("[name=item]", "typed while offline")
+    anna.context.set_offline(False)
+    says(first, "This is now being edited: ben.")
+    assert first.input_value("[name=item]") == "typed while offline"
+
+
+def test_logout(people: Callable[..., Person], order: Order) -> None:
+    """In another tab: free at once; the form keeps what was typed and says what to do."""
+    anna, ben = people("anna"), people("ben")
+    first = anna.open(page_of(order))
+    first.fill("[name=item]", "car")
+    other = anna.open("/admin/")
+    second = ben.open(page_of(order))
+    says(second, "This is being edited: anna.")
+    other.click("text=Log out")
+    says(second, "It is free now")
+    sync_api.expect(first.locator('[data-part="offline"]')).to_be_visible()
+    assert first.input_value("[name=item]") == "car"
+
+
+@pytest.mark.parametrize("way", ["closed", "elsewhere"])
+def test_left(people: Callable[..., Person], order: Order, way: str) -> None:
+    """A closed tab, or another page in it: free at once, by a beacon."""
+    first = people("anna").open(page_of(order))
+    assert holders(order)
+    if way == "closed":
+        first.close(run_before_unload=True)
+    else:
+        first.goto("/admin/")
+    assert eventually(lambda: not holders(order))
+
+
+def test_reload_and_back(people: Callable[..., Person], order: Order) -> None:
+    """The same tab has it again, after a reload as after a way there and back."""
+    tab = people("anna").open(page_of(order))
+    says(tab, "You are editing this.")
+    for _ in range(3):
+        tab.reload()
+        says(tab, "You are editing this.")
+    assert "edit-tab" not in tab.url
+    tab.goto("/admin/")
+    tab.go_back()
+    says(tab, "You are editing this.")
+    tab.fill("[name=item]", "car")
+    tab.click("[name=_save]")
+    tab.wait_for_url("**/shop/order/")
+    assert item_of(order) == "car"
+    tab.go_back()
+    says(tab, "You are editing this.")
+
+
+def test_back_forward_cache(people: Callable[..., Person], order: Order) -> None:
+    """A page that the browser kept, as it was left, takes the lock again; if it is not to be had, it says so."""
+    anna, ben = people("anna"), people("ben")
+    tab = anna.open(page_of(order))
+    tab.fill("[name=item]", "car")
+    # Headless chromium keeps no page: play what it does.
+    name = tab.input_value("[name=edit_lock_tab]")
+    tab.evaluate("dispatchEvent(new PageTransitionEvent('pagehide', {persisted: true}))")
+    assert eventually(lambda: not holders(order))
+    tab.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
+    assert eventually(lambda: len(holders(order)) == 1)
+    sync_api.expect(tab.locator("[name=edit_lock_tab]")).not_to_have_value(name)  # the answer is there
+    says(tab, "You are editing this.")
+    tab.evaluate("dispatchEvent(new PageTransitionEvent('pagehide', {persisted: true}))")
+    assert eventually(lambda: not holders(order))
+    ben.open(page_of(order))
+    tab.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
+    says(tab, "This is now being edited: ben.")
+    assert tab.input_value("[name=item]") == "car"
+
+
+def test_second_tab(people: Callable[..., Person], order: Order) -> None:
+    """The same user in another tab is told that it is he, may take over, and the first tab is told."""
+    anna = people("anna")
+    first = anna.open(page_of(order))
+    with anna.context.expect_page() as opened:  # with a copy of the first one's session storage
+        first.evaluate("window.open(location.href)")
+    second = opened.value
+    says(second, "This is being edited: you, in another tab.")
+    second.click("summary")
+    second.click("text=Yes, take over")
+    says(second, "You are editing this.")
+    says(first, "This is now being edited: you, in another tab.")
+
+
+def test_double_click(people: Callable[..., Person], order: Order) -> None:
+    """The browser asks for the page twice, and shows one: it is not told of itself."""
+    anna = people("anna")
+    anna.open(page_of(order)).close(run_before_unload=True)
+    assert eventually(lambda: not holders(order))
+    tab = anna.open("/admin/shop/order/")
+    tab.dblclick("th.field-pk a")
+    says(tab, "You are editing this.")
+
+
+def test_idle(people: Callable[..., Person], order: Order, settings: Settings) -> None:
+    """After a time without a key: free for others; one click goes on."""
+    set_locks(settings, EDIT_IDLE=1)
+    tab = people("anna").open(page_of(order))
+    tab.fill("[name=item]", "car")
+    says(tab, "Nothing was typed for")
+    assert holders(order) == []
+    assert tab.input_value("[name=item]") == "car"
+    tab.click("text=Go on editing")
+    says(tab, "You are editing this.")
+    assert len(holders(order)) == 1
+
+
+def test_draft(people: Callable[..., Person], order: Order) -> None:
+    """What was typed and not saved is offered again in the same tab, and goes with the save."""
+    tab = people("anna").open(page_of(order))
+    tab.fill("[name=item]", "car")
+    tab.select_option("[name=state]", "paid")
+    assert eventually(lambda: "car" in tab.evaluate("JSON.stringify(sessionStorage)"))
+    tab.reload()
+    says(tab, "You are editing this.")
+    assert tab.input_value("[name=item]") == "bike"
+    tab.click("text=Put it into the form")
+    assert (tab.input_value("[name=item]"), tab.input_value("[name=state]")) == ("car", "paid")
+    tab.click("text=Save and continue editing")
+    says(tab, "You are editing this.")
+    assert item_of(order) == "car"
+    assert tab.locator('[data-part="draft"]').is_hidden()
+    assert "draft" not in tab.evaluate("JSON.stringify(sessionStorage)")
+
+
+def test_without_javascript(people: Callable[..., Person], order: Order) -> None:
+    """Taken when the page is opened, released when it is saved; take-over by a button; the page says for how long."""
+    anna = people("anna", java_script_enabled=False)
+    boss = people("boss", "take_over_edit_lock", java_script_enabled=False)
+    first = anna.open(page_of(order))
+    assert "Without JavaScript the lock lasts for 30 s" in first.inner_text("noscript")
+    second = boss.open(page_of(order))
+    assert "This is being edited: anna." in second.inner_text("section.mongolock-editing")
+    second.click("summary")
+    second.click("text=Yes, take over")
+    first.fill("[name=item]", "car")
+    first.click("[name=_save]")
+    assert "Not saved: this is now being edited: boss." in first.inner_text("section.mongolock-editing")
+    second.fill("[name=item]", "boat")
+    second.click("[name=_save]")
+    first.click("[name=_continue]") if first.locator("[name=_continue]").count() else first.reload()
+    assert item_of(order) == "boat"
+
+
+def accessible(tab: Any, axe: str) -> None:
+    """Axe finds nothing, in light and in dark."""
+    for scheme in ("light", "dark"):
+        tab.emulate_media(color_scheme=scheme)
+        tab.wait_for_timeout(300)  # colours fade
+        tab.evaluate(axe)
+        found = tab.evaluate("axe.run(document.querySelector('main'))")["violations"]
+        assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
+
+
+def test_accessible(people: Callable[..., Person], order: Order) -> None:
+    """Every state of the panel, in the admin and outside of it."""
+    package = pytest.importorskip("axe_core_python", reason="axe-core-python is in the dependency group testing")
+    axe = (Path(package.__file__).parent / "axe.min.js").read_text()
+    anna, boss = people("anna", bypass_csp=True), people("boss", "take_over_edit_lock", bypass_csp=True)
+    first, second = anna.open(page_of(order)), boss.open(page_of(order))
+    accessible(first, axe)
+    second.keyboard.press("Tab")  # all of it by the keyboard, too
+    second.focus("summary")
+    second.keyboard.press("Enter")
+    accessible(second, axe)
+    first.fill("[name=item]", "car")
+    second.focus("text=Yes, take over")
+    second.keyboard.press("Enter")
+    says(first, "This is now being edited: boss.")
+    accessible(first, axe)
+    second.fill("[name=item]", "boat")
+    second.click("[name=_save]")
+    second.wait_for_url("**/shop/order/")
+    first.click("text=Go on editing")
+    says(first, "changed meanwhile")
+    first.click("[name=_save]")
+    says(first, "Not saved")
+    accessible(first, axe)
+    accessible(anna.open(f"/own/{order.pk}/"), axe)
+
+
+def test_own_views(people: Callable[..., Person], order: Order) -> None:
+    """A class and a coroutine of one's own, with the template tags."""
+    anna, ben = people("anna"), people("ben")
+    for address in (f"/own/{order.pk}/", f"/async/{order.pk}/"):
+        first = anna.open(address)
+        says(first, "You are editing this.")
+        second = ben.open(address)
+        says(second, "This is being edited: anna.")
+        first.fill("[name=item]", address)
+        first.click("button:text-is('Save')")
+        first.wait_for_url("**/done/")
+        assert item_of(order) == address
+        says(second, "It is free now")
+        first.close()
+        second.close()

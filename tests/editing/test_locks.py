@@ -1,0 +1,196 @@
+"""`EditLock`: the lock of one tab, in MongoDB and in memory, blocking and awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from pytest_django import Settings
+
+from django_mongolock import mongo_lock
+from django_mongolock.backends.base import mongo_store
+from django_mongolock.editing import EditLock, Person, Standing
+from django_mongolock.engine import upkeep
+from django_mongolock.testing import override_locks
+from testproject.shop.models import Order
+from tests.editing.conftest import set_locks
+from tests.lock_documents import Locks
+from tests.lock_fixtures import WITH_MONGO, Commands
+from tests.looking import new_key
+from tests.waiting import eventually
+
+pytestmark = WITH_MONGO
+
+ANNA, BEN = Person("1", "anna", "session:a"), Person("2", "ben", "session:b")
+Do = Callable[..., Standing]
+
+
+@pytest.fixture(params=["blocking", "awaited"])
+def do(request: pytest.FixtureRequest, locks: Locks) -> Do:
+    """Does something with a lock, by one of its two faces."""
+
+    def do(lock: EditLock, name: str, *args: Any) -> Standing:
+        if request.param == "blocking":
+            found: Standing = getattr(lock, name)(*args)
+            return found
+        awaited: Standing = asyncio.run(getattr(lock, f"a{name}")(*args))
+        return awaited
+
+    return do
+
+
+@pytest.fixture
+def key() -> str:
+    return new_key("edit")
+
+
+def test_both_faces_have_the_same_methods() -> None:
+    """None was forgotten."""
+    names = {name for name, value in vars(EditLock).items() if inspect.isfunction(value) and not name.startswith("_")}
+    plain = {name for name in names if f"a{name}" in names}
+    assert names == plain | {f"a{name}" for name in plain}
+    assert len(plain) == 6
+
+
+def test_one_at_a_time(do: Do, key: str) -> None:
+    """Taken, kept, given back, taken by the next; tokens grow."""
+    anna, ben = EditLock(key, ANNA), EditLock(key, BEN)
+    first = do(anna, "take")
+    assert first.held
+    assert first.editor
+    assert (first.editor.who, first.editor.name) == ("mine", "anna")
+    busy = do(ben, "take")
+    assert busy.editor
+    assert (busy.held, busy.free, busy.editor.who) == (False, False, "somebody")
+    assert do(anna, "beat").held
+    assert not do(ben, "beat").held
+    assert do(ben, "release").editor is not None
+    assert do(anna, "release").free
+    second = do(EditLock(key, BEN), "take")
+    assert second.held
+    assert second.editor
+    assert second.editor.token > first.editor.token
+
+
+def test_what_a_tab_released_it_does_not_take_again(do: Do, key: str) -> None:
+    """A command that was held up on its way cannot bring it back."""
+    anna = EditLock(key, ANNA)
+    do(anna, "take")
+    do(anna, "release")
+    assert do(anna, "take").free
+    assert do(anna, "beat").free
+    assert do(EditLock(key, ANNA), "take").held
+
+
+def test_taking_over(do: Do, key: str) -> None:
+    """In one command: from that editor, and from nobody else; the loser's commands change nothing."""
+    anna, ben, carla = (EditLock(key, person) for person in (ANNA, BEN, Person("3", "carla")))
+    token = do(anna, "take").editor.token  # type: ignore[union-attr]
+    assert do(ben, "take_over", token).held
+    assert not do(carla, "take_over", token).held
+    for name in ("beat", "release"):
+        standing = do(anna, name)
+        assert standing.editor
+        assert standing.editor.name == "ben"
+    do(ben, "release")
+    assert do(carla, "take_over", token).held  # nobody has it: it is free
+
+
+def test_succeeding(do: Do, key: str) -> None:
+    """The next page of a tab takes the place of the one before, once; another user's page does not."""
+    first, second, third, ben = EditLock(key, ANNA), EditLock(key, ANNA), EditLock(key, ANNA), EditLock(key, BEN)
+    do(first, "take")
+    assert not do(ben, "succeed", first.tab).held
+    assert do(second, "succeed", first.tab).held
+    standing = do(third, "succeed", first.tab)
+    assert standing.editor
+    assert standing.editor.who == "mine-elsewhere"
+    do(second, "release")
+    assert do(third, "succeed", second.tab).held
+
+
+def test_without_a_beat_it_ends(do: Do, key: str, settings: Settings) -> None:
+    """By the server's clock: nobody has to clean up."""
+    set_locks(settings, EDIT_LEASE=0.2)
+    anna, ben = EditLock(key, ANNA), EditLock(key, BEN)
+    do(anna, "take")
+    assert not do(ben, "take").held
+    assert eventually(lambda: do(ben, "take").held, 20)
+    standing = do(anna, "beat")
+    assert standing.editor
+    assert standing.editor.name == "ben"
+
+
+def test_away(do: Do, key: str, away: None) -> None:
+    """Nothing is raised, and the password of the connection is nowhere."""
+    standing = do(EditLock(key, ANNA), "take")
+    assert (standing.held, standing.free, standing.editor) == (False, False, None)
+    assert "did not answer" in standing.problem
+    assert "hunter2" not in standing.problem
+
+
+def test_a_damaged_document(do: Do, key: str, locks: Locks) -> None:
+    """It is a problem of its own object: nobody is told that the lock is free."""
+    locks.collection.insert_one({"_id": key, "holders": "nonsense"})
+    standing = do(EditLock(key, ANNA), "take")
+    assert standing.problem
+    assert not standing.held
+    assert not standing.free
+
+
+def test_one_command(key: str, locks: Locks, commands: Commands) -> None:
+    """For each thing that it does; a take-over looks first."""
+    anna, ben = EditLock(key, ANNA), EditLock(key, BEN)
+    token = anna.take().editor.token  # type: ignore[union-attr]
+    for lock, name, args in ((anna, "beat", ()), (anna, "look", ()), (ben, "take", ()), (ben, "take_over", (token,))):
+        commands.sent.clear()
+        getattr(lock, name)(*args)
+        assert len(commands.sent) == (2 if name == "take_over" else 1)
+    for command in commands.sent:
+        if "findAndModify" in command:
+            assert command["writeConcern"] == {"w": "majority"}
+
+
+def test_a_crowd(key: str, locks: Locks) -> None:
+    """Of many tabs at the same moment, one gets it; of many take-overs from it, one."""
+    tabs = [EditLock(key, Person(str(number), f"user{number}")) for number in range(16)]
+    with ThreadPoolExecutor(16) as pool:
+        (winner,) = [standing for standing in pool.map(EditLock.take, tabs) if standing.held]
+        assert winner.editor
+        token = winner.editor.token
+        others = [tab for tab in tabs if tab.person.name != winner.editor.name]
+        assert sum(standing.held for standing in pool.map(lambda tab: tab.take_over(token), others)) == 1
+
+
+def test_the_work_on_a_row_does_not_wait_for_people(locks: Locks) -> None:
+    """The lock of the row is another one."""
+    order = Order.objects.create(buyer=User.objects.create(username="buyer"), item="bike", price=1)
+    from django_mongolock.editing import edit_key
+
+    assert EditLock(edit_key(order), ANNA).take().held
+    with mongo_lock(order, wait=0) as lock:
+        assert lock.held
+
+
+def test_clearing_stale_locks_leaves_a_living_editor(key: str, locks: Locks) -> None:
+    """And clears one that is over, as any lock."""
+    anna = EditLock(key, ANNA)
+    anna.take()
+    assert upkeep.clear_stale(mongo_store(), [key], upkeep.Which()).cleared == 0
+    assert anna.beat().held
+
+
+def test_in_memory(key: str) -> None:
+    """The backend for tests knows edit locks as well."""
+    with override_locks():
+        anna, ben = EditLock(key, ANNA), EditLock(key, BEN)
+        token = anna.take().editor.token  # type: ignore[union-attr]
+        assert not ben.take().held
+        assert ben.take_over(token).held
+        assert not anna.beat().held
+        assert ben.release().free
