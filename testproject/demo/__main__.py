@@ -73,7 +73,9 @@ def show(running: site.Site, options: argparse.Namespace) -> None:
         f"""
   start page  {running.base}/
   locks       {running.base}/admin/django_mongolock/lock/
+  edit locks  {running.base}/admin/shop/order/ (open the same one in two browsers)
   login       {site.ADMIN} / {running.password}
+  or as       {site.EDITOR} / {running.password}
   logs        {running.processes.logs}
   locking     {"on" if options.locks else "OFF: watch the wrong re-exports on the start page"}
 

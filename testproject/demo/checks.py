@@ -19,7 +19,7 @@ from testproject.demo import site
 from testproject.demo.browser import Browser, links
 from testproject.demo.site import Site
 from testproject.shop import audit
-from testproject.shop.models import Ad
+from testproject.shop.models import Ad, Order
 from testproject.shop.tasks import hold
 
 LEASE = 5.0
@@ -98,11 +98,17 @@ def pages(running: Site) -> Iterator[Finding]:
     browser = Browser(running.base)
     browser.login("/admin/login/", site.ADMIN, running.password)
     with mongo_lock("demo:look-at-me", label="held for the check"):
-        search = f"{LOCKS}?q=demo:look"
+        search = f"{LOCKS}?q=look-at-me"
         yield _page(browser, "lock list", search, "demo:look-at-me")
         found = [target.split("?")[0] for target in links(browser.get(search).text, f"^{LOCKS}.*look.*/change/")]
         yield _page(browser, "page of one lock", [*found, f"{LOCKS}no-link/"][0], "demo:look-at-me")
     yield _page(browser, "admin of the ads", "/admin/shop/ad/", "version")
+    order = Order.objects.latest("pk")
+    address = f"/admin/shop/order/{order.pk}/change/"
+    yield _page(browser, "page with an edit lock", address, "You are editing this.")
+    other = Browser(running.base)
+    other.login("/admin/login/", site.EDITOR, running.password)
+    yield _page(other, "… for somebody else", address, f"This is being edited: {site.ADMIN}.")
     yield _page(browser, "start page", "/", "Wrong re-exports")
     yield _page(browser, "style sheet of the admin", "/static/admin/css/base.css", "body")
 

@@ -24,6 +24,7 @@ from testproject.demo.traffic import PASSWORD_VARIABLE
 
 SELLERS = ("anna", "ben", "carla")
 ADMIN = "admin"
+EDITOR = "editor"  # a second person, for edit locks
 WORKER_CHILDREN = 4
 STARTUP_SECONDS = 60.0
 
@@ -108,7 +109,7 @@ def databases(folder: Path, base: str, uri: str, *, locking: bool) -> Iterator[d
 
 
 def fill(password: str) -> None:
-    """Migrate both databases; make the superuser and the sellers."""
+    """Migrate both databases; make the superusers and the sellers."""
     from django.conf import settings
     from django.contrib.auth.hashers import make_password
     from django.contrib.auth.models import User
@@ -118,7 +119,8 @@ def fill(password: str) -> None:
     for alias in settings.DATABASES:
         call_command("migrate", database=alias, verbosity=0)
     hashed = make_password(password)
-    User.objects.create(username=ADMIN, password=hashed, is_staff=True, is_superuser=True)
+    for name in (ADMIN, EDITOR):
+        User.objects.create(username=name, password=hashed, is_staff=True, is_superuser=True)
     for name in SELLERS:
         user = User.objects.create(username=name, password=hashed)
         Seller.objects.create(user_id=str(user.pk), name=name)
