@@ -53,7 +53,7 @@ listed = "/admin/django_mongolock/lock/"
 chosen = {"action": "force_release", "index": 0, "_selected_action": ["forced"]}
 asked = client.post(listed, chosen, headers={"host": "localhost"})
 [shown] = re.findall('name="lock" value="([^"]*)"', asked.content.decode())
-client.post(listed + "force-release/", {"lock": html.unescape(shown)}, headers={"host": "localhost"})
+client.post(listed + "force-release/", {"lock": html.unescape(shown), "reason": "x"}, headers={"host": "localhost"})
 assert LogEntry.objects.get().object_id == "forced"
 assert not forced.release()
 print("all is well")

@@ -21,12 +21,12 @@ from pymongo.errors import PyMongoError
 from pytest_django import Settings
 
 from django_mongolock import lock_key, mongo_lock, mongo_locked
-from django_mongolock.admin import LockAdmin
+from django_mongolock.admin import LockAdmin, LockEventAdmin
 from django_mongolock.backends.base import get_backend
 from django_mongolock.engine.document import check_key, check_text
 from django_mongolock.engine.patterns import glob
 from django_mongolock.exceptions import LockBackendError, LockError
-from django_mongolock.models import Lock
+from django_mongolock.models import Lock, LockEvent
 from tests.lock_documents import HOSTILE_KEYS, TOKEN, Locks, entry, waiter
 from tests.lock_fixtures import WITH_MONGO
 from tests.test_admin import LIST, NAMES, RELEASE, browser, page_of, select, text_of
@@ -41,6 +41,8 @@ METHODS = ["get", "head", "options", "post", "put", "patch", "delete"]
 PAGES = {
     "changelist": LIST,
     "force_release": RELEASE,
+    "ask_to_release": f"{LIST}ask-to-release/",
+    "events": "/admin/django_mongolock/lockevent/",
     "documents": f"{LIST}documents/",
     "history": f"{LIST}k/history/",
     "change": f"{LIST}k/change/",
@@ -71,15 +73,19 @@ class TestPages:
 
     def test_no_page_is_forgotten(self) -> None:
         """These are all pages and all actions there are."""
-        admin = LockAdmin(Lock, __import__("django.contrib.admin").contrib.admin.site)
-        assert {str(url.name).removeprefix("django_mongolock_lock_") for url in admin.get_urls()} == set(PAGES)
+        site = __import__("django.contrib.admin").contrib.admin.site
+        admin = LockAdmin(Lock, site)
+        names = {str(url.name).removeprefix("django_mongolock_lock_") for url in admin.get_urls()}
+        assert names == set(PAGES) - {"events"}
+        (url,) = LockEventAdmin(LockEvent, site).get_urls()
+        assert url.name == "django_mongolock_lockevent_changelist"
         assert set(admin.actions) == ACTIONS
 
     @pytest.mark.parametrize("method", METHODS)
     def test_who_may_not(self, locks: Locks, method: str) -> None:
         """Nobody without the right gets a page or changes a lock, whatever the method and the form say."""
         before = [locks.read("k"), locks.read("old")]
-        forms: list[dict[str, Any]] = [{"lock": f'["k", [{TOKEN + 1}]]'}]
+        forms: list[dict[str, Any]] = [{"lock": f'["k", [{TOKEN + 1}]]', "reason": "x"}]
         forms += [{"action": action, "index": 0, "_selected_action": ["k", "old"]} for action in sorted(ACTIONS)]
         for name, client in whoever().items():
             for page, address in PAGES.items():
@@ -88,7 +94,7 @@ class TestPages:
                     assert response.status_code < 500
                     if name in ("stranger", "customer", "dismissed"):
                         assert (response.status_code, response["Location"].split("?")[0]) == (302, "/admin/login/")
-                    elif name in ("staff", "forces blindly") or page == "force_release":
+                    elif name in ("staff", "forces blindly") or page in ("force_release", "ask_to_release", "events"):
                         assert response.status_code == 403, (name, page, method)
         assert [locks.read("k"), locks.read("old")] == before
 
@@ -97,7 +103,8 @@ class TestPages:
         """Who may do all still changes nothing by any other method."""
         before = [locks.read("k"), locks.read("old")]
         client = browser(*NAMES)
-        form = {"lock": f'["k", [{TOKEN + 1}]]', "action": "force_release", "index": 0, "_selected_action": ["k"]}
+        form: dict[str, Any] = {"lock": f'["k", [{TOKEN + 1}]]', "reason": "x"}
+        form |= {"action": "force_release", "index": 0, "_selected_action": ["k"]}
         for address in PAGES.values():
             assert getattr(client, method)(address, form).status_code < 500
         assert [locks.read("k"), locks.read("old")] == before
@@ -112,7 +119,8 @@ class TestPages:
         client.handler.enforce_csrf_checks = True
         for address in PAGES.values():
             for action in sorted(ACTIONS):
-                form = {"lock": f'["k", [{TOKEN + 1}]]', "action": action, "index": 0, "_selected_action": ["k", "old"]}
+                form: dict[str, Any] = {"lock": f'["k", [{TOKEN + 1}]]', "reason": "x"}
+                form |= {"action": action, "index": 0, "_selected_action": ["k", "old"]}
                 assert client.post(address, form).status_code == 403
         assert [locks.read("k"), locks.read("old")] == before
 
@@ -123,10 +131,12 @@ class TestPages:
     def test_no_way_out(self, locks: Locks, filters: str) -> None:
         """A form cannot send anybody to another site, nor to another page."""
         client = browser(*NAMES)
-        response = client.post(RELEASE, {"lock": f'["k", [{TOKEN + 1}]]', "filters": filters})
-        assert response.status_code == 302
-        assert response["Location"].startswith(f"{LIST}?")
-        assert not {"\r", "\n"} & set(response["Location"])
+        for field, start in (("filters", f"{LIST}?"), ("back", LIST)):
+            shown = {"lock": f'["k", [{TOKEN + 1}]]', "reason": "x"}
+            response = client.post(RELEASE, {**shown, field: filters})
+            assert response.status_code == 302
+            assert response["Location"].startswith(start)
+            assert not {"\r", "\n"} & set(response["Location"])
         for query in ("?next=//evil.example", "?_popup=1&_to_field=holders", "?e=1", "?state=//evil.example"):
             answer = client.get(LIST + query)
             assert answer.status_code < 500
