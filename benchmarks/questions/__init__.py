@@ -35,9 +35,9 @@ class Question:
 QUESTIONS: Final[dict[str, Question]] = {
     "alone": Question(alone, 240),
     "contended": Question(contended, 780),
-    "crowd": Question(crowd, 180),
+    "crowd": Question(crowd, 240),
     "held": Question(held, 60),
-    "killed": Question(killed, 180),
+    "killed": Question(killed, 200),
     "overhead": Question(overhead, 120),
     "million": Question(million, 300),
     "scale": Question(scale, 150),
