@@ -76,7 +76,7 @@ def measured(bench: Bench) -> tuple[Costs, Steps]:
         renewal = meter.stop(3 * locks)
         worker.call(forget)
     stream_cpu = fan_out(bench)
-    waiting, hand_over, connections = contended(bench, meter)
+    waiting, hand_over, each = contended(bench, meter)
     costs = Costs(
         pair_cpu=pair["cpu"],
         pair_oplog=pair["oplog"],
@@ -87,7 +87,7 @@ def measured(bench: Bench) -> tuple[Costs, Steps]:
         renewal_cpu=renewal["cpu"],
         renewal_oplog=renewal["oplog"],
         stream_cpu=stream_cpu,
-        connections=connections,
+        connections=each,
         connection_kb=connection_memory(bench),
         hand_over=hand_over,
     )
@@ -164,15 +164,19 @@ def unwatch(state: State) -> None:
 def contended(bench: Bench, meter: Meter, count: int = 8) -> tuple[dict[str, float], float, float]:
     """What an acquisition costs that waits; the hand-over; the connections of a process."""
     key = fresh_key("costs")
-    before = meter.client.admin.command("serverStatus")["connections"]["current"]
     with workers(count) as crew:
         bench.open(crew, OURS)
         prove(crew, key)
         meter.start()
         turns, _, _ = in_a_loop(crew, key, seconds=bench.some(1, 3))
         cost = meter.stop(len(turns.turns))
-        after = meter.client.admin.command("serverStatus")["connections"]["current"]
-    return cost, median(turns.hand_overs), (after - before) / count
+        during = connections(meter.client)
+    time.sleep(1.0)  # the server notices that they are gone
+    return cost, median(turns.hand_overs), max(0.0, (during - connections(meter.client)) / count)
+
+
+def connections(client: MongoClient[Any]) -> int:
+    return int(client.admin.command("serverStatus")["connections"]["current"])
 
 
 def connection_memory(bench: Bench, count: int = 100) -> float:
@@ -180,13 +184,12 @@ def connection_memory(bench: Bench, count: int = 100) -> float:
     pid = bench.world.mongod().pid
     with MongoClient[Any](bench.world.uri("mongo"), minPoolSize=count, maxPoolSize=count) as client:
         before = memory_of(pid)
-        opened = client.admin.command("serverStatus")["connections"]["current"]
+        opened = connections(client)
         time.sleep(0.5)
         end = clock.now() + 10
-        while clock.now() < end and client.admin.command("serverStatus")["connections"]["current"] < opened + count / 2:
+        while clock.now() < end and connections(client) < opened + count / 2:
             time.sleep(0.1)
-        more = client.admin.command("serverStatus")["connections"]["current"] - opened
-        return max(0.0, (memory_of(pid) - before) / max(1, int(more)))
+        return max(0.0, (memory_of(pid) - before) / max(1, connections(client) - opened))
 
 
 def memory_of(pid: int) -> float:
