@@ -98,7 +98,7 @@ def pages(running: Site) -> Iterator[Finding]:
     browser = Browser(running.base)
     browser.login("/admin/login/", site.ADMIN, running.password)
     with mongo_lock("demo:look-at-me", label="held for the check"):
-        search = f"{LOCKS}?q=look-at-me"
+        search = f"{LOCKS}?q=demo:look"
         yield _page(browser, "lock list", search, "demo:look-at-me")
         found = [target.split("?")[0] for target in links(browser.get(search).text, f"^{LOCKS}.*look.*/change/")]
         yield _page(browser, "page of one lock", [*found, f"{LOCKS}no-link/"][0], "demo:look-at-me")

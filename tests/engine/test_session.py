@@ -350,7 +350,7 @@ def test_a_forked_child_holds_nothing_and_releases_nothing(config: StoreConfig, 
     """F30: it gets its own session id, client and threads; what its parent holds is not its to give back, neither by
     release, nor by the end of the block, nor at its exit. The parent goes on."""
     sessions = Sessions(lambda: Session(MongoStore(config)))
-    lock = make_lock(sessions.current())
+    lock = make_lock(sessions.current(), terms=Terms(lease=3, margin=0.1, patience=1))
     lock._session_now = sessions.current
     lock.acquire()
     stop = threading.Event()
@@ -378,7 +378,7 @@ def test_a_forked_child_holds_nothing_and_releases_nothing(config: StoreConfig, 
             assert [run(in_child) for _ in range(3)] == [0, 0, 0]
         assert lock.held
         assert [e["token"] for e in entries()] == [lock.fencing_token]
-        time.sleep(1.2)
+        time.sleep(3.2)
         assert lock.held
         assert lock.release()
     finally:

@@ -240,7 +240,7 @@ def slow_answer(stage: Stage) -> list[str]:
 def news_at_the_last_moment(stage: Stage) -> list[str]:
     """F42: a waiter is told of its grant, cannot renew it, and so has only what was left of its place in the queue."""
     one, two, three = stage.session(), stage.session(appname="told"), stage.session()
-    mine, told = stage.lock(one).acquire(), stage.lock(two, Terms(lease=20, margin=0.1, patience=2))
+    mine, told = stage.lock(one).acquire(), stage.lock(two, Terms(lease=20, margin=0.1, patience=4))
     other = stage.lock(three)
     with stage.failing("update", "told"):
         stage.queue(told)
