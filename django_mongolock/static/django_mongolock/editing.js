@@ -22,6 +22,7 @@
   let had = !readonly;                         // this page had the lock, so it may hold what was typed
   let mine = had && Boolean(panel.dataset.held);  // it has it now, as far as is known
   let sending = false;
+  let acting = false;                          // somebody pressed a button: no beat comes between it and its answer
   let dirty = state === "refused";
   let lastTouch = Date.now();
   let timer = 0;
@@ -84,6 +85,7 @@
 
   function show(answer, action) {
     const was = state;
+    if (was === "idle" && answer.state === "free") { return; }  // it says more
     state = answer.state;
     if (state === "mine" && answer.tab && field("edit_lock_tab")) { field("edit_lock_tab").value = answer.tab; }
     const kept = mine;
@@ -121,12 +123,20 @@
     timer = setTimeout(beat, every);
   }
   async function beat() {
-    if (sending || state === "gone") { return; }
+    if (sending || acting || state === "gone") { return; }
     if (mine) {
       await ask("beat", { idle: Math.floor((Date.now() - lastTouch) / 1000) });
     } else {
       await ask("look");
     }
+    plan();
+  }
+
+  async function act(action, more) {
+    acting = true;
+    clearTimeout(timer);
+    await ask(action, more);
+    acting = false;
     plan();
   }
 
@@ -194,14 +204,14 @@
     document.addEventListener(name, () => { lastTouch = Date.now(); }, { passive: true });
   }
 
-  part("take").addEventListener("click", () => { lastTouch = Date.now(); ask("take"); });
+  part("take").addEventListener("click", () => { lastTouch = Date.now(); act("take"); });
   const takeOver = part("take-over");
   if (takeOver) {
     takeOver.querySelector("form").addEventListener("submit", async (event) => {
       if (readonly) { return; }  // nothing was typed here: a new page
       event.preventDefault();
       takeOver.open = false;
-      await ask("take-over", { edit_lock_take_over: takeOver.querySelector("[name=edit_lock_take_over]").value });
+      await act("take-over", { edit_lock_take_over: takeOver.querySelector("[name=edit_lock_take_over]").value });
     });
   }
 
@@ -220,8 +230,7 @@
     sending = false;
     lastTouch = Date.now();
     if (readonly) { location.reload(); return; }
-    ask("take");
-    plan();
+    act("take");
   });
   document.addEventListener("visibilitychange", () => { if (!document.hidden) { beat(); } });
 
