@@ -49,7 +49,7 @@ def cost_table(costs: Costs, bare: dict[str, float]) -> Table:
     made.note = (
         f"A process that waits now and then has {costs.connections:.1f} connections, of about {costs.connection_kb:.0f}"
         f" KB each in the server. Hand-over of one key, between 8 processes: {costs.hand_over:.1f} ms, so about "
-        f"{1000 / costs.hand_over:,.0f} acquisitions a second of one key, however many want it."
+        f"{1000 / costs.hand_over:,.0f} acquisitions a second of one key."
     )
     return made
 
