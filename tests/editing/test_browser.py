@@ -90,7 +90,7 @@ def page_of(order: Order) -> str:
 
 def says(tab: Any, text: str) -> None:
     """Wait until the panel says so."""
-    sync_api.expect(tab.locator('[data-part="text"]')).to_contain_text(text)
+    sync_api.expect(tab.locator('[data-part="text"]')).to_contain_text(text, timeout=20_000)
 
 
 def item_of(order: Order) -> str:
@@ -275,6 +275,7 @@ def test_idle(people: Callable[..., Person], order: Order, settings: Settings) -
     says(tab, "Nothing was typed for")
     assert holders(order) == []
     assert tab.input_value("[name=item]") == "car"
+    set_locks(settings, EDIT_IDLE=1_800)
     tab.click("text=Go on editing")
     says(tab, "You are editing this.")
     assert len(holders(order)) == 1
