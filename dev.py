@@ -67,6 +67,9 @@ COMMANDS = {
         [["build"], ["twine", "check", "--strict", "dist/*"]],
         needs_mongod=False,
     ),
+    "screenshots": Command(
+        "take the pictures of the docs, from the demo", "screenshots", "screenshots", [["testproject.screenshots"]]
+    ),
     "load": Command(
         "an hour's worth of locking in minutes: does anything grow? (--quick)", "load", "demo", [["benchmarks.load"]]
     ),
@@ -99,7 +102,7 @@ def main(arguments: list[str]) -> int:
 
 def usage() -> str:
     """Return the text of --help."""
-    commands = [f"  {name:<8}{command.help}" for name, command in COMMANDS.items()]
+    commands = [f"  {name:<12}{command.help}" for name, command in COMMANDS.items()]
     return "\n".join([f"usage: python3 dev.py COMMAND [ARGUMENT ...]\n\n{__doc__}\nCommands:", *commands])
 
 

@@ -235,6 +235,7 @@ class Lock(models.Model):
             ("force_release_lock", _("Can force the release of a lock")),
             ("clear_document_lock", _("Can clear stale locks in documents")),
             ("take_over_edit_lock", _("Can take over a form that somebody else edits")),
+            ("view_lock_status", _("Can read the status of the locks, for monitoring")),
         )
 
     def __str__(self) -> str:

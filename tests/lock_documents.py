@@ -170,6 +170,29 @@ class Locks:
             document(f"held:{number:07d}", [holder], change={"clock": self.clock}) for number in range(held)
         )
 
+    def a_million(self, held: int, waited: int) -> None:
+        """Add a million of them, made by the server; so many of them held, by fifty processes, and some waited for."""
+        self.multiply(document("free", change={"clock": self.clock}), 1_000_000 - held)
+        self.multiply(document("held", [entry(1)], change={"clock": self.clock}), held - waited)
+        self.multiply(document("waited", [entry(1)], [waiter(2)], change={"clock": self.clock}), waited)
+        number = {"$toInt": {"$last": {"$split": ["$_id", ":"]}}}
+        name = {"$concat": ["secret-", {"$toString": {"$mod": [number, 50]}}]}
+        self.collection.update_many({"expires_at": {"$ne": None}}, [{"$set": {"holders.session": name}}])
+
+    def multiply(self, made: Document, count: int) -> None:
+        """Add *count* documents like this one, with a number in their keys."""
+        number = {"$add": [{"$multiply": ["$thousand", 1_000]}, "$one"]}
+        key = {"$concat": [f"{made['_id']}:", {"$toString": number}]}
+        stages: list[Document] = [
+            {"$documents": [{"thousand": {"$range": [0, -(-count // 1_000)]}, "one": {"$range": [0, 1_000]}}]},
+            {"$unwind": "$thousand"},
+            {"$unwind": "$one"},
+            {"$limit": count},
+            {"$replaceWith": {"$mergeObjects": [{"$literal": made}, {"_id": key}]}},
+            {"$merge": {"into": self.collection.name}},
+        ]
+        self.collection.database.aggregate(stages)
+
     def renew_indexes(self) -> None:
         """Make them again: an index remembers for ever that it has once seen an array."""
         self.collection.drop_indexes()

@@ -706,7 +706,7 @@ class TestSpeed:
 def test_permissions_come_with_migrate(locks: Locks) -> None:
     """The default database gets the permissions of the lock model, though the model lives elsewhere."""
     found = Permission.objects.filter(content_type__app_label="django_mongolock", content_type__model="lock")
-    own = {"ask_release_lock", "clear_document_lock", "take_over_edit_lock"}
+    own = {"ask_release_lock", "clear_document_lock", "take_over_edit_lock", "view_lock_status"}
     assert set(found.values_list("codename", flat=True)) == {*NAMES, *own}
 
 

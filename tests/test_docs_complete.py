@@ -14,6 +14,7 @@ RUN_BY = {
     "docs/howto/celery.md": "tests/test_docs_topics.py",
     "docs/howto/commands.md": "tests/test_docs_topics.py",
     "docs/howto/cron.md": "tests/test_docs_howto.py",
+    "docs/howto/dashboard.md": "tests/test_dashboard.py",
     "docs/howto/document-locks.md": "tests/documents/test_docs.py",
     "docs/howto/edit-locks.md": "tests/editing/test_docs.py",
     "docs/howto/fencing.md": "tests/test_docs_howto.py",

@@ -28,8 +28,9 @@ from ..engine.patterns import starting
 from ..engine.store import MongoStore
 from ..engine.survey import State
 from ..models import Lock, LockEvent
+from ..monitoring import lock_status
 from ..signals import send, stale_locks_cleared
-from . import documents, incidents, release
+from . import dashboard, documents, incidents, release
 from .columns import Columns, badge
 from .listing import LockChangeList, ModeFilter, StateFilter, search
 from .pages import Pages, csrf, unless_away
@@ -121,11 +122,14 @@ class LockAdmin(Columns, Pages, ModelAdmin):
             ("force-release/", self.force_release_view, "force_release"),
             ("ask-to-release/", self.ask_to_release_view, "ask_to_release"),
             ("documents/", self.documents_view, "documents"),
+            ("dashboard/", self.dashboard_view, "dashboard"),
             ("<path:object_id>/history/", self.history_view, "history"),
             ("<path:object_id>/change/", self.change_view, "change"),
         ]
         name = f"{self.opts.app_label}_{self.opts.model_name}"
-        return [path(route, self.admin_site.admin_view(view), name=f"{name}_{page}") for route, view, page in pages]
+        ours = [path(route, self.admin_site.admin_view(view), name=f"{name}_{page}") for route, view, page in pages]
+        # A program that watches has no session, and need not be of the staff: the view sees to its permission.
+        return [path("status/", lock_status, name=f"{name}_status"), *ours]
 
     @csrf
     @unless_away
@@ -133,6 +137,11 @@ class LockAdmin(Columns, Pages, ModelAdmin):
         """The list. Where it shows what is waited for, it also tells of deadlocks."""
         context = {"title": _("Locks"), "may_clear_documents": documents.may_clear(request), **(extra_context or {})}
         return super().changelist_view(request, context)
+
+    @unless_away
+    def dashboard_view(self, request: HttpRequest) -> HttpResponse:
+        """What goes on: who holds, who waits for whom, what needs somebody."""
+        return dashboard.view(self, request)
 
     @unless_away
     def change_view(

@@ -46,7 +46,7 @@ class Seen:
     """One lock as the server saw it at the moment *now*.
 
     holders and waiters are the first few; holding and waiting tell how many there are (of the waiters: whose place
-    in the queue has not run out). damage: why the document cannot be used, None if it can.
+    in the queue has not run out). damage: why the document cannot be used, None if it can. last: who held it before.
     """
 
     key: Any
@@ -67,11 +67,17 @@ class Seen:
     longest_wait_ms: int
     longest_hold_ms: int
     damage: str | None
+    last: Entry | None = None
 
     @property
     def left(self) -> float | None:
         """Seconds until the last lease ends, negative where it is over; None where there is none."""
         return None if self.expires_at is None else (self.expires_at - self.now).total_seconds()
+
+    @property
+    def since(self) -> datetime | None:
+        """Since when the holder shown that has held it for longest has done so."""
+        return min((holder.acquired_at for holder in self.holders if holder.acquired_at), default=None)
 
     @property
     def tokens(self) -> list[int]:
@@ -81,7 +87,10 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A holder, or somebody who waits, in its own words. Without the id of the grant, which is nobody's business."""
+    """A holder, or somebody who waits, in its own words. Without the id of the grant, which is nobody's business.
+
+    worker: a name of the thread or task, the same wherever it holds or waits.
+    """
 
     label: str | None
     place: str | None
@@ -96,6 +105,7 @@ class Entry:
     since: datetime | None
     acquired_at: datetime | None
     until: datetime | None
+    worker: str | None = None
 
 
 #: How many locks are read at a time.
@@ -119,7 +129,7 @@ RELEASED: Final[Document] = {"$elemMatch": {"released": {"$type": "date"}}}
 def _projection(holders: int, waiters: int) -> Document:
     living = {"$filter": {"input": _list("waiters"), "as": "e", "cond": {"$gt": ["$$e.until", "$$NOW"]}}}
     return {
-        **dict.fromkeys((*DOCUMENT_FIELDS, "expires_at"), 1),
+        **dict.fromkeys((*DOCUMENT_FIELDS, "expires_at", "last_holder"), 1),
         "now": "$$NOW",
         "whole": IS_WHOLE,
         "released": {"$in": ["date", {"$map": {"input": _list("holders"), "in": {"$type": "$$this.released"}}}]},
@@ -235,6 +245,7 @@ def read(document: Document) -> Seen:
         expires_at=expires_at,
         purge_at=_date(document.get("purge_at")),
         damage=damage,
+        last=next(iter(_entries([document.get("last_holder")])), None),
         **{name: _number(document.get(name)) or 0 for name in _COUNTERS},
     )
 
@@ -267,6 +278,7 @@ def _entry(item: Document) -> Entry:
         since=_date(item.get("since")),
         acquired_at=_date(item.get("acquired_at")),
         until=_date(item.get("until")),
+        worker=_text(item.get("worker")),
     )
 
 

@@ -13,12 +13,13 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
 
 from .. import words
+from ..as_json import as_json
 from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..engine.document import check_fact
 from ..engine.patterns import KeyMatch, glob, starting
 from ..engine.store import MongoStore
-from ..engine.survey import Entry, Seen, ping
+from ..engine.survey import Seen, ping
 from ..exceptions import LockError
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -95,28 +96,6 @@ def not_negative(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
-
-
-def as_json(seen: Seen) -> dict[str, Any]:
-    """A lock for programs. Moments in ISO 8601, by the server's clock."""
-    return {
-        "key": seen.key if isinstance(seen.key, str) else str(seen.key),
-        "state": seen.state.value,
-        "holders": [_entry_as_json(holder) for holder in seen.holders],
-        "holding": seen.holding,
-        "waiting": seen.waiting,
-        "token": seen.token,
-        "ends": seen.expires_at.isoformat() if seen.expires_at else None,
-        "left_seconds": None if seen.left is None else round(max(0.0, seen.left), 3),
-        "over_seconds": None if seen.left is None else round(max(0.0, -seen.left), 3),
-        "damage": seen.damage,
-    }
-
-
-def _entry_as_json(entry: Entry) -> dict[str, Any]:
-    names = ("label", "place", "user", "owner", "host", "pid", "thread", "mode", "token")
-    facts = {name: value for name in names if (value := getattr(entry, name)) is not None}
-    return facts | ({"since": entry.acquired_at.isoformat()} if entry.acquired_at else {})
 
 
 def write_json(stdout: OutputWrapper, name: str, locks: Iterable[Seen], rest: Callable[[], dict[str, Any]]) -> None:

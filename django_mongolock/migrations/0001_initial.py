@@ -127,6 +127,7 @@ class Migration(migrations.Migration):
                     ("force_release_lock", "Can force the release of a lock"),
                     ("clear_document_lock", "Can clear stale locks in documents"),
                     ("take_over_edit_lock", "Can take over a form that somebody else edits"),
+                    ("view_lock_status", "Can read the status of the locks, for monitoring"),
                 ),
                 "managed": False,
                 "default_permissions": ("view",),

@@ -1,4 +1,4 @@
-"""Filters of the admin's templates. Django imports this module in every project: it must not need the admin."""
+"""What the templates of the admin use. Django imports this module in every project: it must not need the admin."""
 
 import json
 from datetime import datetime
@@ -12,7 +12,7 @@ from django_mongolock import words
 from django_mongolock.engine.survey import Entry
 
 register = template.Library()
-for function in (words.who, words.where, words.mode, words.what, words.details):
+for function in (words.who, words.where, words.mode, words.what, words.details, words.moment, words.duration):
     register.filter(function.__name__, function)
 
 
@@ -56,3 +56,17 @@ def edit_lock(context: template.Context, editing: Any, form_id: str = "") -> dic
 def edit_lock_fields(editing: Any) -> dict[str, Any]:
     """The hidden fields, inside the form."""
     return {"editing": editing}
+
+
+@register.filter
+def milliseconds(value: float) -> str:
+    """A length of time that the documents have in milliseconds."""
+    return words.duration(value / 1000) if value else "–"
+
+
+@register.simple_tag(takes_context=True)
+def lock_address(context: dict[str, Any], key: str) -> str:
+    """Where the admin has the page of one lock."""
+    from django_mongolock.admin.locks import address_of
+
+    return address_of(key, context["request"].current_app)

@@ -1,0 +1,183 @@
+/* Refreshes the dashboard in place: what has the focus keeps it, nothing scrolls, and a change is told once. */
+"use strict";
+(() => {
+  const control = document.getElementById("mongolock-control");
+  const live = document.getElementById("mongolock-live");
+  if (!control || !live) return;
+  const words = control.dataset;
+  const said = document.getElementById("mongolock-said");
+  const refreshing = document.getElementById("mongolock-refreshing");
+  const pause = document.getElementById("mongolock-pause");
+  const LONGEST = 60000, BARS = 60;
+  let paused = false, timer = 0, delay = words.every * 1000, asking = null;
+
+  // The tree is made equal to the new one, and nodes are told apart by what they are about: so the link that has the
+  // focus never turns into the link of another lock.
+  const name = (node) => (node.nodeType === 1 ? node.id || node.dataset.key || "" : "");
+  const alike = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && name(a) === name(b);
+
+  function become(old, fresh) {
+    if (old.nodeType !== 1) {
+      if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
+      return;
+    }
+    if (old.hasAttribute("data-keep")) return;
+    for (const { name: attribute } of [...old.attributes]) {
+      if (!fresh.hasAttribute(attribute)) old.removeAttribute(attribute);
+    }
+    for (const { name: attribute, value } of fresh.attributes) {
+      if (old.getAttribute(attribute) !== value) old.setAttribute(attribute, value);
+    }
+    children(old, fresh);
+  }
+
+  function children(old, fresh) {
+    const known = new Map();
+    for (const node of old.childNodes) if (name(node)) known.set(name(node), node);
+    let here = old.firstChild;
+    for (const wanted of [...fresh.childNodes]) {
+      let node = name(wanted) ? known.get(name(wanted)) : here;
+      if (node && !alike(node, wanted)) node = null;
+      if (!node) {
+        old.insertBefore(wanted, here);
+        continue;
+      }
+      become(node, wanted);
+      if (node === here) here = here.nextSibling;
+      else old.insertBefore(node, here);
+    }
+    while (here) {
+      const next = here.nextSibling;
+      here.remove();
+      here = next;
+    }
+  }
+
+  function replace(html) {
+    const fresh = document.createElement("div");
+    fresh.append(document.createRange().createContextualFragment(html));
+    if (!fresh.querySelector("#mongolock-state")) throw new Error("not the dashboard");
+    const before = summary(), had = document.activeElement, section = had.closest("#mongolock-live section");
+    children(live, fresh);
+    const after = summary();
+    if (after !== before) said.textContent = after;
+    if (!live.contains(had)) {
+      if (section && document.activeElement === document.body) settle(document.getElementById(section.id));
+    } else if (had !== document.activeElement) had.focus({ preventScroll: true });
+  }
+
+  // What had the focus is gone: its section has it now, not the top of the page.
+  function settle(section) {
+    if (!section) return;
+    section.tabIndex = -1;
+    section.focus({ preventScroll: true });
+    said.textContent = words.gone;
+  }
+
+  const summary = () => {
+    const look = document.getElementById("look").cloneNode(true);
+    for (const mark of look.querySelectorAll("[aria-hidden]")) mark.remove();
+    return look.textContent.replace(/\s+/g, " ").trim();
+  };
+
+  function show(state) {
+    control.dataset.state = state;
+    refreshing.textContent = words[state];
+    pause.textContent = paused ? words.resume : words.pause;
+  }
+
+  async function refresh() {
+    clearTimeout(timer);
+    if (asking) return;
+    asking = new AbortController();
+    const giveUp = setTimeout(() => asking.abort(), LONGEST);
+    try {
+      const answer = await fetch("?part=live", { redirect: "manual", cache: "no-store", signal: asking.signal });
+      if (answer.type === "opaqueredirect" || answer.status === 403) return show("out");
+      if (!answer.ok) throw new Error(String(answer.status));
+      replace(await answer.text());
+      sample();
+      delay = words.every * 1000;
+      show(paused ? "paused" : "live");
+    } catch {
+      delay = Math.min(LONGEST, delay * 2);
+      show("away");
+    } finally {
+      clearTimeout(giveUp);
+      asking = null;
+      plan();
+    }
+  }
+
+  function plan() {
+    clearTimeout(timer);
+    if (!paused && !document.hidden && control.dataset.state !== "out") timer = setTimeout(refresh, delay);
+  }
+
+  // How many grants there were between two refreshes, of the locks that both of them show.
+  const bars = [];
+  const sum = { grants: 0, waits: 0, waited: 0 };
+  let last = null;
+
+  function sample() {
+    const totals = JSON.parse(document.getElementById("mongolock-state").dataset.totals);
+    if (last) {
+      const bar = { grants: 0, waits: 0 };
+      for (const [key, [grants, waits, waited]] of Object.entries(totals)) {
+        const then = Object.hasOwn(last, key) ? last[key] : null;
+        if (!then || grants < then[0]) continue;
+        bar.grants += grants - then[0];
+        bar.waits += waits - then[1];
+        sum.waited += waited - then[2];
+      }
+      sum.grants += bar.grants;
+      sum.waits += bar.waits;
+      bars.push(bar);
+      if (bars.length > BARS) bars.shift();
+      draw();
+    }
+    last = totals;
+  }
+
+  function draw() {
+    const pulse = document.getElementById("mongolock-pulse");
+    if (!pulse) return;
+    const svg = pulse.querySelector("svg"), most = Math.max(1, ...bars.map((bar) => bar.grants)), high = 50;
+    const make = (tag, attributes) => {
+      const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+      for (const [attribute, value] of Object.entries(attributes)) node.setAttribute(attribute, value);
+      return node;
+    };
+    const top = make("text", { x: 0, y: 10 });
+    top.textContent = pulse.dataset.most.replace("{count}", most);
+    const drawn = bars.flatMap((bar, number) => {
+      const x = `${((BARS - bars.length + number) / BARS) * 100}%`, width = `${80 / BARS}%`;
+      const waits = (Math.min(bar.waits, bar.grants) / most) * high, once = (bar.grants / most) * high - waits;
+      return [
+        make("rect", { class: "mongolock-mark-hold", x, width, y: 68 - once, height: once }),
+        make("rect", { class: "mongolock-mark-stale", x, width, y: 68 - once - waits, height: waits }),
+      ];
+    });
+    svg.replaceChildren(top, ...drawn);
+    const mean = sum.waits ? (sum.waited / sum.waits / 1000).toFixed(1) : "0";
+    pulse.querySelector(".mongolock-pulse-text").textContent = pulse.dataset.text
+      .replace("{grants}", sum.grants).replace("{waits}", sum.waits).replace("{seconds}", mean);
+    pulse.hidden = false;
+  }
+
+  pause.addEventListener("click", () => {
+    paused = !paused;
+    show(paused ? "paused" : "live");
+    if (paused) plan();
+    else refresh();
+  });
+  document.getElementById("mongolock-now").addEventListener("click", (event) => {
+    event.preventDefault();
+    refresh();
+  });
+  document.addEventListener("visibilitychange", () => (document.hidden || paused ? plan() : refresh()));
+  pause.hidden = false;
+  sample();
+  show("live");
+  plan();
+})();

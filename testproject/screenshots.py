@@ -1,0 +1,142 @@
+"""``python -m testproject.screenshots``: the pictures in the docs, from the real demo with its traffic and an incident.
+
+The incident: a nightly report holds its lock and waits for another one, people wait for the report, and a worker was
+killed. To have one more picture, add a `Shot` to `SHOTS`; ``--only NAME`` takes that one, ``--to FOLDER`` puts them
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from testproject.chromium import NoBrowserError, chromium
+from testproject.demo import site
+from testproject.demo.__main__ import _options as demo_options
+from testproject.demo.__main__ import running_site
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+LOCKS = "/admin/django_mongolock/lock/"
+#: How long the traffic runs before the first picture, in seconds: there has to be something to see.
+WARM_UP = 20.0
+WIDE, NARROW = 1100, 320
+#: Who is in the incident: a name, a label, and the locks that it takes one after the other. Each is a process.
+CAST = [
+    ("catalog", "import of the catalog", "catalog:import"),
+    ("report", "nightly report", "report:nightly", "catalog:import"),
+    ("till-3", "till 3", "report:nightly"),
+    ("till-7", "till 7", "report:nightly"),
+    ("month-end", "month end", "report:nightly"),
+]
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One picture. height: of what is shown. of: only this element. before: what is done on the page first."""
+
+    name: str
+    path: str
+    width: int = WIDE
+    height: int = 800
+    of: str = ""
+    before: Callable[[Page], object] | None = None
+
+
+def let_it_count(page: Page) -> None:
+    """Wait for some refreshes, so that the page has counted grants."""
+    page.wait_for_function("document.querySelectorAll('#mongolock-pulse rect').length >= 8", timeout=90_000)
+
+
+def click(selector: str) -> Callable[[Page], object]:
+    """Click on something."""
+    return lambda page: page.click(selector)
+
+
+SHOTS = [
+    Shot("dashboard", f"{LOCKS}dashboard/", height=1040),
+    Shot("dashboard-lately", f"{LOCKS}dashboard/", of="#lately", before=let_it_count),
+    Shot("dashboard-narrow", f"{LOCKS}dashboard/", width=NARROW, height=780),
+    Shot("locks", LOCKS, height=620),
+    Shot("lock", f"{LOCKS}report_3Anightly/change/", height=820),
+    Shot("force-release", f"{LOCKS}report_3Anightly/change/", height=620, before=click("button[value=force_release]")),
+]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Take the pictures; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m testproject.screenshots", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--to", type=Path, default=IMAGES, help="folder of the pictures (docs/images)")
+    parser.add_argument("--only", action="append", choices=[shot.name for shot in SHOTS], help="only this one")
+    options = parser.parse_args(argv)
+    wanted = [shot for shot in SHOTS if not options.only or shot.name in options.only]
+    options.to.mkdir(parents=True, exist_ok=True)
+    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"  # Playwright has an event loop in this thread
+    try:
+        with running_site(demo_options(["--port", "0"])) as running, chromium() as browser:
+            incident(running)
+            running.watch(WARM_UP)
+            for shot in wanted:
+                for scheme in ("light", "dark"):
+                    take(browser, running, shot, scheme, options.to)
+    except NoBrowserError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def incident(running: site.Site) -> None:
+    """What somebody finds at 3 a.m.: long holders, people who wait, a chain, a worker that was killed."""
+    from testproject.demo.checks import _kill_holder  # Django is set up only now
+
+    for name, label, *keys in CAST:
+        argv = site.module("testproject.demo.holding", label, *keys)
+        running.processes.start(name, argv)
+        running.watch(2.0)
+    _kill_holder("invoices:2026-11")
+
+
+def take(browser: Browser, running: site.Site, shot: Shot, scheme: str, folder: Path) -> None:
+    """One picture of a page, as the superuser sees it."""
+    dark = scheme == "dark"
+    context = browser.new_context(
+        base_url=running.base,
+        color_scheme="dark" if dark else "light",
+        viewport={"width": shot.width, "height": shot.height},
+    )
+    # Without the list of the other models, which says nothing about locks.
+    context.add_init_script("localStorage.setItem('django.admin.navSidebarIsOpen', 'false')")
+    page = context.new_page()
+    page.goto(f"/admin/login/?next={shot.path}")
+    page.fill("#id_username", site.ADMIN)
+    page.fill("#id_password", running.password)
+    page.click("input[type=submit]")
+    if shot.before is not None:
+        shot.before(page)
+    page.evaluate("scrollTo(0, 0)")
+    page.wait_for_load_state("networkidle")
+    path = folder / f"{shot.name}{'-dark' if dark else ''}.png"
+    (page.locator(shot.of) if shot.of else page).screenshot(path=path)
+    context.close()
+    shrink(path)
+    print(f"{path} {path.stat().st_size // 1024} KB", flush=True)
+
+
+def shrink(path: Path) -> None:
+    """Make a picture small: a page has few colours."""
+    from PIL import Image
+
+    with Image.open(path) as picture:
+        picture.convert("RGB").quantize(128).save(path, optimize=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""What is known of the servers: their roles, and how far their clocks are apart. Real members, one of them skewed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from django_mongolock.engine import members
+from django_mongolock.engine.store import MongoStore, StoreConfig
+from testproject.servers import Mongod, ReplicaSet
+from tests.engine.clusters import FAKETIME, Dial
+from tests.waiting import eventually
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(FAKETIME is None, reason="needs libfaketime: apt-get install libfaketime"),
+]
+
+
+@pytest.fixture
+def replica_set(tmp_path: Path) -> Iterator[ReplicaSet]:
+    """Three members; the clock of the second is half a minute ahead."""
+    replica_set, dial = ReplicaSet(members=3), Dial(tmp_path / "offset")
+    replica_set.members[1].environment |= dial.environment
+    with replica_set:
+        dial.set(30)
+        yield replica_set
+
+
+def test_members(replica_set: ReplicaSet) -> None:
+    """Who is who, whose clock is ahead, and who is away."""
+    store = MongoStore(StoreConfig({"host": replica_set.uri}, "test"))
+    # A clock that jumps may cost its member an election.
+    assert eventually(lambda: members.look(store).primary.endswith(f":{replica_set.primary().port}"), 30)
+    found = members.look(store)
+    assert found.name
+    assert sorted(member.role for member in found.members) == ["primary", "secondary", "secondary"]
+    assert found.apart == pytest.approx(30, abs=2)
+    assert found.watching
+    lost = next(member for member in replica_set.members if member is not replica_set.primary())
+    lost.kill()
+    found = members.look(store)
+    (away,) = found.away
+    assert away.address.endswith(f":{lost.port}")
+    assert len(found.members) == 3
+    store.close()
+
+
+def test_standalone() -> None:
+    """A server of its own has no members, and nobody can be told of a turn."""
+    with Mongod() as server:
+        store = MongoStore(StoreConfig({"host": server.uri}, "test"))
+        found = members.look(store)
+        assert ([member.role for member in found.members], found.apart, found.watching) == (["standalone"], None, False)
+        store.close()

@@ -1,0 +1,518 @@
+"""The dashboard of the locks, and its JSON: what they tell, to whom, and at what cost."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+import sys
+import time
+import types
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bson.int64 import Int64
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import reverse
+from django.utils import translation
+from pytest_django import Settings
+
+from django_mongolock.admin import graph, lanes
+from django_mongolock.engine import overview, overview_pipelines
+from django_mongolock.engine.members import _known
+from django_mongolock.status import Alarm
+from tests.lock_documents import DAMAGE, HOSTILE_KEYS, Locks, entry, now, waiter
+from tests.lock_fixtures import WITH_MONGO, Commands
+from tests.looking import held_elsewhere
+from tests.test_admin import browser, text_of
+
+pytestmark = WITH_MONGO
+
+PAGE = "/admin/django_mongolock/lock/dashboard/"
+STATUS = "/admin/django_mongolock/lock/status/"
+
+
+@pytest.fixture
+def admin() -> Client:
+    """May look."""
+    return browser("view_lock")
+
+
+@pytest.fixture
+def monitor() -> Client:
+    """May read the status, and nothing else; not of the staff."""
+    return browser("view_lock_status", is_staff=False)
+
+
+def section(response: Any, name: str) -> str:
+    """What one section of the page says."""
+    found = re.search(rf'<(section|ul)[^>]*id="{name}".*?</\1>(?!</li>)', response.content.decode(), re.DOTALL)
+    assert found, name
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", found[0])))
+
+
+def look_into(locks: Locks, sent: dict[str, Any]) -> int:
+    """How many documents a command reads. It must not go through the whole collection."""
+    command = {"aggregate": sent["aggregate"], "pipeline": sent["pipeline"], "cursor": {}}
+    found = locks.collection.database.command("explain", command, verbosity="executionStats")
+    assert "COLLSCAN" not in str(found)
+    cursor = found["stages"][0]["$cursor"] if "stages" in found else found
+    return int(cursor["executionStats"]["totalDocsExamined"])
+
+
+def median_seconds(client: Client, path: str) -> float:
+    """How long one answer takes."""
+    taken = []
+    for _ in range(11):
+        begin = time.perf_counter()
+        assert client.get(path).status_code == 200
+        taken.append(time.perf_counter() - begin)
+    return sorted(taken)[5]
+
+
+class TestPage:
+    """Every question that somebody has at 3 a.m. has its answer."""
+
+    @pytest.fixture(autouse=True)
+    def some(self, locks: Locks) -> None:
+        locks.add(
+            "order:5",
+            [entry(1, label="nightly", place="task shop.export", user="anna", worker="w1", held_for=40)],
+            [waiter(2, held_for=33, worker="w2", label="till"), waiter(3, held_for=12), waiter(4, left=-5)],
+            {"contended": Int64(400), "acquisitions": Int64(900)},
+        )
+        locks.add("catalog", [entry(n, mode="shared", host=f"web-{n}", held_for=n * 10) for n in range(2, 7)])
+        locks.stale("left:behind")
+        locks.free("free:1")
+
+    def test_tells_all(self, admin: Client) -> None:
+        """Held, waiting, stale, contended, processes, server."""
+        response = admin.get(PAGE)
+        assert "2 things" not in text_of(response)
+        assert "1 thing to look at 1 lock is stale" in section(response, "look")
+        tiles = section(response, "tiles")
+        for word in ("2 held", "2 wait, for 1 lock", "1 stale", "0 deadlocks"):
+            assert word in tiles
+        waits = section(response, "waits")
+        assert re.search(r"order:5 2 till web-1 · pid 4002 · MainThread 3\d s ago 20\d\d-", waits)
+        assert "nightly · task shop.export · user anna" in waits
+        assert re.search(r"catalog .*web-2 · pid 4002.* and 3 more .*1 min \d s ago", section(response, "held"))
+        assert re.search(r"left:behind .* over for 1 min", section(response, "stale"))
+        assert "order:5 400 of 900" in section(response, "contended")
+        assert "are told by a change stream" in section(response, "server")
+        assert "free:1" not in section(response, "held") + section(response, "waits")
+
+    def test_order(self, admin: Client, locks: Locks) -> None:
+        """First who waits longest, who holds longest, what is contended most."""
+        locks.add("z", [entry(1, held_for=500)], [waiter(9, held_for=400)], {"contended": Int64(1)})
+        response = admin.get(PAGE)
+        found = {name: [seen.key for seen in getattr(response.context["locks"], name)] for name in
+                 ("waited_for", "longest_held", "contended")}  # fmt: skip
+        assert found["waited_for"] == ["z", "order:5"]
+        assert found["longest_held"] == ["z", "catalog", "order:5"]
+        assert (found["contended"][0], found["contended"][-1]) == ("order:5", "z")
+        assert "Somebody has waited for “z” for 6 min" in section(response, "look")
+
+    def test_no_secrets(self, admin: Client, monitor: Client) -> None:
+        """Neither grants nor sessions."""
+        for response in (admin.get(PAGE), admin.get(f"{PAGE}?part=live"), monitor.get(STATUS)):
+            assert response.status_code == 200
+            assert b"secret" not in response.content
+
+    def test_fragment(self, admin: Client) -> None:
+        """A refresh fetches only what it replaces."""
+        content = admin.get(f"{PAGE}?part=live").content.decode()
+        assert "order:5" in content
+        assert "<html" not in content
+
+    def test_ways_to_it(self, admin: Client) -> None:
+        """From the list, from the index of the app; and back."""
+        assert reverse("admin:django_mongolock_lock_dashboard") == PAGE
+        for path in ("/admin/django_mongolock/lock/", "/admin/django_mongolock/"):
+            assert f'href="{PAGE}"' in admin.get(path).content.decode()
+        assert 'href="/admin/django_mongolock/lock/"' in admin.get(PAGE).content.decode()
+
+    def test_german(self, admin: Client) -> None:
+        """In German, with nothing of ours left in English."""
+        with translation.override("de"):
+            content = text_of(admin.get(PAGE))
+        for word in ("Übersicht der Sperren", "Wer auf wen wartet", "1 Sache zum Nachsehen", "gehalten"):
+            assert word in content
+        for word in ("Nobody", "waits", "held", "since"):
+            assert not re.search(rf"\b{word}\b", content)
+
+    def test_nothing_inline(self, admin: Client) -> None:
+        """A strict Content-Security-Policy is no hindrance."""
+        content = admin.get(PAGE).content.decode().split('id="content"')[1].split("</main>")[0]
+        assert not re.search(r"<script|<style|\sstyle=|\son\w+=", content)
+
+    def test_deadlock(self, admin: Client, locks: Locks, monitor: Client) -> None:
+        """A circle is told of, and drawn as one."""
+        locks.add("a", [entry(31, worker="x")], [waiter(32, worker="y")])
+        locks.add("b", [entry(33, worker="y")], [waiter(34, worker="x")])
+        response = admin.get(PAGE)
+        assert "1 deadlock: some wait for each other" in section(response, "look")
+        assert "pid 4034" in section(response, "deadlocks")
+        assert b"mongolock-edge-back" in response.content
+        status = monitor.get(STATUS).json()
+        assert (status["counts"]["deadlocks"], sorted(status["deadlocks"][0]["keys"])) == (1, ["a", "b"])
+        assert status["troubles"][0]["alarm"] == "deadlock"
+
+    def test_real(self, locks: Locks, admin: Client) -> None:
+        """A lock that is taken for real, by a process that has a beat."""
+        with held_elsewhere("real", label="for real"):
+            response = admin.get(PAGE)
+            assert "for real" in section(response, "held")
+            assert re.search(r"● alive 1 : real – \d\.\d s ago", section(response, "processes"))
+
+    def test_prefix(self, admin: Client, monitor: Client, locks: Locks, settings: Settings) -> None:
+        """The locks of another site are not shown, nor counted."""
+        locks.held("shop:1")
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "shop:"}
+        response = admin.get(PAGE)
+        assert "1 held" in section(response, "tiles")
+        assert "order:5" not in text_of(response)
+        assert "order:5" not in monitor.get(STATUS).content.decode()
+
+
+class TestLimits:
+    """Lists end, and say so."""
+
+    def test_more(self, admin: Client, locks: Locks) -> None:
+        """Of thirty it shows ten, and a way to the others."""
+        for number in range(30):
+            locks.add(f"k{number:02d}", [entry(number, session=f"s{number}")], [waiter(number + 100)])
+        locks.stale(*(f"stale{number:02d}" for number in range(12)))
+        response = admin.get(PAGE)
+        assert "30 held" in section(response, "tiles")
+        assert "The 10 of 30 that have been held for longest." in section(response, "held")
+        assert "The 10 that somebody has waited for longest, of 30." in section(response, "waits")
+        assert "The 10 latest of 12." in section(response, "stale")
+        assert "And 21 more, which were heard of later." in section(response, "processes")
+
+    def test_capped(self, admin: Client, monitor: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where more is held than is looked at, no number pretends to be exact; what is stale is still counted."""
+        for module in (overview, overview_pipelines):
+            monkeypatch.setattr(module, "MOST_HELD", 3)
+            monkeypatch.setattr(module, "MOST_COUNTED", 5)
+        locks.held("a", "b", "c", "d", "e", "f", "g")
+        locks.add("waited", [entry(1)], [waiter(2)])
+        locks.stale("old", "older")
+        response = admin.get(PAGE)
+        for word in ("> 5 held", "2 stale", "1 wait, for 1 lock"):
+            assert word in section(response, "tiles")
+        assert "is about the 3 held locks whose leases end first" in text_of(response)
+        counts = monitor.get(STATUS).json()["counts"]
+        assert (counts["held"], counts["more_held"], counts["looked_at"], counts["stale"]) == (5, True, 3, 2)
+
+
+class TestEmpty:
+    """An empty list says what that means."""
+
+    def test_unused(self, locks: Locks, admin: Client) -> None:
+        """Nobody has taken a lock yet: how to."""
+        response = admin.get(PAGE)
+        assert "Nothing needs you" in text_of(response)
+        assert 'with mongo_lock("order:5"):' in text_of(response)
+        for name in ("waits", "deadlocks", "held", "stale", "contended", "processes"):
+            assert re.search(r"[.]", section(response, name)), name
+
+    def test_quiet(self, locks: Locks, admin: Client) -> None:
+        """All is well."""
+        locks.held("k")
+        assert "Nobody waits for long, nothing is stale" in text_of(admin.get(PAGE))
+
+
+class TestHostile:
+    """Whatever is in a document, the page stands, and everything else on it too."""
+
+    @pytest.mark.parametrize("key", HOSTILE_KEYS)
+    def test_keys(self, locks: Locks, admin: Client, key: str) -> None:
+        """Every key is shown literally, and its link leads to it."""
+        locks.add(key, [entry(1)], [waiter(2)])
+        response = admin.get(PAGE)
+        assert response.status_code == 200
+        content = response.content.decode()
+        assert key not in content or html.escape(key) == key
+        (address,) = set(re.findall(r'class="mongolock-key" href="([^"]*)"', content))
+        assert admin.get(html.unescape(address)).context["lock"].key == key
+
+    @pytest.mark.parametrize(("change", "word"), DAMAGE.values(), ids=DAMAGE)
+    def test_damage(self, locks: Locks, admin: Client, monitor: Client, change: Any, word: str) -> None:
+        """A damaged document is an alarm."""
+        locks.held("good")
+        locks.add("bad", [entry(2, held_for=900)], [waiter(3)], change=change)
+        response = admin.get(PAGE)
+        assert "good" in section(response, "held")
+        assert "The document of “bad” is damaged" in section(response, "look")
+        assert "damaged" in {trouble["alarm"] for trouble in monitor.get(STATUS).json()["troubles"]}
+
+    @pytest.mark.parametrize("value", ["x", 7, 1.5, None, [1], {"a": 1}, b"x", now()])
+    @pytest.mark.parametrize("name", ["until", "since", "acquired_at", "term", "session", "worker", "pid", "released"])
+    def test_entries(self, locks: Locks, admin: Client, monitor: Client, name: str, value: Any) -> None:
+        """Nothing in an entry makes the server refuse, or the page fall over."""
+        locks.held("good")
+        locks.add("bad", [entry(2, **{name: value})], [waiter(3, **{name: value}), waiter(4)], {"contended": value})
+        locks.collection.update_one({"_id": "bad"}, {"$set": {"expires_at": now() + timedelta(seconds=60)}})
+        assert "good" in section(admin.get(PAGE), "held")
+        assert monitor.get(STATUS).status_code == 200
+
+    def test_foreign_keys(self, locks: Locks, admin: Client) -> None:
+        """Documents whose key is no text are not ours to show."""
+        for key in (7, b"x", {"a": 1}):
+            locks.add(key, [entry(1)], [waiter(2)])
+        locks.held("good")
+        assert "good" in section(admin.get(PAGE), "held")
+
+
+class TestRights:
+    """To look needs the permission to view; the JSON needs its own."""
+
+    @pytest.fixture(autouse=True)
+    def one(self, locks: Locks) -> None:
+        locks.held("k")
+
+    @pytest.mark.parametrize(
+        ("permission", "page", "status"), [("view_lock", 200, 403), ("view_lock_status", 403, 200), ("x", 403, 403)]
+    )
+    def test_permissions(self, permission: str, page: int, status: int) -> None:
+        """One does not come with the other."""
+        client = browser(permission)
+        assert (client.get(PAGE).status_code, client.get(STATUS).status_code) == (page, status)
+        assert (b"lock/status/" in client.get(PAGE).content) is False
+
+    def test_strangers(self) -> None:
+        """The page leads to the login; the JSON asks for a name."""
+        assert Client().get(PAGE)["Location"].startswith("/admin/login/")
+        response = Client().get(STATUS)
+        assert (response.status_code, response["WWW-Authenticate"][:5]) == (401, "Basic")
+        assert browser("view_lock_status", is_active=False).get(STATUS).status_code == 401
+
+    def test_basic(self) -> None:
+        """A program needs no session: HTTP basic authentication of a user with the permission."""
+        user = User.objects.create_user("monitor", password="a:b ü")
+        user.user_permissions.set(Permission.objects.filter(codename="view_lock_status"))
+
+        def status(text: str, scheme: str = "Basic") -> int:
+            value = f"{scheme} {base64.b64encode(text.encode()).decode()}"
+            return int(Client().get(STATUS, headers={"Authorization": value}).status_code)
+
+        assert status("monitor:a:b ü") == 200
+        assert status("monitor:a:b ü", "basic") == 200
+        assert {status("monitor:wrong"), status("monitor"), status(":"), status("nobody:x")} == {401}
+        assert Client().get(STATUS, headers={"Authorization": "Basic %%%"}).status_code == 401
+        assert Client().get(STATUS, headers={"Authorization": "Basic gIA="}).status_code == 401
+        user.is_active = False
+        user.save()
+        assert status("monitor:a:b ü") == 401
+
+    @pytest.mark.parametrize("method", ["post", "put", "delete"])
+    def test_only_looks(self, admin: Client, monitor: Client, method: str) -> None:
+        """There is nothing to send."""
+        assert getattr(admin, method)(PAGE).status_code == 403
+        assert getattr(monitor, method)(STATUS).status_code == 405
+
+    def test_not_kept(self, admin: Client, monitor: Client) -> None:
+        """No cache may show the locks of yesterday."""
+        for response in (admin.get(PAGE), monitor.get(STATUS)):
+            assert "no-store" in response["Cache-Control"]
+
+
+class TestStatus:
+    """The JSON tells what the page shows."""
+
+    def test_content(self, locks: Locks, monitor: Client) -> None:
+        """With numbers for the numbers and ISO 8601 for the moments."""
+        locks.add("k", [entry(1, label="nightly")], [waiter(2, held_for=90)])
+        locks.stale("s")
+        found = monitor.get(STATUS).json()
+        assert found["counts"] == {
+            "held": 1, "waited_for": 1, "waiting": 1, "stale": 1, "deadlocks": 0, "more_held": False, "looked_at": 1,
+        }  # fmt: skip
+        assert [trouble["alarm"] for trouble in found["troubles"]] == ["long_wait", "stale"]
+        assert found["troubles"][0]["about"] == "k"
+        assert 90 <= found["longest_wait_seconds"] < 120
+        (waiting,) = found["waited_for"]
+        assert waiting["holders"][0]["label"] == "nightly"
+        assert 90 <= waiting["waiters"][0]["waited_seconds"] < 120
+        assert found["processes"][0]["host"] == "web-1"
+        assert found["servers"]["primary"]
+        assert found["servers"]["change_stream"] is True
+        json.dumps(found)
+
+    def test_away(self, away: None, admin: Client, monitor: Client) -> None:
+        """While MongoDB does not answer: a page and an object, with status 503, and no password."""
+        page, status = admin.get(PAGE), monitor.get(STATUS)
+        assert (page.status_code, status.status_code) == (503, 503)
+        assert "The locks cannot be shown just now" in text_of(page)
+        assert status.json()["troubles"][0]["alarm"] == "server"
+        assert b"hunter2" not in page.content + status.content
+
+
+class TestCost:
+    """As many commands for a million documents as for a thousand, each on an index."""
+
+    def test_commands(self, admin: Client, commands: Commands, locks: Locks) -> None:
+        """Three about the locks; about the servers now and then. None goes through the collection."""
+        locks.renew_indexes()
+        locks.many(free=5_000, held=300)
+        locks.collection.update_many({"_id": {"$regex": "^held:00000"}}, {"$set": {"waiters": [waiter(5)]}})
+        admin.get(PAGE)
+        first = len(commands.sent)
+        commands.sent.clear()
+        admin.get(PAGE)
+        assert commands.names() == ["aggregate"] * 5
+        assert first <= 12
+        examined = [look_into(locks, sent) for sent in commands.sent]
+        assert examined[0] == examined[1] == 300
+        assert examined[2] == 0
+        assert examined[3] <= overview_pipelines.MOST_RECENT
+        assert examined[4] <= 50
+
+    def test_commands_for_very_many(
+        self, admin: Client, commands: Commands, locks: Locks, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where more is held than is looked at closely, one more command counts it, in the index alone."""
+        for module in (overview, overview_pipelines):
+            monkeypatch.setattr(module, "MOST_HELD", 100)
+        locks.renew_indexes()
+        locks.many(free=1_000, held=300)
+        admin.get(PAGE)
+        commands.sent.clear()
+        assert "300 held" in section(admin.get(PAGE), "tiles")
+        assert len(commands.sent) == 6
+        counting = next(sent for sent in commands.sent if "$group" in sent["pipeline"][-1])
+        assert next(look_into(locks, sent) for sent in commands.sent if sent is not counting) == 100
+        assert look_into(locks, counting) == 0
+
+    @pytest.mark.long
+    @pytest.mark.timeout(900)
+    def test_a_million(
+        self, admin: Client, monitor: Client, commands: Commands, locks: Locks, record_property: Any
+    ) -> None:
+        """With a million documents, 10,000 of them held, it takes at most three times what it takes with a thousand."""
+        locks.renew_indexes()
+        locks.many(free=990, held=10)
+        few = median_seconds(admin, PAGE)
+        locks.collection.delete_many({})
+        locks.a_million(held=10_000, waited=200)
+        many = median_seconds(admin, PAGE)
+        commands.sent.clear()
+        tiles = section(admin.get(PAGE), "tiles")
+        assert "10000 held" in tiles
+        assert "200 wait, for 200 locks" in tiles
+        assert len(commands.sent) == 6
+        assert sum(look_into(locks, sent) for sent in commands.sent) < 25_000
+        assert many <= 3 * few, f"{few * 1000:.0f} ms, {many * 1000:.0f} ms"
+
+    def test_servers_are_asked_seldom(self, admin: Client, commands: Commands, locks: Locks) -> None:
+        """What is known of them is told again, for half a minute."""
+        _known.clear()
+        admin.get(PAGE)
+        assert "connectionStatus" in commands.names()
+        commands.sent.clear()
+        admin.get(PAGE)
+        assert "connectionStatus" not in commands.names()
+
+
+class TestDrawing:
+    """The pictures, by numbers."""
+
+    def overview(self, locks: Locks) -> overview.Overview:
+        from django_mongolock.backends.base import mongo_store
+
+        return overview.overview(mongo_store())
+
+    def test_chain(self, locks: Locks) -> None:
+        """Who holds one lock and waits for another is one box, between the two."""
+        locks.add("a", [entry(1, worker="x")], [waiter(2, worker="y")])
+        locks.add("b", [entry(3, worker="y")], [waiter(4, worker="z")])
+        drawn = graph.draw(self.overview(locks).waited_for)
+        assert drawn
+        columns = [node.text for node in sorted(drawn.nodes, key=lambda node: node.x)]
+        assert columns == ["somebody", "b", "somebody", "a", "somebody"]
+        assert len({node.x for node in drawn.nodes}) == 5
+        assert not any(edge.back for edge in drawn.edges)
+        assert drawn.width >= 5 * graph.WIDTH
+
+    def test_circle(self, locks: Locks) -> None:
+        """One arrow of a circle leads back."""
+        locks.add("a", [entry(1, worker="x")], [waiter(2, worker="y")])
+        locks.add("b", [entry(3, worker="y")], [waiter(4, worker="x")])
+        drawn = graph.draw(self.overview(locks).waited_for)
+        assert drawn
+        assert (len(drawn.nodes), [edge.back for edge in drawn.edges].count(True)) == (4, 1)
+
+    def test_no_two_boxes_in_one_place(self, locks: Locks) -> None:
+        """Whatever there is to draw."""
+        for number in range(12):
+            locks.add(
+                f"k{number}",
+                [entry(number, worker=f"h{number % 4}"), entry(90, worker="other")],
+                [waiter(n, worker=f"h{(n * number) % 7}") for n in range(6)],
+            )
+        drawn = graph.draw(self.overview(locks).waited_for)
+        assert drawn
+        places = [(node.x, node.y) for node in drawn.nodes]
+        assert len(set(places)) == len(places)
+        for a in drawn.nodes:
+            for b in drawn.nodes:
+                assert a is b or a.x != b.x or abs(a.y - b.y) >= graph.HEIGHT
+
+    def test_nobody_waits(self, locks: Locks) -> None:
+        """Then there is no picture."""
+        locks.held("k")
+        assert graph.draw(self.overview(locks).waited_for) is None
+
+    def test_lane(self, locks: Locks) -> None:
+        """Half of the time held is half of the width; a wait is where it was."""
+        minutes = overview_pipelines.LATELY.total_seconds()
+        locks.add("k", [entry(1, held_for=minutes / 2, since=now() - timedelta(seconds=minutes * 0.75))])
+        (lane,) = [lanes.lane(seen, seen.now) for seen in self.overview(locks).longest_held]
+        kinds = {mark.kind: (float(mark.x[:-1]), float(mark.width[:-1])) for mark in lane.marks}
+        assert kinds["hold"] == pytest.approx((50, 50), abs=2)
+        assert kinds["wait"] == pytest.approx((25, 25), abs=2)
+        assert kinds["grant"][0] == pytest.approx(50, abs=2)
+        assert lane.text.startswith("held for 2 min 3")
+
+    def test_span(self, locks: Locks) -> None:
+        """The picture goes back as far as somebody of now has held or waited, five minutes at most."""
+        for held_for, span in ((20, 60), (70, 120), (150, 300), (4_000, 300)):
+            locks.collection.delete_many({})
+            locks.add("k", [entry(1, held_for=held_for)])
+            found = self.overview(locks)
+            picture = lanes.draw(found.longest_held, found.now)
+            assert picture.span.total_seconds() == span
+            assert [mark.kind for mark in picture.lanes[0].marks][-1] == "hold"
+
+    def test_hand_over(self, locks: Locks) -> None:
+        """Who held it before held it until the next one, who had waited, got it; otherwise nobody knows how long."""
+        before = entry(1, held_for=200)
+        locks.add("handed", [entry(2, held_for=100, since=now() - timedelta(seconds=150))], (), {"last_holder": before})
+        locks.add("free", (), (), {"last_holder": before})
+        drawn = {seen.key: lanes.lane(seen, seen.now) for seen in self.overview(locks).lately}
+        assert [mark.kind for mark in drawn["handed"].marks].count("hold") == 2
+        assert [mark.kind for mark in drawn["free"].marks] == ["grant"]
+        assert "free; last granted 3 min" in drawn["free"].text
+
+
+def test_page_of_the_docs(locks: Locks, monitor: Client, monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+    """The example of "dashboard.md" is tried, its alarms are all that there are, and its pictures exist."""
+    page = Path(__file__).resolve().parents[1] / "docs" / "howto" / "dashboard.md"
+    text = page.read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    urls = types.ModuleType("urls_of_the_docs")
+    exec(example, vars(urls))  # noqa: S102 - our own page
+    monkeypatch.setitem(sys.modules, "urls_of_the_docs", urls)
+    settings.ROOT_URLCONF = "urls_of_the_docs"
+    answer = monitor.get("/internal/locks/").json()
+    (shown,) = re.findall(r'^\{"troubles.*?\n ("counts".*?\}),', text, re.MULTILINE | re.DOTALL)
+    assert json.loads(f"{{{shown}}}")["counts"].keys() == answer["counts"].keys()
+    (alarms,) = re.findall(r"The alarms are (.*?), the most urgent first", text, re.DOTALL)
+    assert re.findall(r"`(\w+)`", alarms) == list(Alarm)
+    for picture in re.findall(r"!\[.*?\]\((.*?)\)", text):
+        assert (page.parent / picture).exists()

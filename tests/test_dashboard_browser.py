@@ -1,0 +1,277 @@
+"""The dashboard in a real browser: live, by keyboard, without JavaScript, under a strict policy, for everybody."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from bson.int64 import Int64
+from django.contrib.auth.models import User
+from pytest_django import Settings
+from pytest_django.live_server_helper import LiveServer
+
+from django_mongolock import mongo_lock
+from tests.browsing import MIDDLEWARE, POLICY, browser, opened
+from tests.lock_documents import Locks, entry, waiter
+from tests.waiting import eventually
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.django_db(databases=["default", "mongo"], transaction=True),
+]
+
+PAGE = "/admin/django_mongolock/lock/dashboard/"
+LIST = "/admin/django_mongolock/lock/"
+Visit = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """One browser for all of these tests."""
+    with browser() as running:
+        yield running
+
+
+@pytest.fixture
+def server(transactional_db: None, settings: Settings) -> Iterator[LiveServer]:
+    """A site with a strict policy: of its own, since a server keeps the middleware that it was started with."""
+    settings.MIDDLEWARE = [MIDDLEWARE, *settings.MIDDLEWARE]
+    settings.ALLOWED_HOSTS = ["127.0.0.1"]
+    server = LiveServer("127.0.0.1")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def visit(chromium: Any, server: LiveServer, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> Visit:
+    """Opens pages for a superuser; at the end nobody may have complained, of the policy neither."""
+    user = User.objects.create_superuser("root")
+
+    @contextmanager
+    def visit(path: str = PAGE, *, every: float = 0.2, fails: bool = False, **options: Any) -> Iterator[Any]:
+        monkeypatch.setattr("django_mongolock.admin.dashboard.EVERY", every)
+        with opened(chromium, server.url, user, **options) as page:
+            assert page.goto(path).headers["content-security-policy"] == POLICY
+            yield page
+            assert fails or page.complaints == []
+
+    return visit
+
+
+def fill(locks: Locks) -> None:
+    """Something for every section."""
+    locks.add(
+        "order:5",
+        [entry(1, label="nightly", user="anna", worker="w1", held_for=40)],
+        [waiter(2, held_for=33, worker="w2"), waiter(3, held_for=12, worker="w3")],
+        {"contended": Int64(400), "acquisitions": Int64(900), "last_holder": entry(7, held_for=200)},
+    )
+    locks.add("catalog", [entry(n, mode="shared", worker=f"c{n}") for n in range(5, 9)], [waiter(1, worker="w1")])
+    locks.add("a", [entry(31, worker="da")], [waiter(32, worker="db", held_for=3)])
+    locks.add("b", [entry(33, worker="db")], [waiter(34, worker="da", held_for=2)])
+    locks.stale("left:behind")
+    locks.add("bad", [entry(9)], change={"token": 1.5})
+
+
+@contextmanager
+def traffic(*keys: str) -> Iterator[None]:
+    """Two threads take these locks in turn, and wait for each other."""
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            for key in keys:
+                with mongo_lock(key, label="traffic", wait=30):
+                    stop.wait(0.05)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def settled(page: Any, expression: str) -> None:
+    """Wait until it is true in the page, which lets nobody evaluate anything inside of it, later."""
+    assert eventually(lambda: page.evaluate(expression) or page.wait_for_timeout(50), 15), expression
+
+
+class TestLive:
+    """It refreshes by itself, and disturbs nobody who reads."""
+
+    def test_under_traffic(self, visit: Visit) -> None:
+        """Locks come and go on the page, the numbers change, and grants are counted while one looks."""
+        with visit() as page, traffic("t:1", "t:2"):
+            page.wait_for_selector("#held [data-key^='t:']", timeout=15_000)
+            first = page.inner_text("#as-of")
+            settled(page, f"document.getElementById('as-of').textContent.trim() !== {first!r}")
+            settled(page, "/: [1-9][0-9]* grants, /.test(document.querySelector('.mongolock-pulse-text').textContent)")
+            assert page.locator("#mongolock-pulse rect").count() >= 2
+            assert page.inner_text("#mongolock-refreshing") == "Refreshed every 0.2 s"
+
+    def test_keeps_focus_and_scroll(self, visit: Visit, locks: Locks) -> None:
+        """The link that has the focus stays the same link of the same lock, wherever it moves."""
+        fill(locks)
+        with visit(viewport={"width": 500, "height": 400}) as page:
+            link = "#held [data-key='order:5'] a"
+            page.focus(link)
+            page.evaluate("window.mine = document.activeElement")
+            page.evaluate("document.getElementById('held-scroll').scrollLeft = 40")
+            page.evaluate("window.scrollBy(0, 33)")
+            top = "document.activeElement.getBoundingClientRect().top"
+            before = page.evaluate(top)
+            locks.add("older", [entry(50, held_for=4_000)])  # comes before it
+            page.wait_for_selector("#held [data-key='older']", timeout=15_000)
+            assert page.evaluate("document.activeElement === window.mine && window.mine.isConnected")
+            assert page.evaluate("document.activeElement.textContent.trim()") == "order:5"
+            assert page.evaluate("document.getElementById('held-scroll').scrollLeft") == 40
+            assert abs(page.evaluate(top) - before) < 150  # what is looked at stays; a row came in above it
+
+    def test_focus_of_what_goes(self, visit: Visit, locks: Locks) -> None:
+        """Where the row with the focus is gone, its section has it, and that is said."""
+        fill(locks)
+        with visit() as page:
+            page.focus("#stale [data-key='left:behind'] a")
+            locks.collection.delete_one({"_id": "left:behind"})
+            settled(page, "document.activeElement.id === 'stale'")
+            assert "not there any more" in page.inner_text("#mongolock-said")
+
+    def test_says_only_what_is_new(self, visit: Visit, locks: Locks) -> None:
+        """A screen reader is told when something needs a look, once; not at every refresh."""
+        locks.held("k")
+        with visit() as page:
+            settled(page, "document.getElementById('mongolock-control').dataset.state === 'live'")
+            first = page.inner_text("#as-of")
+            settled(page, f"document.getElementById('as-of').textContent.trim() !== {first!r}")
+            assert page.text_content("#mongolock-said") == ""
+            assert page.get_attribute("#mongolock-said", "aria-live") == "polite"
+            locks.stale("s")
+            settled(page, "/1 lock is stale/.test(document.getElementById('mongolock-said').textContent)")
+
+    def test_pause(self, visit: Visit, locks: Locks) -> None:
+        """Paused it stays as it is, and asks for nothing; then it goes on."""
+        locks.held("k")
+        with visit() as page:
+            page.focus("#mongolock-pause")
+            page.keyboard.press("Enter")
+            assert page.inner_text("#mongolock-pause") == "Go on"
+            assert "Paused" in page.inner_text("#mongolock-refreshing")
+            page.wait_for_load_state("networkidle")
+            asked: list[str] = []
+            page.on("request", lambda request: asked.append(request.url))
+            locks.held("other")
+            page.wait_for_timeout(1_000)  # five refreshes
+            assert asked == []
+            page.click("#mongolock-now")  # asked for, it looks once
+            page.wait_for_selector("#held [data-key='other']", timeout=15_000)
+            assert "Paused" in page.inner_text("#mongolock-refreshing")
+            page.keyboard.press("Tab")
+            page.click("#mongolock-pause")
+            settled(page, "document.getElementById('mongolock-control').dataset.state === 'live'")
+            assert eventually(lambda: page.wait_for_timeout(50) or len(asked) >= 3)
+
+    def test_away_and_back(self, visit: Visit, locks: Locks) -> None:
+        """While nothing answers, the page stays and says so; and it goes on afterwards."""
+        locks.held("k")
+        with visit(fails=True) as page:
+            page.route("**/*part=live", lambda route: route.fulfill(status=503, body="away"))
+            settled(page, "document.getElementById('mongolock-control').dataset.state === 'away'")
+            assert "No answer" in page.inner_text("#mongolock-refreshing")
+            assert page.locator("#held [data-key='k']").count() == 1
+            page.unroute("**/*part=live")
+            settled(page, "document.getElementById('mongolock-control').dataset.state === 'live'")
+
+    def test_logged_out(self, visit: Visit, locks: Locks) -> None:
+        """Who is logged out meanwhile is told, and not shown a login form inside of the page."""
+        with visit(fails=True) as page:
+            page.context.clear_cookies()
+            settled(page, "document.getElementById('mongolock-control').dataset.state === 'out'")
+            assert "logged out" in page.inner_text("#mongolock-refreshing")
+            assert page.locator("#mongolock-live form").count() == 0
+
+
+class TestEverybody:
+    """Who has no JavaScript, no mouse, a narrow screen or other eyes can use it."""
+
+    def test_without_javascript(self, visit: Visit, locks: Locks) -> None:
+        """All is there but the refresh, and there is a link for that."""
+        fill(locks)
+        with visit(java_script_enabled=False) as page:
+            assert page.locator("#held [data-key='order:5']").count() == 1
+            assert page.locator("#graph-scroll svg rect").count() > 5
+            assert page.locator("#lanes svg rect").count() > 3
+            assert not page.is_visible("#mongolock-pause")
+            locks.held("later")
+            page.click("#mongolock-now")
+            assert page.locator("#held [data-key='later']").count() == 1
+
+    def test_keyboard(self, visit: Visit, locks: Locks) -> None:
+        """Everything that can be pressed or scrolled is reached by Tab, and one sees where one is."""
+        fill(locks)
+        with visit(every=60) as page:
+            wanted = {"mongolock-pause", "mongolock-now", "waits-scroll", "graph-scroll", "held-scroll"}
+            page.focus("#mongolock-pause")
+            reached = {"mongolock-pause"}
+            for _ in range(120):
+                page.keyboard.press("Tab")
+                reached.add(page.evaluate("document.activeElement.id"))
+                if page.evaluate("document.activeElement === document.body"):
+                    break
+            assert wanted <= reached
+            page.focus("#held-scroll a")
+            page.keyboard.press("Enter")
+            page.wait_for_url("**/change/")
+
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    def test_narrow(self, visit: Visit, locks: Locks, scheme: str) -> None:
+        """On 320 pixels nothing is cut off: tables and the graph scroll for themselves."""
+        fill(locks)
+        locks.held("x" * 512)
+        with visit(viewport={"width": 320, "height": 700}, color_scheme=scheme) as page:
+            assert page.evaluate("document.documentElement.scrollWidth") <= 320
+
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    def test_axe(self, visit: Visit, locks: Locks, scheme: str) -> None:
+        """axe finds nothing on any page of the lock admin; and nobody's policy is broken."""
+        axe = pytest.importorskip("axe_core_python.sync_playwright").Axe()
+        fill(locks)
+        order = f"{LIST}order_3A5/change/"
+        with visit(every=60, color_scheme=scheme) as page:
+            found = {}
+            for path in (PAGE, LIST, f"{LIST}?state=all", f"{LIST}?state=waited", f"{LIST}?state=free", order,
+                         f"{LIST}bad/change/", f"{LIST}documents/", f"{LIST}order_3A5/history/",
+                         "/admin/django_mongolock/"):  # fmt: skip
+                page.goto(path)
+                found[path] = violations(axe.run(page))
+            page.goto(order)
+            page.click("button[value=force_release]")
+            found["force release"] = violations(axe.run(page))
+            locks.collection.delete_many({})
+            for path in (PAGE, LIST):
+                page.goto(path)
+                found[f"{path}, empty"] = violations(axe.run(page))
+            told = [f"{path}: {violation}" for path, what in found.items() for violation in what]
+            assert not told, "\n".join(told)
+
+    def test_axe_on_a_bad_day(self, visit: Visit, locks: Locks, away: None) -> None:
+        """The page that says that MongoDB is away, too."""
+        axe = pytest.importorskip("axe_core_python.sync_playwright").Axe()
+        with visit(fails=True) as page:
+            assert "cannot be shown just now" in page.inner_text("#content")
+            assert violations(axe.run(page)) == []
+
+
+def violations(found: dict[str, Any]) -> list[str]:
+    """What axe found, in a line each."""
+    return [
+        f"{violation['id']}: {node['html'][:160]} {node['failureSummary'][:200]}"
+        for violation in found["violations"]
+        for node in violation["nodes"]
+    ]
