@@ -502,7 +502,7 @@ class TestDrawing:
 
 def test_page_of_the_docs(locks: Locks, monitor: Client, monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
     """The example of "dashboard.md" is tried, its alarms are all that there are, and its pictures exist."""
-    page = Path(__file__).resolve().parents[1] / "docs" / "howto" / "dashboard.md"
+    page = Path(__file__).resolve().parents[1] / "docs" / "howto/dashboard.md"
     text = page.read_text()
     (example,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     urls = types.ModuleType("urls_of_the_docs")

@@ -58,7 +58,8 @@ def written() -> dict[Message, tuple[str, ...]]:
         texts = tuple(value for key, value in fields.items() if key.startswith("msgstr"))
         if "#, fuzzy" not in block and fields.get("msgid") and all(texts):
             found[tuple(value for key, value in fields.items() if key.startswith("msgid"))] = texts
-    return found
+    # A text that is said with a plural somewhere has one entry for both.
+    return {message[:1]: texts[:1] for message, texts in found.items() if len(message) > 1} | found
 
 
 def test_messages_are_found() -> None:
@@ -76,7 +77,8 @@ def test_nothing_is_missing() -> None:
     found, known = all_messages(), written()
     missing = [f"{where}: {' | '.join(message)}" for message, where in found.items() if message not in known]
     assert not missing, f"without German ({__doc__}):\n" + "\n".join(missing)
-    left = [" | ".join(message) for message in known if message not in found]
+    said = {message[:1] for message in found}
+    left = [" | ".join(message) for message in known if message[:1] not in said]
     assert not left, "nobody says this any more:\n" + "\n".join(left)
 
 

@@ -132,7 +132,8 @@ def _written(kind: Kind, tokens: Sequence[int], reason: str) -> str:
             len(tokens),
         )
     text %= numbers
-    return f"{text} {_('Reason: %s') % reason}" if reason else text
+    why = _("Reason: %s") % reason  # not inside of the f-string: xgettext does not look there
+    return f"{text} {why}" if reason else text
 
 
 def _tell(admin: LockAdmin, request: HttpRequest, kind: Kind, outcome: release.Outcome) -> None:
