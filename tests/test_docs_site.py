@@ -14,6 +14,7 @@ from tests.lock_fixtures import WITH_MONGO
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
+IMAGE = re.compile(r'(?:src|srcset)="([^":]+)"')
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(?:#([\w-]+))?\)")
 
 
@@ -28,7 +29,7 @@ def anchors(page: Path) -> set[str]:
 def test_links_lead_somewhere(page: Path) -> None:
     """In the repository, as it is shown on GitHub: to a file, and to a heading of it."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    for target, anchor in LINK.findall(text):
+    for target, anchor in [*LINK.findall(text), *((image, "") for image in IMAGE.findall(text))]:
         file = page.parent / target
         assert file.exists(), f"{page}: {target}"
         assert not anchor or anchor in anchors(file), f"{page}: {target}#{anchor}"
