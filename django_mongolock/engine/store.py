@@ -348,8 +348,10 @@ class MongoStore:
         pipeline: list[Document] = [
             {
                 "$match": {
-                    "operationType": {"$in": ["update", "replace"]},
-                    "$or": [{"updateDescription.updatedFields.granted": mine}, {"fullDocument.granted": mine}],
+                    "$or": [
+                        {"operationType": "update", "updateDescription.updatedFields.granted": mine},
+                        {"operationType": "replace", "fullDocument.granted": mine},
+                    ]
                 }
             },
             {"$project": {"updateDescription.updatedFields.granted": 1, "fullDocument.granted": 1}},
