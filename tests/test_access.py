@@ -34,6 +34,7 @@ from tests.lock_documents import Document, entry
 from tests.lock_documents import document as lock_document
 from tests.lock_fixtures import WITH_MONGO
 from tests.test_admin import LIST, NAMES, browser, confirm, page_of, select
+from tests.test_incidents import ASK
 from tests.waiting import eventually
 
 PASSWORD = "hunter2"
@@ -231,7 +232,7 @@ class TestRights:
             lock.extend(30)
             assert [found.key for found in Lock.objects.held().survey()] == ["k"]
             admin = browser(*NAMES)
-            assert select(admin, "ask_to_release", "k").status_code == 302
+            assert "was asked" in confirm(admin, select(admin, "ask_to_release", "k"), ASK).content.decode()
             assert root.find_one({"_id": "k"})["holders"][0]["asked"]
             assert "nightly" in admin.get(LIST).content.decode()
             assert admin.get(page_of("k")).status_code == 200

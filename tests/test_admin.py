@@ -72,11 +72,11 @@ def select(client: Client, action: str, *keys: str, query: str = "?state=all", *
     return client.post(LIST + query, {"action": action, "index": 0, "_selected_action": keys, **fields})
 
 
-def confirm(client: Client, response: Any) -> Any:
+def confirm(client: Client, response: Any, url: str = RELEASE) -> Any:
     """Say yes on the page that asks."""
     values = re.findall(r'name="lock" value="([^"]*)"', response.content.decode())
     shown = [html.unescape(value) for value in values]
-    return client.post(RELEASE, {"lock": shown, "reason": "it hangs"}, follow=True)
+    return client.post(url, {"lock": shown, "reason": "it hangs"}, follow=True)
 
 
 def notes(response: Any) -> str:

@@ -42,6 +42,7 @@ PAGES = {
     "changelist": LIST,
     "force_release": RELEASE,
     "ask_to_release": f"{LIST}ask-to-release/",
+    "dashboard": f"{LIST}dashboard/",
     "events": "/admin/django_mongolock/lockevent/",
     "documents": f"{LIST}documents/",
     "history": f"{LIST}k/history/",
@@ -76,7 +77,7 @@ class TestPages:
         site = __import__("django.contrib.admin").contrib.admin.site
         admin = LockAdmin(Lock, site)
         names = {str(url.name).removeprefix("django_mongolock_lock_") for url in admin.get_urls()}
-        assert names == set(PAGES) - {"events"}
+        assert names == set(PAGES) - {"events"} | {"status"}  # for that see test_dashboard: it also asks for a password
         (url,) = LockEventAdmin(LockEvent, site).get_urls()
         assert url.name == "django_mongolock_lockevent_changelist"
         assert set(admin.actions) == ACTIONS
