@@ -169,6 +169,22 @@ class TestPage:
             assert "for real" in section(response, "held")
             assert re.search(r"● alive 1 : real – \d\.\d s ago", section(response, "processes"))
 
+    def test_queue_that_moves(
+        self, locks: Locks, admin: Client, monitor: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whoever gets the lock between two looks of one page waits for nothing any more; the page is there."""
+        locks.add("moves:1", [entry(1)], [waiter(2)])
+        read = overview._read
+
+        def late(*args: Any) -> Any:
+            locks.collection.update_one({"_id": "moves:1"}, {"$set": {"waiters": []}})
+            return read(*args)
+
+        monkeypatch.setattr(overview, "_read", late)
+        assert "moves:1" not in section(admin.get(PAGE), "waits")
+        locks.collection.update_one({"_id": "moves:1"}, {"$set": {"waiters": [waiter(2)]}})
+        assert "moves:1" not in {each["key"] for each in monitor.get(STATUS).json()["waited_for"]}
+
     def test_prefix(self, admin: Client, monitor: Client, locks: Locks, settings: Settings) -> None:
         """The locks of another site are not shown, nor counted."""
         locks.held("shop:1")
@@ -438,6 +454,15 @@ class TestDrawing:
         assert len({node.x for node in drawn.nodes}) == 5
         assert not any(edge.back for edge in drawn.edges)
         assert drawn.width >= 5 * graph.WIDTH
+
+    def test_key_of_digits(self, locks: Locks) -> None:
+        """A long key is cut to what fits into its box, at 8.4 pixels for a bold digit."""
+        locks.add("8" * 40, [entry(1)], [waiter(2)])
+        drawn = graph.draw(self.overview(locks).waited_for)
+        assert drawn
+        (text,) = (node.lines[0][0] for node in drawn.nodes if node.kind == "lock")
+        assert text.endswith("…")
+        assert len(text) * 8.4 < graph.WIDTH - 8
 
     def test_circle(self, locks: Locks) -> None:
         """One arrow of a circle leads back."""

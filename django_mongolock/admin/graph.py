@@ -17,9 +17,10 @@ from ..engine.survey import Entry, Seen
 
 #: How many holders, and how many of those who wait, are drawn of one lock.
 DRAWN: Final = 3
-#: Sizes, in pixels; and how many characters fit into the two lines of a box.
+#: Sizes, in pixels; and how many characters fit into the two lines of a box; of a key, which may be all digits.
 WIDTH, HEIGHT, GAP, SPACE, MARGIN = 164, 44, 36, 14, 6
 FITTING: Final = (21, 25)
+KEY_FITTING: Final = (18, 25)
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Node:
     @property
     def lines(self) -> list[tuple[str, int]]:
         """What is written in the box, and at which height."""
-        both = zip((self.text, self.detail), FITTING, strict=True)
+        both = zip((self.text, self.detail), KEY_FITTING if self.kind == "lock" else FITTING, strict=True)
         said = [_short(text, most) for text, most in both if text]
         first = self.y + (19 if len(said) > 1 else 27)
         return [(text, first + 16 * number) for number, text in enumerate(said)]
