@@ -6,6 +6,7 @@ import inspect
 import os
 import posixpath
 import re
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -88,6 +89,12 @@ def setup(app: Sphinx) -> None:
     def included(app: Sphinx, path: Path, parent: str, content: list[str]) -> None:
         content[0] = in_the_site(path.parent.as_posix(), content[0])
 
+    def pictures(app: Sphinx, error: Exception | None) -> None:  # Sphinx does not look into <picture>
+        if error is None and app.builder.format == "html":
+            images = ROOT / "docs" / "images"
+            shutil.copytree(images, app.outdir / "images", ignore=shutil.ignore_patterns("*.py"), dirs_exist_ok=True)
+
+    app.connect("build-finished", pictures)
     app.connect("autodoc-process-docstring", arguments_apart)
     app.connect("source-read", page)
     app.connect("include-read", included)
