@@ -246,9 +246,12 @@ class TestEverybody:
         with visit(every=60, color_scheme=scheme) as page:
             found = {}
             for path in (PAGE, LIST, f"{LIST}?state=all", f"{LIST}?state=waited", f"{LIST}?state=free", order,
-                         f"{LIST}bad/change/", f"{LIST}documents/", f"{LIST}order_3A5/history/",
+                         f"{LIST}?state=stale", f"{LIST}left_3Abehind/change/", f"{LIST}bad/change/",
+                         f"{LIST}documents/", f"{LIST}order_3A5/history/",
                          "/admin/django_mongolock/"):  # fmt: skip
-                page.goto(path)
+                answer = page.goto(path)
+                assert answer.ok, path
+                assert page.url.endswith(path), "it led elsewhere"
                 found[path] = violations(axe.run(page))
             page.goto(order)
             page.click("button[value=force_release]")
