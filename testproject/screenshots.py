@@ -1,8 +1,8 @@
 """``python -m testproject.screenshots``: the pictures in the docs, from the real demo with its traffic and an incident.
 
 The incident: a nightly report holds its lock and waits for another one, people wait for the report, and a worker was
-killed. To have one more picture, add a `Shot` to `SHOTS`; ``--only NAME`` takes that one, ``--to FOLDER`` puts them
-elsewhere.
+killed. The edit locks: a second person in a browser of his own, and an order of which a program changes the price.
+To have one more picture, add a `Shot` to `SHOTS`; ``--only NAME`` takes that one, ``--to FOLDER`` puts them elsewhere.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,10 +22,12 @@ from testproject.demo.__main__ import _options as demo_options
 from testproject.demo.__main__ import running_site
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, BrowserContext, Page
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 LOCKS = "/admin/django_mongolock/lock/"
+#: A form with an edit lock; each picture has an order of its own, which nobody has touched yet.
+ORDER = "/admin/shop/order/{order}/change/"
 #: How long the traffic runs before the first picture, in seconds: there has to be something to see.
 WARM_UP = 20.0
 WIDE, NARROW = 1100, 320
@@ -40,7 +43,8 @@ CAST = [
 
 @dataclass(frozen=True)
 class Shot:
-    """One picture. height: of what is shown. of: only this element. before: what is done on the page first."""
+    """One picture. height: of what is shown. of: only this element. before: what is done on the page first. shared:
+    a second person has the page open already."""
 
     name: str
     path: str
@@ -48,6 +52,7 @@ class Shot:
     height: int = 800
     of: str = ""
     before: Callable[[Page], object] | None = None
+    shared: bool = False
 
 
 def let_it_count(page: Page) -> None:
@@ -60,6 +65,17 @@ def click(selector: str) -> Callable[[Page], object]:
     return lambda page: page.click(selector)
 
 
+def both_versions(page: Page) -> None:
+    """Type, have somebody else change the same order by a program, and save."""
+    from testproject.shop.models import Order
+
+    page.fill("#id_item", "two train tickets")
+    page.fill("#id_price", "78")
+    Order.objects.filter(pk=int(page.url.split("/")[-3])).update(price=42, state="paid")
+    page.click("input[name=_save]")
+    page.wait_for_selector(".mongolock-editing-both")
+
+
 SHOTS = [
     Shot("dashboard", f"{LOCKS}dashboard/", height=1040),
     Shot("dashboard-lately", f"{LOCKS}dashboard/", of="#lately", before=let_it_count),
@@ -67,6 +83,8 @@ SHOTS = [
     Shot("locks", LOCKS, height=620),
     Shot("lock", f"{LOCKS}report_3Anightly/change/", height=820),
     Shot("force-release", f"{LOCKS}report_3Anightly/change/", height=620, before=click("button[value=force_release]")),
+    Shot("edit-lock", ORDER, height=640, shared=True),
+    Shot("edit-lock-both", ORDER, height=760, before=both_versions),
 ]
 
 
@@ -106,28 +124,47 @@ def incident(running: site.Site) -> None:
 
 def take(browser: Browser, running: site.Site, shot: Shot, scheme: str, folder: Path) -> None:
     """One picture of a page, as the superuser sees it."""
-    dark = scheme == "dark"
-    context = browser.new_context(
-        base_url=running.base,
-        color_scheme="dark" if dark else "light",
-        viewport={"width": shot.width, "height": shot.height},
-    )
+    address = shot.path.format(order=new_order())
+    with ExitStack() as people:
+        if shot.shared:
+            visit(people.enter_context(browser.new_context(base_url=running.base)), site.EDITOR, running, address)
+        context = browser.new_context(
+            base_url=running.base,
+            color_scheme="dark" if scheme == "dark" else "light",
+            viewport={"width": shot.width, "height": shot.height},
+        )
+        page = visit(people.enter_context(context), site.ADMIN, running, address)
+        if shot.before is not None:
+            shot.before(page)
+        page.evaluate("scrollTo(0, 0)")
+        page.wait_for_load_state("networkidle")
+        path = folder / f"{shot.name}{'-dark' if scheme == 'dark' else ''}.png"
+        (page.locator(shot.of) if shot.of else page).screenshot(path=path)
+    shrink(path)
+    print(f"{path} {path.stat().st_size // 1024} KB", flush=True)
+
+
+def new_order() -> int:
+    """An order to edit; return its number."""
+    from django.contrib.auth.models import User
+
+    from testproject.shop.models import Order
+
+    buyer = User.objects.get(username=site.EDITOR)
+    return int(Order.objects.create(buyer=buyer, item="train ticket", price=39).pk)
+
+
+def visit(context: BrowserContext, name: str, running: site.Site, address: str) -> Page:
+    """Somebody logs in and sees a page."""
     # Without the list of the other models, which says nothing about locks.
     context.add_init_script("localStorage.setItem('django.admin.navSidebarIsOpen', 'false')")
     page = context.new_page()
-    page.goto(f"/admin/login/?next={shot.path}")
-    page.fill("#id_username", site.ADMIN)
+    page.goto(f"/admin/login/?next={address}")
+    page.fill("#id_username", name)
     page.fill("#id_password", running.password)
     page.click("input[type=submit]")
-    if shot.before is not None:
-        shot.before(page)
-    page.evaluate("scrollTo(0, 0)")
-    page.wait_for_load_state("networkidle")
-    path = folder / f"{shot.name}{'-dark' if dark else ''}.png"
-    (page.locator(shot.of) if shot.of else page).screenshot(path=path)
-    context.close()
-    shrink(path)
-    print(f"{path} {path.stat().st_size // 1024} KB", flush=True)
+    page.wait_for_selector("#logout-form")  # it is neither the login again nor an error of the server
+    return page
 
 
 def shrink(path: Path) -> None:
