@@ -40,9 +40,9 @@ class LockError(Exception):
 class LockNotAcquired(LockError):
     """The lock was not to be had within the time that the caller was ready to wait.
 
-    key: the lock. waited: seconds spent. holder: who has it, in words, or None where nobody could be named.
-    retry_after: seconds until the holder's lease ends if nobody renews it (0 where unknown). template: what the key
-    was made from ("" where unknown). why: the kind of error in a word or two, for statistics.
+    key: the lock. waited: seconds spent waiting, 0 for a single try. holder: who has it, in words, or None where nobody
+    could be named. retry_after: seconds until the holder's lease ends if nobody renews it (0 where unknown). template:
+    what the key was made from ("" where unknown). why: the kind of error in a word or two, for statistics.
     """
 
     template = ""

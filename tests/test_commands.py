@@ -446,6 +446,13 @@ class TestList:
         assert "and more" not in run("list_locks", "--limit", "3")[0]
         assert "and more" not in run("list_locks", "--limit", "0")[0].replace("and 1 more", "")
 
+    def test_a_long_holder(self, locks: Locks) -> None:
+        """The columns stand below their titles, however long the label is."""
+        locks.add("long", [entry(6, label="the nightly import of everything that the publishers have sent")])
+        title, row = run("list_locks", "--key", "long")[0].splitlines()
+        assert row[title.index("LEFT") - 2 : title.index("LEFT")] == "  "
+        assert row[title.index("TOKEN") :] == str(TOKEN + 6)
+
     def test_nothing(self, locks: Locks) -> None:
         """An empty list says so."""
         locks.collection.delete_many({})

@@ -99,10 +99,10 @@ class TestProgram:
             fails, skips = start(*shell(key, "echo ran")), start(*shell(key, "echo ran", "--on-contention", "skip"))
             code, out, err = finished(fails)
             assert (code, out) == (BUSY, "")
-            assert "nightly" in err
+            assert err.startswith(f"CommandError: lock '{key}' was not acquired: held by nightly")
             code, out, err = finished(skips)
             assert (code, err) == (0, "")
-            assert out.startswith("Skipped: lock")
+            assert out.startswith(f"Skipped: lock '{key}' was not acquired: held by nightly")
 
     def test_waits(self, start: Start) -> None:
         """It waits in the queue for as long as it may; stopped there, it leaves."""

@@ -238,6 +238,7 @@ def acquire(
     error its outcome is unknown: settle it.
     """
     pace = Pace(now if since is None else since, now + SUSPICION if request.nested else FOREVER)
+    single = now - pace.started if trial else None  # how long that one command takes is no wait
     action: Apply | Look = request.enter(trial)
     while True:
         if answer is None:
@@ -256,7 +257,7 @@ def acquire(
         if reply.former is not None and answer.former == "gone":
             action, answer = request.resume(reply.former.grant, trial), None
             continue
-        _refuse_the_rest(action, reply, now - pace.started)
+        _refuse_the_rest(action, reply, now - pace.started if single is None else single)
         pace.vigil = VIGIL if answer.former == "alive" else FOREVER
         answer = None
         if reply.place is None or reply.first_end is None or reply.first_end <= 0:

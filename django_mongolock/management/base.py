@@ -107,7 +107,7 @@ def write_json(stdout: OutputWrapper, name: str, locks: Iterable[Seen], rest: Ca
 
 
 #: How wide a column may get; a text that needs more pushes the rest of its row aside.
-WIDEST: Final = 60
+WIDEST: Final = 120
 TITLES: Final = ("KEY", "STATE", "HOLDER", "SINCE", "LEFT", "WAITING", "TOKEN")
 
 

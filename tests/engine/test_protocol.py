@@ -107,6 +107,15 @@ def test_a_single_try_is_one_command() -> None:
     assert not isinstance(refusal.value, LockQueueFull)
 
 
+def test_a_single_try_has_not_waited() -> None:
+    """However long its command takes, it says nothing of a time that nobody has given it."""
+    play = Play(wait=0)
+    with pytest.raises(LockNotAcquired) as refusal:
+        play.answer(GONE, took=0.7)
+    assert refusal.value.waited == 0
+    assert "within" not in str(refusal.value)
+
+
 def test_a_waiter_only_looks_until_it_is_granted_then_confirms() -> None:
     """F42: where nobody tells, it looks; a grant that it sees it takes for a whole lease, and counts its deadline from
     before that command, not from the look that showed the grant."""
