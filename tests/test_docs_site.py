@@ -6,11 +6,14 @@ import re
 import runpy
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from django.test import RequestFactory
 
 from tests import docs
 from tests.lock_fixtures import WITH_MONGO
+from tests.looking import held_elsewhere
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -72,6 +75,11 @@ def test_what_is_built_is_not_kept() -> None:
 
 @WITH_MONGO
 def test_the_first_page() -> None:
-    """Its example runs."""
+    """Its example runs, and the view answers what it says."""
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "index.md").read_text(), re.DOTALL)
-    exec(example, {})  # noqa: S102 - our own page
+    names: dict[str, Any] = {"__name__": "docs_index"}
+    exec(example, names)  # noqa: S102 - our own page
+    request = RequestFactory().get("/")
+    assert names["pay"](request, 5).content == b"paid"
+    with held_elsewhere("order:5"):
+        assert names["pay"](request, 5).status_code == 423
