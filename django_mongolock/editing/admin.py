@@ -212,7 +212,7 @@ class EditLockMixin(ModelAdmin):
         elif not editing.readonly:
             shown = {each.formset.prefix: _rows(each.formset) for each in inlines if _may_change(each)}
             editing.show(obj, list(form.fields), shown)
-        if not editing.may_write and not add:
+        if editing.readonly and not add:
             context |= dict.fromkeys(("show_save", "show_save_and_continue", "show_save_and_add_another"), False)
         response: Any = super().render_change_form(request, context, add, change, form_url, obj)
         names = response.template_name

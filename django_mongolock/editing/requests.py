@@ -195,7 +195,7 @@ class Editing:
         if self.held and self.takes:
             answer["tab"] = self.lock.tab
             if obj is not None and not pages.is_unchanged(self.request.POST.get(SEAL), obj, names, rows):
-                answer["text"] = texts.changed_meanwhile()
+                answer |= {"text": texts.changed_meanwhile(), "changed": True}
         return _json(answer)
 
     def gone(self) -> HttpResponse:
@@ -247,7 +247,7 @@ class Editing:
             case _:
                 return lock.look()
         if self.action == "take-over" or TAKE_OVER in sent:
-            return self._take_over(sent.get(TAKE_OVER, ""))
+            return self._take_over(sent.get(TAKE_OVER, ""), tab)
         if self.request.method not in ("GET", "POST") or _is_prefetch(self.request):
             return lock.look()
         if self.action == "take" or (self.request.method == "GET" and self._has_script):
@@ -259,8 +259,11 @@ class Editing:
             return lock.take_over(editor.token)  # that page never came to life: this one was asked for after it
         return standing
 
-    def _take_over(self, token: str) -> Standing:
-        self.standing = self.lock.look()
+    def _take_over(self, token: str, tab: str) -> Standing:
+        # It may be free by now, or this very page's.
+        self.standing = self.lock.succeed(tab) if tab else self.lock.look()
+        if self.held:
+            return self.standing
         editor = self.standing.editor
         if editor is None and not self.standing.problem:
             return self.lock.take()

@@ -307,8 +307,10 @@ class TestSave:
         assert "Not saved: this is now being edited: boss." in text_of(page)
         assert re.search(r"Item bike car only you", text_of(page))
         assert fields_of(page)["item"] == "car"
-        assert "Save and continue" not in text_of(page)
         assert "Take over and save" not in text_of(page)
+        again = fields_of(page)
+        assert 'name="_save"' in page.content.decode()  # for when it is free
+        assert state_of(anna.post(page_of(order), again)) == "refused"
         order.refresh_from_db()
         assert order.item == "bike"
 
@@ -424,6 +426,34 @@ class TestSave:
         assert boss.post(page_of(order), fields_of(page) | {"edit_lock_take_over": token}).status_code == 302
         order.refresh_from_db()
         assert order.item == "car"
+
+    @pytest.mark.parametrize("taken", [False, True])
+    @pytest.mark.parametrize("changed", [False, True])
+    def test_take_over_and_save_when_it_is_free(self, order: Order, *, taken: bool, changed: bool) -> None:
+        """Also where this page has taken it meanwhile: saved, or shown both versions; nobody is told of himself."""
+        anna, boss = somebody("anna", "take_over_edit_lock"), somebody("boss", "take_over_edit_lock")
+        sent = fields_of(anna.get(page_of(order)))
+        (token,) = [str(holder["token"]) for holder in holders(order)]
+        address = f"{page_of(order)}?edit-lock=take-over"
+        theirs = fields_of(boss.post(address, {"edit_lock_take_over": token}, follow=True))
+        refused = fields_of(anna.post(page_of(order), sent | {"item": "car"}))
+        (token,) = [str(holder["token"]) for holder in holders(order)]
+        assert boss.post(page_of(order), theirs | {"item": "boat" if changed else "bike"}).status_code == 302
+        if taken:
+            told = tell(anna, page_of(order), "take", refused).json()
+            assert (told["state"], told.get("changed", False)) == ("mine", changed)
+            refused["edit_lock_tab"] = told["tab"]
+        page = anna.post(page_of(order), refused | {"edit_lock_take_over": token})
+        if changed:
+            assert "Not saved: this was changed while you were editing it." in text_of(page)
+            assert "being edited: you" not in text_of(page)
+            assert "Item boat car both of you" in text_of(page)
+            assert 'name="_save"' in page.content.decode()
+            page = anna.post(page_of(order), fields_of(page))
+        assert page.status_code == 302
+        order.refresh_from_db()
+        assert order.item == "car"
+        assert holders(order) == []
 
     def test_deleted_meanwhile(self, order: Order) -> None:
         """What was typed is shown, to be made anew."""

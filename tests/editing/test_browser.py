@@ -143,6 +143,50 @@ def test_taken_over(people: Callable[..., Person], order: Order) -> None:
     assert item_of(order) == "car"
 
 
+@pytest.mark.parametrize("way", ["save", "enter", "take over"])
+def test_refused_and_on(people: Callable[..., Person], order: Order, settings: Settings, way: str) -> None:
+    """A save that came before the beat that would have told: refused, and later the page is as good as any."""
+    set_locks(settings, EDIT_BEAT=20, EDIT_LEASE=120)
+    first = people("anna", "take_over_edit_lock").open(page_of(order))
+    first.fill("[name=item]", "car")
+    set_locks(settings, EDIT_BEAT=0.3)
+    second = people("boss", "take_over_edit_lock").open(page_of(order))
+    second.click("summary")
+    second.click("text=Yes, take over")
+    says(second, "You are editing this.")
+    first.click("[name=_save]")
+    lost = first.locator(".errorlist.nonfield li", has_text="Not saved: this is now being edited: boss.")
+    sync_api.expect(lost).to_be_visible()
+    says(first, "This is now being edited: boss. What you typed is still here")
+    save, take_over = first.locator("[name=_save]"), first.locator("text=Take over and save")
+    assert save.get_attribute("aria-disabled") == "true"
+    assert first.locator("text=Next: look at the form").is_hidden()
+    first.press("[name=item]", "Enter")  # is not the button that takes over
+    assert take_over.is_visible()
+    assert [holder["user"] for holder in holders(order)] == ["boss"]
+    second.fill("[name=item]", "boat")
+    second.click("[name=_save]")
+    second.wait_for_url("**/shop/order/")
+    if way == "take over":
+        take_over.evaluate("button => setTimeout(() => button.form.requestSubmit(button), 500)")
+    first.click("text=Go on editing")
+    if way != "take over":
+        says(first, "this was changed meanwhile")
+        assert first.locator(".errorlist, .errornote").count() == 0
+        both = first.locator("table.mongolock-editing-both")
+        assert "This is an older comparison" in both.inner_text()
+        assert "Stored now" not in both.inner_text()
+        assert take_over.is_hidden()
+        assert save.get_attribute("aria-disabled") is None
+        save.click() if way == "save" else first.press("[name=item]", "Enter")
+    says(first, "Not saved: this was changed while you were editing it.")
+    assert re.search(r"Item\s+boat\s+car\s+both of you", first.locator("table.mongolock-editing-both").inner_text())
+    assert first.locator("text=Next: look at the form").is_visible()
+    first.click("[name=_save]")
+    first.wait_for_url("**/shop/order/")
+    assert item_of(order) == "car"
+
+
 def test_both_in_turn(people: Callable[..., Person], order: Order) -> None:
     """Who lost it takes it back in its place, with the permission, and loses nothing of what was typed."""
     first = people("anna", "take_over_edit_lock").open(page_of(order))

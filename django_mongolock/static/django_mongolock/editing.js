@@ -24,6 +24,7 @@
   let sending = false;
   let acting = false;                          // somebody pressed a button: no beat comes between it and its answer
   let dirty = state === "refused";
+  let compared = true;                         // what the page says is stored was stored when the server last told
   let lastTouch = Date.now();
   let timer = 0;
   let wanted = 0;                              // answers to older questions are dropped
@@ -106,7 +107,28 @@
       takeOver.hidden = !answer.mayTakeOver;
       takeOver.querySelector("[name=edit_lock_take_over]").value = answer.token || "";
     }
+    const takeOverSave = part("take-over-save");
+    if (takeOverSave) {
+      takeOverSave.hidden = !answer.mayTakeOver;
+      takeOverSave.value = answer.token || "";
+    }
+    if (state === "mine" || state === "free") { forgetLost(); }
+    if (answer.changed) {
+      for (const each of panel.querySelectorAll("[data-when]")) { each.hidden = each.dataset.when === "now"; }
+      compared = false;
+    }
+    if (part("next")) { part("next").hidden = !mine || !compared; }
     lockForm();
+  }
+
+  // The error that somebody else edits goes from the form when that is over; other errors stay.
+  function forgetLost() {
+    if (!form || !panel.dataset.lost) { return; }
+    for (const item of form.querySelectorAll(".errorlist.nonfield > li")) {
+      if (item.textContent.trim() === panel.dataset.lost) { item.remove(); }
+    }
+    for (const list of form.querySelectorAll(".errorlist:not(:has(li))")) { list.remove(); }
+    if (!form.querySelector(".errorlist")) { form.querySelector(".errornote")?.remove(); }
   }
 
   function lockForm() {
