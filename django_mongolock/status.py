@@ -11,7 +11,7 @@ from typing import Final
 from .backends.base import mongo_store
 from .conf import get_settings
 from .engine.members import Servers, servers
-from .engine.overview import Overview, overview
+from .engine.overview import Overview, longest_wait, overview
 from .engine.patterns import starting
 
 #: Longer than this nobody waits who does not have to, in seconds.
@@ -70,7 +70,8 @@ def _of_locks(locks: Overview) -> Iterator[Trouble]:
     if locks.damaged:
         yield Trouble(Alarm.DAMAGED, len(locks.damaged), locks.damaged[0].key)
     if locks.longest_wait > LONG_WAIT:
-        yield Trouble(Alarm.LONG_WAIT, locks.longest_wait, locks.waited_for[0].key)
+        first = max(locks.waited_for, key=lambda seen: longest_wait(seen) or 0.0)  # the order may have changed since
+        yield Trouble(Alarm.LONG_WAIT, locks.longest_wait, first.key)
     if locks.stale:
         yield Trouble(Alarm.STALE, locks.stale)
 

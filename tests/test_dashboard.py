@@ -177,13 +177,40 @@ class TestPage:
         read = overview._read
 
         def late(*args: Any) -> Any:
-            locks.collection.update_one({"_id": "moves:1"}, {"$set": {"waiters": []}})
+            locks.collection.update_one({"_id": "moves:1"}, {"$set": {"waiters": left}})
             return read(*args)
 
         monkeypatch.setattr(overview, "_read", late)
-        assert "moves:1" not in section(admin.get(PAGE), "waits")
-        locks.collection.update_one({"_id": "moves:1"}, {"$set": {"waiters": [waiter(2)]}})
-        assert "moves:1" not in {each["key"] for each in monitor.get(STATUS).json()["waited_for"]}
+        for left in ([], [waiter(2, left=-1)]):  # served, or its place has run out in between
+            locks.collection.update_one({"_id": "moves:1"}, {"$set": {"waiters": [waiter(2)]}})
+            assert "moves:1" not in section(admin.get(PAGE), "waits")
+            locks.collection.update_one({"_id": "moves:1"}, {"$set": {"waiters": [waiter(2)]}})
+            assert "moves:1" not in {each["key"] for each in monitor.get(STATUS).json()["waited_for"]}
+
+    def test_first_in_the_queue(self, locks: Locks, admin: Client) -> None:
+        """Is the first who still waits: whose place has run out is nobody's turn."""
+        locks.add("dead:first", [entry(1)], [waiter(2, left=-1, label="dead"), waiter(3, label="alive")])
+        said = section(admin.get(PAGE), "waits")
+        assert "alive" in said
+        assert "dead " not in said
+
+    def test_locks_that_change(self, locks: Locks, admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whatever became of a lock between two looks of one page, no list says of it what is not true any more."""
+        locks.add("soon:free", [entry(1, held_for=900)], [waiter(2)])
+        locks.stale("soon:held")
+        locks.add("soon:gone", [entry(1, held_for=950)], [waiter(2)])
+        read = overview._read
+
+        def late(*args: Any) -> Any:
+            locks.collection.delete_many({"_id": {"$regex": "^soon"}})
+            locks.free("soon:free")
+            locks.held("soon:held")
+            return read(*args)
+
+        monkeypatch.setattr(overview, "_read", late)
+        response = admin.get(PAGE)
+        assert response.status_code == 200
+        assert "soon:" not in "".join(section(response, name) for name in ("waits", "held", "stale"))
 
     def test_prefix(self, admin: Client, monitor: Client, locks: Locks, settings: Settings) -> None:
         """The locks of another site are not shown, nor counted."""

@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from .. import words
-from ..engine.overview import Overview
+from ..engine.overview import Overview, living
 from ..engine.survey import Seen
 from ..monitoring import PERMISSION
 from ..status import Alarm, Status, Trouble, current_status
@@ -59,6 +59,7 @@ def facts(status: Status) -> dict[str, Any]:
         "apart": None if status.servers.apart is None else _fine(status.servers.apart),
         "troubles": [(trouble, tell(trouble)) for trouble in status.troubles],
         "lately": lanes.draw(_lately(locks), locks.now),
+        "queues": [(seen, first) for seen in locks.waited_for for first in living(seen)[:1]],
         "graph": graph.draw(locks.waited_for),
         "bars": _bars(locks.contended),
         "totals": json.dumps({seen.key: [seen.acquisitions, seen.contended, seen.waited_ms] for seen in locks.shown}),

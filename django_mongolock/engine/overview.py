@@ -143,8 +143,10 @@ def overview(store: MongoStore, match: KeyMatch = EVERY_KEY, timeout: float = 5.
     }
     seen = _read(store, [key for keys in lists.values() for key in keys], timeout)
     found = {name: tuple(seen[key] for key in keys if key in seen) for name, keys in lists.items()}
-    # Who waited when the queue was counted may have got the lock since.
-    found["waited_for"] = tuple(each for each in found["waited_for"] if each.waiters)
+    # A lock was chosen by one command and read by a later one: it may not be like that any more.
+    found["waited_for"] = tuple(each for each in found["waited_for"] if living(each))
+    for name, state in (("longest_held", State.HELD), ("left_behind", State.STALE)):
+        found[name] = tuple(each for each in found[name] if each.state in (state, State.DAMAGED))
     processes = _processes([*held["processes"], *stale["processes"]], waits["processes"], held["now"])
     return Overview(
         now=held["now"],
