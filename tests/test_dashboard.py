@@ -169,8 +169,9 @@ class TestPage:
             assert "for real" in section(response, "held")
             assert re.search(r"● alive 1 : real – \d\.\d s ago", section(response, "processes"))
 
+    @pytest.mark.parametrize("left", [[], [waiter(2, left=-1)]], ids=["served", "run out"])
     def test_queue_that_moves(
-        self, locks: Locks, admin: Client, monitor: Client, monkeypatch: pytest.MonkeyPatch
+        self, locks: Locks, admin: Client, monitor: Client, monkeypatch: pytest.MonkeyPatch, left: list[Any]
     ) -> None:
         """Whoever gets the lock between two looks of one page waits for nothing any more; the page is there."""
         locks.add("moves:1", [entry(1)], [waiter(2)])
@@ -181,11 +182,9 @@ class TestPage:
             return read(*args)
 
         monkeypatch.setattr(overview, "_read", late)
-        for left in ([], [waiter(2, left=-1)]):  # served, or its place has run out in between
-            locks.collection.update_one({"_id": "moves:1"}, {"$set": {"waiters": [waiter(2)]}})
-            assert "moves:1" not in section(admin.get(PAGE), "waits")
-            locks.collection.update_one({"_id": "moves:1"}, {"$set": {"waiters": [waiter(2)]}})
-            assert "moves:1" not in {each["key"] for each in monitor.get(STATUS).json()["waited_for"]}
+        assert "moves:1" not in section(admin.get(PAGE), "waits")
+        locks.collection.update_one({"_id": "moves:1"}, {"$set": {"waiters": [waiter(2)]}})
+        assert "moves:1" not in {each["key"] for each in monitor.get(STATUS).json()["waited_for"]}
 
     def test_first_in_the_queue(self, locks: Locks, admin: Client) -> None:
         """Is the first who still waits: whose place has run out is nobody's turn."""
@@ -211,6 +210,19 @@ class TestPage:
         response = admin.get(PAGE)
         assert response.status_code == 200
         assert "soon:" not in "".join(section(response, name) for name in ("waits", "held", "stale"))
+
+    @pytest.mark.parametrize(
+        ("left", "held_for", "beat"),
+        [(4, 7, 7), (33, 0, 0), (10, 60, 23), (-5, 90, 38), (60, 2, 0)],
+        ids=["handed over", "just granted", "renewed", "died", "kept longer than a lease"],
+    )
+    def test_beat(self, locks: Locks, monitor: Client, left: float, held_for: float, beat: float) -> None:
+        """What was handed over keeps the end of its place in the queue, so that its beat is the grant till renewed."""
+        locks.collection.delete_many({})
+        locks.add("k", [entry(1, left=left, held_for=held_for)])
+        (process,) = monitor.get(STATUS).json()["processes"]
+        assert process["beat_seconds_ago"] == pytest.approx(beat, abs=2)
+        assert process["beat_seconds_ago"] >= 0
 
     def test_prefix(self, admin: Client, monitor: Client, locks: Locks, settings: Settings) -> None:
         """The locks of another site are not shown, nor counted."""

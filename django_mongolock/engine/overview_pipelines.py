@@ -116,10 +116,19 @@ def _list(field: str) -> Document:
     return {"$cond": [{"$isArray": f"${field}"}, f"${field}", []]}
 
 
+def _moment(field: str) -> Document:
+    return {"$cond": [{"$eq": [{"$type": f"${field}"}, "date"]}, f"${field}", None]}
+
+
 def _sessions(field: str, term: str) -> list[Document]:
-    """The processes in one list of entries; a renewal sets the end of an entry to a whole *term* from then."""
-    until: Document = {"$cond": [{"$eq": [{"$type": f"${field}.until"}, "date"]}, f"${field}.until", None]}
-    beat: Document = {"$cond": [{"$isNumber": f"${field}.{term}"}, {"$subtract": [until, f"${field}.{term}"]}, None]}
+    """The processes in one list of entries; a renewal sets the end of an entry to a whole *term* from then.
+
+    What was handed over from the queue keeps the end of its place there, which may be sooner: it was granted by a beat.
+    """
+    until, granted = _moment(f"{field}.until"), _moment(f"{field}.acquired_at")
+    renewed: Document = {"$cond": [{"$isNumber": f"${field}.{term}"}, {"$subtract": [until, f"${field}.{term}"]}, None]}
+    known: Document = {"$ifNull": [{"$max": [renewed, granted]}, None]}
+    beat: Document = {"$cond": [{"$gt": [known, "$$NOW"]}, "$$NOW", known]}
     return [
         {"$unwind": f"${field}"},
         {
