@@ -129,6 +129,7 @@ def test_a_paused_primary_answers_nothing_and_is_replaced(three: ReplicaSet) -> 
 
 def test_a_majority_is_needed_and_enough(three: ReplicaSet) -> None:
     """A write of the majority succeeds with one member gone."""
+    assert eventually(three.secondaries, 30)
     gone = three.secondaries()[0]
     gone.kill()
     assert insert(three.uri)

@@ -323,6 +323,7 @@ def describe(holder: Mapping[str, Any], now: datetime) -> str:
     words = [word for word in ("" if label in place else label, place) if word]
     words += [f"{name} {facts[name]}" for name in ("owner", "user") if facts[name]]
     words.append(f"host {host} pid {facts['pid'] or '?'}")
-    since = holder.get("acquired_at") or holder["since"]
+    acquired_at = holder.get("acquired_at")  # of a waiter it is nothing that we wrote
+    since = acquired_at if isinstance(acquired_at, datetime) else holder["since"]
     words.append(f"for {(now - since).total_seconds():.1f} s")
     return ", ".join(words)

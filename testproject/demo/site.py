@@ -114,6 +114,7 @@ def fill(password: str) -> None:
     from django.contrib.auth.hashers import make_password
     from django.contrib.auth.models import User
 
+    from testproject.celery import app
     from testproject.shop.models import Seller
 
     for alias in settings.DATABASES:
@@ -124,6 +125,10 @@ def fill(password: str) -> None:
     for name in SELLERS:
         user = User.objects.create(username=name, password=hashed)
         Seller.objects.create(user_id=str(user.pk), name=name)
+    # Kombu makes a collection for itself; of two processes that do it at once, the web server and a worker, one ends.
+    with app.connection_for_write() as broker:
+        broker.connect()
+        broker.default_channel.close()
 
 
 def free_port(wanted: int | None) -> int:
