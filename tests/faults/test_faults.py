@@ -47,7 +47,7 @@ def test_no_promise_is_broken_in_a_short_run(tmp_path: Path) -> None:
     assert set(outcome.injected) & set(WORKER_FAULTS)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_lock_that_goes_by_its_clients_clocks_is_found_out(tmp_path: Path) -> None:
     """The same harness and checker find what is wrong with a lock that compares wall clocks of its clients; if not in
