@@ -71,13 +71,22 @@ def detail(standing: Standing) -> str:
     """Since when, and when last seen: relative and absolute."""
     editor, now = standing.editor, standing.now
     if editor is None or now is None or editor.who == "mine":
-        return _("%s asks you to finish.") % editor.asks if editor is not None and editor.asks else ""
+        return _asks(editor.asks) if editor is not None and editor.asks else ""
     parts = {"since": words.moment(editor.since), "ago": words.ago(editor.since, now)}
     seen = {"seen": words.ago(editor.seen, now), "end": words.left(editor.until, now)}
     return _("Since %(since)s (%(ago)s), last seen %(seen)s. Without a sign of life it is free in %(end)s.") % {
         **parts,
         **seen,
     }
+
+
+def _asks(text: str) -> str:
+    """Who asks for the lock, and why: "who: why", as the lock admin and the command `release_lock` put it."""
+    name, _colon, reason = text.partition(": ")
+    name = name.removesuffix(_("%s, in the admin") % "")  # where else?
+    if reason:
+        return _("%(name)s asks you to finish: “%(reason)s”") % {"name": name, "reason": reason}
+    return _("%s asks you to finish.") % name
 
 
 def lost(standing: Standing) -> str:

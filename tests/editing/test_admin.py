@@ -254,13 +254,22 @@ class TestScript:
         assert holders(order) == []
         assert holders(ad)
 
-    def test_asked_to_finish(self, order: Order) -> None:
-        """Whoever asks the holder to release, in the lock admin, is heard in the form."""
+    @pytest.mark.parametrize(
+        ("asks", "told"),
+        [
+            ("ben", "ben asks you to finish."),
+            ("ben, in the admin", "ben asks you to finish."),
+            ("ben, in the admin: let me in: please", "ben asks you to finish: “let me in: please”"),
+            ("deploy: at 3", "deploy asks you to finish: “at 3”"),
+        ],
+    )
+    def test_asked_to_finish(self, order: Order, asks: str, told: str) -> None:
+        """Whoever asks the holder to release, in the lock admin, is heard in the form, with the reason."""
         anna = somebody("anna")
         sent = fields_of(anna.get(page_of(order)))
-        upkeep.ask_to_release(mongo_store(), edit_key(order), "ben")
-        told = tell(anna, page_of(order), "beat", sent).json()
-        assert (told["state"], told["detail"]) == ("mine", "ben asks you to finish.")
+        upkeep.ask_to_release(mongo_store(), edit_key(order), asks)
+        answer = tell(anna, page_of(order), "beat", sent).json()
+        assert (answer["state"], answer["detail"]) == ("mine", told)
 
     def test_force_release(self, order: Order) -> None:
         """In the lock admin, as with any lock; the editor is told."""
