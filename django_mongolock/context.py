@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Final
 
 from django.conf import settings
 from django.http import HttpRequest
@@ -21,6 +21,9 @@ logger = logging.getLogger("django_mongolock")
 
 #: The request that is being served in this context; set by the middleware and by `mongo_locked`.
 current_request: ContextVar[HttpRequest | None] = ContextVar("mongolock_request", default=None)
+
+#: What stands in an edit lock where a lock of a process tells its host.
+BROWSER: Final = "a browser tab"
 
 _HOST = tidy_fact(socket.gethostname())
 

@@ -12,6 +12,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from .context import BROWSER
 from .engine.document import UNLIMITED, UNPRINTABLE
 from .engine.history import Happened
 from .engine.survey import Entry, Seen, State
@@ -68,10 +69,11 @@ SHAPES: Final = {
 
 
 def who(entry: Somebody) -> str:
-    """On whose behalf: label, view or task, user, owner."""
-    words = [word for word in (entry.label, entry.place) if word]
+    """On whose behalf: label, view or task, user, owner. Of an edit lock no view, and no owner, which is a hash."""
+    edits = entry.host == BROWSER
+    words = [word for word in (entry.label, "" if edits else entry.place) if word]
     words += [_("user %s") % entry.user] if entry.user else []
-    words += [_("owner %s") % entry.owner] if entry.owner else []
+    words += [_("owner %s") % entry.owner] if entry.owner and not edits else []
     return " · ".join(words) or _("somebody")
 
 

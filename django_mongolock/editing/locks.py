@@ -19,6 +19,7 @@ from django.utils.crypto import salted_hmac
 
 from ..backends.base import get_backend
 from ..conf import get_settings
+from ..context import BROWSER
 from ..engine.document import MAX_KEY_BYTES, Reply, Terms, check_key, entry, milliseconds, tidy_fact
 from ..engine.logs import INFO, log
 from ..engine.protocol import Apply, Look, Protocol
@@ -30,8 +31,6 @@ from ..keys import row_key
 #: Before the key of a row. Not the key of the row itself: work that takes that for a second does not wait for people.
 PREFIX: Final = "edit:"
 SALT: Final = "django_mongolock.editing"
-#: What stands where a lock of a process tells its host.
-BROWSER: Final = "a browser tab"
 
 #: mine: this tab has it. mine-elsewhere: another tab of the same login. me-elsewhere: the same user, another login.
 Who = Literal["mine", "mine-elsewhere", "me-elsewhere", "somebody"]
