@@ -144,7 +144,9 @@ def test_taken_over(people: Callable[..., Person], order: Order) -> None:
     assert item_of(order) == "car"
 
 
-@pytest.mark.parametrize("way", ["save", "enter", "take over"])
+@pytest.mark.parametrize(
+    "way", ["enter", *(pytest.param(way, marks=pytest.mark.long) for way in ("save", "take over"))]
+)
 def test_refused_and_on(people: Callable[..., Person], order: Order, settings: Settings, way: str) -> None:
     """A save that came before the beat that would have told: refused, and later the page is as good as any."""
     set_locks(settings, EDIT_BEAT=20, EDIT_LEASE=120)
@@ -170,19 +172,21 @@ def test_refused_and_on(people: Callable[..., Person], order: Order, settings: S
     second.fill("[name=item]", "boat")
     second.click("[name=_save]")
     second.wait_for_url("**/shop/order/")
-    if way == "take over":
-        take_over.evaluate("button => setTimeout(() => button.form.requestSubmit(button), 500)")
     first.click("text=Go on editing")
-    if way != "take over":
-        says(first, "this was changed meanwhile")
-        assert first.locator(".errorlist, .errornote").count() == 0
-        both = first.locator("table.mongolock-editing-both")
-        assert "This is an older comparison" in both.inner_text()
-        assert "Stored now" not in both.inner_text()
-        assert take_over.is_hidden()
-        assert save.get_attribute("aria-disabled") is None
-        assert delete.is_visible()
-        save.click() if way == "save" else first.press("[name=item]", "Enter")
+    says(first, "this was changed meanwhile")
+    assert first.locator(".errorlist, .errornote").count() == 0
+    both = first.locator("table.mongolock-editing-both")
+    assert "This is an older comparison" in both.inner_text()
+    assert "Stored now" not in both.inner_text()
+    assert take_over.is_hidden()
+    assert save.get_attribute("aria-disabled") is None
+    assert delete.is_visible()
+    if way == "take over":  # pressed in the very moment in which it goes
+        take_over.evaluate("button => button.form.requestSubmit(button)")
+    elif way == "save":
+        save.click()
+    else:
+        first.press("[name=item]", "Enter")
     says(first, "Not saved: this was changed while you were editing it.")
     assert re.search(r"Item\s+boat\s+car\s+both of you", first.locator("table.mongolock-editing-both").inner_text())
     assert first.locator("text=Next: look at the form").is_visible()
@@ -371,9 +375,9 @@ def test_without_javascript(people: Callable[..., Person], order: Order) -> None
     assert item_of(order) == "car"
 
 
-def accessible(tab: Any, axe: str) -> None:
-    """Axe finds nothing, in light and in dark."""
-    for scheme in ("light", "dark"):
+def accessible(tab: Any, axe: str, *schemes: str) -> None:
+    """Axe finds nothing, in light, in dark."""
+    for scheme in schemes:
         tab.emulate_media(color_scheme=scheme)
         tab.wait_for_timeout(300)  # colours fade
         tab.evaluate(axe)
@@ -381,22 +385,25 @@ def accessible(tab: Any, axe: str) -> None:
         assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
 
 
-def test_accessible(people: Callable[..., Person], order: Order) -> None:
-    """Every state of the panel, in the admin and outside of it."""
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_accessible(people: Callable[..., Person], order: Order, *, whole: bool) -> None:
+    """Every state of the panel, in the admin and outside of it; at first the reader and both versions."""
+    schemes = ("light", "dark") if whole else ("dark",)
+    more = schemes if whole else ()
     package = pytest.importorskip("axe_core_python", reason="axe-core-python is in the dependency group testing")
     axe = (Path(package.__file__).parent / "axe.min.js").read_text()
     anna, boss = people("anna", bypass_csp=True), people("boss", "take_over_edit_lock", bypass_csp=True)
     first, second = anna.open(page_of(order)), boss.open(page_of(order))
-    accessible(first, axe)
+    accessible(first, axe, *more)
     second.keyboard.press("Tab")  # all of it by the keyboard, too
     second.focus("summary")
     second.keyboard.press("Enter")
-    accessible(second, axe)
+    accessible(second, axe, *schemes)
     first.fill("[name=item]", "car")
     second.focus("text=Yes, take over")
     second.keyboard.press("Enter")
     says(first, "This is now being edited: boss.")
-    accessible(first, axe)
+    accessible(first, axe, *more)
     second.fill("[name=item]", "boat")
     second.click("[name=_save]")
     second.wait_for_url("**/shop/order/")
@@ -404,22 +411,20 @@ def test_accessible(people: Callable[..., Person], order: Order) -> None:
     says(first, "changed meanwhile")
     first.click("[name=_save]")
     says(first, "Not saved")
-    accessible(first, axe)
-    accessible(anna.open(f"/own/{order.pk}/"), axe)
+    accessible(first, axe, *schemes)
+    accessible(anna.open(f"/own/{order.pk}/"), axe, *more)
 
 
-def test_own_views(people: Callable[..., Person], order: Order) -> None:
+@pytest.mark.parametrize("kind", ["own", pytest.param("async", marks=pytest.mark.long)])
+def test_own_views(people: Callable[..., Person], order: Order, kind: str) -> None:
     """A class and a coroutine of one's own, with the template tags."""
-    anna, ben = people("anna"), people("ben")
-    for address in (f"/own/{order.pk}/", f"/async/{order.pk}/"):
-        first = anna.open(address)
-        says(first, "You are editing this.")
-        second = ben.open(address)
-        says(second, "This is being edited: anna.")
-        first.fill("[name=item]", address)
-        first.click("button:text-is('Save')")
-        first.wait_for_url("**/done/")
-        assert item_of(order) == address
-        says(second, "It is free now")
-        first.close()
-        second.close()
+    address = f"/{kind}/{order.pk}/"
+    first = people("anna").open(address)
+    says(first, "You are editing this.")
+    second = people("ben").open(address)
+    says(second, "This is being edited: anna.")
+    first.fill("[name=item]", address)
+    first.click("button:text-is('Save')")
+    first.wait_for_url("**/done/")
+    assert item_of(order) == address
+    says(second, "It is free now")
