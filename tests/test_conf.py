@@ -27,7 +27,7 @@ from django_mongolock.models import Lock
 from django_mongolock.router import MongoLockRouter
 from tests.looking import new_key
 
-INDEXES = {"_id_", "mongolock_expires_at", "mongolock_purge_at"}
+INDEXES = {"_id_", "mongolock_expires_at", "mongolock_purge_at", "mongolock_contended"}
 
 
 class TestSettings:

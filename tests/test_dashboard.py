@@ -412,7 +412,7 @@ class TestCost:
     """As many commands for a million documents as for a thousand, each on an index."""
 
     def test_commands(self, admin: Client, commands: Commands, locks: Locks) -> None:
-        """Three about the locks; about the servers now and then. None goes through the collection."""
+        """Six about the locks; about the servers now and then. None goes through the collection."""
         locks.renew_indexes()
         locks.many(free=5_000, held=300)
         locks.collection.update_many({"_id": {"$regex": "^held:00000"}}, {"$set": {"waiters": [waiter(5)]}})
@@ -420,13 +420,14 @@ class TestCost:
         first = len(commands.sent)
         commands.sent.clear()
         admin.get(PAGE)
-        assert commands.names() == ["aggregate"] * 5
+        assert commands.names() == ["aggregate"] * 6
         assert first <= 12
         examined = [look_into(locks, sent) for sent in commands.sent]
         assert examined[0] == examined[1] == 300
         assert examined[2] == 0
-        assert examined[3] <= overview_pipelines.MOST_RECENT
-        assert examined[4] <= 50
+        assert examined[3] == 0
+        assert examined[4] <= overview_pipelines.MOST_RECENT
+        assert examined[5] <= 50
 
     def test_commands_for_very_many(
         self, admin: Client, commands: Commands, locks: Locks, monkeypatch: pytest.MonkeyPatch
@@ -439,10 +440,25 @@ class TestCost:
         admin.get(PAGE)
         commands.sent.clear()
         assert "300 held" in section(admin.get(PAGE), "tiles")
-        assert len(commands.sent) == 6
+        assert len(commands.sent) == 7
         counting = next(sent for sent in commands.sent if "$group" in sent["pipeline"][-1])
         assert next(look_into(locks, sent) for sent in commands.sent if sent is not counting) == 100
         assert look_into(locks, counting) == 0
+
+    @pytest.mark.parametrize("prefix", ["", "shop:"])
+    def test_contended(self, admin: Client, commands: Commands, locks: Locks, settings: Settings, prefix: str) -> None:
+        """The most contended of all, whenever it was used last, and without a look at the documents of others."""
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": prefix}
+        locks.renew_indexes()
+        locks.many(free=overview_pipelines.MOST_RECENT, held=20)
+        locks.collection.update_many({}, {"$set": {"purge_at": now() + timedelta(days=8), "contended": Int64(500)}})
+        for key, count in (("shop:a", 900), ("shop:b", 901), ("shop:never", 0)):
+            locks.add(key, change={"contended": Int64(count)})
+        locks.add(7, change={"contended": Int64(999)})
+        shown = [seen.key for seen in admin.get(PAGE).context["locks"].contended]
+        assert shown == ["shop:b", "shop:a"] if prefix else shown[:2] == ["shop:b", "shop:a"] and len(shown) == 10
+        (sent,) = (sent for sent in commands.sent if "contended" in sent.get("pipeline", [{}])[0].get("$match", {}))
+        assert look_into(locks, sent) == 0
 
     @pytest.mark.long
     @pytest.mark.timeout(900)
@@ -460,7 +476,7 @@ class TestCost:
         tiles = section(admin.get(PAGE), "tiles")
         assert "10000 held" in tiles
         assert "200 wait, for 200 locks" in tiles
-        assert len(commands.sent) == 6
+        assert len(commands.sent) == 7
         assert sum(look_into(locks, sent) for sent in commands.sent) < 25_000
         assert many <= 3 * few, f"{few * 1000:.0f} ms, {many * 1000:.0f} ms"
 

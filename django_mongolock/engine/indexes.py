@@ -1,4 +1,4 @@
-"""The two indexes of the locks collection."""
+"""The three indexes of the locks collection."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from typing import Any, Final
 from pymongo import IndexModel
 from pymongo.collection import Collection
 
-#: `expires_at` finds what is held and what is stale; `purge_at` is how the server removes what nobody uses any more.
+#: `expires_at` finds what is held and what is stale; `purge_at` is how the server removes what nobody uses any more;
+#: `contended` finds what had to be waited for most often: only an acquisition that waited writes to it.
 INDEXES: Final = {
     "mongolock_expires_at": IndexModel([("expires_at", 1)], name="mongolock_expires_at"),
     "mongolock_purge_at": IndexModel([("purge_at", 1)], name="mongolock_purge_at", expireAfterSeconds=0),
+    "mongolock_contended": IndexModel(
+        [("contended", -1), ("_id", 1)],
+        name="mongolock_contended",
+        partialFilterExpression={"contended": {"$gt": 0}},
+    ),
 }
 
 

@@ -1,7 +1,7 @@
 """All that goes on among the locks at one moment, for a page or a program to show: bounded, however many there are.
 
-A handful of commands, each on the index of leases, or of `purge_at` for those that were used last. They answer with
-keys and sums; the last one reads the few documents that are worth showing.
+A handful of commands, each on an index: of leases, of contention, of `purge_at` for those that were used last. They
+answer with keys and sums; the last one reads the few documents that are worth showing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from .overview_pipelines import (
     MOST_COUNTED,
     MOST_HELD,
     SHOWN,
+    contended_pipeline,
     held_pipeline,
     recent_pipeline,
     stale_pipeline,
@@ -66,7 +67,7 @@ class Overview:
     held, waited, waiting, stale: how many locks are held, how many are waited for, by how many processes, and how many
     are stale. capped: even more are held. longest_held, waited_for, left_behind, contended, lately: the few that are
     worth showing, each first of its kind. processes, more_processes: the first, and how many there are besides. What
-    is told of those that are held for longest, of contention and of processes is about the first *looked_at* locks.
+    is told of those that are held for longest and of processes is about the first *looked_at* locks.
     """
 
     now: datetime
@@ -126,9 +127,8 @@ def granted_at(seen: Seen) -> datetime | None:
 
 def overview(store: MongoStore, match: KeyMatch = EVERY_KEY, timeout: float = 5.0) -> Overview:
     """Look at the locks whose keys are like that. Raises LockBackendError."""
-    held, waits, stale, recent = (
-        _ask(store, pipeline(match), timeout)
-        for pipeline in (held_pipeline, waits_pipeline, stale_pipeline, recent_pipeline)
+    held, waits, stale = (
+        _ask(store, pipeline(match), timeout)[0] for pipeline in (held_pipeline, waits_pipeline, stale_pipeline)
     )
     looked_at = _sum(held, "n")
     counted = looked_at
@@ -138,8 +138,8 @@ def overview(store: MongoStore, match: KeyMatch = EVERY_KEY, timeout: float = 5.
         "longest_held": _keys(held["longest"]),
         "waited_for": _keys(waits["longest"]),
         "left_behind": _keys(stale["latest"]),
-        "contended": _most_contended((*held["contended"], *recent["contended"])),
-        "lately": _keys(recent["lately"]),
+        "contended": _keys(_ask(store, contended_pipeline(match), timeout)),
+        "lately": _keys(_ask(store, recent_pipeline(match), timeout)),
     }
     seen = _read(store, [key for keys in lists.values() for key in keys], timeout)
     found = {name: tuple(seen[key] for key in keys if key in seen) for name, keys in lists.items()}
@@ -168,20 +168,14 @@ def _sum(found: Document, name: str) -> int:
     return int(sums.get(name, 0))
 
 
-def _ask(store: MongoStore, pipeline: list[Document], timeout: float) -> Document:
+def _ask(store: MongoStore, pipeline: list[Document], timeout: float) -> list[Document]:
     with asking(store, timeout):
-        return next(iter(latest(store).aggregate(pipeline)))
+        return list(latest(store).aggregate(pipeline))
 
 
 def _keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Those that are ours to show."""
     return [row["_id"] for row in rows if isinstance(row["_id"], str)]
-
-
-def _most_contended(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    counts = {row["_id"]: row["contended"] for row in rows if isinstance(row["_id"], str)}
-    found = {key: count for key, count in counts.items() if isinstance(count, int)}
-    return sorted(found, key=lambda key: (-found[key], key))[:SHOWN]
 
 
 def _read(store: MongoStore, keys: list[str], timeout: float) -> dict[str, Seen]:

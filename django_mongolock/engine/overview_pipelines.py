@@ -16,7 +16,7 @@ Document = dict[str, Any]
 
 #: How far locks are counted.
 MOST_COUNTED: Final = 10_000
-#: How many held locks are looked at closely: for who has held one for longest, for processes, for contention.
+#: How many held locks are looked at closely: for who has held one for longest, and for processes.
 MOST_HELD: Final = 1_000
 #: How many of the locks that were used last are looked at.
 MOST_RECENT: Final = 500
@@ -38,7 +38,6 @@ def held_pipeline(match: KeyMatch) -> list[Document]:
         {
             "$facet": {
                 "longest": [{"$project": {"since": {"$min": "$holders.acquired_at"}}}, *_first({"since": 1})],
-                "contended": _MOST_CONTENDED,
                 "processes": _sessions("holders", "term"),
                 "sums": [{"$count": "n"}],
             }
@@ -97,19 +96,21 @@ def recent_pipeline(match: KeyMatch) -> list[Document]:
         {"$sort": {"purge_at": -1}},
         {"$limit": MOST_RECENT},
         {"$match": match.query()},
-        {"$project": {"contended": 1, "granted": granted}},
-        {
-            "$facet": {
-                "contended": _MOST_CONTENDED,
-                "lately": [{"$match": {"$expr": {"$gt": ["$granted", since]}}}, *_first({"granted": -1})],
-            }
-        },
+        {"$project": {"granted": granted}},
+        {"$match": {"$expr": {"$gt": ["$granted", since]}}},
+        *_first({"granted": -1}),
     ]
 
 
-def _first(order: Document, *fields: str) -> list[Document]:
+def contended_pipeline(match: KeyMatch) -> list[Document]:
+    """The locks that had to be waited for most often: of all that there are, by the index."""
+    ours = {"_id": {"$type": "string", **match.query().get("_id", {})}}
+    return [{"$match": {"contended": {"$gt": 0}, **ours}}, *_first({"contended": -1})]
+
+
+def _first(order: Document) -> list[Document]:
     """The first of them, by their keys."""
-    return [{"$sort": {**order, "_id": 1}}, {"$limit": SHOWN}, {"$project": {"_id": 1, **dict.fromkeys(fields, 1)}}]
+    return [{"$sort": {**order, "_id": 1}}, {"$limit": SHOWN}, {"$project": {"_id": 1}}]
 
 
 def _list(field: str) -> Document:
@@ -148,7 +149,6 @@ def _sessions(field: str, term: str) -> list[Document]:
     ]
 
 
-_MOST_CONTENDED: Final = [{"$match": {"contended": {"$gt": 0}}}, *_first({"contended": -1}, "contended")]
 _QUEUES: Final[Document] = {"_id": None, "waited": {"$sum": 1}, "waiting": {"$sum": {"$size": "$waiters"}}}
 #: Somebody who waits, and holds something that somebody waits for: without one there is no deadlock.
 _ENTANGLED: Final[list[Document]] = [
