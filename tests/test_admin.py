@@ -167,6 +167,16 @@ class TestList:
         query = urlencode({"q": text}, errors="replace")
         assert rows(admin.get(f"{LIST}?{query}")) == keys
 
+    def test_search_finds_every_state(self, admin: Client, locks: Locks) -> None:
+        """Whoever looks for a lock finds it, held or not; who also chose a state finds it there only."""
+        locks.free("look:free")
+        locks.stale("look:stale")
+        locks.held("look:held")
+        assert sorted(rows(admin.get(f"{LIST}?q=look:"))) == ["look:free", "look:held", "look:stale"]
+        assert rows(admin.get(f"{LIST}?q=look:&state=stale")) == ["look:stale"]
+        assert rows(admin.get(f"{LIST}?q=look:&state=held")) == ["look:held"]
+        assert "look:free" not in rows(admin.get(f"{LIST}?q=%20"))
+
     @pytest.mark.parametrize("query", ["?q=a%00b", "?q=%0a", "?q=%80%ff"])
     def test_search_for_no_text(self, admin: Client, query: str) -> None:
         """What is no text is no error."""
@@ -226,10 +236,13 @@ class TestEmpty:
         assert "?state=all" in response.content.decode()
 
     def test_nothing_found(self, locks: Locks, admin: Client) -> None:
-        """A search in what is held offers to search all."""
+        """A search in what is held offers to search all, and one in all offers to look inside of keys."""
         locks.free("x")
-        response = admin.get(f"{LIST}?q=%22%3E%3Cx")
-        assert "Search all locks" in text_of(response)
+        assert "Search all locks" not in text_of(admin.get(f"{LIST}?q=%22%3E%3Cx"))
+        assert "Search inside of keys, too" in text_of(admin.get(f"{LIST}?q=%22%3E%3Cx"))
+        for narrow in ("state=held", "mode=shared"):
+            assert "Search all locks" in text_of(admin.get(f"{LIST}?{narrow}&q=x"))
+        response = admin.get(f"{LIST}?state=held&q=%22%3E%3Cx")
         assert "?state=all&amp;q=%22%3E%3Cx" in response.content.decode()
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.views.main import ORDER_VAR, ChangeList
+from django.contrib.admin.views.main import ORDER_VAR, SEARCH_VAR, ChangeList
 from django.core.paginator import Paginator
 from django.db.models import Q, QuerySet
 from django.db.models.expressions import Combinable
@@ -42,10 +42,14 @@ WORDS: Final = ("owner", "user", "host", "label")
 
 
 class StateFilter(admin.SimpleListFilter):
-    """Held, unless another choice was made: at night one wants to know who has what."""
+    """Held, unless another choice was made: at night one wants to know who has what. Whoever searches means all."""
 
     title = _("state")
     parameter_name = "state"
+
+    def __init__(self, request: HttpRequest, params: dict[str, Any], model: type[Lock], model_admin: Any) -> None:
+        self.default = "all" if request.GET.get(SEARCH_VAR, "").strip() else "held"
+        super().__init__(request, params, model, model_admin)
 
     def lookups(self, request: HttpRequest, model_admin: LockModelAdmin) -> list[tuple[str, StrPromise]]:
         return [
@@ -58,7 +62,7 @@ class StateFilter(admin.SimpleListFilter):
 
     def value(self) -> str:
         chosen = super().value()
-        return chosen if chosen in dict(self.lookup_choices) else "held"
+        return chosen if chosen in dict(self.lookup_choices) else self.default
 
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         for value, title in self.lookup_choices:
@@ -160,6 +164,8 @@ class LockChangeList(BoundedChangeList):
 
     #: Has nobody ever taken a lock here?
     is_unused: bool
+    #: Is only a part of the locks searched?
+    is_narrowed: bool
     #: Where it shows what is waited for: who waits for each other.
     deadlocks: list[Cycle]
 
@@ -182,6 +188,8 @@ class LockChangeList(BoundedChangeList):
             ping(store, get_settings().COMMAND_TIMEOUT)
         super().get_results(request)
         self.is_unused = not self.result_count and count(store, {}, timeout=self.timeout()) == 0
+        states = [spec.value() for spec in self.filter_specs if isinstance(spec, StateFilter)]
+        self.is_narrowed = states != ["all"] or ModeFilter.parameter_name in self.params
         waited = self.params.get(StateFilter.parameter_name) == "waited"
         self.deadlocks = self._deadlocks(store, self.timeout()) if waited and self.result_list else []
 
