@@ -439,12 +439,31 @@ class TestForceRelease:
         locks.add("shared", [entry(n, mode="shared") for n in (5, 6)])
         locks.free("free")
         locks.add("bad", [entry(9)], change={"token": 1.5})
-        asked = select(admin, "force_release", "a", "b", "shared", "free", "bad", "gone")
-        assert "2 of the selected locks are left out" in text_of(asked)
+        locks.stale("left")
+        asked = select(admin, "force_release", "a", "b", "shared", "free", "bad", "left", "gone")
+        for said in ("nobody holds it now: free", "its document is damaged: bad", "whoever asks next gets it: left"):
+            assert re.search(f"1 of the selected locks is left out, since [^:]*{said}", text_of(asked)), said
         assert "These 3 locks are taken" in text_of(asked)
         assert "3 locks were taken" in notes(confirm(admin, asked))
         assert locks.read("shared")["holders"] == []
         assert LogEntry.objects.count() == 3
+
+    def test_what_becomes_of_each(self, locks: Locks, admin: Client) -> None:
+        """Whoever waits gets it; nobody is promised a lock that nobody waits for."""
+        locks.add("one", [entry(1)], [waiter(2)])
+        locks.add("two", [entry(3)], [waiter(4), waiter(5)])
+        locks.held("nobody")
+        locks.add("shared", [entry(n, mode="shared") for n in (6, 7)], [waiter(8)])
+        for key, said in {
+            "one": "1 waits for it, and gets it next.",
+            "two": "2 wait for it: the first of them gets it next.",
+            "nobody": "Nobody waits for it: it will be free.",
+            "shared": "1 waits for it, and gets it as soon as whoever still holds it lets that be.",
+        }.items():
+            text = text_of(select(admin, "force_release", key))
+            assert said in text
+            assert "goes to the next" not in text
+            assert "left out" not in text
 
     def test_not_the_next_holder(self, locks: Locks, admin: Client) -> None:
         """A lock that somebody else got while the page was open is left alone, and that is said."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -65,6 +65,24 @@ class Row:
         """What the form carries of it."""
         return release.as_shown(str(self.lock.key), self.lock.seen.tokens)
 
+    @property
+    def next(self) -> str:
+        """What becomes of it when it is taken. Of several holders some may keep it."""
+        waiting, alone = self.lock.seen.waiting, self.lock.seen.holding == 1
+        if not waiting:
+            return _("Nobody waits for it: it will be free.") if alone else _("Nobody waits for it.")
+        if alone:
+            text = ngettext(
+                "%d waits for it, and gets it next.", "%d wait for it: the first of them gets it next.", waiting
+            )
+        else:
+            text = ngettext(
+                "%d waits for it, and gets it as soon as whoever still holds it lets that be.",
+                "%d wait for it: the first gets it as soon as whoever still holds it lets that be.",
+                waiting,
+            )
+        return text % waiting
+
 
 def question(
     admin: LockAdmin, request: HttpRequest, kind: Kind, locks: Sequence[Lock], form: ReasonForm | None = None
@@ -79,7 +97,7 @@ def question(
         "title": kind.title,
         "kind": kind.name,
         "rows": rows,
-        "left_out": len(locks) - len(held),
+        "left_out": list(_left_out(locks)),
         "filters": request.POST.get("filters") or request.GET.urlencode(),
         "back": request.POST.get("back", ""),
         "way_back": admin.way_back(request),
@@ -114,6 +132,35 @@ def _again(admin: LockAdmin, request: HttpRequest, shown: Mapping[str, Sequence[
         known = tuple(holder for holder in lock.seen.holders if holder.token in shown[str(lock.key)])
         lock.seen = replace(lock.seen, holders=known, holding=len(known))
     return [lock for lock in locks if lock.seen.holders]
+
+
+def _left_out(locks: Sequence[Lock]) -> Iterator[str]:
+    """Which of the selected locks nothing is done to, and why."""
+    keys: dict[State, list[str]] = {}
+    for lock in locks:
+        keys.setdefault(lock.seen.state, []).append(str(lock.key))
+    if free := keys.get(State.FREE):
+        text = ngettext(
+            "%(count)d of the selected locks is left out, since nobody holds it now: %(keys)s",
+            "%(count)d of the selected locks are left out, since nobody holds them now: %(keys)s",
+            len(free),
+        )
+        yield text % {"count": len(free), "keys": _some(free)}
+    if stale := keys.get(State.STALE):
+        text = ngettext(
+            "%(count)d of the selected locks is left out, since it is stale, and whoever asks next gets it: %(keys)s",
+            "%(count)d of the selected locks are left out, since they are stale, and whoever asks next gets them: "
+            "%(keys)s",
+            len(stale),
+        )
+        yield text % {"count": len(stale), "keys": _some(stale)}
+    if damaged := keys.get(State.DAMAGED):
+        text = ngettext(
+            "%(count)d of the selected locks is left out, since its document is damaged: %(keys)s",
+            "%(count)d of the selected locks are left out, since their documents are damaged: %(keys)s",
+            len(damaged),
+        )
+        yield text % {"count": len(damaged), "keys": _some(damaged)}
 
 
 def _written(kind: Kind, tokens: Sequence[int], reason: str) -> str:
