@@ -17,7 +17,7 @@ from ..documents import DocumentLock, StuckDocument, declared
 from ..documents.registry import find
 from ..documents.sweep import Swept, as_rows
 from ..engine.logs import INFO, log
-from ..exceptions import LockError
+from ..exceptions import LockBackendError, LockError
 
 if TYPE_CHECKING:
     from .locks import LockAdmin
@@ -39,13 +39,18 @@ def may_clear(request: HttpRequest) -> bool:
 
 @dataclass(frozen=True)
 class Row:
-    """The documents of one lock, as far as the page shows them. problem: why they could not be looked at."""
+    """The documents of one lock, as far as the page shows them. error: why they could not be looked at."""
 
     lock: DocumentLock[Any]
     stale: list[StuckDocument]
     damaged: list[StuckDocument]
     more: bool
-    problem: str = ""
+    error: LockError | None = None
+
+    @property
+    def problem(self) -> str:
+        """The error in words."""
+        return str(self.error or "")
 
 
 def rows() -> list[Row]:
@@ -57,7 +62,7 @@ def _row(lock: DocumentLock[Any]) -> Row:
     try:
         found = lock.stale(limit=SHOWN + 1)
     except LockError as error:
-        return Row(lock, [], [], more=False, problem=str(error))
+        return Row(lock, [], [], more=False, error=error)
     shown = found[:SHOWN]
     stale = [stuck for stuck in shown if not stuck.damage]
     return Row(lock, stale, [stuck for stuck in shown if stuck.damage], more=len(found) > SHOWN)
@@ -75,7 +80,10 @@ def as_json(row: Row) -> dict[str, Any]:
 
 
 def view(admin: LockAdmin, request: HttpRequest) -> HttpResponse:
-    """The page: GET shows what is stale, POST frees it, of one lock. As JSON for who accepts no HTML."""
+    """The page: GET shows what is stale, POST frees it, of one lock. As JSON for who accepts no HTML.
+
+    Raises LockBackendError where none of the locks can be looked at.
+    """
     if not may_clear(request):
         raise PermissionDenied
     for_programs = not request.accepts("text/html")
@@ -84,8 +92,12 @@ def view(admin: LockAdmin, request: HttpRequest) -> HttpResponse:
     if request.method not in ("GET", "HEAD"):
         return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
     found = rows()
+    errors = [row.error for row in found if isinstance(row.error, LockBackendError)]
+    nothing = bool(errors) and len(errors) == len(found)
     if for_programs:
-        return JsonResponse({"documents": [as_json(row) for row in found]})
+        return JsonResponse({"documents": [as_json(row) for row in found]}, status=503 if nothing else 200)
+    if nothing:
+        raise errors[0]
     return admin.page(request, "documents", {"title": _("Stale documents"), "rows": found})
 
 

@@ -15,7 +15,7 @@ from django.urls import reverse
 from pymongo import MongoClient
 
 from django_mongolock import DocumentLock, DocumentLockLost, LockBackendError
-from django_mongolock.documents import Swept, sweep
+from django_mongolock.documents import Swept, declared, sweep
 from testproject.shop.models import Ad, ad_exports
 from tests.documents.conftest import FINAL, PENDING, USUAL, Document, Ground
 from tests.lock_documents import Locks
@@ -330,6 +330,21 @@ class TestAdmin:
         client = browser(*MAY)
         assert client.post(ADDRESS, {"lock": "x"}).status_code == 400
         assert client.put(ADDRESS).status_code == 405
+
+    def test_all_away(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where none can be looked at, the page says so as every other does: with status 503."""
+
+        def fail(*arguments: Any, **options: Any) -> None:
+            raise LockBackendError("it is away")
+
+        stuck(plain)
+        for lock in declared():
+            monkeypatch.setattr(lock, "stale", fail)
+        client = browser(*MAY)
+        page, said = client.get(ADDRESS), client.get(ADDRESS, HTTP_ACCEPT="application/json")
+        assert (page.status_code, said.status_code) == (503, 503)
+        assert "The locks cannot be shown just now" in page.content.decode()
+        assert {row["error"] for row in said.json()["documents"]} == {str(LockBackendError("it is away"))}
 
     def test_away(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
         """A lock that cannot be looked at hides no other."""
