@@ -519,6 +519,23 @@ class TestDrawing:
         assert text.endswith("…")
         assert len(text) * 8.4 < graph.WIDTH - 8
 
+    @pytest.mark.parametrize(
+        ("key", "shown"),
+        [
+            ("order:5", "order:5"),
+            ("illi.lill.till.iiiii", "illi.lill.till.iiiii"),  # narrow letters: all of it fits
+            ("shop.tasks.nightly.export_books", r"…\w*\.?export_books"),
+            ("shop:orders:of:the:year:2026", "shop:order.*…"),
+            ("WWWWWWWWWWWWWWWWWWWW", "W{10,11}…"),
+            ("日本語日本語日本語日本語日本語日本語", "日本語日本語.{0,5}…"),
+            ("." * 99, r"\.+…"),
+        ],
+    )
+    def test_labels(self, key: str, shown: str) -> None:
+        """What fits is measured by its letters; of a dotted name the end is kept, which tells it from others."""
+        ((text, _),) = graph.Node("lock", key, "", 0, 0).lines
+        assert re.fullmatch(shown, text)
+
     def test_circle(self, locks: Locks) -> None:
         """One arrow of a circle leads back."""
         locks.add("a", [entry(1, worker="x")], [waiter(2, worker="y")])

@@ -5,8 +5,10 @@ It is laid out in columns, from left to right: who waits, the lock, who holds it
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 from django.utils.translation import ngettext
@@ -17,10 +19,15 @@ from ..engine.survey import Entry, Seen
 
 #: How many holders, and how many of those who wait, are drawn of one lock.
 DRAWN: Final = 3
-#: Sizes, in pixels; and how many characters fit into the two lines of a box; of a key, which may be all digits.
+#: Sizes, in pixels; and those of the letters in the two lines of a box, of which the first is bold.
 WIDTH, HEIGHT, GAP, SPACE, MARGIN = 164, 44, 36, 14, 6
-FITTING: Final = (21, 25)
-KEY_FITTING: Final = (18, 25)
+LETTERS: Final = (12.0, 10.0)
+#: How wide letters are in the widest of the usual fonts, as parts of their size; all others are 0.72.
+_WIDTHS: Final = {
+    **dict.fromkeys("iljI.,:;'|! ·", 0.4),
+    **dict.fromkeys("ftr()[]/-_", 0.5),
+    **dict.fromkeys("mwMWOQG@%…", 1.1),
+}
 
 
 @dataclass(frozen=True)
@@ -44,8 +51,7 @@ class Node:
     @property
     def lines(self) -> list[tuple[str, int]]:
         """What is written in the box, and at which height."""
-        both = zip((self.text, self.detail), KEY_FITTING if self.kind == "lock" else FITTING, strict=True)
-        said = [_short(text, most) for text, most in both if text]
+        said = [_short(text, size) for text, size in zip((self.text, self.detail), LETTERS, strict=True) if text]
         first = self.y + (19 if len(said) > 1 else 27)
         return [(text, first + 16 * number) for number, text in enumerate(said)]
 
@@ -173,8 +179,25 @@ def _path(a: Node, b: Node) -> str:
     return f"M{a.x},{a.middle + 8} C{a.x - 40},{low} {b.x + WIDTH + 40},{low} {b.x + WIDTH + 6},{b.middle + 8}"
 
 
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def _short(text: str, size: float) -> str:
+    """What fits into a box: the start, but of a dotted name the end, which is what tells it from others."""
+    room = (WIDTH - 2 * MARGIN) / size
+    if sum(map(_width, text)) <= room:
+        return text
+    if "." in text.strip(".") and " " not in text:
+        return f"…{_fitting(text[::-1], room - _width('…'))[::-1]}"
+    return f"{_fitting(text, room - _width('…'))}…"
+
+
+def _fitting(text: str, room: float) -> str:
+    """As much of its start as there is room for."""
+    widths = accumulate(map(_width, text))
+    return text[: sum(width <= room for width in widths)]
+
+
+def _width(letter: str) -> float:
+    wide = unicodedata.east_asian_width(letter) in {"W", "F"}
+    return 1.1 if wide else 0.8 if letter.isupper() and letter not in _WIDTHS else _WIDTHS.get(letter, 0.72)
 
 
 def _more(count: int) -> str:
