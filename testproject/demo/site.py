@@ -127,8 +127,7 @@ def fill(password: str) -> None:
         Seller.objects.create(user_id=str(user.pk), name=name)
     # Kombu makes a collection for itself; of two processes that do it at once, the web server and a worker, one ends.
     with app.connection_for_write() as broker:
-        broker.connect()
-        broker.default_channel.close()
+        broker.channel()
 
 
 def free_port(wanted: int | None) -> int:
