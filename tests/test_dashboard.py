@@ -586,6 +586,26 @@ class TestDrawing:
             assert picture.span.total_seconds() == span
             assert [mark.kind for mark in picture.lanes[0].marks][-1] == "hold"
 
+    def test_span_of_what_is_over(self, locks: Locks) -> None:
+        """Where nothing goes on any more, what was granted a moment ago is not drawn at the edge of five minutes."""
+        for ago, span in ((10, 60), (100, 120), (200, 300)):
+            locks.collection.delete_many({})
+            locks.add("k", (), (), {"last_holder": entry(1, held_for=ago)})
+            found = self.overview(locks)
+            picture = lanes.draw(found.lately, found.now)
+            assert (picture.span.total_seconds(), len(picture.lanes)) == (span, 1)
+
+    def test_lanes_worth_their_place(self, locks: Locks, admin: Client) -> None:
+        """Waits come first, then long holds; a lock that was just granted pushes none of them out."""
+        for number in range(10):
+            locks.add(f"new:{number}", [entry(number, held_for=1)])
+        locks.add("long", [entry(20, held_for=200)])
+        locks.add("waited", [entry(21, held_for=30)], [waiter(22, held_for=20)])
+        locks.add("had:waited", [entry(23, held_for=30, since=now() - timedelta(seconds=90))])
+        shown = [lane.key for lane in admin.get(PAGE).context["lately"].lanes]
+        assert shown[:3] == ["had:waited", "waited", "long"]
+        assert len(shown) == lanes.MOST
+
     def test_hand_over(self, locks: Locks) -> None:
         """Who held it before held it until the next one, who had waited, got it; otherwise nobody knows how long."""
         before = entry(1, held_for=200)

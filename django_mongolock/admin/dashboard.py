@@ -115,8 +115,9 @@ _TELL: Final[dict[Alarm, Callable[[Trouble], str]]] = {
 
 
 def _lately(locks: Overview) -> Iterable[Seen]:
-    """Those that somebody waits for, then those that were granted last."""
-    return {seen.key: seen for seen in (*locks.waited_for, *locks.lately, *locks.longest_held)}.values()
+    """Those that may be worth a lane."""
+    found = (*locks.waited_for, *locks.contended, *locks.longest_held, *locks.lately)
+    return {seen.key: seen for seen in found}.values()
 
 
 def _bars(contended: tuple[Seen, ...]) -> list[tuple[Seen, str, float]]:

@@ -67,15 +67,30 @@ class Picture:
         return self.span // timedelta(minutes=1)
 
 
-def draw(chosen: Iterable[Seen], now: datetime) -> Picture:
-    """The picture of these locks."""
-    found = list(chosen)
-    living = [seen for seen in found if seen.state is not State.STALE]
-    begins = [stretch.start for seen in living for stretch in stretches(seen) if stretch.end == seen.now]
-    since = min(begins, default=now)
-    span = next((span for span in SPANS if since >= now - span), LATELY) if begins else LATELY
-    drawn = (lane(seen, now, span) for seen in found)
-    return Picture([lane for lane in drawn if lane.marks][:MOST], span, _ticks(span))
+def draw(candidates: Iterable[Seen], now: datetime) -> Picture:
+    """The picture of those of these locks that were waited for, and held, for longest."""
+    told = [(seen, list(stretches(seen))) for seen in candidates]
+    recent = [(seen, found) for seen, found in told if any(stretch.end >= now - LATELY for stretch in found)]
+    chosen = sorted(recent, key=lambda each: _weight(each[1], now), reverse=True)[:MOST]
+    span = _span([stretch for seen, found in chosen if seen.state is not State.STALE for stretch in found], now)
+    drawn = (lane(seen, now, span) for seen, _ in chosen)
+    return Picture([lane for lane in drawn if lane.marks], span, _ticks(span))
+
+
+def _weight(found: list[Stretch], now: datetime) -> tuple[timedelta, timedelta, datetime]:
+    """How long somebody waited, how long somebody held it, when it was granted: of the time that can be drawn."""
+    lengths = dict.fromkeys(("wait", "hold", "stale", "grant"), timedelta())
+    for stretch in found:
+        lengths[stretch.kind] += max(stretch.end - max(stretch.start, now - LATELY), timedelta())
+    return lengths["wait"], lengths["hold"] + lengths["stale"], max(stretch.start for stretch in found)
+
+
+def _span(found: list[Stretch], now: datetime) -> timedelta:
+    """As far back as what still goes on, or else what is over, began lately; not further."""
+    begins = [stretch.start for stretch in found if stretch.end >= now]
+    begins = begins or [stretch.start for stretch in found if stretch.end >= now - LATELY]
+    since = min(begins, default=now - LATELY)
+    return next((span for span in SPANS if since >= now - span), LATELY)
 
 
 def lane(seen: Seen, now: datetime, span: timedelta = LATELY) -> Lane:
