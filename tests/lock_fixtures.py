@@ -41,12 +41,13 @@ class Commands(monitoring.CommandListener):
 
 
 @pytest.fixture
-def locks(db: None, mongo: MongoClient[Document]) -> Locks:
-    """The locks collection of the test's database: empty, with its indexes."""
+def locks(db: None, mongo: MongoClient[Document]) -> Iterator[Locks]:
+    """The locks collection of the test's database: empty, with its indexes; empty again for those after it."""
     collection = mongo[str(connections["mongo"].settings_dict["NAME"])]["mongolock_locks"]
     collection.delete_many({})
     ensure_indexes(collection)
-    return Locks(collection, clock(mongo))
+    yield Locks(collection, clock(mongo))
+    collection.delete_many({})
 
 
 @pytest.fixture
