@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -96,14 +96,6 @@ def workers(count: int) -> Iterator[list[Worker]]:
                 worker.result(2.0)
         for worker in crew:
             worker.kill()
-
-
-def all_call(crew: Iterable[Worker], call: Callable[..., Any], *args: Any, patience: float = PATIENCE) -> list[Any]:
-    """Have all call it at once; their results in order."""
-    crew = list(crew)
-    for worker in crew:
-        worker.begin(call, *args)
-    return [worker.result(patience) for worker in crew]
 
 
 def finish(state: State) -> None:

@@ -120,11 +120,6 @@ def living(seen: Seen) -> list[Entry]:
     return [waiter for waiter in seen.waiters if waiter.until and waiter.until > seen.now]
 
 
-def granted_at(seen: Seen) -> datetime | None:
-    """When the last grant that the document tells of was given."""
-    return max((entry.acquired_at for entry in (*seen.holders, seen.last) if entry and entry.acquired_at), default=None)
-
-
 def overview(store: MongoStore, match: KeyMatch = EVERY_KEY, timeout: float = 5.0) -> Overview:
     """Look at the locks whose keys are like that. Raises LockBackendError."""
     held, waits, stale = (
