@@ -19,12 +19,11 @@ from django.utils.translation import gettext_lazy
 from .. import words
 from ..backends.base import mongo_store
 from ..conf import get_settings
-from ..engine.document import check_text
-from ..engine.patterns import glob, starting
+from ..engine.patterns import starting
 from ..events import LockEvent
 from ..models import key_condition
 from ..templatetags.mongolock import time_ago
-from .listing import BoundedChangeList, is_pattern
+from .listing import BoundedChangeList, match_of
 from .locks import address_of
 from .pages import Pages, csrf, unless_away
 
@@ -68,20 +67,12 @@ class LockEventAdmin(Pages, ModelAdmin):
     """Read only, with the permission ``django_mongolock.view_lockevent``."""
 
     list_display = ("when", "key_link", "what", "who", "where", "fencing_token", "details")
-    list_display_links = None
     list_filter = (EventFilter,)
-    list_per_page = 100
-    list_max_show_all = 0
     search_fields = ("key",)
     search_help_text = gettext_lazy("The start of a key, such as order:5; or the whole key with * and ?.")
-    show_full_result_count = False
-    show_facets = admin.ShowFacets.NEVER
     sortable_by = ()
     actions = None
     change_list_template = "admin/django_mongolock/lockevent/change_list.html"
-
-    class Media:
-        css = {"all": ("django_mongolock/locks.css",)}  # noqa: RUF012 - as Django wants it
 
     def get_urls(self) -> list[URLPattern]:
         """The list, and no other page."""
@@ -113,25 +104,13 @@ class LockEventAdmin(Pages, ModelAdmin):
         if not text:
             return queryset, False
         try:
-            check_text("a key", text)
-            whole = text if text.startswith(prefix) else prefix + text
-            match = glob(text, prefix) if is_pattern(text) else starting(whole)
+            return queryset.filter(key_condition(match_of(text, prefix))), False
         except ValueError:  # no key can be like that
             return queryset.none(), False
-        return queryset.filter(key_condition(match)), False
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         """Only the filter."""
         return lookup == EventFilter.parameter_name
-
-    def has_add_permission(self, request: HttpRequest, obj: LockEvent | None = None) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: LockEvent | None = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: LockEvent | None = None) -> bool:
-        return False
 
     @admin.display(description=gettext_lazy("when"))
     def when(self, event: LockEvent) -> SafeString | str:

@@ -22,7 +22,7 @@ from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..engine.deadlock import Cycle
 from ..engine.document import check_text
-from ..engine.patterns import glob, starting
+from ..engine.patterns import KeyMatch, glob, starting
 from ..engine.store import MongoStore
 from ..engine.survey import count, find_deadlocks, ping
 from ..models import LONG_AGO, Lock, LockQuerySet
@@ -98,17 +98,21 @@ def search(queryset: LockQuerySet, text: str) -> LockQuerySet:
     to go through all keys for it. Raises LockBackendError.
     """
     settings = get_settings()
-    prefix = settings.KEY_PREFIX
     try:
-        if is_pattern(text):
-            return queryset.matching(glob(text, prefix))
-        check_text("a key", text)
+        keys = queryset.matching(match_of(text, settings.KEY_PREFIX))
     except ValueError:  # no key and no word can be like that
         return queryset.none()
-    keys = queryset.matching(starting(text if text.startswith(prefix) else prefix + text))
-    if any(keys.survey(limit=1, timeout=settings.COMMAND_TIMEOUT)):
+    if is_pattern(text) or any(keys.survey(limit=1, timeout=settings.COMMAND_TIMEOUT)):
         return keys
     return queryset.filter(_of_holders([{name: text} for name in WORDS])).order_by("expires_at")
+
+
+def match_of(text: str, prefix: str) -> KeyMatch:
+    """The keys that somebody means who searches for *text*; their prefix may be left out. Raises ValueError."""
+    if is_pattern(text):
+        return glob(text, prefix)
+    check_text("a key", text)
+    return starting(text if text.startswith(prefix) else prefix + text)
 
 
 def is_pattern(text: str) -> bool:

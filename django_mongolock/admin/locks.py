@@ -53,21 +53,13 @@ class LockAdmin(Columns, Pages, ModelAdmin):
     for one ``django_mongolock.ask_release_lock``."""
 
     list_display = ("key_link", "state", "who", "where", "since", "left", "waiting", "fencing_token")
-    list_display_links = None
     list_filter = (StateFilter, ModeFilter)
-    list_per_page = 100
-    list_max_show_all = 0
     search_fields = ("key",)
     search_help_text = gettext_lazy(
         "The start of a key, such as order:5; if no key starts like that, the owner, user, host or label of a holder. "
         "With * for any text and ? for one character: the whole key, such as *:5; among many locks that takes longer."
     )
-    show_full_result_count = False
-    show_facets = admin.ShowFacets.NEVER
     actions = ("ask_to_release", "force_release", "clear_stale")
-
-    class Media:
-        css = {"all": ("django_mongolock/locks.css",)}  # noqa: RUF012 - as Django wants it
 
     # Which locks, and who may do what
 
@@ -94,15 +86,6 @@ class LockAdmin(Columns, Pages, ModelAdmin):
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         """Only the filters: a regular expression from the address bar could keep the server busy."""
         return lookup in (StateFilter.parameter_name, ModeFilter.parameter_name)
-
-    def has_add_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:
-        return False
 
     def has_force_release_permission(self, request: HttpRequest) -> bool:
         """May this user take a lock from its holder?"""

@@ -27,7 +27,25 @@ csrf: Final = method_decorator(csrf_protect)
 
 
 class Pages(ModelAdmin):
-    """For the admin of a model of ours."""
+    """For the admin of a model of ours: it is looked at, and nothing is added, changed or deleted there."""
+
+    list_display_links = None
+    list_per_page = 100
+    list_max_show_all = 0
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+
+    class Media:
+        css = {"all": ("django_mongolock/locks.css",)}  # noqa: RUF012 - as Django wants it
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
 
     def page(self, request: HttpRequest, name: str, context: dict[str, Any], status: int = 200) -> TemplateResponse:
         """A page of ours inside the admin."""
