@@ -176,6 +176,14 @@ class MemoryStore:
         self._answer()
         return self.server.streaming(session)
 
+    def sent_to(self) -> str:
+        """See `primary`."""
+        return ""
+
+    def primary(self) -> str:
+        """There is no other, so nothing is ever undone."""
+        return ""
+
     def close(self) -> None:
         self._closed = True
 

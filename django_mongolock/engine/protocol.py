@@ -400,7 +400,12 @@ def extend(key: str, grant: str, lease: int, term: int, beat: int) -> Protocol[A
     return answer
 
 
+def settling(key: str, grant: str) -> Apply:
+    """What sees to it that the grant is gone and stays so, whatever became of the commands that were sent for it."""
+    return Apply(key, Step(ask=grant, remove=(grant,), force=True, bury=BURIAL))
+
+
 def settle(key: str, grant: str) -> Protocol[Answer]:
-    """See to it that the grant is gone and stays so, whatever became of the commands that were sent for it."""
-    answer: Answer = yield Apply(key, Step(ask=grant, remove=(grant,), force=True, bury=BURIAL))
+    """See settling()."""
+    answer: Answer = yield settling(key, grant)
     return answer

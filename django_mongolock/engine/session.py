@@ -32,6 +32,7 @@ from .protocol import (
     Protocol,
     Turn,
 )
+from .releases import Release, Releases
 from .senders import Senders
 from .step import Step
 from .store import Found, Store
@@ -59,9 +60,10 @@ Observer = Callable[[str, Grant], object]
 
 @dataclass(slots=True)
 class Unsettled:
-    """A grant that was abandoned and may still stand in the document of its key. Times by the session's clock."""
+    """A grant that may still stand in the document of its key, and the command that ends it. Times by the session's
+    clock."""
 
-    key: str
+    action: Apply | GiveBack
     give_up: float
     try_at: float
 
@@ -96,6 +98,7 @@ class Session:
         self._lines: dict[LineKey, OrderedDict[str, Grant]] = {}
         self._held_here: dict[LineKey, Grant] = {}
         self._unsettled: dict[str, Unsettled] = {}
+        self._releases = Releases()
         self._mutex = threading.Lock()
         self._keeper = Keeper(self.next_due, self._look_after, self._elsewhere, now)
         self._senders = Senders(SENDERS)
@@ -131,15 +134,18 @@ class Session:
         match action:
             case Apply(key, step):
                 try:
-                    return self._answer(step.ask, self.store.apply(key, step, timeout), sent)
+                    reply = self.store.apply(key, step, timeout)
                 except LockBackendError:
                     if step.add is not None and (grant := self._grants.get(step.ask)) is not None:
                         grant.doubtful = True
                     raise
+                self._releases.confirmed(self.store.sent_to(), sent)
+                return self._answer(step.ask, reply, sent)
             case GiveBack(key, step):
-                return self.store.give_back(key, step, timeout)
+                return self._remember(action, self.store.give_back(key, step, timeout))
             case GiveBackAlone(key, grant_id):
-                return self.store.give_back_alone(key, grant_id, timeout)
+                whole = GiveBack(key, Step(remove=(grant_id,), force=True))
+                return self._remember(whole, self.store.give_back_alone(key, grant_id, timeout))
             case FindDeadlock(key, grant_id):
                 return self.store.deadlock(key, grant_id, timeout)
             case Look(key, grant_id, owner):
@@ -162,6 +168,13 @@ class Session:
             if grant.queued is None and reply.place is not None:
                 grant.queued = reply.place, answer.now
         return answer
+
+    def _remember(self, again: GiveBack, was_there: bool) -> bool:
+        """A lock was given back to the primary: be ready to do it again at the next one. Returns *was_there*."""
+        if was_there and not self._closed and (primary := self.store.sent_to()):
+            self._releases.made(Release(again, primary, self.now()))
+            self._keeper.see_to(self._releases.look_at)
+        return was_there
 
     def _send_elsewhere(self, action: Action) -> Any:
         return self._senders.call(lambda: self._send(action))
@@ -416,25 +429,35 @@ class Session:
         self.forget(grant)
         if self.pid != os.getpid():
             return
-        give_up = self.now() + grant.terms.term + protocol.BURIAL / 1000
-        with self._mutex:
-            self._unsettled[grant.id] = Unsettled(grant.key, give_up, self.now())
+        self._unsettle(grant.id, protocol.settling(grant.key, grant.id), grant.terms.term)
         self._keeper.see_to(self.now())
         self.finish(grant)
         self._tell_end(grant)
+
+    def _unsettle(self, grant_id: str, action: Apply | GiveBack, lasts: float) -> None:
+        """Have *action* sent until it succeeds; the grant *lasts* so many seconds by itself."""
+        with self._mutex:
+            self._unsettled[grant_id] = Unsettled(action, self.now() + lasts + protocol.BURIAL / 1000, self.now())
+
+    def _give_back_again(self) -> None:
+        """See whether there was a failover that may have undone what was released."""
+        for release in self._releases.undone(self.store.primary(), self.now()):
+            log(DEBUG, "released again after a failover", key=release.again.key)
+            self._unsettle(release.again.step.remove[0], release.again, 0.0)
 
     def _settle(self, grant_id: str) -> None:
         """Try once to have an abandoned grant removed."""
         unsettled = self._unsettled.get(grant_id)
         if unsettled is None:
             return
+        key = unsettled.action.key
         try:
-            drivers.run(protocol.settle(unsettled.key, grant_id), self._send, self._pause)
+            self._send(unsettled.action)
         except LockError as error:
             if self.now() < unsettled.give_up:
-                log(DEBUG, "settling postponed", key=unsettled.key, error=error)
+                log(DEBUG, "settling postponed", key=key, error=error)
                 return
-            log(WARNING, "settling given up, the lease ends by itself", key=unsettled.key, error=error)
+            log(WARNING, "settling given up, the lease ends by itself", key=key, error=error)
         with self._mutex:
             self._unsettled.pop(grant_id, None)
 
@@ -510,11 +533,13 @@ class Session:
         with self._mutex:
             times = [min(g.renew_at, g.ends_at) if g.renewable else g.ends_at for g in self._grants.values()]
             times += [unsettled.try_at for unsettled in self._unsettled.values()]
-            times.append(self._look_at)
+            times += [self._look_at, self._releases.look_at]
         return min(times)
 
     def beat(self) -> None:
         """Do what is due: tell of losses, renew, settle."""
+        if self._releases.look_at <= self.now():
+            self._give_back_again()
         with self._mutex:
             grants = list(self._grants.values())
             unsettled = list(self._unsettled.items())

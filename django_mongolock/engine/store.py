@@ -32,8 +32,8 @@ from .step import IS_WHOLE, LEAVE_ALONE, REPLY, REPLY_TO_OWNER, Limits, Step
 
 Document = dict[str, Any]
 
-#: A release need not wait for the majority: if a failover undoes it, the lock lives until its lease ends. It waits
-#: for the journal, because only then do a change stream and a majority read show the grant to the next holder.
+#: A release need not wait for the majority: if a failover undoes it, the session makes it again (see `releases`). It
+#: waits for the journal, because only then do a change stream and a majority read show the grant to the next holder.
 RELEASE_CONCERN = WriteConcern(w=1, j=True)
 #: Where nobody waits, nobody has to be shown anything.
 UNNOTICED = WriteConcern(w=1, j=False)
@@ -93,6 +93,17 @@ class _ClockEncoder(TypeEncoder):
             election = known[0].election_id if len(known) == 1 else None
         return str(election or "")
 
+    def sent_to(self) -> str:
+        """The name of the primary that this thread's last command went to; empty if the server tells of none."""
+        return self.transform_python(None)
+
+    def primary(self) -> str:
+        """The name of today's primary; empty if none is known."""
+        if self.client is None:
+            return ""
+        servers = self.client.topology_description.server_descriptions().values()
+        return next((str(server.election_id) for server in servers if server.is_writable and server.election_id), "")
+
 
 @dataclass(frozen=True)
 class StoreConfig:
@@ -144,6 +155,12 @@ class Store(Protocol):
 
     def watch(self, session: str) -> contextlib.AbstractContextManager[Stream]:
         """Open a stream of the grants that are given to *session*."""
+
+    def sent_to(self) -> str:
+        """Which primary this thread's last command went to: its name until the next election; empty if unknown."""
+
+    def primary(self) -> str:
+        """Which primary there is today; empty if none is known. Costs no command."""
 
     def close(self) -> None:
         """Disconnect."""
@@ -341,6 +358,14 @@ class MongoStore:
                 return None
             seen.append(frozenset(wait.grant for wait in cycle.waits))
         return cycle if seen[0] == seen[1] else None
+
+    def sent_to(self) -> str:
+        """Which primary this thread's last command went to."""
+        return self._clock.sent_to()
+
+    def primary(self) -> str:
+        """Which primary there is today, as far as the driver's monitors know."""
+        return self._clock.primary()
 
     def watch(self, session: str) -> CollectionChangeStream[Document]:
         """Open a change stream of the grants that are given to *session*. Raises PyMongoError."""

@@ -256,29 +256,56 @@ def hear(member: Mongod, mode: str) -> None:
 
 
 def tokens_at(member: Mongod, session: Session) -> list[int]:
-    """The tokens of who holds the key, as this member has it."""
+    """The tokens of all who hold a key, as this member has them."""
     name, anywhere = locks_of(session).name, ReadPreference.SECONDARY_PREFERRED
     with member.client() as client:
-        found = client[DATABASE].get_collection(name, read_preference=anywhere).find_one()
-    return [holder["token"] for holder in found["holders"]] if found else []
+        found = list(client[DATABASE].get_collection(name, read_preference=anywhere).find())
+    return sorted(holder["token"] for document in found for holder in document["holders"])
 
 
-def test_a_release_that_is_rolled_back_ends_with_its_lease(cluster: ReplicaSet, sessions: Sessions) -> None:
-    """F7: the primary has the release, the others not, and it dies: on the next primary the lock is held, until its
-    lease ends and no longer; nobody has it twice."""
-    session, terms = sessions(timeout=1.5), Terms(lease=3, margin=0.2)
-    mine = lock(session, terms=terms).acquire()
-    token, primary, others = mine.fencing_token, cluster.primary(), cluster.secondaries()
-    assert eventually(lambda: all(tokens_at(other, session) == [token] for other in others))
+@contextlib.contextmanager
+def a_release_undone(cluster: ReplicaSet, session: Session, *locks: MongoLock) -> Iterator[None]:
+    """*locks*, which are held, are given back in the block; the primary has that, the others not, and it dies."""
+    primary, others = cluster.primary(), cluster.secondaries()
+    tokens = sorted(mine.fencing_token for mine in locks)
+    assert eventually(lambda: all(tokens_at(other, session) == tokens for other in others))
     for other in others:
         hear(other, "alwaysOn")
-    assert mine.release()
+    yield
     assert tokens_at(primary, session) == []
     primary.kill()
     for other in others:
-        assert tokens_at(other, session) == [token]
+        assert tokens_at(other, session) == tokens
         hear(other, "off")
     cluster.primary()
+
+
+def test_a_release_that_is_rolled_back_is_made_again(cluster: ReplicaSet, sessions: Sessions) -> None:
+    """F7: on the next primary the locks are held by somebody who has given them back, for as long as a lease: whoever
+    gave them back does so again, also if it has nothing else to do any more."""
+    session = sessions(timeout=1.5)
+    alone, shared = lock(session, "alone").acquire(), lock(session, "shared").acquire()
+    next(iter(shared._grants)).alone = False  # somebody waited then: the other way to give a lock back
+    with a_release_undone(cluster, session, alone, shared):
+        assert alone.release()
+        assert shared.release()
+    later, started = sessions(), clock.now()
+    for key in ("alone", "shared"):
+        with lock(later, key, wait=20) as next_one:
+            assert next_one.fencing_token > 0
+    assert clock.now() - started < CALM.lease / 2
+    assert eventually(lambda: left(later) == 0)
+
+
+def test_a_release_that_is_rolled_back_ends_with_its_lease(cluster: ReplicaSet, sessions: Sessions) -> None:
+    """F7: where whoever gave the lock back is gone, it is held until its lease ends and no longer; nobody has it
+    twice."""
+    session, terms = sessions(timeout=1.5), Terms(lease=3, margin=0.2)
+    mine = lock(session, terms=terms).acquire()
+    token = mine.fencing_token
+    with a_release_undone(cluster, session, mine):
+        assert mine.release()
+        session.close()
     later = sessions()
     assert not lock(later, terms=terms).try_acquire()
     started = clock.now()
