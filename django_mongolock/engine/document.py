@@ -50,10 +50,17 @@ def check_text(name: str, value: object) -> str:
     if type(value) is not str:
         raise TypeError(f"{name} must be a str, not {type(value).__name__}: pass plain text")
     check_length(name, value)
+    if is_plain(value):
+        return value
     for character in value:
         if unicodedata.category(character) in UNPRINTABLE:
             raise ValueError(f"{name} must not have control characters or lone surrogates: found {character!a}")
     return unicodedata.normalize("NFC", value)
+
+
+def is_plain(text: str) -> bool:
+    """Is it without control characters, and composed, at the first glance? Most text is."""
+    return text.isascii() and text.isprintable()
 
 
 def check_length(name: str, text: str) -> None:
@@ -88,7 +95,10 @@ def check_fact(name: str, value: object) -> str | None:
 
 def tidy_fact(value: object) -> str:
     """Return *value* as text that may be stored, whatever it was: for facts that we look up, not the caller."""
-    text = "".join("?" if unicodedata.category(c) in UNPRINTABLE else c for c in str(value)[:MAX_FACT_LENGTH])
+    text = str(value)[:MAX_FACT_LENGTH]
+    if is_plain(text):
+        return text
+    text = "".join("?" if unicodedata.category(c) in UNPRINTABLE else c for c in text)
     return unicodedata.normalize("NFC", text)[:MAX_FACT_LENGTH]
 
 
@@ -157,13 +167,13 @@ class Former:
 class Reply:
     """What the server answered about one grant of one key. Times are in seconds.
 
-    left: until the grant's end by the server's clock (None: not a holder). token, acquired_at: of the grant.
-    beat: the number of the renewal that last reached it. place: how many are ahead in the queue (None: not in it).
+    left: until the grant's end by the server's clock (None: not a holder). token, acquired_at: of the grant. beat:
+    the number of the renewal that last reached it. place: how many are ahead in the queue (None: not in it).
     queued_left: until the end of its place there. waiting: how long the queue is. first_end: until the first of the
-    holders would end (None: nobody holds it). holder: one of them, in words. found: was there a document that the
-    command fitted? last_token: the last that was given to anybody. former: another grant of the asking owner.
-    holder_owner: the owner of that holder. now: the server's time. mine, theirs: the grant's own entry among the
-    holders, and the first of them all, as they stand in the document.
+    holders would end (None: nobody holds it). holder: one of them, in words, unless it is the grant itself. found:
+    was there a document that the command fitted? last_token: the last that was given to anybody. former: another
+    grant of the asking owner. holder_owner: the owner of that holder. now: the server's time. mine, theirs: the
+    grant's own entry among the holders, and the first of them all, as they stand in the document.
     """
 
     left: float | None = None
@@ -219,7 +229,7 @@ def read_reply(key: str, raw: Mapping[str, Any] | None) -> Reply:
         queued_left=(queued["until"] - now).total_seconds() if queued else None,
         waiting=raw["waiting"],
         first_end=(first_end - now).total_seconds() if first_end else None,
-        holder=describe(holder, now) if holder else None,
+        holder=None if holder is None or holder == mine else describe(holder, now),
         last_token=raw["token"] if isinstance(raw.get("token"), int) else 0,
         former=_read_former(raw.get("former")),
         holder_owner=holder.get("owner") if holder else None,
@@ -227,6 +237,12 @@ def read_reply(key: str, raw: Mapping[str, Any] | None) -> Reply:
         mine=mine,
         theirs=holder,
     )
+
+
+def read_taken(key: str, raw: Mapping[str, Any]) -> Reply:
+    """Read the answer to the short form of a step, which has found a free lock and taken it: see `read_reply`."""
+    mine = raw["mine"]
+    return read_reply(key, {**raw, "place": -1, "waiting": 0, "first_end": mine.get("until"), "holder": mine})
 
 
 def _read_former(raw: object) -> Former | None:

@@ -144,6 +144,11 @@ class MemoryStore:
         document, now = self.server.apply(key, step, self.limits, given)
         return reply_of(key, document, step.ask, now, step.owner)
 
+    def take_free(self, key: str, step: Step, timeout: float) -> Reply | None:
+        self._answer(key)
+        document, now = self.server.apply(key, step, self.limits, partial(_is_free, grant=step.ask))
+        return None if document is None else reply_of(key, document, step.ask, now, step.owner)
+
     def give_back(self, key: str, step: Step, timeout: float) -> bool:
         self._answer(key)
         document, _ = self.server.apply(key, step, self.limits, partial(_is_held, grants=step.remove))
@@ -279,6 +284,10 @@ def _is_former(holder: Document, grant: str, owner: str | None) -> bool:
 
 def _is_alone(document: Document, grant: str) -> bool:
     return [e["grant"] for e in document["holders"]] == [grant] and not document["waiters"]
+
+
+def _is_free(document: Document, grant: str) -> bool:
+    return not (document["holders"] or document["waiters"]) and all(e["grant"] != grant for e in document["graves"])
 
 
 def _is_there(document: Document, grants: Sequence[str]) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from ..exceptions import LockBackendError, LockError, LockStateError
 from . import clock, drivers, processes, protocol
 from .document import News, Reply, Terms
+from .free_keys import FreeKeys
 from .grant import CLOSED, TAKEN, Callback, Grant, Guard, Handle, LineKey, State
 from .keeper import Keeper
 from .logs import DEBUG, INFO, WARNING, log, log_exception
@@ -99,6 +100,7 @@ class Session:
         self._held_here: dict[LineKey, Grant] = {}
         self._unsettled: dict[str, Unsettled] = {}
         self._releases = Releases()
+        self._free_keys = FreeKeys()
         self._mutex = threading.Lock()
         self._keeper = Keeper(self.next_due, self._look_after, self._elsewhere, now)
         self._senders = Senders(SENDERS)
@@ -134,7 +136,7 @@ class Session:
         match action:
             case Apply(key, step):
                 try:
-                    reply = self.store.apply(key, step, timeout)
+                    reply = self._take(key, step, timeout)
                 except LockBackendError:
                     if step.add is not None and (grant := self._grants.get(step.ask)) is not None:
                         grant.doubtful = True
@@ -144,13 +146,25 @@ class Session:
             case GiveBack(key, step):
                 return self._remember(action, self.store.give_back(key, step, timeout))
             case GiveBackAlone(key, grant_id):
-                whole = GiveBack(key, Step(remove=(grant_id,), force=True))
-                return self._remember(whole, self.store.give_back_alone(key, grant_id, timeout))
+                alone = self.store.give_back_alone(key, grant_id, timeout)
+                if alone:
+                    self._free_keys.given_back(key)
+                return self._remember(GiveBack(key, Step(remove=(grant_id,), force=True)), alone)
             case FindDeadlock(key, grant_id):
                 return self.store.deadlock(key, grant_id, timeout)
             case Look(key, grant_id, owner):
                 return self._answer(grant_id, self.store.read(key, grant_id, timeout, owner), sent)
         raise TypeError(f"not a command: {action!r}")
+
+    def _take(self, key: str, step: Step, timeout: float) -> Reply:
+        """Apply the step; if the key is probably free, first in the form that is short for the server."""
+        if step.only_adds and self._free_keys.guess(key):
+            started = self.now()
+            if (reply := self.store.take_free(key, step, timeout)) is not None:
+                return reply
+            self._free_keys.was_wrong(key)
+            timeout = max(timeout / 2, timeout - (self.now() - started))
+        return self.store.apply(key, step, timeout)
 
     def _answer(self, grant_id: str, reply: Reply, sent: float) -> Answer:
         """Note for how long a place in the queue is good: if the grant comes by the stream, it is good for as long."""

@@ -96,6 +96,11 @@ class Step:
         """May the step make the document? Not with a condition: that would be seeded into the new one."""
         return (self.add is not None or self.bury > 0) and not self.given
 
+    @property
+    def only_adds(self) -> bool:
+        """Does it do nothing but add an entry?"""
+        return self.add is not None and not (self.remove or self.renew or self.given)
+
     def pipeline(self) -> list[RawBSONDocument]:
         """The command's update."""
         return _pipeline(
@@ -172,12 +177,16 @@ def _has(prefix: str, fields: dict[str, type]) -> Expression:
 #: Has an upsert only just made this document?
 _IS_BLANK: Expression = {"$eq": ["$$ROOT", {"_id": "$_id"}]}
 
-#: Is it one that we wrote, and is it whole?
+#: Is it one that we wrote, and are its fields what they should be, apart from what stands in its arrays?
+_SOUND: list[Expression] = [
+    _has("$", DOCUMENT_FIELDS),
+    {"$eq": ["$v", SCHEMA]},
+    {"$lt": ["$token", LAST_TOKEN]},
+]
+#: Is it whole, then?
 IS_WHOLE: Expression = {
     "$and": [
-        _has("$", DOCUMENT_FIELDS),
-        {"$eq": ["$v", SCHEMA]},
-        {"$lt": ["$token", LAST_TOKEN]},
+        *_SOUND,
         {"$lte": [{"$add": [_size("$holders"), _size("$waiters")]}, MAX_ENTRIES]},
         {"$allElementsTrue": [_map({"$concatArrays": ["$holders", "$waiters"]}, _has("$$e.", WAITER_FIELDS))]},
         {"$allElementsTrue": [_map("$holders", _has("$$e.", GRANTED_FIELDS))]},
@@ -447,6 +456,43 @@ LEAVE_ALONE: list[RawBSONDocument] = [
     )
 ]
 
+_NEXT_TOKEN: Expression = {"$add": ["$token", Int64(1)]}
+_END: Expression = _from_now("$$c.add.term")
+_KEPT_UNTIL: Expression = _from_now({"$add": ["$$c.add.term", "$$c.retention"]})
+_MINE: Expression = _merge("$$c.add", {"since": "$$NOW", "until": _END, "acquired_at": "$$NOW", "token": _NEXT_TOKEN})
+
+#: What the rule comes to where an entry is added, and nobody holds the lock or waits for it, which most acquisitions
+#: are: a fifth of the text to parse. The filter of the update has to ask for that case: `is_free`.
+TAKE_FREE: list[RawBSONDocument] = [
+    _encoded(
+        {
+            "$set": {
+                "holders": [_MINE],
+                "token": _NEXT_TOKEN,
+                "expires_at": _END,
+                "changes": {"$add": ["$changes", 1]},
+                "acquisitions": {"$add": ["$acquisitions", 1]},
+                "purge_at": {
+                    "$cond": [
+                        {"$gte": ["$purge_at", _KEPT_UNTIL]}, "$purge_at", {"$add": [_KEPT_UNTIL, PURGE_STEP]}
+                    ]
+                },
+            }
+        }
+    )
+]  # fmt: skip
+
+#: As an expression: the `$type` of a filter looks into arrays.
+_IS_SOUND: RawBSONDocument = _encoded({"$and": _SOUND})
+
+
+def is_free(grant: str, clock: object) -> dict[str, Any]:
+    """The filter for whole documents with nobody in them, nor *grant* under a tombstone, that were last written under
+    the primary *clock*."""
+    nobody = {name: {"$size": 0} for name in ("holders", "waiters")}
+    return {**nobody, "graves.grant": {"$ne": grant}, "clock": {"$eq": clock}, "$expr": _IS_SOUND}
+
+
 #: The answer to every command, and to a read: what concerns the grant asked about, and enough of the others for
 #: a helpful error. Its size does not grow with the queue.
 _ANSWER: dict[str, Expression] = {
@@ -461,6 +507,8 @@ _ANSWER: dict[str, Expression] = {
     "holder": {"$first": "$holders"},
 }
 REPLY: RawBSONDocument = _encoded(_ANSWER)
+#: The answer to `TAKE_FREE`, from which `document.read_taken` makes such an answer.
+REPLY_TAKEN: RawBSONDocument = _encoded({"_id": 0, "now": "$$NOW", "token": 1, "mine": {"$first": "$holders"}})
 #: To whoever asks for an owner: also which other grant of this owner holds the key, unless that was released and is
 #: only kept for its minimum hold.
 _IS_FORMER: Expression = {

@@ -26,9 +26,19 @@ from pymongo.server_description import ServerDescription
 
 from ..exceptions import LockBackendError, LockDocumentError
 from .deadlock import Cycle, chain_pipeline, cycle_of, read_chain
-from .document import SCHEMA, Reply, find_damage, read_reply, tidy_fact
+from .document import SCHEMA, Reply, find_damage, read_reply, read_taken, tidy_fact
 from .history import History
-from .step import IS_WHOLE, LEAVE_ALONE, REPLY, REPLY_TO_OWNER, Limits, Step
+from .step import (
+    IS_WHOLE,
+    LEAVE_ALONE,
+    REPLY,
+    REPLY_TAKEN,
+    REPLY_TO_OWNER,
+    TAKE_FREE,
+    Limits,
+    Step,
+    is_free,
+)
 
 Document = dict[str, Any]
 
@@ -138,6 +148,9 @@ class Store(Protocol):
         after which it has not.
         """
 
+    def take_free(self, key: str, step: Step, timeout: float) -> Reply | None:
+        """Apply *step*, which only adds, if nobody holds the key or waits for it; None if it did nothing."""
+
     def give_back(self, key: str, step: Step, timeout: float) -> bool:
         """Remove the grants of *step*; return whether one was there."""
 
@@ -227,30 +240,53 @@ class MongoStore:
         Sent once: the caller may send it again, since steps are idempotent. Raises LockBackendError, after which
         the step may have taken effect or may still do so, and LockDocumentError, after which it has not.
         """
-        command = {
-            "findAndModify": self.config.collection,
-            "query": {"_id": {"$eq": key}} | ({"holders.grant": {"$eq": step.given}} if step.given else {}),
-            "update": step.pipeline(),
-            "let": step.arguments(self.config.limits, CLOCK),
-            "upsert": step.upserts,
-            "new": True,
-            "fields": REPLY if step.owner is None else REPLY_TO_OWNER,
-            "writeConcern": MAJORITY.document,
-        }
-        collection = self.collection
+        where = {"_id": {"$eq": key}} | ({"holders.grant": {"$eq": step.given}} if step.given else {})
+        fields = REPLY if step.owner is None else REPLY_TO_OWNER
         try:
-            with pymongo.timeout(timeout):
-                answer = collection.database.command(command, codec_options=collection.codec_options)
+            found = self._find_and_modify(
+                key, step, timeout, query=where, update=step.pipeline(), fields=fields, upsert=step.upserts
+            )
         except PyMongoError as error:
             raise self._problem(error, key, timeout) from _bare(error)
+        reply = read_reply(key, found)
+        if self._is_puzzling(step, reply):
+            self.diagnose(key, timeout)
+        return reply
+
+    def take_free(self, key: str, step: Step, timeout: float) -> Reply | None:
+        """Apply *step*, which only adds, to the document of *key* if there is one with nobody in it; None if not.
+
+        For the server a third less to do than `apply`, with the same meaning, and the same errors.
+        """
+        where = {"_id": {"$eq": key}, **is_free(step.ask, CLOCK)}
+        try:
+            found = self._find_and_modify(key, step, timeout, query=where, update=TAKE_FREE, fields=REPLY_TAKEN)
+        except OperationFailure as error:
+            if error.timeout:
+                raise self._problem(error, key, timeout) from _bare(error)
+            return None  # refused, or damaged in a way that the filter does not see: the whole rule says how
+        except PyMongoError as error:
+            raise self._problem(error, key, timeout) from _bare(error)
+        return None if found is None else read_taken(key, found)
+
+    def _find_and_modify(self, key: str, step: Step, timeout: float, **command: Any) -> Document | None:
+        """Send the rest of the *command*; return the document as it is then, as far as its `fields` show it."""
+        collection = self.collection
+        command = {
+            "findAndModify": self.config.collection,
+            "let": step.arguments(self.config.limits, CLOCK),
+            "new": True,
+            "writeConcern": MAJORITY.document,
+            **command,
+        }
+        with pymongo.timeout(timeout):
+            answer = collection.database.command(command, codec_options=collection.codec_options)
         if failure := answer.get("writeConcernError"):
             raise LockBackendError(
                 f"the majority of the replica set did not confirm in time (code {failure.get('code')})", key
             )
-        reply = read_reply(key, answer["value"])
-        if self._is_puzzling(step, reply):
-            self.diagnose(key, timeout)
-        return reply
+        found: Document | None = answer["value"]
+        return found
 
     def _is_puzzling(self, step: Step, reply: Reply) -> bool:
         """Can the answer only be explained by a document that the step left as it was?"""

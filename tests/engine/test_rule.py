@@ -4,7 +4,7 @@ import datetime as dt
 import itertools
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,17 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
-from django_mongolock.engine.document import FAR, UNLIMITED, Mode, Reply, Terms, entry, find_damage, read_news
+from django_mongolock.engine.document import (
+    DOCUMENT_FIELDS,
+    FAR,
+    UNLIMITED,
+    Mode,
+    Reply,
+    Terms,
+    entry,
+    find_damage,
+    read_news,
+)
 from django_mongolock.engine.memory import MemoryServer, MemoryStore, reply_of
 from django_mongolock.engine.rule import apply_rule
 from django_mongolock.engine.step import Limits, Step
@@ -236,6 +246,24 @@ class Machine(RuleBasedStateMachine):
             for name in after.keys() - {"purge_at", "clock", *numbers}:
                 assert self.document[name] == after[name], name
 
+    @rule(
+        target=grants,
+        mode=st.sampled_from(list(CAPACITIES)),
+        lease=LENGTHS,
+        owner=st.sampled_from([None, "$bob"]),
+        trial=st.booleans(),
+    )
+    def take_free(self, mode: Mode, lease: int, owner: str | None, trial: bool) -> Document:
+        """The short form of adding works only where it comes to the same."""
+        new = entry(f"g{next(_numbers)}", "s", Terms(mode, CAPACITIES[mode], lease, 0, 5, 0, owner), {})
+        _, clock = now_and_election(self.place.server)
+        empty = not self.entries("holders") and not self.entries("waiters")
+        free = self.document is not None and empty and self.document["clock"] == clock
+        step = Step(ask=new["grant"], add=new, trial=trial)
+        reply = self.both(step, lambda: self.store.take_free(self.client.key, step, TIMEOUT), sent=free)
+        assert (reply is not None) == free
+        return new
+
     @rule(gone=consumes(grants))
     def settle(self, gone: Document) -> None:
         self.apply(Step(ask=gone["grant"], remove=(gone["grant"],), force=True, bury=615_000))
@@ -408,6 +436,90 @@ def test_the_short_release_leaves_everything_else_alone(
     before = stored()
     assert not client.store.give_back_alone("k", "g", TIMEOUT)
     assert stored() == before
+
+
+@pytest.mark.parametrize("purged_soon", [False, True])
+def test_the_short_acquisition_does_what_the_whole_one_does(
+    client: Client, collection: Collection[Document], stored: Stored, purged_soon: bool
+) -> None:
+    """Field by field; the dates as far as they can be the same."""
+    results = []
+    for take in (client.store.take_free, client.store.apply):
+        collection.delete_many({})
+        client.add("g1")
+        client.remove("g1")
+        if purged_soon:
+            collection.update_one({"_id": "k"}, [{"$set": {"purge_at": "$$NOW"}}])
+        before = stored()
+        reply = take("k", Step(ask="g2", add=entry("g2", "s", TERMS, {"label": "$holders"})), TIMEOUT)
+        assert reply is not None
+        after = stored()
+        assert find_damage(after) is None
+        (holder,) = after["holders"]
+        assert holder["until"] == after["expires_at"]
+        numbers = {name: after[name] - before[name] for name, kind in DOCUMENT_FIELDS.items() if kind is Int64}
+        spans = [holder[name] - holder["since"] for name in ("acquired_at", "until")]
+        spans += [after["purge_at"] - (holder["since"] if purged_soon else before["purge_at"])]
+        facts = [(name, value) for name, value in holder.items() if type(value) in (str, int)]
+        others = [after[name] for name in ("v", "waiters", "graves", "granted", "clock")]
+        assert reply.token == reply.last_token == holder["token"] == after["token"]
+        answer = replace(reply, mine=None, theirs=None, now=None, acquired_at=None, token=0, last_token=0, holder=None)
+        names = (list(holder), list(after), after["last_holder"]["grant"])
+        results.append((numbers, spans, facts, others, names, answer))
+    assert results[0] == results[1]
+
+
+def test_the_short_acquisition_is_not_for_a_lock_that_another_primary_wrote(
+    client: Client, collection: Collection[Document], store: MongoStore
+) -> None:
+    """P4: its times mean nothing to this one."""
+    client.add("g1")
+    client.remove("g1")
+    collection.update_one({"_id": "k"}, {"$set": {"clock": "another"}})
+    assert store.take_free("k", Step(ask="g2", add=entry("g2", "s", TERMS, {})), TIMEOUT) is None
+
+
+@pytest.mark.parametrize("buried", ["g1", "g2"])
+def test_the_short_acquisition_is_for_a_free_lock_only(
+    client: Client, store: MongoStore, stored: Stored, buried: str
+) -> None:
+    """F17: not for one that nobody has made yet, nor for a command that is late and was buried."""
+    step = Step(ask="g2", add=entry("g2", "s", TERMS, {}))
+    assert store.take_free("k", step, TIMEOUT) is None
+    client.add("g1")
+    assert store.take_free("k", step, TIMEOUT) is None
+    client.remove("g1", buried, bury=60_000)
+    reply = store.take_free("k", step, TIMEOUT)
+    assert (reply is not None) is (buried == "g1")
+    if reply is not None:
+        assert (reply.held, reply.token, reply.waiting) == (True, stored()["token"], 0)
+
+
+def test_the_short_acquisition_takes_nothing_that_is_damaged(
+    store: MongoStore, collection: Collection[Document]
+) -> None:
+    """F55: not a byte of it is changed; the whole rule is sent then, and says what is wrong."""
+    raw = collection.with_options(codec_options=bson.CodecOptions(document_class=bson.raw_bson.RawBSONDocument))
+    client = Client(store, "free")
+    client.add("g1")
+    client.remove("g1")
+    free = collection.find_one({"_id": "free"})
+    assert free is not None
+    documents = [
+        {**free, name: value}
+        for name in DOCUMENT_FIELDS
+        for value in (*WRONG, [free[name]])
+        if type(value) is not type(free[name]) or (name in ("holders", "waiters") and value != [])
+    ]
+    documents += [{other: free[other] for other in free if other != name} for name in DOCUMENT_FIELDS]
+    documents = [{**document, "_id": f"d{number}"} for number, document in enumerate(documents)]
+    collection.insert_many(documents)
+    before = {document["_id"]: document.raw for document in raw.find()}
+    step = Step(ask="g2", add=entry("g2", "s", TERMS, {}))
+    taken = [document for document in documents if store.take_free(document["_id"], step, TIMEOUT) is not None]
+    assert taken == []
+    assert {document["_id"]: document.raw for document in raw.find()} == before
+    assert store.take_free("free", step, TIMEOUT) is not None
 
 
 def holders(client: Client) -> list[Any]:
@@ -632,7 +744,7 @@ def test_every_string_is_stored_as_it_is(store: MongoStore, text: str, stored: S
     document = stored(text)
     holder = document["holders"][0]
     assert [holder[name] for name in ("grant", "owner", "label", "user", "host")] == [text] * 5
-    assert text in (client.apply(ask=text).holder or "")
+    assert text in (client.apply(ask="another").holder or "")
     assert client.renew(text).held
     again = client.add("again", terms)
     assert again.former is not None
