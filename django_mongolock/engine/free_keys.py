@@ -1,7 +1,7 @@
 """Which keys are probably free: those that this process gave back when nobody else held them or waited for them.
 
-For such a key there is a much shorter form of the command that acquires it (`step.TAKE_FREE`), which does nothing if
-the key is not free after all; then the whole command follows. So the guess must be right nearly always.
+For such a key there is a much shorter form of the command that acquires it (`short_forms.TAKE_FREE`), which does
+nothing if the key is not free after all; then the whole command follows. So the guess must be right nearly always.
 """
 
 from __future__ import annotations

@@ -75,12 +75,12 @@ class Keeper:
         while True:
             # Whoever comes from here on wakes us: what it adds may be too late for this look.
             self._wakes_at = float("inf")
-            self._wakes_at = due = self._next_due()
-            dropped = self._sleep(due)
-            self._wakes_at = 0.0
-            if self._closed:
-                return
             try:
+                self._wakes_at = due = self._next_due()
+                dropped = self._sleep(due)
+                self._wakes_at = 0.0
+                if self._closed:
+                    return
                 self._look_after(dropped)
             except BaseException:  # noqa: BLE001 - it is logged
                 log_exception("the keeper failed and goes on")

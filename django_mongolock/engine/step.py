@@ -26,11 +26,9 @@ parts that it needs: `pipeline` leaves the others out of the same rule.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-import bson
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
@@ -45,8 +43,7 @@ from .document import (
     SCHEMA,
     WAITER_FIELDS,
 )
-
-Expression = Any
+from .expressions import Expression, encoded, for_each, from_now, has_types, let, merge, only, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,54 +139,22 @@ class Step:
 PURGE_STEP = 3_600_000
 
 
-def _let(variables: dict[str, Expression], inside: Expression) -> Expression:
-    return {"$let": {"vars": variables, "in": inside}}
-
-
-def _map(items: Expression, each: Expression) -> Expression:
-    return {"$map": {"input": items, "as": "e", "in": each}}
-
-
-def _filter(items: Expression, condition: Expression) -> Expression:
-    return {"$filter": {"input": items, "as": "e", "cond": condition}}
-
-
-def _size(items: Expression) -> Expression:
-    return {"$size": items}
-
-
-def _merge(entry: Expression, changes: dict[str, Expression]) -> Expression:
-    return {"$mergeObjects": [entry, changes]}
-
-
-def _from_now(milliseconds: Expression) -> Expression:
-    return {"$add": ["$$NOW", milliseconds]}
-
-
-_BSON_TYPES: dict[type, str] = {str: "string", int: "int", Int64: "long", datetime: "date", list: "array"}
-
-
-def _has(prefix: str, fields: dict[str, type]) -> Expression:
-    """True where every field has its type. One comparison of two lists: cheaper to parse than one per field."""
-    return {"$eq": [[{"$type": prefix + name} for name in fields], [_BSON_TYPES[kind] for kind in fields.values()]]}
-
-
 #: Has an upsert only just made this document?
 _IS_BLANK: Expression = {"$eq": ["$$ROOT", {"_id": "$_id"}]}
 
 #: Is it one that we wrote, and are its fields what they should be, apart from what stands in its arrays?
-_SOUND: list[Expression] = [
-    _has("$", DOCUMENT_FIELDS),
+SOUND: list[Expression] = [
+    has_types("$", DOCUMENT_FIELDS),
     {"$eq": ["$v", SCHEMA]},
     {"$lt": ["$token", LAST_TOKEN]},
 ]
 #: Is it whole, then?
 IS_WHOLE: Expression = {
     "$and": [
-        *_SOUND,
-        {"$lte": [{"$add": [_size("$holders"), _size("$waiters")]}, MAX_ENTRIES]},
-        {"$allElementsTrue": [_map({"$concatArrays": ["$holders", "$waiters"]}, _has("$$e.", WAITER_FIELDS))]},
-        {"$allElementsTrue": [_map("$holders", _has("$$e.", GRANTED_FIELDS))]},
+        *SOUND,
+        {"$lte": [{"$add": [size("$holders"), size("$waiters")]}, MAX_ENTRIES]},
+        {"$allElementsTrue": [for_each({"$concatArrays": ["$holders", "$waiters"]}, has_types("$$e.", WAITER_FIELDS))]},
+        {"$allElementsTrue": [for_each("$holders", has_types("$$e.", GRANTED_FIELDS))]},
     ]
 }
 
@@ -210,11 +175,11 @@ def _living(entries: Expression, length: str) -> Expression:
     Who has released the lock and is only kept for a minimum hold needs no whole lease: nothing breaks if the clocks
     differ, while a job that runs once a day would miss a day after every failover.
     """
-    whole = _from_now(f"$$e.{length}")
+    whole = from_now(f"$$e.{length}")
     foreign: Expression = {"$and": ["$$foreign", {"$not": ["$$e.released"]}]} if length == "term" else "$$foreign"
-    return _map(
-        _filter(entries, {"$or": [foreign, {"$gt": ["$$e.until", "$$NOW"]}]}),
-        {"$cond": [{"$or": [foreign, {"$gt": ["$$e.until", whole]}]}, _merge("$$e", {"until": whole}), "$$e"]},
+    return for_each(
+        only(entries, {"$or": [foreign, {"$gt": ["$$e.until", "$$NOW"]}]}),
+        {"$cond": [{"$or": [foreign, {"$gt": ["$$e.until", whole]}]}, merge("$$e", {"until": whole}), "$$e"]},
     )
 
 
@@ -226,35 +191,35 @@ _IS_ASKED: Expression = {"$eq": ["$$e.grant", "$$c.ask"]}
 def _without_removed(holders: Expression) -> Expression:
     """Holders without the removed. One that must stay a while is renewed no more: it only waits for its end."""
     end = {"$add": ["$$e.acquired_at", "$$e.hold"]}
-    return _map(
-        _filter(holders, {"$or": [{"$not": [_IS_REMOVED]}, {"$and": ["$$e.hold", {"$gt": [end, "$$NOW"]}]}]}),
-        {"$cond": [_IS_REMOVED, _merge("$$e", {"until": end, "term": "$$e.hold", "released": "$$NOW"}), "$$e"]},
+    return for_each(
+        only(holders, {"$or": [{"$not": [_IS_REMOVED]}, {"$and": ["$$e.hold", {"$gt": [end, "$$NOW"]}]}]}),
+        {"$cond": [_IS_REMOVED, merge("$$e", {"until": end, "term": "$$e.hold", "released": "$$NOW"}), "$$e"]},
     )
 
 
 def _renewed(entries: Expression, length: str) -> Expression:
     """The entries, those that the command renews pushed to a whole lease from now and never nearer."""
     changes = {
-        "until": {"$max": ["$$e.until", _from_now({"$max": [f"$$e.{length}", "$$c.term"]})]},
+        "until": {"$max": ["$$e.until", from_now({"$max": [f"$$e.{length}", "$$c.term"]})]},
         "beat": "$$c.beat",
         "lease": {"$max": ["$$e.lease", "$$c.lease"]},
         "term": {"$max": ["$$e.term", "$$c.term"]},
     }
-    return _map(entries, {"$cond": [{"$in": ["$$e.grant", "$$c.renew"]}, _merge("$$e", changes), "$$e"]})
+    return for_each(entries, {"$cond": [{"$in": ["$$e.grant", "$$c.renew"]}, merge("$$e", changes), "$$e"]})
 
 
 #: How long the new entry lives without renewal.
 _PATIENCE: Expression = {
     "$cond": [
-        {"$gte": [_size("$$queue"), FAR]},
+        {"$gte": [size("$$queue"), FAR]},
         {"$min": [{"$multiply": ["$$c.add.patience", FAR_TIMES]}, "$$c.add.term"]},
         "$$c.add.patience",
     ]
 }
 NEW_ENTRY: Expression = [
-    _let(
+    let(
         {"patience": _PATIENCE},
-        _merge("$$c.add", {"since": "$$NOW", "patience": "$$patience", "until": _from_now("$$patience")}),
+        merge("$$c.add", {"since": "$$NOW", "patience": "$$patience", "until": from_now("$$patience")}),
     )
 ]
 
@@ -262,30 +227,30 @@ NEW_ENTRY: Expression = [
 def _with_new(resumes: bool) -> Expression:
     """The queue with the new entry, unless it is there already, lies under a tombstone, or finds no room."""
     known = {"$in": ["$$c.add.grant", {"$concatArrays": ["$$kept.grant", "$$queue.grant", "$$doc.graves.grant"]}]}
-    full = {"$gte": [_size("$$queue"), "$$c.waiters"]}
+    full = {"$gte": [size("$$queue"), "$$c.waiters"]}
     at_end = {"$cond": [{"$or": [known, full]}, "$$queue", {"$concatArrays": ["$$queue", NEW_ENTRY]}]}
     if not resumes:
         return at_end
     # It may stand in the queue already. Where the removed is not there any more, there is nothing to resume; so the
     # second copy of the command changes nothing.
     done = {"$in": ["$$c.add.grant", {"$concatArrays": ["$$kept.grant", "$$doc.graves.grant"]}]}
-    is_there = {"$gt": [_size({"$setIntersection": ["$$living.grant", "$$c.remove"]}), 0]}
-    at_head = {"$concatArrays": [NEW_ENTRY, _filter("$$queue", {"$not": [_IS_NEW]})]}
+    is_there = {"$gt": [size({"$setIntersection": ["$$living.grant", "$$c.remove"]}), 0]}
+    at_head = {"$concatArrays": [NEW_ENTRY, only("$$queue", {"$not": [_IS_NEW]})]}
     return {"$cond": [{"$and": [is_there, {"$not": [done]}]}, at_head, at_end]}
 
 
 #: How many fit, counted from the head of the queue: the place of the first that does not.
-_FITTING: Expression = _let(
-    {"mode": {"$first": {"$concatArrays": ["$$kept.mode", "$$queued.mode"]}}, "held": _size("$$kept")},
+_FITTING: Expression = let(
+    {"mode": {"$first": {"$concatArrays": ["$$kept.mode", "$$queued.mode"]}}, "held": size("$$kept")},
     {
         "$indexOfArray": [
             {
                 "$concatArrays": [
                     {
                         "$map": {
-                            "input": {"$range": [0, _size("$$queued")]},
+                            "input": {"$range": [0, size("$$queued")]},
                             "as": "i",
-                            "in": _let(
+                            "in": let(
                                 {"e": {"$arrayElemAt": ["$$queued", "$$i"]}},
                                 {
                                     "$and": [
@@ -317,12 +282,12 @@ def _granted(asks: bool) -> Expression:
         "token": {"$add": ["$$doc.token", Int64(1), "$$i"]},
     }
     if asks:
-        changes["until"] = {"$cond": [_IS_ASKED, _from_now("$$e.term"), "$$e.until"]}
+        changes["until"] = {"$cond": [_IS_ASKED, from_now("$$e.term"), "$$e.until"]}
     return {
         "$map": {
             "input": {"$range": [0, "$$fitting"]},
             "as": "i",
-            "in": _let({"e": {"$arrayElemAt": ["$$queued", "$$i"]}}, _merge("$$e", changes)),
+            "in": let({"e": {"$arrayElemAt": ["$$queued", "$$i"]}}, merge("$$e", changes)),
         }
     }
 
@@ -337,15 +302,20 @@ def _total(field: str, more: Expression) -> Expression:
 
 def _told(asks: bool) -> Expression:
     """News for those who were granted by somebody else's command, for the change stream: see `document.read_news`."""
-    others = _filter("$$granted", {"$not": [_IS_ASKED]}) if asks else "$$granted"
+    others = only("$$granted", {"$not": [_IS_ASKED]}) if asks else "$$granted"
     fields = ["$$this.grant", " ", {"$toString": "$$this.token"}, " ", {"$toString": {"$toLong": "$$NOW"}}, ";"]
     news = {"$reduce": {"input": others, "initialValue": "", "in": {"$concat": ["$$value", *fields]}}}
     return {"$cond": [{"$eq": [others, []]}, "$$doc.granted", news]}
 
 
+def purge_time(before: Expression, expires_at: Expression) -> Expression:
+    """When the document may go, if it was *before* until now, and the last lease ends at *expires_at*."""
+    keep = {"$add": [{"$max": ["$$NOW", expires_at]}, "$$c.retention"]}
+    return {"$cond": [{"$gte": [before, keep]}, before, {"$add": [keep, PURGE_STEP]}]}
+
+
 def _result(asks: bool, buries: bool) -> dict[str, Expression]:
     """The fields that a command changes."""
-    keep = {"$add": [{"$max": ["$$NOW", "$$expires_at"]}, "$$c.retention"]}
     fields = {
         "holders": "$$holders",
         "waiters": "$$waiting",
@@ -353,21 +323,21 @@ def _result(asks: bool, buries: bool) -> dict[str, Expression]:
         "granted": _told(asks),
         "clock": "$$c.clock",
         "expires_at": "$$expires_at",
-        "purge_at": {"$cond": [{"$gte": ["$$doc.purge_at", keep]}, "$$doc.purge_at", {"$add": [keep, PURGE_STEP]}]},
+        "purge_at": purge_time("$$doc.purge_at", "$$expires_at"),
         # So that every command writes: a primary that has lost its majority acknowledges what changes nothing.
         "changes": {"$add": ["$$doc.changes", 1]},
         "acquisitions": {"$add": ["$$doc.acquisitions", "$$fitting"]},
         "contended": _total("contended", {"$map": {"input": "$$waits", "in": {"$cond": ["$$this", 1, 0]}}}),
         "waited_ms": _total("waited_ms", "$$waits"),
         "longest_wait_ms": {"$max": ["$$doc.longest_wait_ms", {"$max": "$$waits"}]},
-        "lapsed": _total("lapsed", _map("$$ended", {"$cond": [_HAS_LAPSED, 1, 0]})),
+        "lapsed": _total("lapsed", for_each("$$ended", {"$cond": [_HAS_LAPSED, 1, 0]})),
         "held_ms": _total("held_ms", "$$holds"),
         "longest_hold_ms": {"$max": ["$$doc.longest_hold_ms", {"$max": "$$holds"}]},
         "last_holder": {"$ifNull": [{"$last": "$$ended"}, "$$doc.last_holder"]},
     }
     if buries:
-        new = _map("$$c.remove", {"grant": "$$e", "until": _from_now("$$c.bury")})
-        old = _filter("$$doc.graves", {"$gt": ["$$e.until", "$$NOW"]})
+        new = for_each("$$c.remove", {"grant": "$$e", "until": from_now("$$c.bury")})
+        old = only("$$doc.graves", {"$gt": ["$$e.until", "$$NOW"]})
         fields["graves"] = {"$concatArrays": [old, new]}
     return fields
 
@@ -390,15 +360,15 @@ def _pipeline(
     kept: Expression = "$$living"
     queue: Expression = "$$lining"
     if removes:
-        kept = _filter(kept, {"$not": [_IS_REMOVED]}) if force else _without_removed(kept)
-        queue = _filter(queue, {"$not": [_IS_REMOVED]})
+        kept = only(kept, {"$not": [_IS_REMOVED]}) if force else _without_removed(kept)
+        queue = only(queue, {"$not": [_IS_REMOVED]})
     if renews:
         kept, queue = _renewed(kept, "term"), _renewed(queue, "patience")
     if calls:
-        kept = _map(
-            kept, {"$cond": [{"$in": ["$$e.grant", "$$c.call"]}, _merge("$$e", {"asked": "$$c.caller"}), "$$e"]}
+        kept = for_each(
+            kept, {"$cond": [{"$in": ["$$e.grant", "$$c.call"]}, merge("$$e", {"asked": "$$c.caller"}), "$$e"]}
         )
-    waiting = {"$slice": ["$$queued", "$$fitting", {"$add": [_size("$$queued"), 1]}]}
+    waiting = {"$slice": ["$$queued", "$$fitting", {"$add": [size("$$queued"), 1]}]}
     stages: list[dict[str, Expression]] = [
         {"doc": {"$cond": [_IS_BLANK, _BLANK, "$$ROOT"]} if upserts else "$$ROOT"},
         {"foreign": {"$ne": ["$$doc.clock", "$$c.clock"]}},
@@ -413,84 +383,22 @@ def _pipeline(
         {"granted": _granted(asks)},
         {
             "holders": {"$concatArrays": ["$$kept", "$$granted"]},
-            "waiting": _filter(waiting, {"$not": [_IS_NEW]}) if trial else waiting,
-            "ended": _filter("$$doc.holders", {"$in": ["$$e.grant", "$$gone"]}),
+            "waiting": only(waiting, {"$not": [_IS_NEW]}) if trial else waiting,
+            "ended": only("$$doc.holders", {"$in": ["$$e.grant", "$$gone"]}),
         },
         {
             "expires_at": {"$max": "$$holders.until"},
-            "waits": _map("$$granted", {"$subtract": ["$$NOW", "$$e.since"]}),
-            "holds": _map(
+            "waits": for_each("$$granted", {"$subtract": ["$$NOW", "$$e.since"]}),
+            "holds": for_each(
                 "$$ended", {"$subtract": [{"$min": ["$$NOW", "$$e.until", "$$e.released"]}, "$$e.acquired_at"]}
             ),
         },
     ]
-    rule: Expression = _merge("$$doc", _result(asks, buries))
+    rule: Expression = merge("$$doc", _result(asks, buries))
     for variables in reversed(stages):
-        rule = _let(variables, rule)
+        rule = let(variables, rule)
     valid = {"$or": [_IS_BLANK, IS_WHOLE]} if upserts else IS_WHOLE
-    return [_encoded({"$replaceWith": {"$cond": [valid, rule, "$$ROOT"]}})]
-
-
-def _encoded(document: dict[str, Any]) -> RawBSONDocument:
-    return RawBSONDocument(bson.encode(document))
-
-
-_SOLE_HELD: Expression = {
-    "$subtract": [{"$min": ["$$NOW", {"$first": "$holders.until"}]}, {"$first": "$holders.acquired_at"}]
-}
-
-#: What the rule comes to where the only holder gives the lock back and nobody waits, which most releases are: a tenth
-#: of the text to parse. The filter of the update has to ask for that case: see `store.give_back_alone`.
-LEAVE_ALONE: list[RawBSONDocument] = [
-    _encoded(
-        {
-            "$set": {
-                "holders": [],
-                "expires_at": None,
-                "changes": {"$add": ["$changes", 1]},
-                "held_ms": {"$add": ["$held_ms", _SOLE_HELD]},
-                "longest_hold_ms": {"$max": ["$longest_hold_ms", _SOLE_HELD]},
-                "last_holder": {"$first": "$holders"},
-            }
-        }
-    )
-]
-
-_NEXT_TOKEN: Expression = {"$add": ["$token", Int64(1)]}
-_END: Expression = _from_now("$$c.add.term")
-_KEPT_UNTIL: Expression = _from_now({"$add": ["$$c.add.term", "$$c.retention"]})
-_MINE: Expression = _merge("$$c.add", {"since": "$$NOW", "until": _END, "acquired_at": "$$NOW", "token": _NEXT_TOKEN})
-
-#: What the rule comes to where an entry is added, and nobody holds the lock or waits for it, which most acquisitions
-#: are: a fifth of the text to parse. The filter of the update has to ask for that case: `is_free`.
-TAKE_FREE: list[RawBSONDocument] = [
-    _encoded(
-        {
-            "$set": {
-                "holders": [_MINE],
-                "token": _NEXT_TOKEN,
-                "expires_at": _END,
-                "changes": {"$add": ["$changes", 1]},
-                "acquisitions": {"$add": ["$acquisitions", 1]},
-                "purge_at": {
-                    "$cond": [
-                        {"$gte": ["$purge_at", _KEPT_UNTIL]}, "$purge_at", {"$add": [_KEPT_UNTIL, PURGE_STEP]}
-                    ]
-                },
-            }
-        }
-    )
-]  # fmt: skip
-
-#: As an expression: the `$type` of a filter looks into arrays.
-_IS_SOUND: RawBSONDocument = _encoded({"$and": _SOUND})
-
-
-def is_free(grant: str, clock: object) -> dict[str, Any]:
-    """The filter for whole documents with nobody in them, nor *grant* under a tombstone, that were last written under
-    the primary *clock*."""
-    nobody = {name: {"$size": 0} for name in ("holders", "waiters")}
-    return {**nobody, "graves.grant": {"$ne": grant}, "clock": {"$eq": clock}, "$expr": _IS_SOUND}
+    return [encoded({"$replaceWith": {"$cond": [valid, rule, "$$ROOT"]}})]
 
 
 #: The answer to every command, and to a read: what concerns the grant asked about, and enough of the others for
@@ -499,19 +407,17 @@ _ANSWER: dict[str, Expression] = {
     "_id": 0,
     "now": "$$NOW",
     "token": 1,
-    "mine": {"$first": _filter("$holders", _IS_ASKED)},
+    "mine": {"$first": only("$holders", _IS_ASKED)},
     "place": {"$indexOfArray": ["$waiters.grant", "$$c.ask"]},
-    "queued": {"$first": _filter("$waiters", _IS_ASKED)},
-    "waiting": _size("$waiters"),
+    "queued": {"$first": only("$waiters", _IS_ASKED)},
+    "waiting": size("$waiters"),
     "first_end": {"$min": "$holders.until"},
     "holder": {"$first": "$holders"},
 }
-REPLY: RawBSONDocument = _encoded(_ANSWER)
-#: The answer to `TAKE_FREE`, from which `document.read_taken` makes such an answer.
-REPLY_TAKEN: RawBSONDocument = _encoded({"_id": 0, "now": "$$NOW", "token": 1, "mine": {"$first": "$holders"}})
+REPLY: RawBSONDocument = encoded(_ANSWER)
 #: To whoever asks for an owner: also which other grant of this owner holds the key, unless that was released and is
 #: only kept for its minimum hold.
 _IS_FORMER: Expression = {
     "$and": [{"$eq": ["$$e.owner", "$$c.add.owner"]}, {"$not": [_IS_ASKED]}, {"$not": ["$$e.released"]}]
 }
-REPLY_TO_OWNER: RawBSONDocument = _encoded({**_ANSWER, "former": {"$first": _filter("$holders", _IS_FORMER)}})
+REPLY_TO_OWNER: RawBSONDocument = encoded({**_ANSWER, "former": {"$first": only("$holders", _IS_FORMER)}})

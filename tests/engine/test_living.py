@@ -16,6 +16,7 @@ from django_mongolock.engine.document import Terms
 from django_mongolock.engine.grant import Grant
 from django_mongolock.engine.locks import MongoLock
 from django_mongolock.engine.session import CALLERS, Session
+from django_mongolock.engine.store import MongoStore
 from django_mongolock.engine.upkeep import ask_to_release
 from django_mongolock.exceptions import LockBackendError, LockLostError
 from tests.engine.conftest import QUICK, Commands, Document, LockMaker, make_lock, store_of
@@ -262,7 +263,8 @@ def _hold(session: Session, lock: MongoLock) -> list[Grant]:
     from django_mongolock.engine.protocol import Granted
 
     grant = lock._new_grant(session, lock.key, threading.current_thread())
-    session._grants[grant.id] = grant
+    with session._mutex:
+        session._grants[grant.id] = grant
     grant.hold(Granted(5, datetime.now(UTC), clock.now() + 100, clock.now()), 0.0)
     return [grant]
 
@@ -271,7 +273,9 @@ def _document(session: Session, grant: Grant) -> Document:
     """The document of a key that is held; made from one that the rule made."""
     global _pattern  # noqa: PLW0603
     if _pattern is None:
-        with make_lock(session, "pattern", terms=grant.terms):
+        # By another session: this one would look soon whether its release was undone, and renew on that occasion.
+        another = Session(MongoStore(store_of(session).config))
+        with contextlib.closing(another), make_lock(another, "pattern", terms=grant.terms):
             _pattern = store_of(session).collection.find_one({"_id": "pattern"})
     assert _pattern is not None
     holder = {**_pattern["holders"][0], "grant": grant.id}

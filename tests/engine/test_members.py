@@ -41,6 +41,7 @@ def test_members(replica_set: ReplicaSet) -> None:
     assert found.watching
     lost = next(member for member in replica_set.members if member is not replica_set.primary())
     lost.kill()
+    assert eventually(lambda: members.look(store).away)
     found = members.look(store)
     (away,) = found.away
     assert away.address.endswith(f":{lost.port}")

@@ -24,7 +24,7 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import WriteConcern
 from pymongo.read_concern import ReadConcern
 
-from django_mongolock.engine import clock, protocol, step, store
+from django_mongolock.engine import clock, expressions, protocol, step, store
 from django_mongolock.engine.document import Reply, Terms, entry, read_reply
 from django_mongolock.engine.grant import Grant, State
 from django_mongolock.engine.protocol import Answer, Apply, Heard, Request
@@ -59,12 +59,12 @@ class Patches:
     def swap(self, old: Any, new: Any) -> None:
         """Replace an expression wherever it stands in the rule (`engine/step.py`)."""
         hits: list[None] = []
-        encode = step._encoded
+        encode: Callable[[Document], RawBSONDocument] = vars(step)["encoded"]  # which may be swapped already
 
         def encode_swapped(document: Document) -> RawBSONDocument:
             return encode(_swapped(document, old, new, hits))
 
-        self.set(step, "_encoded", encode_swapped)
+        self.set(step, "encoded", encode_swapped)
         step._pipeline.cache_clear()
         for made in _EVERY_KIND:
             made.pipeline()
@@ -261,7 +261,7 @@ def _no_op_as_proof(patches: Patches) -> None:
 
 def _no_clamp(patches: Patches) -> None:
     for length in ("term", "patience"):
-        too_far = {"$gt": ["$$e.until", step._from_now(f"$$e.{length}")]}
+        too_far = {"$gt": ["$$e.until", expressions.from_now(f"$$e.{length}")]}
         foreign: Any = {"$and": ["$$foreign", {"$not": ["$$e.released"]}]} if length == "term" else "$$foreign"
         patches.swap({"$or": [foreign, too_far]}, foreign)
 

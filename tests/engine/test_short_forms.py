@@ -1,64 +1,76 @@
-"""The short form of the command that acquires a lock which is probably free, and when it is tried."""
+"""The rule in short for the two cases that most commands are, and when it is tried.
+
+That each form does what the whole rule does, on documents of all kinds, is a part of `test_rule`.
+"""
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from pymongo.errors import AutoReconnect
 
+from django_mongolock.engine import short_forms
 from django_mongolock.engine.free_keys import MOST, PENALTY, FreeKeys
 from django_mongolock.engine.session import Session
-from django_mongolock.engine.step import TAKE_FREE
-from django_mongolock.exceptions import LockNotAcquired
+from django_mongolock.exceptions import LockDocumentError, LockNotAcquired
 from tests.engine.conftest import Commands, Document, LockMaker, store_of
 from tests.waiting import eventually
 
+Entries = Callable[..., list[Document]]
+InThread = Callable[..., threading.Thread]
 
-def forms(commands: Commands) -> list[str]:
-    """Which form of the command was sent, in order; and forget them."""
-    asked = [document for document in commands.documents if "findAndModify" in document]
-    found = ["short" if document["update"] == TAKE_FREE else "whole" for document in asked]
+NAMES = ("TAKE_FREE", "LEAVE_ALONE")
+
+
+def sent(commands: Commands) -> list[str]:
+    """The forms of the commands that were sent since this was asked last: short ones by their names."""
+    forms = []
+    for document in commands.documents:
+        update = document.get("update") if "findAndModify" in document else document.get("updates", [{}])[0].get("u")
+        if update is not None:
+            forms.append(next((name for name in NAMES if getattr(short_forms, name) == update), "whole"))
     commands.clear()
-    return found
+    return forms
+
+
+# When they are tried
 
 
 def test_a_key_that_was_left_free_is_taken_in_the_short_form(lock: LockMaker, commands: Commands) -> None:
     """P8: one command each; the first one makes the document."""
     tokens = []
-    for _ in range(4):
+    for _ in range(3):
         with lock() as mine:
             assert mine.held
             tokens.append(mine.fencing_token)
-    assert tokens == list(range(tokens[0], tokens[0] + 4))
-    assert forms(commands) == ["whole", "short", "short", "short"]
+    assert tokens == list(range(tokens[0], tokens[0] + 3))
+    assert sent(commands) == ["whole", "LEAVE_ALONE", "TAKE_FREE", "LEAVE_ALONE", "TAKE_FREE", "LEAVE_ALONE"]
 
 
 def test_a_wrong_guess_costs_one_command_and_is_not_made_again_soon(
     lock: LockMaker, other: LockMaker, commands: Commands
 ) -> None:
-    """Nobody is let in who should not be; and who waits gets the lock as ever."""
+    """Nobody is let in who should not be."""
     with lock():
         pass
     theirs = other().acquire()
     commands.clear()
     with pytest.raises(LockNotAcquired):
         lock(wait=0).acquire()
-    assert forms(commands) == ["short", "whole"]
+    assert sent(commands) == ["TAKE_FREE", "whole"]
     theirs.release()
     for _ in range(PENALTY + 1):
         with lock():
             pass
-    assert set(forms(commands)) == {"whole"}
+    assert set(sent(commands)) - {"LEAVE_ALONE"} == {"whole"}
     with lock():
         pass
-    assert forms(commands) == ["short"]
+    assert sent(commands) == ["TAKE_FREE", "LEAVE_ALONE"]
 
 
 def test_a_wrong_guess_queues_whoever_waits(
-    lock: LockMaker,
-    other: LockMaker,
-    entries: Callable[..., list[Document]],
-    in_thread: Callable[..., threading.Thread],
+    lock: LockMaker, other: LockMaker, entries: Entries, in_thread: InThread
 ) -> None:
     """P5: and it is granted by the release of whoever was quicker."""
     with lock():
@@ -73,9 +85,8 @@ def test_a_wrong_guess_queues_whoever_waits(
 
 
 def test_a_key_that_somebody_waited_for_is_not_guessed(
-    lock: LockMaker, other: LockMaker, commands: Commands, entries: Callable[..., list[Document]],
-    in_thread: Callable[..., threading.Thread],
-) -> None:  # fmt: skip
+    lock: LockMaker, other: LockMaker, commands: Commands, entries: Entries, in_thread: InThread
+) -> None:
     """Whose release lets somebody in has not left a free key."""
     mine, theirs = lock().acquire(), other()
     thread = in_thread(lambda: theirs.acquire(10).release())
@@ -85,11 +96,11 @@ def test_a_key_that_somebody_waited_for_is_not_guessed(
     commands.clear()
     with lock():
         pass
-    assert forms(commands)[0] == "whole"
+    assert sent(commands)[0] == "whole"
 
 
 def test_an_answer_that_is_lost_is_settled_as_ever(
-    lock: LockMaker, session: Session, monkeypatch: pytest.MonkeyPatch, entries: Callable[..., list[Document]]
+    lock: LockMaker, session: Session, monkeypatch: pytest.MonkeyPatch, entries: Entries
 ) -> None:
     """F17: the short command has taken the lock and nobody knows: the whole one finds the grant; its id is buried."""
     with lock():
@@ -97,13 +108,13 @@ def test_an_answer_that_is_lost_is_settled_as_ever(
     store = store_of(session)
     take_free = store.take_free
 
-    def lose_the_answer(*arguments: object) -> None:
+    def lose_the_answer(*arguments: Any) -> None:
         monkeypatch.setattr(store, "take_free", take_free)
-        assert take_free(*arguments) is not None  # type: ignore[arg-type]
+        assert take_free(*arguments) is not None
         raise store._problem(AutoReconnect("gone"), "k", 1.0)
 
     monkeypatch.setattr(store, "take_free", lose_the_answer)
-    with lock(terms=lock().options.terms) as mine:
+    with lock() as mine:
         assert mine.held
         assert len(entries()) == 1
     found = store.collection.find_one({"_id": "k"})
@@ -113,12 +124,15 @@ def test_an_answer_that_is_lost_is_settled_as_ever(
 
 
 def test_a_damaged_document_is_told_all_the_same(lock: LockMaker, session: Session) -> None:
-    """F55: the short form does not see what is wrong, the whole one does."""
+    """F55: the short form leaves it alone, the whole one tells what is wrong."""
     with lock():
         pass
     store_of(session).collection.update_one({"_id": "k"}, {"$set": {"changes": "many"}})
-    with pytest.raises(Exception, match="changes"):
+    with pytest.raises(LockDocumentError, match="changes"):
         lock().acquire()
+
+
+# The guesses
 
 
 def test_a_guess_is_made_once_for_each_release() -> None:
@@ -128,6 +142,16 @@ def test_a_guess_is_made_once_for_each_release() -> None:
     keys.given_back("k")
     assert keys.guess("k")
     assert not keys.guess("k")
+
+
+def test_after_a_wrong_guess_there_is_none_for_a_while() -> None:
+    keys = FreeKeys()
+    keys.was_wrong("k")
+    for _ in range(PENALTY):
+        keys.given_back("k")
+        assert not keys.guess("k")
+    keys.given_back("k")
+    assert keys.guess("k")
 
 
 def test_those_that_were_given_back_last_are_remembered() -> None:
