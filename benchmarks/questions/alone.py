@@ -6,12 +6,14 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Final
 
 from benchmarks.bench import Bench, fresh_key, is_lock
 from benchmarks.contend import prove
 from benchmarks.contenders import ASYNC, BARE, IN_THREAD, OTHERS, OURS, QUICK, Contender
 from benchmarks.measure import Data, Goal, Piece, Spread, Table, interleaved, median, ratio
 from benchmarks.workers import State, Worker, workers
+from django_mongolock.engine import clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +24,29 @@ class Cost:
     cpu: float
 
 
-def run(state: State, key: str, count: int) -> Cost:
-    """In the worker: so many pairs, after one another."""
-    cpu = time.process_time()
-    times = state["peer"].pairs([key] * count)
+#: How long the lock is held where there is something to do under it, and how long it is not, in seconds.
+WORK: Final = 0.005
+
+
+def run(state: State, key: str, count: int, work: float = 0.0) -> Cost:
+    """In the worker: so many pairs, after one another; the work is not counted."""
+    cpu, peer = time.process_time(), state["peer"]
+    times = [around(peer, key, work) for _ in range(count)] if work else peer.pairs([key] * count)
     return Cost(median(times) * 1000, (time.process_time() - cpu) / count * 1e6)
+
+
+def around(peer: Any, key: str, work: float) -> float:
+    """Seconds that a program waits for the lock, and for its release, which does something under it, and then without
+    it."""
+    before = clock.now()
+    peer.acquire(key)
+    taken = clock.now()
+    time.sleep(work)
+    leaving = clock.now()
+    peer.release(key)
+    waited = clock.now() - leaving + taken - before
+    time.sleep(work)
+    return waited
 
 
 def alone(bench: Bench) -> Iterator[Piece]:
@@ -49,14 +69,18 @@ def on_three_nodes(bench: Bench) -> Iterator[Piece]:
         return
     mongo = [contender for contender in OTHERS if contender.needs == "mongo"]
     found = compared(bench, [contender.at("mongo3") for contender in (OURS, IN_THREAD, ASYNC, BARE, *mongo)])
-    bench.world.stop("mongo3")
     yield table("Three nodes", found)
     yield Data("three nodes", {name: [cost.milliseconds for cost in costs] for name, costs in found.items()})
     yield from goal("(a) three nodes, in times two bare majority writes", found, 1.0)
+    found = compared(bench, [contender.at("mongo3") for contender in (OURS, BARE, *mongo)], WORK)
+    bench.world.stop("mongo3")
+    yield table(f"Three nodes, {WORK * 1000:.0f} ms of work under the lock and as much without it", found)
+    yield Data("three nodes, work", {name: [cost.milliseconds for cost in costs] for name, costs in found.items()})
+    yield from goal("(a) three nodes, with work in between, in times two bare majority writes", found, 1.0)
 
 
-def compared(bench: Bench, contenders: list[Contender]) -> dict[str, list[Cost]]:
-    """Each in a process of its own, one after the other in every round."""
+def compared(bench: Bench, contenders: list[Contender], work: float = 0.0) -> dict[str, list[Cost]]:
+    """Each in a process of its own, one after the other in every round. work: seconds under the lock."""
     ready = bench.ready(contenders)
     key, count = fresh_key("alone"), bench.some(10, 60)
     with contextlib.ExitStack() as ends:
@@ -65,7 +89,7 @@ def compared(bench: Bench, contenders: list[Contender]) -> dict[str, list[Cost]]
         def measure(name: str) -> Cost:
             if name not in crews:
                 crews[name] = begin(bench, ends, ready[name], key)
-            cost: Cost = crews[name][0].call(run, key, count)
+            cost: Cost = crews[name][0].call(run, key, count, work)
             return cost
 
         return interleaved(ready, bench.some(2, 15), measure, bench.failed)
@@ -85,7 +109,7 @@ def table(where: str, found: dict[str, list[Cost]]) -> Table:
     made = Table(
         f"{where}: acquire and release, uncontended",
         ["lock", "ms", "times two bare writes", "client CPU, µs"],
-        note="Median of the rounds, and the lowest and the highest of them.",
+        note="What the program waits for both. Median of the rounds, and the lowest and the highest of them.",
     )
     bare = found.get(BARE.name)
     for name, costs in sorted(found.items(), key=lambda item: median([cost.milliseconds for cost in item[1]])):

@@ -103,7 +103,7 @@ def slack(count: int) -> float:
     return 0.02 * max(1.0, count / 8)
 
 
-def bare_write(world: World, count: int = 15) -> float:
+def bare_write(world: World, count: int = 60) -> float:
     """Milliseconds that one bare majority write takes just now, when nobody contends."""
     bare = BareWrites(world.uri("mongo"))
     times = []

@@ -58,7 +58,9 @@ def hold(state: State, key: str, count: int, terms: Terms) -> float:
     """In the worker: hold so many locks. They are written at once: to acquire each would take minutes. KB of each."""
     session: Session = get_backend(ALIAS).session()
     collection = mongo_store(ALIAS).collection
-    with MongoLock(lambda: session, (key,), Options(terms)):
+    # By another session: whoever has released a lock looks soon whether that was undone, and renews on that occasion.
+    another = Session(mongo_store(ALIAS))
+    with MongoLock(lambda: another, (key,), Options(terms)):
         pattern = collection.find_one({"_id": key}) or {}
     (holder,) = pattern["holders"]
     bytes_, grants, documents = memory(), [], []

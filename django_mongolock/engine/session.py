@@ -566,9 +566,11 @@ class Session:
                 self.lost(grant)
             elif grant.state is State.HELD and _has_ended(grant.worker):
                 self._let_go(grant, "its thread has ended")
-        # Take along what would be due soon: one command instead of many.
-        due = [grant for grant in grants if grant.renewable and grant.renew_at <= now + grant.length / 6]
-        if any(grant.renew_at <= now for grant in due):
+        late = [grant for grant in grants if grant.renewable and grant.renew_at <= now]
+        if late:
+            # Take along what would be due before these are again: one command instead of many, from then on too.
+            soon = now + min(grant.length / (6 if grant.failures else 3) for grant in late)
+            due = [grant for grant in grants if grant.renewable and grant.renew_at <= soon]
             due.sort(key=lambda grant: grant.key)
             for start in range(0, len(due), BATCH):
                 self._renew(due[start : start + BATCH])

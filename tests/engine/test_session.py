@@ -15,6 +15,7 @@ import pytest
 from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
+from django_mongolock.engine import keeper as keeping
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.grant import Grant, Guard, State
 from django_mongolock.engine.protocol import Granted
@@ -167,11 +168,12 @@ def test_a_dead_keeper_is_replaced(lock: LockMaker, session: Session, monkeypatc
     """F35: the next grant finds it dead and starts another."""
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
 
-    def die() -> None:
+    def die(*_: object, **__: object) -> None:
         raise SystemExit
 
     with monkeypatch.context() as patch:
         patch.setattr(session._keeper, "_next_due", die)
+        patch.setattr(keeping, "log_exception", die)
         first = lock("first", terms=SHORT).acquire()
         keeper = session._keeper._thread
         assert keeper is not None
@@ -181,6 +183,35 @@ def test_a_dead_keeper_is_replaced(lock: LockMaker, session: Session, monkeypatc
         time.sleep(2 * SHORT.lease)
         assert mine.held
     assert first.held
+
+
+def test_a_keeper_that_fails_goes_on(lock: LockMaker, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F35: whatever goes wrong while it looks what is due, the locks that are held are renewed."""
+    next_due, failures = session._keeper._next_due, iter([RuntimeError("once")])
+
+    def fail_once() -> float:
+        for failure in failures:
+            raise failure
+        return next_due()
+
+    monkeypatch.setattr(session._keeper, "_next_due", fail_once)
+    with lock(terms=SHORT) as mine:
+        time.sleep(2 * SHORT.lease)
+        assert mine.held
+    assert next(failures, None) is None
+
+
+def test_locks_are_renewed_together_whenever_they_were_acquired(
+    lock: LockMaker, session: Session, commands: Commands
+) -> None:
+    """P8: the first that is due takes along what would be due before it is again; from then on they go together."""
+    with lock("a", terms=Terms(lease=60)) as one, lock("b", terms=Terms(lease=60)) as two:
+        grants = [*one._grants, *two._grants]
+        grants[0].renew_at, grants[1].renew_at = session.now(), session.now() + 19
+        commands.clear()
+        session.beat()
+        assert commands.names == ["update", "find"]
+        assert abs(grants[0].renew_at - grants[1].renew_at) < 1
 
 
 def test_the_keeper_sleeps_while_there_is_nothing_to_do(lock: LockMaker, session: Session, commands: Commands) -> None:
