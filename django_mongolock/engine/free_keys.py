@@ -27,7 +27,7 @@ class FreeKeys:
         """It was given back, and was free then."""
         with self._mutex:
             self._left[key] = min(1, self._left.pop(key, 0) + 1)
-            if len(self._left) > MOST:
+            while len(self._left) > MOST:
                 self._left.popitem(last=False)
 
     def guess(self, key: str) -> bool:

@@ -51,6 +51,11 @@ CROWD: Final = 64
 #: How many seconds a place in a queue takes at least: a hand-over has to be written to the journal.
 FASTEST: Final = 0.002
 
+#: Threads that settle what is not known to have ended: a thousand of them must not keep a command of the program
+#: waiting.
+SETTLERS: Final = 4
+#: How long to wait before a grant is settled again where that failed, in seconds.
+SETTLE_AGAIN: Final = 1.0
 #: Threads that call `on_lost` and `on_release_requested`.
 CALLERS: Final = 4
 
@@ -104,6 +109,7 @@ class Session:
         self._mutex = threading.Lock()
         self._keeper = Keeper(self.next_due, self._look_after, self._elsewhere, now)
         self._senders = Senders(SENDERS)
+        self._settlers = Senders(SETTLERS)
         #: For callbacks, which may take their time: no command waits for them.
         self._callers = Senders(CALLERS)
         self._listener = Listener(store, self.id, self._tell, self._expected, self._look, now=now)
@@ -443,24 +449,25 @@ class Session:
         self.forget(grant)
         if self.pid != os.getpid():
             return
-        self._unsettle(grant.id, protocol.settling(grant.key, grant.id), grant.terms.term)
+        give_up = self.now() + grant.terms.term + protocol.BURIAL / 1000
+        self._unsettle(grant.id, protocol.settling(grant.key, grant.id), give_up)
         self._keeper.see_to(self.now())
         self.finish(grant)
         self._tell_end(grant)
 
-    def _unsettle(self, grant_id: str, action: Apply | GiveBack, lasts: float) -> None:
-        """Have *action* sent until it succeeds; the grant *lasts* so many seconds by itself."""
+    def _unsettle(self, grant_id: str, action: Apply | GiveBack, give_up: float) -> None:
+        """Have *action* sent until it succeeds, or until *give_up*."""
         with self._mutex:
-            self._unsettled[grant_id] = Unsettled(action, self.now() + lasts + protocol.BURIAL / 1000, self.now())
+            self._unsettled[grant_id] = Unsettled(action, give_up, self.now())
 
     def _give_back_again(self) -> None:
         """See whether there was a failover that may have undone what was released."""
         for release in self._releases.undone(self.store.primary(), self.now()):
             log(DEBUG, "released again after a failover", key=release.again.key)
-            self._unsettle(release.again.step.remove[0], release.again, 0.0)
+            self._unsettle(release.again.step.remove[0], release.again, self.now() + protocol.BURIAL / 1000)
 
     def _settle(self, grant_id: str) -> None:
-        """Try once to have an abandoned grant removed."""
+        """Try once to have a grant removed."""
         unsettled = self._unsettled.get(grant_id)
         if unsettled is None:
             return
@@ -470,10 +477,17 @@ class Session:
         except LockError as error:
             if self.now() < unsettled.give_up:
                 log(DEBUG, "settling postponed", key=key, error=error)
+                unsettled.try_at = self.now() + SETTLE_AGAIN
+                self._keeper.see_to(unsettled.try_at)
                 return
             log(WARNING, "settling given up, the lease ends by itself", key=key, error=error)
+        else:
+            if isinstance(unsettled.action, GiveBack):
+                # This primary has the release, also where there was nothing to do; the majority need not have it yet.
+                self._remember(unsettled.action, was_there=True)
         with self._mutex:
-            self._unsettled.pop(grant_id, None)
+            if self._unsettled.get(grant_id) is unsettled:
+                del self._unsettled[grant_id]
 
     # What is told of them
 
@@ -552,8 +566,6 @@ class Session:
 
     def beat(self) -> None:
         """Do what is due: tell of losses, renew, settle."""
-        if self._releases.look_at <= self.now():
-            self._give_back_again()
         with self._mutex:
             grants = list(self._grants.values())
             unsettled = list(self._unsettled.items())
@@ -576,8 +588,10 @@ class Session:
                 self._renew(due[start : start + BATCH])
         for grant_id, open_end in unsettled:
             if open_end.try_at <= now:
-                open_end.try_at = now + self.command_timeout + 1.0
-                self._senders.submit(functools.partial(self._settle, grant_id))
+                under_way = self._settlers.submit(functools.partial(self._settle, grant_id))
+                open_end.try_at = float("inf") if under_way else now + SETTLE_AGAIN
+        if self._releases.look_at <= now:
+            self._give_back_again()
 
     def _renew(self, grants: list[Grant]) -> None:
         """Renew a batch and tell apart what is gone for good and what may only be late."""
@@ -647,6 +661,7 @@ class Session:
         self._listener.close()
         self._keeper.close()
         end = self.now() + timeout
+        self._give_back_again()
         with self._mutex:
             grants = list(self._grants.values())
             unsettled = list(self._unsettled)
@@ -674,6 +689,7 @@ class Session:
                 self._settle(grant_id)
         self._look()
         self._senders.close()
+        self._settlers.close()
         self._callers.close()
         self.store.close()
 

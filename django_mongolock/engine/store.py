@@ -249,7 +249,7 @@ class MongoStore:
 
         It has the same meaning as `apply`, and the same errors; the server has a fifth less to do.
         """
-        where = {"_id": {"$eq": key}, **is_free(step.ask, CLOCK)}
+        where = {"_id": {"$eq": key}, **is_free(step.ask)}
         try:
             found = self._find_and_modify(key, step, timeout, query=where, update=TAKE_FREE, fields=REPLY_TAKEN)
         except OperationFailure as error:

@@ -34,15 +34,17 @@ def test_after_a_failover_all_are_to_be_made_again_once(releases: Releases) -> N
 def test_what_the_majority_has_cannot_be_undone(releases: Releases) -> None:
     """A write that was sent before a release was confirmed proves nothing about it, nor does one to another primary."""
     releases.confirmed("two", 9)
+    releases.confirmed("one", 1.0)
+    assert len(releases._made) == 3
     releases.confirmed("one", 2.5)
     assert releases.undone("two", 4) == [release(3)]
 
 
 def test_while_there_is_no_primary_nothing_is_decided(releases: Releases) -> None:
     """Nor while it is the same."""
-    assert releases.undone("", 4) == []
     assert releases.undone("one", 4) == []
-    assert releases.look_at == 4 + LOOK
+    assert releases.undone("", 4 + LONGEST) == []
+    assert releases.look_at == 4 + LONGEST + LOOK
     assert len(releases.undone("two", 5)) == 3
 
 

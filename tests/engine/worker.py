@@ -92,8 +92,8 @@ class Worker:
     def fork(self) -> None:
         """Fork while a lock is held, one is waited for and the stream is open; the child ends like Celery's, by
         os._exit, once with its own lock held and once after giving it back."""
-        mine = self.lock("mine", lease=2).acquire()
-        waiting = self.lock("k", lease=2)
+        mine = self.lock("mine", lease=4).acquire()
+        waiting = self.lock("k", lease=4)
         thread = threading.Thread(target=waiting.acquire, daemon=True)
         thread.start()
         while not self.sessions.current()._listener.listening:

@@ -333,9 +333,10 @@ def child_exits(stage: Stage) -> list[str]:
             Sessions.close_all()
         os._exit(0)
     os.waitpid(pid, 0)
-    there = stage.grants() == {grant.id for grant in lock._grants}
+    # A moment later: what the primary has of a release, a majority read need not show at once.
+    freed = eventually(lambda: stage.grants() != {grant.id for grant in lock._grants}, 0.5)
     sessions.close()
-    return [] if there else ["P1: the exit of a forked child has freed the lock of its parent"]
+    return [] if not freed else ["P1: the exit of a forked child has freed the lock of its parent"]
 
 
 # Unknown outcomes
