@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.signals import request_finished, request_started
 from django.db import OperationalError
 from django.test import Client
 from pytest_django import Settings
@@ -72,8 +74,39 @@ class Person:
             self.problems.append(message.text)
 
 
+class Requests:
+    """Those that the server is answering. While there are any, SQLite refuses to empty its tables after a test."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+        self.last = 0.0
+
+    def started(self, **kwargs: object) -> None:
+        self.threads.add(threading.get_ident())
+        self.last = time.monotonic()
+
+    def finished(self, **kwargs: object) -> None:
+        self.threads.discard(threading.get_ident())
+        self.last = time.monotonic()
+
+    def are_over(self) -> bool:
+        """Also what a tab has sent when it was closed."""
+        return not self.threads and time.monotonic() - self.last > 0.3
+
+
 @pytest.fixture
-def people(chromium: Any, live_server: LiveServer) -> Iterator[Callable[..., Person]]:
+def requests(live_server: LiveServer) -> Iterator[Requests]:
+    """The requests of this test."""
+    requests = Requests()
+    request_started.connect(requests.started)
+    request_finished.connect(requests.finished)
+    yield requests
+    request_started.disconnect(requests.started)
+    request_finished.disconnect(requests.finished)
+
+
+@pytest.fixture
+def people(chromium: Any, live_server: LiveServer, requests: Requests) -> Iterator[Callable[..., Person]]:
     """Makes people. Nothing that their browsers were given may break the policy, or raise."""
     made: list[Person] = []
 
@@ -84,6 +117,7 @@ def people(chromium: Any, live_server: LiveServer) -> Iterator[Callable[..., Per
     yield make
     for person in made:
         person.context.close()
+    assert eventually(requests.are_over)
     assert [person.problems for person in made if person.problems] == []
 
 

@@ -94,7 +94,14 @@ class Worker:
         os._exit, once with its own lock held and once after giving it back."""
         mine = self.lock("mine", lease=4).acquire()
         waiting = self.lock("k", lease=4)
-        thread = threading.Thread(target=waiting.acquire, daemon=True)
+        taken, stays = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            waiting.acquire()
+            taken.set()
+            stays.wait()  # the lock of a thread that has ended is given back
+
+        thread = threading.Thread(target=wait, daemon=True)
         thread.start()
         while not self.sessions.current()._listener.listening:
             time.sleep(0.01)
@@ -115,9 +122,9 @@ class Worker:
                 os._exit(1)
             os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        self.say(status=status, held=mine.held, waits=thread.is_alive())
+        self.say(status=status, held=mine.held, waits=not taken.is_set())
         self.hear()
-        thread.join(10)
+        taken.wait(10)
         self.say(held=waiting.held, mine=mine.held)
         os._exit(0)
 
