@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.contrib.sessions.backends.base import UpdateError
 from django.core.signals import request_finished, request_started
 from django.db import OperationalError
 from django.test import Client
@@ -133,7 +134,7 @@ def says(tab: Any, text: str) -> None:
 def patiently(call: Callable[[], Any]) -> Any:
     """SQLite lets nobody wait who shares its memory with the threads of the server: ask again."""
     for _ in range(50):
-        with suppress(OperationalError):
+        with suppress(OperationalError, UpdateError):  # as sessions call it
             return call()
         time.sleep(0.02)
     return call()
