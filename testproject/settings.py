@@ -3,6 +3,8 @@
 Everything that differs between machines comes from the environment (django-environ).
 """
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ DATABASES: dict[str, dict[str, Any]] = {
             "transaction_mode": "IMMEDIATE",
             "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
         },
+        # A file in tests too: who shares a database in memory is refused at once, rather than waiting for the others.
+        "TEST": {"NAME": str(Path(tempfile.gettempdir()) / f"mongolock-test-{os.getpid()}.sqlite3")},
     },
     "mongo": {
         "ENGINE": "django_mongodb_backend",
