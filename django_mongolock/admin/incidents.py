@@ -10,7 +10,7 @@ from django import forms
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
 from ..engine.document import tidy_fact
 from ..engine.survey import State
@@ -134,33 +134,32 @@ def _again(admin: LockAdmin, request: HttpRequest, shown: Mapping[str, Sequence[
     return [lock for lock in locks if lock.seen.holders]
 
 
+#: Why nothing is done to a selected lock, by the state in which it is.
+_LEFT_OUT: Final = {
+    State.FREE: ngettext_lazy(
+        "%(count)d of the selected locks is left out, since nobody holds it now: %(keys)s",
+        "%(count)d of the selected locks are left out, since nobody holds them now: %(keys)s",
+        "count",
+    ),
+    State.STALE: ngettext_lazy(
+        "%(count)d of the selected locks is left out, since it is stale, and whoever asks next gets it: %(keys)s",
+        "%(count)d of the selected locks are left out, since they are stale, and whoever asks next gets them: "
+        "%(keys)s",
+        "count",
+    ),
+    State.DAMAGED: ngettext_lazy(
+        "%(count)d of the selected locks is left out, since its document is damaged: %(keys)s",
+        "%(count)d of the selected locks are left out, since their documents are damaged: %(keys)s",
+        "count",
+    ),
+}
+
+
 def _left_out(locks: Sequence[Lock]) -> Iterator[str]:
     """Which of the selected locks nothing is done to, and why."""
-    keys: dict[State, list[str]] = {}
-    for lock in locks:
-        keys.setdefault(lock.seen.state, []).append(str(lock.key))
-    if free := keys.get(State.FREE):
-        text = ngettext(
-            "%(count)d of the selected locks is left out, since nobody holds it now: %(keys)s",
-            "%(count)d of the selected locks are left out, since nobody holds them now: %(keys)s",
-            len(free),
-        )
-        yield text % {"count": len(free), "keys": _some(free)}
-    if stale := keys.get(State.STALE):
-        text = ngettext(
-            "%(count)d of the selected locks is left out, since it is stale, and whoever asks next gets it: %(keys)s",
-            "%(count)d of the selected locks are left out, since they are stale, and whoever asks next gets them: "
-            "%(keys)s",
-            len(stale),
-        )
-        yield text % {"count": len(stale), "keys": _some(stale)}
-    if damaged := keys.get(State.DAMAGED):
-        text = ngettext(
-            "%(count)d of the selected locks is left out, since its document is damaged: %(keys)s",
-            "%(count)d of the selected locks are left out, since their documents are damaged: %(keys)s",
-            len(damaged),
-        )
-        yield text % {"count": len(damaged), "keys": _some(damaged)}
+    for state, text in _LEFT_OUT.items():
+        if keys := [str(lock.key) for lock in locks if lock.seen.state is state]:
+            yield text % {"count": len(keys), "keys": _some(keys)}
 
 
 def _written(kind: Kind, tokens: Sequence[int], reason: str) -> str:

@@ -474,7 +474,7 @@ class Session:
         key = unsettled.action.key
         try:
             self._send(unsettled.action)
-        except LockError as error:
+        except Exception as error:  # noqa: BLE001 - it is logged, and nobody else tries again
             if self.now() < unsettled.give_up:
                 log(DEBUG, "settling postponed", key=key, error=error)
                 unsettled.try_at = self.now() + SETTLE_AGAIN
