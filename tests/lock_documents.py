@@ -112,6 +112,7 @@ def document(
         "holders": list(holders),
         "waiters": list(waiters),
         "token": Int64(TOKEN + 50),
+        "written_at": now(),
         "purge_at": now() + timedelta(days=7),
         "changes": Int64(3),
         "acquisitions": Int64(41),

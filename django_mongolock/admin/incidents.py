@@ -143,8 +143,7 @@ _LEFT_OUT: Final = {
     ),
     State.STALE: ngettext_lazy(
         "%(count)d of the selected locks is left out, since it is stale, and whoever asks next gets it: %(keys)s",
-        "%(count)d of the selected locks are left out, since they are stale, and whoever asks next gets them: "
-        "%(keys)s",
+        "%(count)d of the selected locks are left out, since they are stale, and whoever asks next gets them: %(keys)s",
         "count",
     ),
     State.DAMAGED: ngettext_lazy(

@@ -10,7 +10,7 @@ from typing import Final
 
 from ..engine import clock
 from ..engine.logs import DEBUG, log, log_exception
-from ..engine.senders import Senders
+from ..engine.worker_threads import WorkerThreads
 from ..exceptions import LockBackendError
 
 #: Seconds before each try. A command that was held up in the network may still arrive after the first of them.
@@ -32,7 +32,7 @@ class Background:
 
     def __init__(self) -> None:
         self._tasks: SimpleQueue[Task] = SimpleQueue()
-        self._thread = Senders(1)
+        self._thread = WorkerThreads(1)
 
     def add(self, name: str, attempt: Callable[[], bool]) -> None:
         """Have *attempt* made now, and again after each of the pauses until it returns True."""

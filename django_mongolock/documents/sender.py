@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import threading
 from typing import Any, Final, NoReturn, TypeVar
@@ -15,7 +16,7 @@ from pymongo.errors import OperationFailure, PyMongoError, WriteConcernError
 from pymongo.read_concern import ReadConcern
 
 from ..engine import drivers
-from ..engine.senders import Senders
+from ..engine.worker_threads import WorkerThreads
 from ..exceptions import LockBackendError
 from .background import in_background
 from .steps import Action, Call, Later, Send, Steps
@@ -25,13 +26,13 @@ T = TypeVar("T")
 
 #: Threads that send commands for coroutines and for the main thread.
 THREADS: Final = 8
-_senders = Senders(THREADS)
+_threads = WorkerThreads(THREADS)
 
 
 def _after_fork() -> None:
     """The threads of the parent do not exist in the child."""
-    global _senders  # noqa: PLW0603 - one for each process
-    _senders = Senders(THREADS)
+    global _threads  # noqa: PLW0603 - one for each process
+    _threads = WorkerThreads(THREADS)
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -58,25 +59,33 @@ class Sender:
     def run(self, steps: Steps[T]) -> T:
         """Run *steps*, blocking. In the main thread the commands are sent by another one: see `engine.session`."""
         if threading.current_thread() is threading.main_thread():
-            return drivers.run(steps, lambda action: _senders.call(functools.partial(self._act, action)), _never)
+            return drivers.run(steps, self._act_elsewhere, _never)
         return drivers.run(steps, self._act, _never)
 
     async def arun(self, steps: Steps[T]) -> T:
         """See run()."""
         return await drivers.arun(steps, self._aact, _anever)
 
-    def _act(self, action: Action) -> Any:
+    def _act(self, action: Action, left: float = math.inf) -> Any:
         if isinstance(action, Later):
             return self._later(action)
         try:
-            return self._send(action.call)
+            with pymongo.timeout(None if left == math.inf else left):
+                return self._send(action.call)
         finally:
             self._ended(action)
+
+    def _act_elsewhere(self, action: Action) -> Any:
+        if isinstance(action, Later):
+            return self._later(action)
+        act, withdrawn = functools.partial(self._act, action), functools.partial(self._ended, action)
+        return _threads.call(act, self._timeout, on_withdrawn=withdrawn)
 
     async def _aact(self, action: Action) -> Any:
         if isinstance(action, Later):
             return self._later(action)
-        return await _senders.acall(functools.partial(self._act, action))
+        act, withdrawn = functools.partial(self._act, action), functools.partial(self._ended, action)
+        return await _threads.acall(act, self._timeout, on_withdrawn=withdrawn)
 
     def _send(self, call: Call) -> Any:
         try:

@@ -1,4 +1,10 @@
-"""The lock document: what a key may be, what an entry of the queue looks like, how an answer is read."""
+"""The lock document: what a key may be, what an entry of the queue looks like, how an answer is read.
+
+How its shape changes. Processes of an older and a newer version share the documents while a deploy is under way. So a
+field is only ever added, and it is optional: the rule (`step`, and its twin `rule`) gives it a default where it is
+missing, and keeps every field that it does not know, of the document and of each entry. A change that an older version
+would get wrong takes a new `SCHEMA`: then the older ones refuse the document, and say why.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from bson.int64 import Int64
+from bson.timestamp import Timestamp
 
 from ..exceptions import LockDocumentError
 
@@ -36,6 +43,14 @@ MAX_HOLDERS: Final = 5_000
 #: More holders and waiters than these are in no document of ours. The rule takes the server a time that grows with
 #: them, and no time limit stops it in the middle of one document.
 MAX_ENTRIES: Final = 12_000
+#: How many tombstones a document has at most, the newest ones. One that had to go may let a late command leave an entry
+#: that nobody renews: it ends with its lease.
+MAX_TOMBSTONES: Final = 64
+#: A clock that shows so many milliseconds less than it did before was set back; if it is less, it is awaited.
+LEAP: Final = 1_000
+#: The margin is so great a part of the lease if nothing else is said, and at least so many seconds.
+MARGIN: Final = 0.1
+LEAST_MARGIN: Final = 1.0
 #: Who finds so many in the queue lives in it so many times as long without renewal, but no longer than a lease.
 FAR: Final = 32
 FAR_TIMES: Final = 3
@@ -106,28 +121,43 @@ def milliseconds(seconds: float) -> int:
     return round(seconds * 1000)
 
 
+def margin_of(lease: float, part: float = MARGIN, least: float = LEAST_MARGIN) -> float:
+    """How much longer the server lets a lease live than its holder believes, since no two clocks run equally fast."""
+    return max(least, lease * part)
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """On what terms a lock is asked for. Times are in seconds.
 
-    lease: how long a grant lives without renewal. margin: how much longer the server lets it live than its holder
-    believes. patience: how long an entry in the queue lives without renewal, no longer than the lease; one that comes
-    when the queue is long lives `FAR_TIMES` as long. hold: for how long a grant stays at least, even if it is given
-    back before. capacity: how many may hold the key at once, in this mode.
+    lease: how long a grant lives without renewal. margin: the least that the server lets it live longer than its
+    holder believes; drift: the same as a part of the lease. patience: how long an entry in the queue lives without
+    renewal, no longer than the lease; one that comes when the queue is long lives `FAR_TIMES` as long. hold: for how
+    long a grant stays at least, even if it is given back before. capacity: how many may hold the key at once, in this
+    mode.
     """
 
     mode: Mode = "exclusive"
     capacity: int = 1
     lease: float = 30.0
-    margin: float = 3.0
+    margin: float = LEAST_MARGIN
     patience: float = 10.0
     hold: float = 0.0
     owner: str | None = None
+    drift: float = MARGIN
+
+    def term_of(self, lease: float) -> float:
+        """How long the server lets a grant of that *lease* live without renewal."""
+        return lease + margin_of(lease, self.drift, self.margin)
+
+    def belief_of(self, term: float) -> float:
+        """For how long one believes in what the server lets live for *term*."""
+        return term - margin_of(term, self.drift, self.margin)
 
     @property
     def term(self) -> float:
         """How long the server lets a grant live without renewal."""
-        return self.lease + self.margin
+        return self.term_of(self.lease)
 
 
 def entry(
@@ -146,7 +176,7 @@ def entry(
         "capacity": terms.capacity,
         "lease": Int64(milliseconds(terms.lease)),
         "term": Int64(milliseconds(terms.term)),
-        "patience": Int64(milliseconds(terms.patience + terms.margin)),
+        "patience": Int64(milliseconds(terms.term_of(terms.patience))),
         "hold": Int64(milliseconds(terms.hold)),
     }
     made = {**facts, **made}
@@ -165,23 +195,27 @@ class Former:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the server answered about one grant of one key. Times are in seconds.
+    """What the server answered about one grant of one key. Times are in seconds, and for people and timers only.
 
-    left: until the grant's end by the server's clock (None: not a holder). token, acquired_at: of the grant. beat:
-    the number of the renewal that last reached it. place: how many are ahead in the queue (None: not in it).
-    queued_left: until the end of its place there. waiting: how long the queue is. first_end: until the first of the
-    holders would end (None: nobody holds it). holder: one of them, in words, unless it is the grant itself. found:
-    was there a document that the command fitted? last_token: the last that was given to anybody. former: another
-    grant of the asking owner. holder_owner: the owner of that holder. now: the server's time. mine, theirs: the
-    grant's own entry among the holders, and the first of them all, as they stand in the document.
+    What a holder or waiter may believe is no time of the server: it is the length that its own command asked for,
+    counted from before that was sent, if *beat* shows that this command wrote the entry.
+
+    held: does the grant hold the key? token, acquired_at: of the grant. beat: the number of the command that last gave
+    it a whole lease, or a whole place in the queue. place: how many are ahead in the queue (None: not in it).
+    patience: how long the server lets that place live without renewal. waiting: how long the queue is, with those of
+    each process who stand behind its entry. first_end: until the first of the holders would end (None: nobody holds
+    it). holder: one of them, in words, unless it is the grant itself. found: was there a document that the command
+    fitted? last_token: the last that was given to anybody. former: another grant of the asking owner. holder_owner: the
+    owner of that holder. now: the server's time. mine, theirs: the grant's own entry among the holders, and the first
+    of them all, as they stand in the document.
     """
 
-    left: float | None = None
+    held: bool = False
     token: int = 0
     acquired_at: datetime | None = None
     beat: int = 0
     place: int | None = None
-    queued_left: float | None = None
+    patience: float = 0.0
     waiting: int = 0
     first_end: float | None = None
     holder: str | None = None
@@ -192,10 +226,6 @@ class Reply:
     now: datetime | None = field(default=None, compare=False)
     mine: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
     theirs: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def held(self) -> bool:
-        return self.left is not None
 
     @property
     def free(self) -> bool:
@@ -221,14 +251,14 @@ def read_reply(key: str, raw: Mapping[str, Any] | None) -> Reply:
     if first_end is not None and type(first_end) is not datetime:
         raise LockDocumentError(key, "an entry of its holders has no end that is a date")
     return Reply(
-        left=(mine["until"] - now).total_seconds() if mine else None,
+        held=mine is not None,
         token=mine["token"] if mine else 0,
         acquired_at=mine["acquired_at"] if mine else None,
-        beat=mine.get("beat", 0) if mine else 0,
+        beat=_read_beat(mine or queued),
         place=place if place is not None and place >= 0 else None,
-        queued_left=(queued["until"] - now).total_seconds() if queued else None,
+        patience=queued["patience"] / 1000 if queued else 0.0,
         waiting=raw["waiting"],
-        first_end=(first_end - now).total_seconds() if first_end else None,
+        first_end=_until(first_end, now, holder) if first_end else None,
         holder=None if holder is None or holder == mine else describe(holder, now),
         last_token=raw["token"] if isinstance(raw.get("token"), int) else 0,
         former=_read_former(raw.get("former")),
@@ -243,6 +273,18 @@ def read_taken(key: str, raw: Mapping[str, Any]) -> Reply:
     """Read the answer to the short form of a step, which has found a free lock and taken it: see `read_reply`."""
     mine = raw["mine"]
     return read_reply(key, {**raw, "place": -1, "waiting": 0, "first_end": mine.get("until"), "holder": mine})
+
+
+def _read_beat(entry_: Mapping[str, Any] | None) -> int:
+    number = entry_.get("beat") if entry_ else 0
+    return number if isinstance(number, int) else 0
+
+
+def _until(end: datetime, now: datetime, holder: Mapping[str, Any] | None) -> float:
+    """How many seconds are left until *end*, for a timer. A mere read may show it by a clock that is none any more:
+    so it is no more than a whole lease."""
+    left = (end - now).total_seconds()
+    return min(left, holder["term"] / 1000) if holder else left
 
 
 def _read_former(raw: object) -> Former | None:
@@ -262,9 +304,13 @@ GRANTED_FIELDS: Final[dict[str, type]] = {"acquired_at": datetime, "token": Int6
 HOLDER_FIELDS: Final[dict[str, type]] = {**WAITER_FIELDS, **GRANTED_FIELDS}
 DOCUMENT_FIELDS: Final[dict[str, type]] = {
     "v": int, "holders": list, "waiters": list, "graves": list, "clock": str, "token": Int64, "granted": str,
-    "purge_at": datetime, "changes": Int64, "acquisitions": Int64, "contended": Int64, "lapsed": Int64,
-    "waited_ms": Int64, "held_ms": Int64, "longest_wait_ms": Int64, "longest_hold_ms": Int64,
+    "written_at": datetime, "purge_at": datetime, "changes": Int64, "acquisitions": Int64, "contended": Int64,
+    "lapsed": Int64, "waited_ms": Int64, "held_ms": Int64, "longest_wait_ms": Int64, "longest_hold_ms": Int64,
 }  # fmt: skip
+
+
+#: A standalone server has none.
+_CLUSTER_TIME: Final[dict[str, type]] = {"cluster_time": Timestamp}
 
 
 def _wrong_field(document: object, types: Mapping[str, type]) -> str | None:
@@ -290,7 +336,14 @@ def is_waiter(value: object) -> bool:
 
 def find_damage(document: Mapping[str, Any]) -> str | None:
     """Say what makes a stored document unusable, or None if it can be used."""
+    return _find_damage(document) or _find_damaged_entry(document)
+
+
+def _find_damage(document: Mapping[str, Any]) -> str | None:
     if problem := _wrong_field(document, DOCUMENT_FIELDS):
+        return problem
+    cluster_time = document.get("cluster_time")
+    if cluster_time is not None and (problem := _wrong_field({"cluster_time": cluster_time}, _CLUSTER_TIME)):
         return problem
     if document["v"] != SCHEMA:
         return f"its version is {document['v']}, and this release of django_mongolock knows version {SCHEMA}"
@@ -298,6 +351,10 @@ def find_damage(document: Mapping[str, Any]) -> str | None:
         return "its token is too large"
     if (size := len(document["holders"]) + len(document["waiters"])) > MAX_ENTRIES:
         return f"it has {size} holders and waiters"
+    return None
+
+
+def _find_damaged_entry(document: Mapping[str, Any]) -> str | None:
     for name, types in (("holders", HOLDER_FIELDS), ("waiters", WAITER_FIELDS)):
         for number, item in enumerate(document[name]):
             if problem := _wrong_field(item, types):
@@ -341,5 +398,5 @@ def describe(holder: Mapping[str, Any], now: datetime) -> str:
     words.append(f"host {host} pid {facts['pid'] or '?'}")
     acquired_at = holder.get("acquired_at")  # of a waiter it is nothing that we wrote
     since = acquired_at if isinstance(acquired_at, datetime) else holder["since"]
-    words.append(f"for {(now - since).total_seconds():.1f} s")
+    words.append(f"for {max(0.0, (now - since).total_seconds()):.1f} s")
     return ", ".join(words)

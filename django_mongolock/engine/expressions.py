@@ -36,8 +36,8 @@ def merge(entry: Expression, changes: dict[str, Expression]) -> Expression:
     return {"$mergeObjects": [entry, changes]}
 
 
-def from_now(milliseconds: Expression) -> Expression:
-    return {"$add": ["$$NOW", milliseconds]}
+def after(moment: Expression, milliseconds: Expression) -> Expression:
+    return {"$add": [moment, milliseconds]}
 
 
 def has_types(prefix: str, fields: dict[str, type]) -> Expression:

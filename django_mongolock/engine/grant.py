@@ -61,6 +61,8 @@ class Grant:
     the lock objects that share the grant (reentrant locks). acquired_from: the line of the program. max_hold: seconds
     after which it is renewed no more. failures: how many renewals in a row did not get through. asked: who asks for its
     release.
+    renewing: is a renewal of it under way? counts: does its entry count others who wait behind it? sent: was a command
+    sent that adds it?
     doubtful: a command that adds it got no answer, so a copy of it may be on its way still, whatever came of the next.
     alone: when last heard of, nobody else held the key or waited for it. queued: the place in the document's queue that
     it got, and when. listens_from: when news of it may come by the change stream.
@@ -92,6 +94,9 @@ class Grant:
         self.acquired_from = ""
         self.asked: str | None = None
         self.failures = 0
+        self.renewing = False
+        self.counts = False
+        self.sent = False
         self.doubtful = False
         self.alone = False
         self.template = ""
@@ -168,6 +173,8 @@ class Grant:
     @property
     def renewable(self) -> bool:
         """Is it to be renewed? A waiter always is: its place must last as long as it waits."""
+        if self.renewing:
+            return False
         return self.state is State.WAITING or (
             self.state is State.HELD and self.auto_renew and self._deadline < self._last
         )
@@ -210,12 +217,16 @@ class Grant:
         """How long it lives from a renewal on. A grant that was queued for has the time of a waiter at first."""
         return self.patience if self._deadline - now <= self.patience else self.lease
 
-    def postpone(self, now: float) -> None:
+    def postpone(self, now: float, at_once: bool = False) -> None:
         """The renewal did not get through: try again soon, and a waiter less and less often.
 
-        A waiter that fails is one of many when the server is overloaded, and has only its place to lose.
+        at_once: a holder does not wait at all. A waiter that fails is one of many when the server is overloaded, and
+        has only its place to lose.
         """
         self.failures += 1
+        if at_once and self.state is State.HELD:
+            self.renew_at = now
+            return
         soon = min(1.0, self.length / 10)
         if self.state is State.WAITING:
             soon = min(self.length / 4, soon * 2 ** min(self.failures - 1, 10))

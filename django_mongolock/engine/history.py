@@ -26,7 +26,7 @@ from pymongo.errors import BulkWriteError, OperationFailure, PyMongoError
 
 from . import clock
 from .logs import WARNING, log, log_exception
-from .senders import Senders
+from .worker_threads import WorkerThreads
 
 if TYPE_CHECKING:
     from .grant import Grant
@@ -95,7 +95,7 @@ class History:
         self._now = now
         self._notes: SimpleQueue[Note] = SimpleQueue()
         self._bell: SimpleQueue[bool] = SimpleQueue()
-        self._writer = Senders(1)
+        self._writer = WorkerThreads(1)
         self._writing = threading.Lock()
         self._started = self._closed = self._ready = self._failing = False
         self._lost = 0

@@ -36,8 +36,9 @@ class Keeper:
         self._now = now
         self._wakes_at = float("inf")
         self._mutex = threading.Lock()
-        #: Wakes the thread. Not an Event: see `senders`.
-        self._bell: SimpleQueue[Dropped | None] = SimpleQueue()
+        #: Wakes the thread, and takes what was dropped: its `put` may be called anywhere, also by the garbage
+        #: collector, and no signal handler can strike in it. Not an Event: see `worker_threads`.
+        self.bell: SimpleQueue[Dropped | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -46,21 +47,16 @@ class Keeper:
         if self._thread is None or not self._thread.is_alive():
             self._elsewhere(self._start)
         if due < self._wakes_at:
-            self._bell.put(None)
-
-    def hand(self, dropped: Dropped) -> None:
-        """Hand it over what was dropped. Called by the garbage collector, so anywhere: takes no lock, waits for
-        nothing."""
-        self._bell.put(dropped)
+            self.bell.put(None)
 
     def wake(self) -> None:
         """Have it look again at what is due."""
-        self._bell.put(None)
+        self.bell.put(None)
 
     def close(self) -> None:
         """End the thread, once it has done what it is doing."""
         self._closed = True
-        self._bell.put(None)
+        self.bell.put(None)
 
     def _start(self) -> None:
         with self._mutex:
@@ -90,9 +86,9 @@ class Keeper:
         """Sleep until something is *due* or the bell rings. Returns what was dropped."""
         dropped: list[Dropped] = []
         with contextlib.suppress(Empty):
-            item = self._bell.get(timeout=None if due == float("inf") else max(0.0, due - self._now()))
+            item = self.bell.get(timeout=None if due == float("inf") else max(0.0, due - self._now()))
             while True:
                 if item is not None:
                     dropped.append(item)
-                item = self._bell.get_nowait()
+                item = self.bell.get_nowait()
         return dropped

@@ -22,7 +22,7 @@ from pymongo.client_session import ClientSession
 
 from ..exceptions import LockBackendError, LockError, LockLostError, LockNotAcquired, LockReentryError, LockStateError
 from . import protocol
-from .document import Terms, entry, milliseconds
+from .document import Terms, milliseconds
 from .fence import Atomic, Pace, is_transient
 from .grant import TAKEN, Callback, Grant, Handle, State
 from .logs import WARNING, log
@@ -89,6 +89,8 @@ class MongoLock:
         self._session: Session | None = None
         self._grants: tuple[Grant, ...] = ()
         self._handles: tuple[Handle, ...] = ()
+        #: What was acquired last, also when it is released: that it was granted stays a fact.
+        self._last: tuple[Grant, ...] = ()
         self._busy = threading.Lock()
         self._wanted: Grant | None = None
 
@@ -140,12 +142,13 @@ class MongoLock:
 
     @property
     def fencing_token(self) -> int:
-        """A number larger than that of every earlier grant of this key. LockStateError if it was not acquired."""
+        """A number larger than that of every earlier grant of this key; also after the release, that of the last one.
+        LockStateError if it was never acquired."""
         return self._only(self._acquired()).token
 
     @property
     def fencing_tokens(self) -> dict[str, int]:
-        """The fencing token of each key. LockStateError if the lock was not acquired."""
+        """The fencing token of each key, also after the release. LockStateError if the lock was never acquired."""
         return {grant.key: grant.token for grant in self._acquired()}
 
     @property
@@ -355,6 +358,7 @@ class MongoLock:
                 left = None if limit is None else max(0.0, limit - (session.now() - started))
                 grants.append((yield from self._acquire_one(session, key, left, handles)))
             self._session, self._grants, self._handles = session, tuple(grants), tuple(handles)
+            self._last = self._grants
             where = _calling_line()
             for grant in grants:
                 grant.acquired_from = grant.acquired_from or where
@@ -374,20 +378,15 @@ class MongoLock:
 
     def _acquire_one(self, session: Session, key: str, wait: float | None, handles: list[Handle]) -> Protocol[Grant]:
         worker = _current_worker()
-        mine = session.held_by(key, worker)
-        # Without a handle nobody has it any more: the keeper is about to give it back, whoever enters it now.
-        if mine is not None and mine.held and mine.guard is not None and (handle := mine.guard()) is not None:
-            if not self.options.reentrant or mine.terms.mode not in ("exclusive", self.options.terms.mode):
-                raise LockReentryError(key)
-            mine.users.add(id(self))
-            handles.append(handle)
-            return mine
+        if (mine := (yield from self._enter_again(session, key, worker))) is not None:
+            handles.append(mine[1])
+            return mine[0]
         grant = self._new_grant(session, key, worker)
         handles.append(session.guard(grant))
         request = grant.request
-        started = now = session.now()
+        now = grant.began
         deadline = protocol.FOREVER if wait is None else now + wait
-        trial, answer, sent = wait == 0, None, False
+        trial, answer = wait == 0, None
         try:
             self._wanted = grant
             turn = session.join(grant, trial=trial)
@@ -396,9 +395,8 @@ class MongoLock:
                 answer, now = heard.answer, heard.now
                 trial = answer is None and now >= deadline
             session.expect(grant)
-            sent = True
-            granted = yield from protocol.acquire(request, deadline, now, since=started, trial=trial, answer=answer)
-            session.acquired(grant, granted, granted.now - started)
+            granted = yield from protocol.acquire(request, deadline, now, since=grant.began, trial=trial, answer=answer)
+            session.acquired(grant, granted, granted.now - grant.began)
         except LockNotAcquired as error:
             error.template = grant.template
             session.leave(grant)
@@ -412,7 +410,7 @@ class MongoLock:
         except BaseException as error:
             session.leave(grant)
             # Nobody knows whether the last command took effect, or whether it still will.
-            if sent or grant.claimed or grant.doubtful or grant.answer is not None:
+            if grant.sent or grant.claimed or grant.doubtful or grant.answer is not None:
                 session.abandon(grant)
             session.forget(grant)
             session.finish(grant)
@@ -422,6 +420,26 @@ class MongoLock:
             self._wanted = None
         return grant
 
+    def _enter_again(self, session: Session, key: str, worker: object) -> Protocol[tuple[Grant, Handle] | None]:
+        """The grant of *key* that this thread or task holds, to be shared; None if it holds none.
+
+        Raises LockReentryError unless that is meant, and can be.
+        """
+        grant = session.held_by(key, worker)
+        # Without a handle nobody has it any more: the keeper is about to give it back, whoever enters it now.
+        if grant is None or not grant.held or grant.guard is None or (handle := grant.guard()) is None:
+            return None
+        same = (grant.terms.mode, grant.terms.capacity) == (self.options.terms.mode, self.options.terms.capacity)
+        if not (self.options.reentrant and same):
+            # It may have been taken away by force, which is not known yet.
+            if (yield from protocol.confirm(grant.request)):
+                raise LockReentryError(key)
+            if grant.lose(TAKEN):
+                session.lost(grant)
+            return None
+        grant.users.add(id(self))
+        return grant, handle
+
     def _new_grant(self, session: Session, key: str, worker: object) -> Grant:
         terms, options = self.options.terms, self.options
         grant = session.new_grant(key, terms, worker, auto_renew=options.auto_renew, max_hold=options.max_hold)
@@ -429,14 +447,14 @@ class MongoLock:
         grant.users.add(id(self))
         grant.on_lost = _weakly(self, options.on_lost)
         grant.on_release_requested = _weakly(self, options.on_release_requested)
-        process = "" if terms.owner is None else session.name_process()
-        made = entry(grant.id, session.id, terms, self._facts(), session.name_worker(worker), process=process)
         grant.request = protocol.Request(
             key,
             grant.id,
-            made,
             terms,
-            session.next_number(),
+            session.id,
+            session.name_worker(worker),
+            "" if terms.owner is None else session.name_process(),
+            self._facts(),
             whole=not options.auto_renew,
             nested=grant.nested,
             pace=session.pace(key),
@@ -466,15 +484,16 @@ class MongoLock:
             return False
         # While it is claimed, a command that queues it is on its way: it must not be queued again by that.
         doubtful = grant.claimed or grant.doubtful
-        heir = None if doubtful or early else session.claim(grant)
+        stays = grant.terms.hold > 0 and not early
+        heir = session.claim(grant)
         try:
             if heir is None:
                 was_there = yield from protocol.release(
-                    grant.key, grant.id, alone=grant.alone, stays=grant.terms.hold > 0 and not early, bury=doubtful
+                    grant.key, grant.id, alone=grant.alone, stays=stays, bury=doubtful
                 )
-                grant.doubtful = doubtful  # for `lost`, if it was not there any more
             else:
-                was_there = yield from self._hand_over(session, grant, heir)
+                was_there = yield from self._hand_over(session, grant, heir, stays=stays, bury=doubtful)
+            grant.doubtful = doubtful  # for `lost`, if it was not there any more
         except LockBackendError as error:
             log(WARNING, "release postponed", key=grant.key, error=error)
             session.abandon(grant)
@@ -486,11 +505,11 @@ class MongoLock:
             session.lost(grant)
         return was_there
 
-    def _hand_over(self, session: Session, grant: Grant, heir: Grant) -> Protocol[bool]:
+    def _hand_over(self, session: Session, grant: Grant, heir: Grant, *, stays: bool, bury: bool) -> Protocol[bool]:
         """Give the grant back and put the next of this process into the queue, in one command."""
         answer = None
         try:
-            answer = yield from protocol.hand_over(heir.request, grant.id, stays=grant.terms.hold > 0)
+            answer = yield from protocol.hand_over(heir.request, grant.id, stays=stays, bury=bury)
         finally:
             session.deliver(heir, answer)
         return answer is not None
@@ -502,14 +521,14 @@ class MongoLock:
         self.ensure_held()
         for grant in self._grants:
             length = max(lease or 0.0, grant.lease)
-            term = milliseconds(length + grant.terms.margin * max(1.0, length / grant.terms.lease))
-            answer = yield from protocol.extend(grant.key, grant.id, milliseconds(length), term, session.next_number())
+            term = milliseconds(grant.terms.term_of(length))
+            answer = yield from protocol.extend(grant.key, grant.id, milliseconds(length), term)
             if not answer.reply.held:
                 grant.lose(TAKEN)
                 session.lost(grant)
                 raise self._loss(self._grants)
-            left = (answer.reply.left or 0.0) - (term / 1000 - length)
-            grant.renewed(answer.sent + min(length, left), answer.now, length)
+            if answer.whole:
+                grant.renewed(answer.sent + length, answer.now, length)
         self.ensure_held()
 
     # Helpers
@@ -526,7 +545,7 @@ class MongoLock:
         if self._grants and self._is_ours():
             self._busy.release()
             raise LockStateError("this lock object is in use: release it first, or make a fresh one for every use")
-        self._grants, self._handles = (), ()
+        self._grants = self._last = self._handles = ()
         return self._session_now()
 
     def _is_ours(self) -> bool:
@@ -548,9 +567,9 @@ class MongoLock:
                 session.abandon(grant)
 
     def _acquired(self) -> tuple[Grant, ...]:
-        if not self._grants:
-            raise LockStateError("this lock is not acquired")
-        return self._grants
+        if not self._last:
+            raise LockStateError("this lock was not acquired")
+        return self._last
 
     def _only(self, items: tuple[T, ...]) -> T:
         if len(items) != 1:

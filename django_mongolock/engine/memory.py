@@ -21,7 +21,7 @@ from .document import Reply, read_reply
 from .grant import TAKEN, Grant
 from .processes import Fate
 from .protocol import Heard, Pause
-from .rule import apply_rule
+from .rule import Moment, apply_rule
 from .session import Observer, Session
 from .step import Limits, Step
 from .store import Found, read_found
@@ -82,7 +82,7 @@ class MemoryServer:
             before, now = self.documents.get(key), self.time
             if given is not None and (before is None or not given(before)):
                 return None, now
-            after = apply_rule(before, step, limits, now, CLOCK)
+            after = apply_rule(before, step, limits, Moment(now, CLOCK))
             if after is not None:
                 self.documents[key] = after
                 self._tell(after["granted"], before["granted"] if before else "")
@@ -136,6 +136,7 @@ class MemoryStore:
     def __init__(self, server: MemoryServer, limits: Limits) -> None:
         self.server = server
         self.limits = limits
+        self.is_journaled = True
         self._closed = False
 
     def apply(self, key: str, step: Step, timeout: float) -> Reply:
@@ -169,7 +170,7 @@ class MemoryStore:
         for key in keys:
             self.server.apply(key, step, self.limits, partial(_is_there, grants=step.renew))
             if (document := self.server.documents.get(key)) is not None:
-                found[key] = read_found({**document, "now": self.server.time})
+                found[key] = read_found(document)
         return found
 
     def deadlock(self, key: str, grant: str, timeout: float) -> Cycle | None:
@@ -233,6 +234,10 @@ class MemorySession(Session):
     def fate(self, process: str) -> Fate:
         """See Session.fate()."""
         return "alive" if any(session.id == process for session in self._server.sessions) else "gone"
+
+    def _have_renewed(self, grants: list[Grant]) -> None:
+        """See Session._have_renewed(). At once: the clock may be moved next."""
+        self._renew(grants)
 
     def holding(self, key: str) -> list[Grant]:
         """The grants of *key* that are held here."""
@@ -306,7 +311,7 @@ def reply_of(key: str, document: Document | None, grant: str, now: datetime, own
         "mine": next((e for e in holders if e["grant"] == grant), None),
         "place": places.index(grant) if grant in places else -1,
         "queued": next((e for e in waiters if e["grant"] == grant), None),
-        "waiting": len(waiters),
+        "waiting": len(waiters) + sum(e.get("behind", 0) for e in waiters),
         "first_end": min((e["until"] for e in holders), default=None),
         "holder": next(iter(holders), None),
         "former": next((e for e in holders if _is_former(e, grant, owner)), None),

@@ -31,7 +31,7 @@ class Parked:
     def keep(self, lease: float, timeout: float = 5.0) -> bool:
         """Let it last *lease* seconds from now; return whether it was still there. Raises LockBackendError."""
         length = milliseconds(lease)
-        term = length + milliseconds(self.terms.margin)
+        term = milliseconds(self.terms.term_of(lease))
         step = Step(ask=self.grant, renew=(self.grant,), lease=length, term=term, beat=1)
         return self.store.apply(self.key, step, timeout).held
 

@@ -8,14 +8,14 @@ and their tests need no server. (psycopg's ``generators.py`` and ``transaction.p
 from __future__ import annotations
 
 import random
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal, TypeVar
 
 from ..exceptions import LockBackendError, LockCancelled, LockDeadlock, LockNotAcquired, LockQueueFull
 from .deadlock import Cycle
-from .document import News, Reply, Terms, milliseconds
+from .document import News, Reply, Terms, entry
 from .processes import Fate
 from .step import Step
 
@@ -75,6 +75,17 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueNext:
+    """Queue the next of this process who wants the same key behind *grant*, which is about to leave the queue.
+
+    So those who came later elsewhere do not pass those who came earlier here. No outcome.
+    """
+
+    key: str
+    grant: str
+
+
+@dataclass(frozen=True, slots=True)
 class FindDeadlock:
     """Look for a cycle of waits with this waiter. Outcome: a `deadlock.Cycle`, or None."""
 
@@ -96,7 +107,7 @@ class Pause:
     quiet: float = 0.0
 
 
-Action = Apply | GiveBack | GiveBackAlone | Look | FindDeadlock | Pause
+Action = Apply | GiveBack | GiveBackAlone | Look | QueueNext | FindDeadlock | Pause
 T = TypeVar("T")
 Protocol = Generator[Action, Any, T]
 
@@ -105,12 +116,15 @@ Protocol = Generator[Action, Any, T]
 class Answer:
     """A reply, and when the command was sent and answered, in seconds of the local clock.
 
-    former: what is known of the process that has the other grant of this owner; None if there is none.
+    whole: did this very command give the grant a whole lease, or a whole place in the queue? Only then may anybody
+    believe in it, and for so long from when it was *sent*. former: what is known of the process that has the other
+    grant of this owner; None if there is none.
     """
 
     reply: Reply
     sent: float
     now: float
+    whole: bool = False
     former: Fate | None = None
 
 
@@ -125,7 +139,8 @@ class Heard:
 
     now: the time. news: the change stream told that the grant is held. answer: somebody else in this process sent
     the command for us, and this came back. queued_until: until when our entry lives at any rate, as a waiter or as
-    a holder, by the local clock. turn: may it enter the document's queue? cancelled: the wait is to end.
+    a holder, by the local clock. turn: may it enter the document's queue? cancelled: the wait is to end. holder: who
+    has the lock, in words, as far as those know who stand before us.
     """
 
     now: float
@@ -134,6 +149,7 @@ class Heard:
     queued_until: float = 0.0
     turn: Turn = "now"
     cancelled: bool = False
+    holder: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,20 +166,27 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One acquisition: its key, its id, the entry to queue, its terms, and a number for its own renewal.
+    """One acquisition: its key, its id, its terms, and what its entry says besides (see `document.entry`).
 
-    nested: does the caller hold another lock already, so that it may be part of a deadlock? whole: does it need a
-    whole lease from the start, because nobody is going to renew it? pace: how many seconds a place in this queue takes.
+    facts: who asks, for people. nested: does the caller hold another lock already, so that it may be part of a
+    deadlock? whole: does it need a whole lease from the start, because nobody is going to renew it? pace: how many
+    seconds a place in this queue takes.
     """
 
     key: str
     grant: str
-    entry: dict[str, Any]
     terms: Terms
-    beat: int
+    session: str = ""
+    worker: str = ""
+    process: str = ""
+    facts: Mapping[str, str | int] = field(default_factory=dict)
     whole: bool = False
     nested: bool = False
     pace: float = 0.0
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        return entry(self.grant, self.session, self.terms, self.facts, self.worker, process=self.process)
 
     def enter(self, trial: bool) -> Apply:
         return Apply(self.key, Step(ask=self.grant, add=self.entry, trial=trial))
@@ -174,7 +197,7 @@ class Request:
         return Apply(self.key, step)
 
     def confirm(self) -> Apply:
-        return Apply(self.key, Step(ask=self.grant, renew=(self.grant,), beat=self.beat))
+        return Apply(self.key, Step(ask=self.grant, renew=(self.grant,)))
 
     def look(self) -> Look:
         return Look(self.key, self.grant, self.terms.owner)
@@ -246,12 +269,11 @@ def acquire(
         reply, now = answer.reply, answer.now
         if reply.held:
             granted = _granted(reply, answer, request)
-            if granted is not None and isinstance(action, Apply):
+            if granted is not None:
                 return granted
             if isinstance(action, Apply) and action.step.renew:
                 raise LockBackendError("the answer took longer than the lease that it grants", request.key)
-            # Granted by somebody else's command, and too little is left; or seen by a mere look, at a primary that
-            # may be none any more: take it for a whole lease.
+            # Granted by another command, or seen by a mere read: take it for a whole lease.
             action, answer = request.confirm(), None
             continue
         if reply.former is not None and answer.former == "gone":
@@ -295,6 +317,8 @@ def _wait_for_news(request: Request, reply: Reply, deadline: float, now: float, 
     if heard.cancelled:
         yield from leave(request)
         raise LockCancelled(request.key, heard.now - pace.started, reply.holder)
+    if heard.now >= deadline and heard.news is None and heard.answer is None:
+        yield QueueNext(request.key, request.grant)  # a last try, which leaves the queue
     return heard
 
 
@@ -310,15 +334,11 @@ def _refuse_deadlock(request: Request, waited: float) -> Protocol[None]:
 
 
 def _granted(reply: Reply, answer: Answer, request: Request) -> Granted | None:
-    """The grant that *answer* tells of, if enough is left of it to use it."""
-    if reply.left is None or reply.acquired_at is None:
+    """The grant that *answer* tells of, if this command gave it a whole lease, and that is not over yet."""
+    until = answer.sent + request.terms.lease
+    if not answer.whole or reply.acquired_at is None or until <= answer.now:
         return None
-    terms = request.terms
-    until = answer.sent + min(terms.lease, reply.left - terms.margin)
-    is_whole = milliseconds(reply.left) >= milliseconds(terms.term)
-    if until <= answer.now or (not is_whole and until - answer.now < request.enough):
-        return None
-    alone = reply.waiting == 0 and terms.mode == "exclusive" and not terms.hold
+    alone = reply.waiting == 0 and request.terms.mode == "exclusive" and not request.terms.hold
     return Granted(reply.token, reply.acquired_at, until, answer.now, alone)
 
 
@@ -339,7 +359,7 @@ def _persistently(action: Apply | Look, request: Request, now: float, deadline: 
         heard: Heard = yield Pause(request.grant, pause)
         began, now = now, heard.now
         if heard.cancelled:
-            yield from leave(request)
+            yield _removal(request)
             raise LockCancelled(request.key, now - started)
         if now >= deadline and now - began > PROMPT:
             raise failure
@@ -361,6 +381,8 @@ def wait_in_line(request: Request, turn: Turn, deadline: float, now: float) -> P
             return heard
         if heard.cancelled:
             raise LockCancelled(request.key, now - started)
+        if now >= deadline and heard.turn == "behind":
+            raise LockNotAcquired(request.key, now - started, heard.holder)
         if heard.turn == "now" or now >= deadline:
             return heard
         if heard.turn == "next":
@@ -371,13 +393,19 @@ def wait_in_line(request: Request, turn: Turn, deadline: float, now: float) -> P
 
 def leave(request: Request) -> Protocol[None]:
     """Take the grant out of the queue, or give it back if it was granted meanwhile."""
-    yield Apply(request.key, Step(ask=request.grant, remove=(request.grant,), force=True))
+    yield QueueNext(request.key, request.grant)
+    yield _removal(request)
 
 
-def hand_over(request: Request, giver: str, *, stays: bool = False) -> Protocol[Answer | None]:
+def _removal(request: Request) -> Apply:
+    return Apply(request.key, Step(ask=request.grant, remove=(request.grant,), force=True))
+
+
+def hand_over(request: Request, giver: str, *, stays: bool = False, bury: bool = False) -> Protocol[Answer | None]:
     """Give the grant *giver* back and queue *request*, in one command. None if *giver* was not there any more; then
-    nothing was done. stays: it may have a minimum hold."""
-    step = Step(ask=request.grant, add=request.entry, remove=(giver,), force=not stays, given=giver)
+    nothing was done. stays: it may have a minimum hold. bury: a copy of the giver's command may still arrive."""
+    buried = BURIAL if bury else 0
+    step = Step(ask=request.grant, add=request.entry, remove=(giver,), force=not stays, given=giver, bury=buried)
     answer: Answer = yield Apply(request.key, step)
     return answer if answer.reply.found else None
 
@@ -394,9 +422,15 @@ def release(key: str, grant: str, *, alone: bool = False, stays: bool = False, b
     return was_there
 
 
-def extend(key: str, grant: str, lease: int, term: int, beat: int) -> Protocol[Answer]:
+def confirm(request: Request) -> Protocol[bool]:
+    """Ask whether the grant still holds the key, and renew it then."""
+    answer: Answer = yield request.confirm()
+    return answer.reply.held
+
+
+def extend(key: str, grant: str, lease: int, term: int) -> Protocol[Answer]:
     """Push the end of the grant to *lease* milliseconds from now, never nearer. The answer tells if it is held."""
-    answer: Answer = yield Apply(key, Step(ask=grant, renew=(grant,), lease=lease, term=term, beat=beat))
+    answer: Answer = yield Apply(key, Step(ask=grant, renew=(grant,), lease=lease, term=term))
     return answer
 
 

@@ -6,12 +6,14 @@ in any order, and compares every field of the two documents.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from bson.int64 import Int64
+from bson.timestamp import Timestamp
 
-from .document import FAR, FAR_TIMES, SCHEMA
+from .document import FAR, FAR_TIMES, LEAP, MAX_HOLDERS, MAX_TOMBSTONES, SCHEMA
 from .step import PURGE_STEP, Limits, Step
 
 Document = dict[str, Any]
@@ -22,36 +24,63 @@ _COUNTERS = (
 )  # fmt: skip
 
 
-def apply_rule(document: Document | None, step: Step, limits: Limits, now: datetime, clock: str) -> Document | None:
-    """The document as *step* leaves it at the time *now* of the *clock*; None where there is none, nor is one made.
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What the server read when it parsed a command: its wall clock, whose *clock* that is, and the cluster time."""
+
+    now: datetime
+    clock: str = ""
+    cluster_time: Timestamp | None = None
+
+
+def apply_rule(document: Document | None, step: Step, limits: Limits, moment: Moment) -> Document | None:
+    """The document as *step* leaves it, parsed at that *moment*; None where there is none, nor is one made.
 
     *document* is not changed.
     """
     if document is None and not step.upserts:
         return None
-    return _Rule(step, limits, now).apply(document or _blank(now, clock), clock)
+    return _Rule(step, limits, moment, document or _blank(moment)).apply()
 
 
-def _blank(now: datetime, clock: str) -> Document:
+def _blank(moment: Moment) -> Document:
     """What an upsert starts from, without its key."""
     return {
-        "v": SCHEMA, "holders": [], "waiters": [], "graves": [], "token": Int64(_since_1970(now)), "granted": "",
-        "clock": clock, "purge_at": now, **dict.fromkeys(_COUNTERS, Int64(0)),
+        "v": SCHEMA, "holders": [], "waiters": [], "graves": [], "token": Int64(0), "granted": "",
+        "clock": moment.clock, "written_at": moment.now, "cluster_time": moment.cluster_time, "purge_at": moment.now,
+        **dict.fromkeys(_COUNTERS, Int64(0)),
     }  # fmt: skip
 
 
 class _Rule:
     """One application of it; the words are those of `step`."""
 
-    def __init__(self, step: Step, limits: Limits, now: datetime) -> None:
+    def __init__(self, step: Step, limits: Limits, moment: Moment, document: Document) -> None:
         self.step = step
         self.limits = limits
-        self.now = now
+        self.document = document
+        op, before = moment.cluster_time, document.get("cluster_time")
+        self.cluster_time = max((time for time in (op, before) if time is not None), default=None)
+        self.late = op is not None and before is not None and op < before
+        self.foreign = not self.late and self.is_foreign(moment)
+        self.clock = document["clock"] if self.late else moment.clock
+        self.now = document["written_at"] if self.late else moment.now
+        if not (self.late or self.foreign):
+            self.now = max(moment.now, document["written_at"])
 
-    def apply(self, document: Document, clock: str) -> Document:
-        step, foreign = self.step, document["clock"] != clock
-        living = self.living(document["holders"], "term", foreign=foreign)
-        lining = self.living(document["waiters"], "patience", foreign=foreign)
+    def is_foreign(self, moment: Moment) -> bool:
+        """Was the document written by the clock of another primary, or by this one before it was set?"""
+        document, leap = self.document, timedelta(milliseconds=LEAP)
+        together = moment.cluster_time is not None and moment.cluster_time == document.get("cluster_time")
+        return (
+            document["clock"] != moment.clock
+            or moment.now < document["written_at"] - leap
+            or (together and moment.now > document["written_at"] + leap)
+        )
+
+    def apply(self) -> Document:
+        step, document = self.step, self.document
+        living, lining = self.living_holders(), self.living_waiters()
         kept = self.renewed(self.without_removed(living), "term")
         kept = [{**e, "asked": step.caller} if e["grant"] in step.call else e for e in kept]
         queue = [e for e in lining if e["grant"] not in step.remove]
@@ -61,35 +90,48 @@ class _Rule:
             resumes = step.resumes and any(e["grant"] in step.remove for e in living)
             queue = self.with_new(step.add, queue, done, resumes=resumes)
         fitting = self.fitting(kept, queue)
-        granted = [self.granted(e, document["token"] + 1 + place) for place, e in enumerate(queue[:fitting])]
+        first_token = max(document["token"] + 1, _since_1970(self.now))
+        granted = [self.granted(e, first_token + place) for place, e in enumerate(queue[:fitting])]
         waiting = queue[fitting:]
         if step.trial and step.add is not None:
             waiting = [e for e in waiting if e["grant"] != step.add["grant"]]
         stay = {e["grant"] for e in kept}
         ended = [e for e in document["holders"] if e["grant"] not in stay]
-        changed = {**document, "holders": kept + granted, "waiters": waiting, "clock": clock}
+        written = {"clock": self.clock, "written_at": self.now, "cluster_time": self.cluster_time}
+        changed = {**document, "holders": kept + granted, "waiters": waiting, **written}
+        if granted:
+            changed["token"] = granted[-1]["token"]
         return {**changed, **self.ends(changed), **self.counted(document, granted, ended), **self.buried(document)}
 
     def after(self, milliseconds: int) -> datetime:
         return self.now + timedelta(milliseconds=milliseconds)
 
-    def living(self, entries: Entries, length: str, *, foreign: bool) -> Entries:
-        """The entries whose time is not over, with ends that mean something to this clock. *length*: a whole lease.
+    def living_holders(self) -> Entries:
+        """The holders whose time is not over; if the clock is foreign, all of them, each with a whole lease.
 
         One that is only kept for a minimum hold needs no whole lease.
         """
-        living = []
-        for e in entries:
-            whole, gives = self.after(e[length]), foreign and "released" not in e
-            if gives or e["until"] > self.now:
-                living.append({**e, "until": whole} if gives or e["until"] > whole else e)
-        return living
+        living = [e for e in self.document["holders"] if e["until"] > self.now]
+        if not self.foreign:
+            return living
+        return [
+            {**e, "until": min(e["until"], self.after(e["term"])) if "released" in e else self.after(e["term"])}
+            for e in self.document["holders"]
+            if "released" not in e or e["until"] > self.now
+        ]
+
+    def living_waiters(self) -> Entries:
+        """The waiters whose time is not over; if the clock is foreign, all of them, each with a whole place."""
+        waiters: Entries = self.document["waiters"]
+        if not self.foreign:
+            return [e for e in waiters if e["until"] > self.now]
+        return [{**e, "until": self.after(e["patience"]), "since": min(e["since"], self.now)} for e in waiters]
 
     def without_removed(self, holders: Entries) -> Entries:
         """Holders without the removed. One that must stay a while is renewed no more: it only waits for its end."""
         kept = []
         for e in holders:
-            end = e["acquired_at"] + timedelta(milliseconds=e["hold"])
+            end = min(e["acquired_at"], self.now) + timedelta(milliseconds=e["hold"])
             if e["grant"] not in self.step.remove:
                 kept.append(e)
             elif e["hold"] and end > self.now and not self.step.force:
@@ -98,45 +140,60 @@ class _Rule:
 
     def renewed(self, entries: Entries, length: str) -> Entries:
         """The entries, those that the command renews pushed to a whole lease from now and never nearer."""
-        return [self.renew(e, length) if e["grant"] in self.step.renew else e for e in entries]
+        renew = self.step.renew
+        return [self.renew(e, length) if e["grant"] in renew and "released" not in e else e for e in entries]
 
     def renew(self, entry: Document, length: str) -> Document:
         step = self.step
-        return {
-            **entry,
-            "until": max(entry["until"], self.after(max(entry[length], step.term))),
-            "beat": Int64(step.beat),
-            "lease": Int64(max(entry["lease"], step.lease)),
-            "term": Int64(max(entry["term"], step.term)),
-        }
+        until = max(entry["until"], self.after(max(entry[length], step.term)))
+        renewed = {**entry, "until": until, "beat": Int64(step.beat)}
+        if length == "term":
+            renewed["lease"] = Int64(max(entry["lease"], step.lease))
+            renewed["term"] = Int64(max(entry["term"], step.term))
+        elif step.behind:
+            renewed["behind"] = step.behind[step.renew.index(entry["grant"])]
+        return renewed
 
     def with_new(self, new: Document, queue: Entries, done: set[str], *, resumes: bool) -> Entries:
         """The queue with the new entry, unless it is there already, lies under a tombstone, or finds no room.
 
-        resumes: it takes the place of a holder that was removed, and goes to the head, from wherever it stands.
+        It stands where its arrival belongs. resumes: it takes the place of a holder that was removed, and goes to the
+        head, from wherever it stands.
         """
         if new["grant"] in done:
             return queue
         far = min(new["patience"] * FAR_TIMES, new["term"])
         patience = Int64(far if len(queue) >= FAR else new["patience"])
-        entry = {**new, "since": self.now, "patience": patience, "until": self.after(patience)}
+        since = self.now - timedelta(milliseconds=self.step.waited)
+        times = {"since": since, "patience": patience, "until": self.after(patience)}
+        entry = {**new, **times, "beat": Int64(self.step.beat)}
         others = [e for e in queue if e["grant"] != new["grant"]]
         if resumes:
             return [entry, *others]
-        return queue if len(others) < len(queue) or len(queue) >= self.limits.waiters else [*queue, entry]
+        if len(others) < len(queue) or len(queue) + sum(e.get("behind", 0) for e in queue) >= self.limits.waiters:
+            return queue
+        if not self.step.waited:
+            return [*queue, entry]
+        return [
+            *(e for e in queue if e["since"] <= since),
+            entry,
+            *(e for e in queue if e["since"] > since),
+        ]
 
     def fitting(self, kept: Entries, queue: Entries) -> int:
         """How many fit, counted from the head of the queue."""
-        mode = next((e["mode"] for e in (*kept, *queue)), None)
+        kind = next(((e["mode"], e["capacity"]) for e in (*kept, *queue)), None)
         for place, e in enumerate(queue):
-            if e["mode"] != mode or len(kept) + place >= e["capacity"]:
+            if (e["mode"], e["capacity"]) != kind or len(kept) + place >= min(e["capacity"], MAX_HOLDERS):
                 return place
         return len(queue)
 
     def granted(self, entry: Document, token: int) -> Document:
         """The entry as a holder. Unless its holder sees the answer, it knows of no more than its place in the queue."""
-        until = self.after(entry["term"]) if entry["grant"] == self.step.ask else entry["until"]
-        return {**entry, "acquired_at": self.now, "token": Int64(token), "until": until}
+        granted = {**entry, "acquired_at": self.now, "token": Int64(token)}
+        if entry["grant"] != self.step.ask:
+            return granted
+        return {**granted, "until": self.after(entry["term"]), "beat": Int64(self.step.beat)}
 
     def ends(self, document: Document) -> Document:
         """When the last lease ends, and when the document may go."""
@@ -147,12 +204,11 @@ class _Rule:
         return {"expires_at": expires_at, "purge_at": purge_at}
 
     def counted(self, document: Document, granted: Entries, ended: Entries) -> Document:
-        """The token and the statistics; the news."""
+        """The statistics; the news."""
         now = self.now
         waits = [_milliseconds(now - e["since"]) for e in granted]
         holds = [_milliseconds(min(now, e["until"], e.get("released", now)) - e["acquired_at"]) for e in ended]
         more = {
-            "token": len(granted),
             "changes": 1,
             "acquisitions": len(granted),
             # Fewer than none as well: a clock was set back meanwhile.
@@ -176,7 +232,8 @@ class _Rule:
         if not self.step.bury:
             return {}
         old = [e for e in document["graves"] if e["until"] > self.now]
-        return {"graves": old + [{"grant": grant, "until": self.after(self.step.bury)} for grant in self.step.remove]}
+        new = [{"grant": grant, "until": self.after(self.step.bury)} for grant in self.step.remove]
+        return {"graves": (old + new)[-MAX_TOMBSTONES:]}
 
 
 def _milliseconds(span: timedelta) -> int:

@@ -9,12 +9,12 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
-from ..exceptions import LockBackendError, LockError, LockStateError
+from ..exceptions import LockBackendError, LockError, LockQueueFull, LockStateError
 from . import clock, drivers, processes, protocol
-from .document import News, Reply, Terms
+from .document import News, Reply, Terms, milliseconds
 from .free_keys import FreeKeys
 from .grant import CLOSED, TAKEN, Callback, Grant, Guard, Handle, LineKey, State
 from .keeper import Keeper
@@ -31,20 +31,27 @@ from .protocol import (
     Look,
     Pause,
     Protocol,
+    QueueNext,
     Turn,
 )
 from .releases import Release, Releases
-from .senders import Senders
 from .step import Step
 from .store import Found, Store
 from .wakeups import Listener
+from .worker_threads import WorkerThreads
 
 T = TypeVar("T")
 
-#: How many keys one renewal takes.
-BATCH: Final = 1_000
-#: Threads that send commands for coroutines and for the main thread.
-SENDERS: Final = 16
+#: How many keys one renewal takes: after none, one and more failures in a row. So a document that cannot be written
+#: costs the others of its process no more than the time of one command or two.
+BATCHES: Final = (1_000, 32, 1)
+#: Threads that send renewals, each a batch at a time.
+RENEWERS: Final = 8
+#: Threads that send commands for coroutines and for the main thread, and how many of them are kept for releases.
+SENDERS: Final = 24
+FOR_RELEASES: Final = 8
+#: Who has waited for less than this has its place in a queue by when its command comes, in seconds.
+JUST_CAME: Final = 0.05
 
 #: With more waiters than this in one process, its change stream does not rest: to ask all of them costs more.
 CROWD: Final = 64
@@ -108,10 +115,11 @@ class Session:
         self._free_keys = FreeKeys()
         self._mutex = threading.Lock()
         self._keeper = Keeper(self.next_due, self._look_after, self._elsewhere, now)
-        self._senders = Senders(SENDERS)
-        self._settlers = Senders(SETTLERS)
+        self._senders = WorkerThreads(SENDERS, reserved=FOR_RELEASES)
+        self._renewers = WorkerThreads(RENEWERS)
+        self._settlers = WorkerThreads(SETTLERS)
         #: For callbacks, which may take their time: no command waits for them.
-        self._callers = Senders(CALLERS)
+        self._callers = WorkerThreads(CALLERS)
         self._listener = Listener(store, self.id, self._tell, self._expected, self._look, now=now)
         self._look_at = float("inf")
         self._paces: OrderedDict[str, float] = OrderedDict()
@@ -136,19 +144,12 @@ class Session:
         """See run(). A waiting coroutine holds no thread; only a command on its way does."""
         return await drivers.arun(steps, self._asend, self._apause)
 
-    def _send(self, action: Action) -> Any:
-        timeout = self.command_timeout
-        sent = self.now()
+    def _send(self, action: Action, timeout: float | None = None) -> Any:
+        """Carry out *action*, in at most *timeout* seconds (those of the session if not given)."""
+        timeout = self.command_timeout if timeout is None else min(timeout, self.command_timeout)
         match action:
             case Apply(key, step):
-                try:
-                    reply = self._take(key, step, timeout)
-                except LockBackendError:
-                    if step.add is not None and (grant := self._grants.get(step.ask)) is not None:
-                        grant.doubtful = True
-                    raise
-                self._releases.confirmed(self.store.sent_to(), sent)
-                return self._answer(step.ask, reply, sent)
+                return self._apply(key, step, timeout)
             case GiveBack(key, step):
                 return self._remember(action, self.store.give_back(key, step, timeout))
             case GiveBackAlone(key, grant_id):
@@ -156,11 +157,58 @@ class Session:
                 if alone:
                     self._free_keys.given_back(key)
                 return self._remember(GiveBack(key, Step(remove=(grant_id,), force=True)), alone)
+            case QueueNext(key, grant_id):
+                return self._queue_next(key, grant_id, timeout)
             case FindDeadlock(key, grant_id):
                 return self.store.deadlock(key, grant_id, timeout)
             case Look(key, grant_id, owner):
+                sent = self.now()
                 return self._answer(grant_id, self.store.read(key, grant_id, timeout, owner), sent)
         raise TypeError(f"not a command: {action!r}")
+
+    def _apply(self, key: str, step: Step, timeout: float) -> Answer:
+        """Send a step with a number of its own: only what carries that number was given by this very command."""
+        grant, sent = self._grants.get(step.ask), self.now()
+        step = replace(step, beat=self.next_number())
+        if step.add is not None and grant is not None:
+            grant.sent = True
+            step = self._with_arrival(step, step.add, grant, sent)
+        try:
+            reply = self._take(key, step, timeout)
+        except LockBackendError:
+            if step.add is not None and grant is not None:
+                grant.doubtful = True
+            raise
+        self._releases.confirmed(self.store.sent_to(), sent)
+        return self._answer(step.ask, reply, sent, step.beat)
+
+    def _with_arrival(self, step: Step, entry: dict[str, Any], grant: Grant, now: float) -> Step:
+        """The step with how long *grant* has waited, and how many wait behind it here."""
+        if now - grant.began >= JUST_CAME:
+            step = replace(step, waited=milliseconds(now - grant.began))
+        if behind := self._behind(grant):
+            step = replace(step, add={**entry, "behind": behind})
+        return step
+
+    def _behind(self, grant: Grant) -> int:
+        """How many wait in this process behind *grant*, which stands for them in the document."""
+        with self._mutex:
+            line = self._lines.get(grant.line, OrderedDict())
+            return len(line) - 1 if next(iter(line), None) == grant.id else 0
+
+    def _queue_next(self, key: str, grant_id: str, timeout: float) -> None:
+        """See protocol.QueueNext."""
+        grant = self._waiting.get(grant_id)
+        heir = None if grant is None else self.claim(grant)
+        if heir is None:
+            return
+        answer = None
+        try:
+            answer = self._send(heir.request.enter(False), timeout)
+        except LockError as error:
+            log(DEBUG, "the next in line was not queued", key=key, error=error)
+        finally:
+            self.deliver(heir, answer)
 
     def _take(self, key: str, step: Step, timeout: float) -> Reply:
         """Apply the step; if the key is probably free, first in the form that is short for the server."""
@@ -172,20 +220,25 @@ class Session:
             timeout = max(timeout / 2, timeout - (self.now() - started))
         return self.store.apply(key, step, timeout)
 
-    def _answer(self, grant_id: str, reply: Reply, sent: float) -> Answer:
-        """Note for how long a place in the queue is good: if the grant comes by the stream, it is good for as long."""
+    def _answer(self, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
+        """Make the answer to the command of that *number*, and note what it is worth.
+
+        Rule: a belief is made of local time only. The command has given a whole place in the queue, or a whole lease,
+        if its number stands in the entry; that is worth as long as its length, from before the command was *sent*. A
+        read has no number, so it is worth nothing. If the grant comes by the stream, its place is worth as much.
+        """
         former = None if reply.former is None else self.fate(reply.former.process)
-        answer = Answer(reply, sent, self.now(), former)
+        answer = Answer(reply, sent, self.now(), reply.beat == number, former)
         grant = self._grants.get(grant_id)
         if grant is None:
             return answer
         if grant.state is State.WAITING and not reply.held:
             grant.busy, grant.held_by = True, reply.holder or grant.held_by
-        if reply.queued_left is not None:
-            left = min(grant.lease, reply.queued_left - grant.terms.margin)
-            grant.patience = max(grant.patience, left)  # longer than asked for, where the queue was long
-            grant.renewed(sent + left, answer.now)
-            if grant.queued is None and reply.place is not None:
+        if reply.place is not None and answer.whole:
+            length = min(grant.lease, grant.terms.belief_of(reply.patience))
+            grant.patience = max(grant.patience, length)  # longer than asked for, where the queue was long
+            grant.renewed(sent + length, answer.now)
+            if grant.queued is None:
                 grant.queued = reply.place, answer.now
         return answer
 
@@ -197,17 +250,19 @@ class Session:
         return was_there
 
     def _send_elsewhere(self, action: Action) -> Any:
-        return self._senders.call(lambda: self._send(action))
+        send = functools.partial(self._send, action)
+        return self._senders.call(send, self.command_timeout, urgent=_is_release(action))
 
     def _elsewhere(self, call: Callable[[], None]) -> None:
         """Call, but not in the main thread: starting a thread waits for an Event, see `senders`."""
         if threading.current_thread() is threading.main_thread():
-            self._senders.call(call)
+            self._senders.call(lambda _: call(), urgent=True)
         else:
             call()
 
     async def _asend(self, action: Action) -> Any:
-        return await self._senders.acall(lambda: self._send(action))
+        send = functools.partial(self._send, action)
+        return await self._senders.acall(send, self.command_timeout, urgent=_is_release(action))
 
     def _pause(self, pause: Pause) -> Heard:
         grant = self._waiting[pause.grant]
@@ -235,7 +290,11 @@ class Session:
             raise LockStateError("the session was closed while somebody waited in it")
         grant.listens_from = float("inf")
         answer, grant.answer = grant.answer, None
-        return Heard(self.now(), grant.news, answer, grant.queued_until, self._turn(grant), grant.cancelled)
+        turn, first = self._turn(grant)
+        holder = first.held_by if first is not None else grant.held_by
+        # Where the majority confirms by memory alone, news of a grant may be older than what the journals will tell.
+        queued_until = grant.queued_until if self.store.is_journaled else 0.0
+        return Heard(self.now(), grant.news, answer, queued_until, turn, grant.cancelled, holder)
 
     # What wakes a waiter
 
@@ -287,21 +346,29 @@ class Session:
     # The line of those of this process who want the same key
 
     def join(self, grant: Grant, *, trial: bool) -> Turn:
-        """Stand in line for *grant*, unless it is only to be tried. Returns whether it may be asked for now."""
+        """Stand in line for *grant*, unless it is only to be tried. Returns whether it may be asked for now.
+
+        Raises LockQueueFull where the line is as long as any queue may be.
+        """
         with self._mutex:
+            line = self._lines.get(grant.line, OrderedDict())
+            if not trial and len(line) >= self.store.limits.waiters:
+                raise LockQueueFull(grant.key)
             self._waiting[grant.id] = grant
             if not trial:
                 self._lines.setdefault(grant.line, OrderedDict())[grant.id] = grant
-        turn: Turn = "now" if trial else self._turn(grant)
+        turn: Turn = "now" if trial else self._turn(grant)[0]
         grant.busy = turn != "now"
         return turn
 
-    def _turn(self, grant: Grant) -> Turn:
+    def _turn(self, grant: Grant) -> tuple[Turn, Grant | None]:
+        """Where *grant* stands in its line, and who is before it all: the first in line, or who holds the lock here."""
         with self._mutex:
             first = self._first(grant.line)
         if first is not None and first is not grant:
-            return "behind"
-        return "next" if grant.line in self._held_here else "now"
+            return "behind", first
+        held = self._held_here.get(grant.line)
+        return ("now" if held is None else "next"), None
 
     def leave(self, grant: Grant) -> None:
         """Stand in line no more: it is held, or nobody waits for it any longer."""
@@ -327,9 +394,9 @@ class Session:
         return next(iter(line.values())) if line else None
 
     def claim(self, grant: Grant) -> Grant | None:
-        """Who is next in line for the key of *grant*, to hand it over to. Deliver the answer, or that there is none."""
+        """Who is next in line behind *grant*, to hand its key over to. Deliver the answer, or that there is none."""
         with self._mutex:
-            heir = self._first(grant.line)
+            heir = next((other for other in self._lines.get(grant.line, {}).values() if other is not grant), None)
             # Claimed twice, a second command would be on its way after the first has been answered.
             if heir is None or heir.cancelled or heir.claimed:
                 return None
@@ -352,7 +419,8 @@ class Session:
         self, key: str, terms: Terms, worker: object, *, auto_renew: bool = True, max_hold: float | None = None
     ) -> Grant:
         """Make a grant that nobody has heard of yet."""
-        grant_id = f"{self.id}.{self.next_number()}"
+        # The random part: a clone of this machine, or a child that was forked past our notice, makes other ids.
+        grant_id = f"{self.id}.{self.next_number()}-{secrets.token_hex(4)}"
         nested = bool(self._holding.get(worker))
         return Grant(
             grant_id, key, terms, auto_renew=auto_renew, worker=worker, max_hold=max_hold, nested=nested, now=self.now
@@ -429,7 +497,8 @@ class Session:
         is done by the interpreter, and always happens.
         """
         handle = Handle()
-        grant.guard = Guard(handle, self._keeper.hand)
+        # The callback is no Python, which a signal could strike.
+        grant.guard = Guard(handle, self._keeper.bell.put)
         grant.guard.grant = grant
         return handle
 
@@ -527,7 +596,7 @@ class Session:
         for grant in grants:
             grant.users.discard(user)
             if not grant.users and grant.state is State.HELD:
-                self._keeper.hand(grant)
+                self._keeper.bell.put(grant)
 
     def _look_after(self, dropped: list[Grant | Guard]) -> None:
         for item in dropped:
@@ -574,18 +643,14 @@ class Session:
             self._look_at = float("inf")
             self._look()
         for grant in grants:
-            if grant.state is State.LOST or (grant.state is State.HELD and not grant.held):
+            if (guard := grant.guard) is not None and guard() is None:
+                self._unguarded(grant)
+            elif grant.state is State.LOST or (grant.state is State.HELD and not grant.held):
                 self.lost(grant)
             elif grant.state is State.HELD and _has_ended(grant.worker):
                 self._let_go(grant, "its thread has ended")
-        late = [grant for grant in grants if grant.renewable and grant.renew_at <= now]
-        if late:
-            # Take along what would be due before these are again: one command instead of many, from then on too.
-            soon = now + min(grant.length / (6 if grant.failures else 3) for grant in late)
-            due = [grant for grant in grants if grant.renewable and grant.renew_at <= soon]
-            due.sort(key=lambda grant: grant.key)
-            for start in range(0, len(due), BATCH):
-                self._renew(due[start : start + BATCH])
+        for state in (State.HELD, State.WAITING):
+            self._renew_due([grant for grant in grants if grant.state is state and grant.renewable], now)
         for grant_id, open_end in unsettled:
             if open_end.try_at <= now:
                 under_way = self._settlers.submit(functools.partial(self._settle, grant_id))
@@ -593,28 +658,63 @@ class Session:
         if self._releases.look_at <= now:
             self._give_back_again()
 
+    def _renew_due(self, grants: list[Grant], now: float) -> None:
+        """Renew what is late, all of it holders or all of it waiters: nobody's lease waits for somebody's place."""
+        late = [grant for grant in grants if grant.renew_at <= now]
+        if not late:
+            return
+        # Take along what would be due before these are again: one command instead of many, from then on too.
+        soon = now + min(grant.length / 3 for grant in late)
+        for failures, size in enumerate(BATCHES):
+            last = failures == len(BATCHES) - 1
+            due = [
+                grant
+                for grant in grants
+                if grant.renew_at <= (now if grant.failures else soon)
+                and (grant.failures == failures or (last and grant.failures > failures))
+            ]
+            due.sort(key=lambda grant: grant.key)
+            for start in range(0, len(due), size):
+                self._have_renewed(due[start : start + size])
+
+    def _have_renewed(self, grants: list[Grant]) -> None:
+        """Renew a batch in a thread of its own."""
+        for grant in grants:
+            grant.renewing = True
+        if not self._renewers.submit(functools.partial(self._renew, grants)):
+            self._renew(grants)
+
     def _renew(self, grants: list[Grant]) -> None:
         """Renew a batch and tell apart what is gone for good and what may only be late."""
-        number = self.next_number()
-        step = Step(renew=tuple(grant.id for grant in grants), beat=number)
-        sent = self.now()
-        timeout = min(self.command_timeout, *(max(0.1, grant.length / 3) for grant in grants))
+        number, sent = self.next_number(), self.now()
+        behind = tuple(self._behind(grant) for grant in grants)
+        step = Step(
+            renew=tuple(grant.id for grant in grants),
+            beat=number,
+            behind=behind if any(grant.counts or count for grant, count in zip(grants, behind, strict=True)) else (),
+        )
+        shortest = min(grant.length for grant in grants)
+        timeout = min(self.command_timeout, max(shortest / 6, min(1.0, shortest / 3)))
+        found: dict[str, Found] = {}
         try:
             found = self.store.renew(sorted({grant.key for grant in grants}), step, timeout)
         except LockBackendError as error:
             news = any(not grant.failures for grant in grants)
             log(WARNING if news else DEBUG, "renewal failed", grants=len(grants), error=error)
-            found = {}
-        for grant in grants:
-            self._judge(grant, found.get(grant.key), number, sent)
+        finally:
+            for grant, count in zip(grants, behind, strict=True):
+                grant.counts = count > 0
+                self._judge(grant, found.get(grant.key), number, sent)
+                grant.renewing = False
+            self._keeper.see_to(min(grant.renew_at for grant in grants))
 
     def _judge(self, grant: Grant, found: Found | None, number: int, sent: float) -> None:
         beats = {} if found is None else {**found.waiters, **found.holders}
         beat = beats.get(grant.id)
         if beat is not None and beat.number == number:
-            terms = grant.terms
             grant.alone = grant.alone and found is not None and not found.waiters
-            grant.renewed(sent + min(grant.length, beat.left - terms.margin), self.now())
+            # Rule: a belief is made of local time only, of the length that this command has given.
+            grant.renewed(sent + grant.length, self.now())
             if beat.asked is not None and grant.asked is None:
                 self._ask(grant, beat.asked)
         elif grant.state is State.HELD and found is not None and grant.id not in beats and found.token >= grant.token:
@@ -622,7 +722,7 @@ class Session:
             if grant.lose(TAKEN):
                 self.lost(grant)
         else:
-            grant.postpone(self.now())
+            grant.postpone(self.now(), at_once=grant.failures < len(BATCHES) - 1)
         if grant.state is State.WAITING and found is not None:
             if grant.id not in found.waiters:
                 grant.bell.ring()  # granted, and the news was missed; or gone from the queue
@@ -689,9 +789,15 @@ class Session:
                 self._settle(grant_id)
         self._look()
         self._senders.close()
+        self._renewers.close()
         self._settlers.close()
         self._callers.close()
         self.store.close()
+
+
+def _is_release(action: Action) -> bool:
+    """Does it let somebody else in? Then it goes before what asks for a lock."""
+    return isinstance(action, GiveBack | GiveBackAlone) or (isinstance(action, Apply) and bool(action.step.remove))
 
 
 def _has_ended(worker: object) -> bool:

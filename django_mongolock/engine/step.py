@@ -1,21 +1,28 @@
 """The one update that every operation on a lock is: prune, remove, renew, add, grant.
 
 The rule is an aggregation pipeline, evaluated by the primary on the one document of a key, by the primary's own
-clock (``$$NOW``). What a single command wants is passed as the variable ``$$c`` (`Step.arguments`), all of it inside
+clock. What a single command wants is passed as the variable ``$$c`` (`Step.arguments`), all of it inside
 one ``$literal``, so that no string of a caller is ever read as an expression. The pipeline itself is a constant.
+
+The time of a command, ``$$now``, is not simply ``$$NOW``: the server reads that when it parses a command, and may
+write seconds later, after commands that it has parsed since. The cluster time, which the server reads together with
+``$$NOW`` and which never goes back, tells them apart. The document remembers both of its last writer (`written_at`,
+`cluster_time`). A command that was parsed before the last writer is *late*: it is judged by the time of that
+writer. A command that was parsed after it, and whose clock shows an earlier time all the same, tells that the clock
+was set back; then the times in the document are those of a *foreign* clock, as after an election. (The order is
+Lamport's: https://dl.acm.org/doi/10.1145/359545.359563.) So no end is ever brought nearer by a clock alone.
 
 In words:
 
 1. A document that is damaged, or not ours, stays exactly as it is (`_VALID`).
-2. *Prune* holders and waiters whose time is over. Where the document was last written under another primary
-   (`clock`), its times mean nothing to this one: nobody is pruned, and everybody gets a whole lease once. A time
-   further ahead than a whole lease (a clock was set back) is cut to a lease.
+2. *Prune* holders and waiters whose time is over. Where the times in the document are those of a foreign clock, they
+   mean nothing to this one: nobody is pruned, and every end is a whole lease from now.
 3. *Remove* the given grants; leave a tombstone for them if asked, so that a command that was held up on its way
    cannot bring them back. A holder with a minimum hold stays until that is over, unless removed by force.
-4. *Renew* the given grants. A renewal never brings an end nearer: it may have been held up as well.
-5. *Add* the given entry at the end of the queue, unless it is there already or lies under a tombstone. Where the
-   queue is long it lives longer: each renewal costs the server a time that grows with the queue. An entry that
-   *resumes* a removed holder, which was there until now, is put at the head.
+4. *Renew* the given grants, but none that was released already. A renewal never brings an end nearer.
+5. *Add* the given entry to the queue, where its arrival belongs, unless it is there already or lies under a tombstone.
+   Where the queue is long it lives longer: each renewal costs the server a time that grows with the queue. An entry
+   that *resumes* a removed holder, which was there until now, is put at the head.
 6. *Grant*: from the head of the queue, as many as fit. The first that does not fit blocks all behind it.
 7. If this was only a trial, take what was added out of the queue again.
 
@@ -38,12 +45,14 @@ from .document import (
     FAR_TIMES,
     GRANTED_FIELDS,
     LAST_TOKEN,
+    LEAP,
     MAX_ENTRIES,
     MAX_HOLDERS,
+    MAX_TOMBSTONES,
     SCHEMA,
     WAITER_FIELDS,
 )
-from .expressions import Expression, encoded, for_each, from_now, has_types, let, merge, only, size
+from .expressions import Expression, after, encoded, for_each, has_types, let, merge, only, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +73,10 @@ class Step:
     ask: the grant id that the answer is about. add: a new entry (`document.entry`). trial: it must not stay in
     the queue. remove, renew: grant ids. bury: how long the removed ids stay under a tombstone, 0 for not at all.
     force: end a minimum hold too. lease, term: lengthen the lease of the renewed grants to this. beat: the number
-    of the renewal, which it leaves on what it renewed. call: ids of holders that *caller* asks to release the lock.
-    given: apply the step only while this grant holds the lock. resumes: the new entry takes the place of the removed.
+    of the command, which it leaves on each entry that it gives a whole lease or a whole place in the queue: only who
+    finds it there may count on them. call: ids of holders that *caller* asks to release the lock. given: apply the step
+    only while this grant holds the lock. resumes: the new entry takes the place of the removed. waited: how long who
+    asks with the new entry has waited already. behind: for each renewed waiter, how many of its process wait behind it.
     """
 
     ask: str = ""
@@ -82,6 +93,8 @@ class Step:
     call: tuple[str, ...] = ()
     caller: str = ""
     resumes: bool = False
+    waited: int = 0
+    behind: tuple[int, ...] = ()
 
     @property
     def owner(self) -> str | None:
@@ -96,7 +109,7 @@ class Step:
     @property
     def only_adds(self) -> bool:
         """Does it do nothing but add an entry?"""
-        return self.add is not None and not (self.remove or self.renew or self.given)
+        return self.add is not None and not (self.remove or self.renew or self.given or self.waited)
 
     def pipeline(self) -> list[RawBSONDocument]:
         """The command's update."""
@@ -110,17 +123,25 @@ class Step:
             renews=bool(self.renew),
             buries=self.bury > 0,
             calls=bool(self.call),
+            arrived=self.waited > 0,
+            counts=bool(self.behind),
         )
 
-    def arguments(self, limits: Limits, clock: object) -> dict[str, Any]:
-        """The command's ``let``. *clock* names the primary that is going to evaluate it."""
+    def arguments(self, limits: Limits, clock: object, cluster_time: object) -> dict[str, Any]:
+        """The command's ``let``. *clock* names the primary that is going to evaluate it; *cluster_time* is an
+        expression for its cluster time, None where it has none."""
         values: dict[str, Any] = {
             "ask": self.ask,
             "clock": clock,
             "retention": Int64(limits.retention),
+            "beat": Int64(self.beat),
         }
         if self.add is not None:
             values |= {"add": self.add, "waiters": limits.waiters}
+        if self.waited:
+            values["waited"] = Int64(self.waited)
+        if self.behind:
+            values["behind"] = self.behind
         if self.remove:
             values |= {"remove": self.remove, "bury": Int64(self.bury)}
         if self.renew:
@@ -128,11 +149,10 @@ class Step:
                 "renew": self.renew,
                 "lease": Int64(self.lease),
                 "term": Int64(self.term),
-                "beat": Int64(self.beat),
             }
         if self.call:
             values |= {"call": self.call, "caller": self.caller}
-        return {"c": {"$literal": values}}
+        return {"c": {"$literal": values}, "op": cluster_time}
 
 
 #: `purge_at` is moved in steps of this many milliseconds, so that its index stays quiet.
@@ -145,6 +165,7 @@ _IS_BLANK: Expression = {"$eq": ["$$ROOT", {"_id": "$_id"}]}
 #: Is it one that we wrote, and are its fields what they should be, apart from what stands in its arrays?
 SOUND: list[Expression] = [
     has_types("$", DOCUMENT_FIELDS),
+    {"$in": [{"$type": "$cluster_time"}, ["timestamp", "null", "missing"]]},
     {"$eq": ["$v", SCHEMA]},
     {"$lt": ["$token", LAST_TOKEN]},
 ]
@@ -158,29 +179,77 @@ IS_WHOLE: Expression = {
     ]
 }
 
-#: What an upsert starts from. The first token is the server's time, so that tokens go on growing when a document
-#: is made again after a purge: nobody takes one lock a thousand times a second for as long as its document lives.
+#: What an upsert starts from.
 _ZERO = Int64(0)
 _BLANK: dict[str, Expression] = {
-    "_id": "$_id", "v": SCHEMA, "holders": [], "waiters": [], "graves": [], "token": {"$toLong": "$$NOW"},
-    "granted": "", "clock": "$$c.clock", "purge_at": "$$NOW", "changes": _ZERO, "acquisitions": _ZERO,
-    "contended": _ZERO, "lapsed": _ZERO, "waited_ms": _ZERO, "held_ms": _ZERO, "longest_wait_ms": _ZERO,
-    "longest_hold_ms": _ZERO,
+    "_id": "$_id", "v": SCHEMA, "holders": [], "waiters": [], "graves": [], "token": _ZERO, "granted": "",
+    "clock": "$$c.clock", "written_at": "$$NOW", "cluster_time": "$$op", "purge_at": "$$NOW", "changes": _ZERO,
+    "acquisitions": _ZERO, "contended": _ZERO, "lapsed": _ZERO, "waited_ms": _ZERO, "held_ms": _ZERO,
+    "longest_wait_ms": _ZERO, "longest_hold_ms": _ZERO,
 }  # fmt: skip
 
 
-def _living(entries: Expression, length: str) -> Expression:
-    """The entries whose time is not over, with ends that mean something to this clock. *length*: a whole lease.
+def is_late(cluster_time: Expression) -> Expression:
+    """Was the command parsed before the one that left this *cluster_time* in the document?"""
+    return {"$and": ["$$op", {"$lt": ["$$op", cluster_time]}]}
 
-    Who has released the lock and is only kept for a minimum hold needs no whole lease: nothing breaks if the clocks
-    differ, while a job that runs once a day would miss a day after every failover.
-    """
-    whole = from_now(f"$$e.{length}")
-    foreign: Expression = {"$and": ["$$foreign", {"$not": ["$$e.released"]}]} if length == "term" else "$$foreign"
-    return for_each(
-        only(entries, {"$or": [foreign, {"$gt": ["$$e.until", "$$NOW"]}]}),
-        {"$cond": [{"$or": [foreign, {"$gt": ["$$e.until", whole]}]}, merge("$$e", {"until": whole}), "$$e"]},
-    )
+
+#: Was the document written by the clock of another primary, or by this one before it was set? Two commands with one
+#: cluster time were parsed with no write in between, in an order that nobody knows: a leap either way may be a clock
+#: that was set back.
+_IS_FOREIGN: Expression = {
+    "$and": [
+        {"$not": ["$$late"]},
+        {
+            "$or": [
+                {"$ne": ["$$doc.clock", "$$c.clock"]},
+                {"$lt": ["$$NOW", {"$subtract": ["$$doc.written_at", LEAP]}]},
+                {
+                    "$and": [
+                        "$$op",
+                        {"$eq": ["$$op", "$$doc.cluster_time"]},
+                        {"$gt": ["$$NOW", {"$add": ["$$doc.written_at", LEAP]}]},
+                    ]
+                },
+            ]
+        },
+    ]
+}
+#: The time by which the command is judged. A clock that went back by less than a leap stands still for as long.
+_TIME: Expression = {
+    "$switch": {
+        "branches": [
+            {"case": "$$foreign", "then": "$$NOW"},
+            {"case": "$$late", "then": "$$doc.written_at"},
+        ],
+        "default": {"$max": ["$$NOW", "$$doc.written_at"]},
+    }
+}
+
+
+def from_now(milliseconds: Expression) -> Expression:
+    return after("$$now", milliseconds)
+
+
+_IS_OVER: Expression = {"$lte": ["$$e.until", "$$now"]}
+#: Who has released the lock and is only kept for a minimum hold needs no whole lease after an election: nothing breaks
+#: if the clocks differ, while a job that runs once a day would miss a day after every failover.
+_HOLDERS_ANEW: Expression = for_each(
+    only("$$doc.holders", {"$not": [{"$and": ["$$e.released", _IS_OVER]}]}),
+    let(
+        {"whole": from_now("$$e.term")},
+        merge("$$e", {"until": {"$cond": ["$$e.released", {"$min": ["$$e.until", "$$whole"]}, "$$whole"]}}),
+    ),
+)
+#: Who waits keeps the order: nobody who comes from now on is to be put before them.
+_WAITERS_ANEW: Expression = for_each(
+    "$$doc.waiters", merge("$$e", {"until": from_now("$$e.patience"), "since": {"$min": ["$$e.since", "$$now"]}})
+)
+
+
+def _living(entries: Expression, anew: Expression) -> Expression:
+    """The entries whose time is not over; if the clock is foreign, all of them, as they begin *anew*."""
+    return {"$cond": ["$$foreign", anew, only(entries, {"$not": [_IS_OVER]})]}
 
 
 _IS_REMOVED: Expression = {"$in": ["$$e.grant", "$$c.remove"]}
@@ -190,22 +259,29 @@ _IS_ASKED: Expression = {"$eq": ["$$e.grant", "$$c.ask"]}
 
 def _without_removed(holders: Expression) -> Expression:
     """Holders without the removed. One that must stay a while is renewed no more: it only waits for its end."""
-    end = {"$add": ["$$e.acquired_at", "$$e.hold"]}
+    end = {"$add": [{"$min": ["$$e.acquired_at", "$$now"]}, "$$e.hold"]}
     return for_each(
-        only(holders, {"$or": [{"$not": [_IS_REMOVED]}, {"$and": ["$$e.hold", {"$gt": [end, "$$NOW"]}]}]}),
-        {"$cond": [_IS_REMOVED, merge("$$e", {"until": end, "term": "$$e.hold", "released": "$$NOW"}), "$$e"]},
+        only(holders, {"$or": [{"$not": [_IS_REMOVED]}, {"$and": ["$$e.hold", {"$gt": [end, "$$now"]}]}]}),
+        {"$cond": [_IS_REMOVED, merge("$$e", {"until": end, "term": "$$e.hold", "released": "$$now"}), "$$e"]},
     )
 
 
-def _renewed(entries: Expression, length: str) -> Expression:
+def _renewed(entries: Expression, length: str, counts: bool = False) -> Expression:
     """The entries, those that the command renews pushed to a whole lease from now and never nearer."""
-    changes = {
+    is_renewed: Expression = {"$in": ["$$e.grant", "$$c.renew"]}
+    changes: dict[str, Expression] = {
         "until": {"$max": ["$$e.until", from_now({"$max": [f"$$e.{length}", "$$c.term"]})]},
         "beat": "$$c.beat",
-        "lease": {"$max": ["$$e.lease", "$$c.lease"]},
-        "term": {"$max": ["$$e.term", "$$c.term"]},
     }
-    return for_each(entries, {"$cond": [{"$in": ["$$e.grant", "$$c.renew"]}, merge("$$e", changes), "$$e"]})
+    if length == "term":
+        is_renewed = {"$and": [is_renewed, {"$not": ["$$e.released"]}]}
+        changes |= {
+            "lease": {"$max": ["$$e.lease", "$$c.lease"]},
+            "term": {"$max": ["$$e.term", "$$c.term"]},
+        }
+    if counts:
+        changes["behind"] = {"$arrayElemAt": ["$$c.behind", {"$indexOfArray": ["$$c.renew", "$$e.grant"]}]}
+    return for_each(entries, {"$cond": [is_renewed, merge("$$e", changes), "$$e"]})
 
 
 #: How long the new entry lives without renewal.
@@ -216,32 +292,38 @@ _PATIENCE: Expression = {
         "$$c.add.patience",
     ]
 }
-NEW_ENTRY: Expression = [
-    let(
-        {"patience": _PATIENCE},
-        merge("$$c.add", {"since": "$$NOW", "patience": "$$patience", "until": from_now("$$patience")}),
-    )
-]
 
 
-def _with_new(resumes: bool) -> Expression:
+def _new_entry(arrived: bool) -> Expression:
+    """A list of the new entry. *arrived*: who asks with it has waited before."""
+    since: Expression = {"$subtract": ["$$now", "$$c.waited"]} if arrived else "$$now"
+    changes = {"since": since, "patience": "$$patience", "until": from_now("$$patience"), "beat": "$$c.beat"}
+    return [let({"patience": _PATIENCE}, merge("$$c.add", changes))]
+
+
+def _with_new(resumes: bool, arrived: bool) -> Expression:
     """The queue with the new entry, unless it is there already, lies under a tombstone, or finds no room."""
     known = {"$in": ["$$c.add.grant", {"$concatArrays": ["$$kept.grant", "$$queue.grant", "$$doc.graves.grant"]}]}
-    full = {"$gte": [size("$$queue"), "$$c.waiters"]}
-    at_end = {"$cond": [{"$or": [known, full]}, "$$queue", {"$concatArrays": ["$$queue", NEW_ENTRY]}]}
+    full = {"$gte": [{"$add": [size("$$queue"), {"$sum": "$$queue.behind"}]}, "$$c.waiters"]}
+    parts: list[Expression] = ["$$queue", _new_entry(arrived)]
+    if arrived:
+        came_before: Expression = {"$lte": [{"$add": ["$$e.since", "$$c.waited"]}, "$$now"]}
+        parts = [only("$$queue", came_before), parts[1], only("$$queue", {"$not": [came_before]})]
+    in_order = {"$cond": [{"$or": [known, full]}, "$$queue", {"$concatArrays": parts}]}
     if not resumes:
-        return at_end
+        return in_order
     # It may stand in the queue already. Where the removed is not there any more, there is nothing to resume; so the
     # second copy of the command changes nothing.
     done = {"$in": ["$$c.add.grant", {"$concatArrays": ["$$kept.grant", "$$doc.graves.grant"]}]}
     is_there = {"$gt": [size({"$setIntersection": ["$$living.grant", "$$c.remove"]}), 0]}
-    at_head = {"$concatArrays": [NEW_ENTRY, only("$$queue", {"$not": [_IS_NEW]})]}
-    return {"$cond": [{"$and": [is_there, {"$not": [done]}]}, at_head, at_end]}
+    at_head = {"$concatArrays": [_new_entry(arrived), only("$$queue", {"$not": [_IS_NEW]})]}
+    return {"$cond": [{"$and": [is_there, {"$not": [done]}]}, at_head, in_order]}
 
 
-#: How many fit, counted from the head of the queue: the place of the first that does not.
+#: How many fit, counted from the head of the queue: the place of the first that does not. Who has another mode, or
+#: counts on another number of permits, has to wait until all holders are gone.
 _FITTING: Expression = let(
-    {"mode": {"$first": {"$concatArrays": ["$$kept.mode", "$$queued.mode"]}}, "held": size("$$kept")},
+    {"first": {"$ifNull": [{"$first": "$$kept"}, {"$first": "$$queued"}]}, "held": size("$$kept")},
     {
         "$indexOfArray": [
             {
@@ -254,7 +336,8 @@ _FITTING: Expression = let(
                                 {"e": {"$arrayElemAt": ["$$queued", "$$i"]}},
                                 {
                                     "$and": [
-                                        {"$eq": ["$$e.mode", "$$mode"]},
+                                        {"$eq": ["$$e.mode", "$$first.mode"]},
+                                        {"$eq": ["$$e.capacity", "$$first.capacity"]},
                                         {"$lt": [{"$add": ["$$held", "$$i"]}, {"$min": ["$$e.capacity", MAX_HOLDERS]}]},
                                     ]
                                 },
@@ -277,12 +360,10 @@ def _granted(asks: bool) -> Expression:
     that it had as a waiter, until its holder renews it. So a waiter that has died costs the queue no more than it
     would have anyway, and a living one can hold the lock at once, by what it knows of its last renewal.
     """
-    changes = {
-        "acquired_at": "$$NOW",
-        "token": {"$add": ["$$doc.token", Int64(1), "$$i"]},
-    }
+    changes: dict[str, Expression] = {"acquired_at": "$$now", "token": {"$add": ["$$first_token", "$$i"]}}
     if asks:
         changes["until"] = {"$cond": [_IS_ASKED, from_now("$$e.term"), "$$e.until"]}
+        changes["beat"] = {"$cond": [_IS_ASKED, "$$c.beat", "$$e.beat"]}
     return {
         "$map": {
             "input": {"$range": [0, "$$fitting"]},
@@ -293,7 +374,7 @@ def _granted(asks: bool) -> Expression:
 
 
 #: Did its lease end without a release? One that was released and only kept for its minimum hold did not lapse.
-_HAS_LAPSED: Expression = {"$and": [{"$lte": ["$$e.until", "$$NOW"]}, {"$not": ["$$e.released"]}]}
+_HAS_LAPSED: Expression = {"$and": [_IS_OVER, {"$not": ["$$e.released"]}]}
 
 
 def _total(field: str, more: Expression) -> Expression:
@@ -303,14 +384,14 @@ def _total(field: str, more: Expression) -> Expression:
 def _told(asks: bool) -> Expression:
     """News for those who were granted by somebody else's command, for the change stream: see `document.read_news`."""
     others = only("$$granted", {"$not": [_IS_ASKED]}) if asks else "$$granted"
-    fields = ["$$this.grant", " ", {"$toString": "$$this.token"}, " ", {"$toString": {"$toLong": "$$NOW"}}, ";"]
+    fields = ["$$this.grant", " ", {"$toString": "$$this.token"}, " ", {"$toString": {"$toLong": "$$now"}}, ";"]
     news = {"$reduce": {"input": others, "initialValue": "", "in": {"$concat": ["$$value", *fields]}}}
     return {"$cond": [{"$eq": [others, []]}, "$$doc.granted", news]}
 
 
-def purge_time(before: Expression, expires_at: Expression) -> Expression:
-    """When the document may go, if it was *before* until now, and the last lease ends at *expires_at*."""
-    keep = {"$add": [{"$max": ["$$NOW", expires_at]}, "$$c.retention"]}
+def purge_time(now: Expression, before: Expression, expires_at: Expression) -> Expression:
+    """When the document may go, if it was *before* until *now*, and the last lease ends at *expires_at*."""
+    keep = {"$add": [{"$max": [now, expires_at]}, "$$c.retention"]}
     return {"$cond": [{"$gte": [before, keep]}, before, {"$add": [keep, PURGE_STEP]}]}
 
 
@@ -319,11 +400,13 @@ def _result(asks: bool, buries: bool) -> dict[str, Expression]:
     fields = {
         "holders": "$$holders",
         "waiters": "$$waiting",
-        "token": {"$add": ["$$doc.token", "$$fitting"]},
+        "token": {"$cond": ["$$fitting", {"$add": ["$$first_token", "$$fitting", -1]}, "$$doc.token"]},
         "granted": _told(asks),
-        "clock": "$$c.clock",
+        "clock": {"$cond": ["$$late", "$$doc.clock", "$$c.clock"]},
+        "written_at": "$$now",
+        "cluster_time": {"$max": ["$$op", "$$doc.cluster_time"]},
         "expires_at": "$$expires_at",
-        "purge_at": purge_time("$$doc.purge_at", "$$expires_at"),
+        "purge_at": purge_time("$$now", "$$doc.purge_at", "$$expires_at"),
         # So that every command writes: a primary that has lost its majority acknowledges what changes nothing.
         "changes": {"$add": ["$$doc.changes", 1]},
         "acquisitions": {"$add": ["$$doc.acquisitions", "$$fitting"]},
@@ -337,8 +420,8 @@ def _result(asks: bool, buries: bool) -> dict[str, Expression]:
     }
     if buries:
         new = for_each("$$c.remove", {"grant": "$$e", "until": from_now("$$c.bury")})
-        old = only("$$doc.graves", {"$gt": ["$$e.until", "$$NOW"]})
-        fields["graves"] = {"$concatArrays": [old, new]}
+        old = only("$$doc.graves", {"$not": [_IS_OVER]})
+        fields["graves"] = {"$slice": [{"$concatArrays": [old, new]}, -MAX_TOMBSTONES]}
     return fields
 
 
@@ -354,6 +437,8 @@ def _pipeline(
     renews: bool,
     buries: bool,
     calls: bool,
+    arrived: bool,
+    counts: bool,
 ) -> list[RawBSONDocument]:
     """The rule with the parts that such a command needs. Each stage binds variables for those after it."""
     upserts = adds or buries
@@ -363,7 +448,7 @@ def _pipeline(
         kept = only(kept, {"$not": [_IS_REMOVED]}) if force else _without_removed(kept)
         queue = only(queue, {"$not": [_IS_REMOVED]})
     if renews:
-        kept, queue = _renewed(kept, "term"), _renewed(queue, "patience")
+        kept, queue = _renewed(kept, "term"), _renewed(queue, "patience", counts)
     if calls:
         kept = for_each(
             kept, {"$cond": [{"$in": ["$$e.grant", "$$c.call"]}, merge("$$e", {"asked": "$$c.caller"}), "$$e"]}
@@ -371,15 +456,18 @@ def _pipeline(
     waiting = {"$slice": ["$$queued", "$$fitting", {"$add": [size("$$queued"), 1]}]}
     stages: list[dict[str, Expression]] = [
         {"doc": {"$cond": [_IS_BLANK, _BLANK, "$$ROOT"]} if upserts else "$$ROOT"},
-        {"foreign": {"$ne": ["$$doc.clock", "$$c.clock"]}},
-        {"living": _living("$$doc.holders", "term"), "lining": _living("$$doc.waiters", "patience")},
+        {"late": is_late("$$doc.cluster_time")},
+        {"foreign": _IS_FOREIGN},
+        {"now": _TIME},
+        {"living": _living("$$doc.holders", _HOLDERS_ANEW), "lining": _living("$$doc.waiters", _WAITERS_ANEW)},
         {"kept": kept, "queue": queue},
         {
-            "queued": _with_new(resumes) if adds else "$$queue",
+            "queued": _with_new(resumes, arrived) if adds else "$$queue",
             # A difference of sets is found in one go; asking of each holder whether it was kept is not.
             "gone": {"$setDifference": ["$$doc.holders.grant", "$$kept.grant"]},
         },
-        {"fitting": _FITTING},
+        # At least the time, so that tokens go on growing when the document was removed, or an older copy brought back.
+        {"fitting": _FITTING, "first_token": {"$max": [{"$add": ["$$doc.token", 1]}, {"$toLong": "$$now"}]}},
         {"granted": _granted(asks)},
         {
             "holders": {"$concatArrays": ["$$kept", "$$granted"]},
@@ -388,9 +476,9 @@ def _pipeline(
         },
         {
             "expires_at": {"$max": "$$holders.until"},
-            "waits": for_each("$$granted", {"$subtract": ["$$NOW", "$$e.since"]}),
+            "waits": for_each("$$granted", {"$subtract": ["$$now", "$$e.since"]}),
             "holds": for_each(
-                "$$ended", {"$subtract": [{"$min": ["$$NOW", "$$e.until", "$$e.released"]}, "$$e.acquired_at"]}
+                "$$ended", {"$subtract": [{"$min": ["$$now", "$$e.until", "$$e.released"]}, "$$e.acquired_at"]}
             ),
         },
     ]
@@ -410,7 +498,7 @@ _ANSWER: dict[str, Expression] = {
     "mine": {"$first": only("$holders", _IS_ASKED)},
     "place": {"$indexOfArray": ["$waiters.grant", "$$c.ask"]},
     "queued": {"$first": only("$waiters", _IS_ASKED)},
-    "waiting": size("$waiters"),
+    "waiting": {"$add": [size("$waiters"), {"$sum": "$waiters.behind"}]},
     "first_end": {"$min": "$holders.until"},
     "holder": {"$first": "$holders"},
 }

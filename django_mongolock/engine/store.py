@@ -10,7 +10,6 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, Protocol
 
@@ -38,14 +37,15 @@ Document = dict[str, Any]
 RELEASE_CONCERN = WriteConcern(w=1, j=True)
 #: Where nobody waits, nobody has to be shown anything.
 UNNOTICED = WriteConcern(w=1, j=False)
-MAJORITY = WriteConcern(w="majority")
+#: With the journal, also where the replica set is set to confirm by memory alone.
+MAJORITY = WriteConcern(w="majority", j=True)
 
 #: How long the server keeps a read of the change stream open when there is nothing to tell, in milliseconds.
 MOST_AWAIT = 5_000
 
 #: The change stream keeps a connection busy all the time, and each command that waits for one delays the renewals.
 #: So however few connections the project allows its own client, in OPTIONS or in the URI, ours may open more.
-LEAST_CONNECTIONS: Final = 20
+LEAST_CONNECTIONS: Final = 50
 
 #: A duplicate key from two upserts that raced (the server repeats them itself, but need not), a limit on time.
 _PASSING = {11000, 262}
@@ -63,7 +63,17 @@ class _Clock:
     """Stands in a command for the clock that is going to evaluate it; filled in when the command is encoded."""
 
 
+class _ClusterTime:
+    """Stands in a command for the cluster time, where the server has one; filled in when the command is encoded."""
+
+
 CLOCK = _Clock()
+CLUSTER_TIME = _ClusterTime()
+
+
+def arguments(step: Step, limits: Limits) -> Document:
+    """The ``let`` of a command."""
+    return step.arguments(limits, CLOCK, CLUSTER_TIME)
 
 
 class _ClockEncoder(TypeEncoder):
@@ -83,16 +93,21 @@ class _ClockEncoder(TypeEncoder):
 
     def select(self, servers: Sequence[ServerDescription]) -> Sequence[ServerDescription]:
         """The client's `server_selector`: changes nothing, remembers the choice."""
-        self._seen.election = servers[0].election_id if len(servers) == 1 else None
+        self._seen.server = servers[0] if len(servers) == 1 else None
         return servers
 
-    def transform_python(self, value: object) -> str:
-        election = getattr(self._seen, "election", None)
-        if election is None and self.client is not None:
+    def server(self) -> ServerDescription | None:
+        """Where this thread's command goes to."""
+        server: ServerDescription | None = getattr(self._seen, "server", None)
+        if (server is None or server.election_id is None) and self.client is not None:
             # A single server without discovery: no selection is made, and its clock is the only one.
             known = list(self.client.topology_description.server_descriptions().values())
-            election = known[0].election_id if len(known) == 1 else None
-        return str(election or "")
+            return known[0] if len(known) == 1 else server
+        return server
+
+    def transform_python(self, value: object) -> str:
+        server = self.server()
+        return str((server and server.election_id) or "")
 
     def sent_to(self) -> str:
         """The name of the primary that this thread's last command went to; empty if the server tells of none."""
@@ -104,6 +119,19 @@ class _ClockEncoder(TypeEncoder):
             return ""
         servers = self.client.topology_description.server_descriptions().values()
         return next((str(server.election_id) for server in servers if server.is_writable and server.election_id), "")
+
+
+class _ClusterTimeEncoder(TypeEncoder):
+    """Asks for the cluster time of the server that a command goes to. A standalone server has none."""
+
+    python_type = _ClusterTime
+
+    def __init__(self, clock: _ClockEncoder) -> None:
+        self._clock = clock
+
+    def transform_python(self, value: object) -> object:
+        server = self._clock.server()
+        return None if server is not None and server.server_type_name == "Standalone" else "$$CLUSTER_TIME"
 
 
 @dataclass(frozen=True)
@@ -166,6 +194,14 @@ class Store(Protocol):
     def primary(self) -> str:
         """Which primary there is today; empty if none is known. Costs no command."""
 
+    @property
+    def limits(self) -> Limits:
+        """What is the same for every command."""
+
+    @property
+    def is_journaled(self) -> bool:
+        """Does what the majority has survive a crash of the majority? As far as it is known."""
+
     def close(self) -> None:
         """Disconnect."""
 
@@ -180,6 +216,8 @@ class MongoStore:
         self.config = config
         self._clock = _ClockEncoder()
         self._opening = threading.Lock()
+        #: Does what the majority has survive a crash of the majority? Found out when the change stream is opened.
+        self.is_journaled = True
         #: Writes what happens to the locks; None if that is not wanted.
         self.history = History(self) if config.history else None
 
@@ -213,7 +251,7 @@ class MongoStore:
             # that is none comes with replacements. One such document must not cost the others their renewal.
             options: CodecOptions[Document] = CodecOptions(
                 tz_aware=True,
-                type_registry=TypeRegistry([self._clock]),
+                type_registry=TypeRegistry([self._clock, _ClusterTimeEncoder(self._clock)]),
                 datetime_conversion=DatetimeConversion.DATETIME_AUTO,
                 unicode_decode_error_handler="replace",
             )
@@ -265,7 +303,7 @@ class MongoStore:
         collection = self.collection
         command = {
             "findAndModify": self.config.collection,
-            "let": step.arguments(self.config.limits, CLOCK),
+            "let": arguments(step, self.config.limits),
             "new": True,
             "writeConcern": MAJORITY.document,
             **command,
@@ -297,7 +335,7 @@ class MongoStore:
         where = {"_id": {"$eq": key}, "holders.grant": {"$in": step.remove}}
         try:
             with pymongo.timeout(timeout):
-                result = collection.update_one(where, step.pipeline(), let=step.arguments(self.config.limits, CLOCK))
+                result = collection.update_one(where, step.pipeline(), let=arguments(step, self.config.limits))
         except PyMongoError as error:
             raise self._problem(error, key, timeout) from _bare(error)
         return result.matched_count == 1
@@ -342,27 +380,15 @@ class MongoStore:
             "$or": [{"holders.grant": {"$in": step.renew}}, {"waiters.grant": {"$in": step.renew}}],
             **{name: {"$type": "array"} for name in ("holders", "waiters", "graves")},
         }
-        entry = {"grant": 1, "beat": 1, "until": 1, "asked": 1}
-        fields = {"holders": entry, "waiters": entry, "token": 1, "now": "$$NOW"}
+        entry = {"grant": 1, "beat": 1, "asked": 1}
+        fields = {"holders": entry, "waiters": entry, "token": 1}
         try:
             with pymongo.timeout(timeout):
-                collection.update_many(where, step.pipeline(), let=step.arguments(self.config.limits, CLOCK))
+                collection.update_many(where, step.pipeline(), let=arguments(step, self.config.limits))
                 found = list(collection.find({"_id": {"$in": list(keys)}}, fields, batch_size=len(keys) + 1))
-        except WriteError as error:
-            if len(keys) == 1 or error.timeout:
-                raise self._problem(error, None, timeout) from _bare(error)
-            return self._renew_halves(keys, step, timeout)
         except PyMongoError as error:
             raise self._problem(error, None, timeout) from _bare(error)
         return {document["_id"]: read_found(document) for document in found}
-
-    def _renew_halves(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
-        """Renew again where one document stopped the update: the grants in the others must not suffer from it."""
-        found: dict[str, Found] = {}
-        for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
-            with contextlib.suppress(LockBackendError):
-                found |= self.renew(half, step, timeout)
-        return found
 
     def deadlock(self, key: str, grant: str, timeout: float) -> Cycle | None:
         """The cycle of waits that the waiter *grant* is part of, seen twice: then it is none of the past."""
@@ -379,6 +405,11 @@ class MongoStore:
                 return None
             seen.append(frozenset(wait.grant for wait in cycle.waits))
         return cycle if seen[0] == seen[1] else None
+
+    @property
+    def limits(self) -> Limits:
+        """What is the same for every command."""
+        return self.config.limits
 
     def sent_to(self) -> str:
         """Which primary this thread's last command went to."""
@@ -402,6 +433,7 @@ class MongoStore:
             },
             {"$project": {"updateDescription.updatedFields.granted": 1, "fullDocument.granted": 1}},
         ]
+        self.is_journaled = confirms_by_journal(self.client)
         return self.collection.watch(pipeline, max_await_time_ms=MOST_AWAIT)
 
     def diagnose(self, key: str, timeout: float = 5.0) -> None:
@@ -454,11 +486,10 @@ class MongoStore:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """How a renewal found one grant: the number of its last renewal, the seconds until its end, and who asks for its
+    """How a renewal found one grant: the number of the command that gave it its present lease, and who asks for its
     release."""
 
     number: int
-    left: float
     asked: str | None = None
 
 
@@ -472,7 +503,7 @@ class Found:
 
 
 def read_found(document: Document) -> Found:
-    """Read what a renewal found: a document, or as much of one as there is, with the server's time in `now`."""
+    """Read what a renewal found: a document, or as much of one as there is."""
     token = document.get("token")
     return Found(token if isinstance(token, int) else 0, _beats(document, "holders"), _beats(document, "waiters"))
 
@@ -482,13 +513,22 @@ def _beats(document: Document, field: str) -> dict[str, Beat]:
     beats: dict[str, Beat] = {}
     for entry in entries if isinstance(entries, list) else ():
         match entry:
-            case {"grant": str(grant), "beat": int(number), "until": datetime() as until} if type(grant) is str:
+            case {"grant": str(grant), "beat": int(number)} if type(grant) is str:
                 asked = entry.get("asked")
-                left = (until - document["now"]).total_seconds()
-                beats[grant] = Beat(number, left, tidy_fact(asked) if isinstance(asked, str) else None)
+                beats[grant] = Beat(number, tidy_fact(asked) if isinstance(asked, str) else None)
             case {"grant": str(grant)} if type(grant) is str:  # bson.Code is a str, and cannot be hashed
-                beats[grant] = Beat(0, 0.0)
+                beats[grant] = Beat(0)
     return beats
+
+
+def confirms_by_journal(client: MongoClient[Document]) -> bool:
+    """Does the majority of the replica set have in its journals what it confirms? Yes, where we may not ask: that is
+    what a replica set does unless it is told otherwise."""
+    try:
+        config = client.admin.command("replSetGetConfig")["config"]
+    except OperationFailure:
+        return True
+    return bool(config.get("writeConcernMajorityJournalDefault", True))
 
 
 def tls_problem(error: Exception | None) -> str | None:

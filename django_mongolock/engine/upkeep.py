@@ -23,7 +23,7 @@ from .logs import INFO, log
 from .patterns import EVERY_KEY, KeyMatch
 from .processes import fate
 from .step import IS_WHOLE, Step
-from .store import CLOCK, MongoStore
+from .store import MongoStore, arguments
 from .survey import RELEASED, Seen, asking, latest, survey
 
 Document = dict[str, Any]
@@ -88,7 +88,7 @@ def _apply(store: MongoStore, keys: Sequence[str], which: Which, clock: str, tim
         result = store.collection.update_many(
             {"$and": [mine, which.query()]},
             step.pipeline(),
-            let=step.arguments(store.config.limits, CLOCK),
+            let=arguments(step, store.config.limits),
             hint="_id_",  # left to itself, the server goes through all stale locks for every batch
         )
     return result.modified_count
@@ -137,7 +137,7 @@ def force_release(
             {"_id": {"$eq": key}, "holders.grant": {"$in": list(grants)}, "$expr": IS_WHOLE},
             step.pipeline(),
             {**fields, "now": "$$NOW"},
-            let=step.arguments(store.config.limits, CLOCK),
+            let=arguments(step, store.config.limits),
             return_document=ReturnDocument.BEFORE,
         )
     if before is None:

@@ -339,7 +339,7 @@ def test_a_forked_child_has_threads_of_its_own(make: Callable[..., Ground]) -> N
     ground = make("model")
     with ground.lock.hold((ground.add(1), 1), "exporting", final="exported"):
         pass
-    assert len(senders._senders) > 0
+    assert len(senders._threads) > 0
     id_ = ground.add(1)
     child = os.fork()
     if not child:

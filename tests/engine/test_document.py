@@ -59,7 +59,7 @@ def document(**changes: Any) -> dict[str, Any]:
     )
     return {
         "_id": "k", "v": 1, "holders": [holder()], "waiters": [waiter()], "graves": [], "clock": "c", "token": Int64(5),
-        "granted": "", "purge_at": NOW, **dict.fromkeys(counters, Int64(0)), **changes,
+        "granted": "", "written_at": NOW, "purge_at": NOW, **dict.fromkeys(counters, Int64(0)), **changes,
     }  # fmt: skip
 
 
@@ -206,15 +206,17 @@ def test_no_document_is_a_free_lock() -> None:
 
 
 def test_a_reply_tells_how_a_grant_stands() -> None:
-    """Times are counted from the server's own moment, so no other clock takes part."""
+    """P4: what it says of times is for timers and people; no more than a whole lease, whatever the clocks say."""
     ends = NOW + timedelta(seconds=10)
     raw = {"now": NOW, "mine": holder(beat=3), "place": -1, "waiting": 2, "first_end": ends, "holder": holder()}
     reply = read_reply("k", raw)
-    assert (reply.left, reply.token, reply.beat, reply.place, reply.waiting) == (10.0, 5, 3, None, 2)
+    assert (reply.token, reply.beat, reply.place, reply.waiting) == (5, 3, None, 2)
     assert reply.first_end == 10.0
     assert reply.held
+    set_back = read_reply("k", {**raw, "first_end": NOW + timedelta(hours=1)})
+    assert set_back.first_end == holder()["term"] / 1000
     queued = read_reply("k", {**raw, "mine": None, "place": 0})
-    assert (queued.held, queued.free, queued.place, queued.left) == (False, False, 0, None)
+    assert (queued.held, queued.free, queued.place) == (False, False, 0)
 
 
 @pytest.mark.parametrize("name", ["mine", "holder"])

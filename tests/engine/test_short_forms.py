@@ -44,7 +44,7 @@ def test_a_key_that_was_left_free_is_taken_in_the_short_form(lock: LockMaker, co
         with lock() as mine:
             assert mine.held
             tokens.append(mine.fencing_token)
-    assert tokens == list(range(tokens[0], tokens[0] + 3))
+    assert tokens == sorted(set(tokens))
     assert sent(commands) == ["whole", "LEAVE_ALONE", "TAKE_FREE", "LEAVE_ALONE", "TAKE_FREE", "LEAVE_ALONE"]
 
 
