@@ -42,9 +42,9 @@ from .worker_threads import WorkerThreads
 
 T = TypeVar("T")
 
-#: How many keys one renewal takes: after none, one and more failures in a row. So a document that cannot be written
-#: costs the others of its process no more than the time of one command or two.
-BATCHES: Final = (1_000, 32, 1)
+#: How many keys one renewal takes. One that did not get through is made again key by key: so a document that cannot be
+#: written costs the others of its process no more than the time of one command.
+BATCH: Final = 1_000
 #: Threads that send renewals, each a batch at a time.
 RENEWERS: Final = 8
 #: Threads that send commands for coroutines and for the main thread, and how many of them are kept for releases.
@@ -250,8 +250,8 @@ class Session:
         return was_there
 
     def _send_elsewhere(self, action: Action) -> Any:
-        send = functools.partial(self._send, action)
-        return self._senders.call(send, self.command_timeout, urgent=_is_release(action))
+        send, withdrawn = functools.partial(self._send, action), self._about_to_send(action)
+        return self._senders.call(send, self.command_timeout, urgent=_is_release(action), on_withdrawn=withdrawn)
 
     def _elsewhere(self, call: Callable[[], None]) -> None:
         """Call, but not in the main thread: starting a thread waits for an Event, see `senders`."""
@@ -261,8 +261,16 @@ class Session:
             call()
 
     async def _asend(self, action: Action) -> Any:
-        send = functools.partial(self._send, action)
-        return await self._senders.acall(send, self.command_timeout, urgent=_is_release(action))
+        send, withdrawn = functools.partial(self._send, action), self._about_to_send(action)
+        return await self._senders.acall(send, self.command_timeout, urgent=_is_release(action), on_withdrawn=withdrawn)
+
+    def _about_to_send(self, action: Action) -> Callable[[], object] | None:
+        """Note that the grant which *action* adds may be on its way from now on; return what takes that back."""
+        grant = self._grants.get(action.step.ask) if isinstance(action, Apply) and action.step.add else None
+        if grant is None or grant.sent:
+            return None
+        grant.sent = True
+        return functools.partial(setattr, grant, "sent", False)
 
     def _pause(self, pause: Pause) -> Heard:
         grant = self._waiting[pause.grant]
@@ -367,8 +375,7 @@ class Session:
             first = self._first(grant.line)
         if first is not None and first is not grant:
             return "behind", first
-        held = self._held_here.get(grant.line)
-        return ("now" if held is None else "next"), None
+        return ("next" if grant.line in self._held_here else "now"), None
 
     def leave(self, grant: Grant) -> None:
         """Stand in line no more: it is held, or nobody waits for it any longer."""
@@ -665,17 +672,13 @@ class Session:
             return
         # Take along what would be due before these are again: one command instead of many, from then on too.
         soon = now + min(grant.length / 3 for grant in late)
-        for failures, size in enumerate(BATCHES):
-            last = failures == len(BATCHES) - 1
-            due = [
-                grant
-                for grant in grants
-                if grant.renew_at <= (now if grant.failures else soon)
-                and (grant.failures == failures or (last and grant.failures > failures))
-            ]
-            due.sort(key=lambda grant: grant.key)
-            for start in range(0, len(due), size):
-                self._have_renewed(due[start : start + size])
+        due = [grant for grant in grants if grant.renew_at <= soon and not grant.failures]
+        due.sort(key=lambda grant: grant.key)
+        for start in range(0, len(due), BATCH):
+            self._have_renewed(due[start : start + BATCH])
+        for grant in late:
+            if grant.failures:
+                self._have_renewed([grant])
 
     def _have_renewed(self, grants: list[Grant]) -> None:
         """Renew a batch in a thread of its own."""
@@ -693,8 +696,7 @@ class Session:
             beat=number,
             behind=behind if any(grant.counts or count for grant, count in zip(grants, behind, strict=True)) else (),
         )
-        shortest = min(grant.length for grant in grants)
-        timeout = min(self.command_timeout, max(shortest / 6, min(1.0, shortest / 3)))
+        timeout = min(self.command_timeout, *(max(0.1, grant.length / 3) for grant in grants))
         found: dict[str, Found] = {}
         try:
             found = self.store.renew(sorted({grant.key for grant in grants}), step, timeout)
@@ -722,7 +724,7 @@ class Session:
             if grant.lose(TAKEN):
                 self.lost(grant)
         else:
-            grant.postpone(self.now(), at_once=grant.failures < len(BATCHES) - 1)
+            grant.postpone(self.now(), at_once=not grant.failures)
         if grant.state is State.WAITING and found is not None:
             if grant.id not in found.waiters:
                 grant.bell.ring()  # granted, and the news was missed; or gone from the queue

@@ -86,7 +86,7 @@ class WorkerThreads:
                     raise _not_ended(_seconds(timeout))
             return entry.outcome()
         finally:
-            pass
+            entry.withdraw()
 
     async def acall(
         self,

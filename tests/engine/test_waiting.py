@@ -1012,7 +1012,7 @@ def test_a_line_may_change_while_somebody_looks_at_it(session: Session, in_threa
 
     threads = [in_thread(come_and_go) for _ in range(4)]
     while clock.now() < end:
-        assert session._turn(first) == ("now", first)
+        assert session._turn(first) == ("now", None)
     for thread in threads:
         thread.join(5)
     session.leave(first)

@@ -213,6 +213,46 @@ def test_no_call_is_left_lying(new_threads: Callable[..., WorkerThreads]) -> Non
     assert len(threads._slots) == 2
 
 
+def test_closing_does_what_reserved_threads_left(new_threads: Callable[..., WorkerThreads]) -> None:
+    """A reserved thread that came first has left the call to the others, which make it before they end."""
+    threads = new_threads(2, reserved=1)
+    hold, done = Hold(threads, 1), list[str]()
+    threads.call(lambda left: None, LONG, urgent=True)
+    threads.submit(lambda: done.append("left"))
+    assert eventually(lambda: threads._tickets.qsize() == 0 and threads._idle)
+    threads.close()
+    assert eventually(lambda: threads._tickets.qsize() == 1 and not threads._idle)
+    hold.let_go()
+    assert eventually(lambda: done == ["left"])
+
+
+def test_a_call_that_comes_while_a_slot_is_held_in_vain(
+    new_threads: Callable[..., WorkerThreads], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread has the only slot for a call that is withdrawn under its hands; another thread finds no slot for the
+    next one, and goes: the first one has to look again."""
+    threads = new_threads(2, reserved=1)
+    assert threads.call(lambda left: True, LONG)
+    hold = Hold(threads, 1)
+    threads.call(lambda left: None, LONG, urgent=True)  # both threads have started
+    hold.let_go()
+    assert eventually(lambda: len(threads._idle) == 2)
+    first, done = worker_threads._first, list[str]()
+    withdrawn = worker_threads._Submitted(lambda left: None, threads._others)
+
+    def in_vain(lane: worker_threads.Lane) -> worker_threads._Entry | None:
+        monkeypatch.setattr(worker_threads, "_first", first)
+        withdrawn.withdraw()
+        found = first(lane)
+        threads.submit(lambda: done.append("next"))
+        assert eventually(lambda: threads._tickets.qsize() == 0 and len(threads._idle) == 1)
+        return found
+
+    monkeypatch.setattr(worker_threads, "_first", in_vain)
+    assert threads._enter(withdrawn)
+    assert eventually(lambda: done == ["next"])
+
+
 # Deadlines
 
 
