@@ -1,0 +1,53 @@
+"""Several processes, so to speak: sessions that the server can tell from one another."""
+
+import uuid
+from typing import Any
+
+from django_mongolock.engine.document import Terms
+from django_mongolock.engine.locks import MongoLock, Options
+from django_mongolock.engine.session import Session
+from django_mongolock.engine.store import MongoStore, StoreConfig
+from tests.engine.waiters import InThread, Waiter
+
+DATABASE = "mongolock_tests"
+
+
+class Party:
+    """One process, which the server knows by its `appname`. *client* are more arguments of MongoClient."""
+
+    def __init__(self, uri: str, collection: str, timeout: float = 5.0, **client: Any) -> None:
+        self.appname = f"test-{uuid.uuid4().hex}"
+        arguments = {"host": uri, "appname": self.appname, "heartbeatFrequencyMS": 500, **client}
+        self.session = Session(MongoStore(StoreConfig(arguments, DATABASE, collection)), timeout)
+
+    def lock(self, terms: Terms, key: str = "k", *, wait: float = 60, renew: bool = True) -> MongoLock:
+        return MongoLock(lambda: self.session, (key,), Options(terms, wait, auto_renew=renew))
+
+
+class Parties:
+    """Makes such processes, which all use one collection, and threads that wait in them; ends all of them."""
+
+    def __init__(self, uri: str, collection: str, in_thread: InThread, timeout: float = 5.0, **client: Any) -> None:
+        self._uri = uri
+        self._collection = collection
+        self._in_thread = in_thread
+        self._options = {"timeout": timeout, **client}
+        self._made: list[Party] = []
+        self._waiters: list[Waiter] = []
+
+    def new(self, **options: Any) -> Party:
+        """One more process."""
+        self._made.append(Party(self._uri, self._collection, **{**self._options, **options}))
+        return self._made[-1]
+
+    def waiter(self, lock: MongoLock) -> Waiter:
+        """A thread that waits for *lock*, and then keeps it until it is told to let go, at the latest in the end."""
+        self._waiters.append(Waiter(self._in_thread, lock))
+        return self._waiters[-1]
+
+    def close(self) -> None:
+        """End all of them. Who waits still is told so."""
+        for waiter in self._waiters:
+            waiter.let_go()
+        for party in self._made:
+            party.session.close()
