@@ -1,0 +1,123 @@
+"""A minimum hold ends when it was to end: a renewal that comes after the release leaves it alone (F64)."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pymongo.collection import Collection
+
+from django_mongolock.engine.document import Terms, entry
+from django_mongolock.engine.locks import MongoLock
+from django_mongolock.engine.memory import MemoryServer, MemoryStore
+from django_mongolock.engine.step import Limits, Step
+from django_mongolock.engine.store import MongoStore, Store
+from tests.engine.conftest import Commands, Document, LockMaker
+from tests.waiting import eventually
+
+Read = Callable[[], Document]
+
+#: The hold is longer than the lease, as that of a job is which runs once a day.
+HELD = Terms(lease=3, margin=1, patience=3, hold=60)
+TIMEOUT = 10.0
+#: How long the server holds up a renewal, in milliseconds: less than a third of the lease, after which it times out.
+DELAY = 700
+
+
+@pytest.fixture(params=["mongodb", "memory"])
+def twin(request: pytest.FixtureRequest, store: MongoStore, collection: Collection[Document]) -> tuple[Store, Read]:
+    """Both that carry the rule out: a store, and what reads the only holder of the key "k" from it."""
+    if request.param == "mongodb":
+        return store, lambda: only_holder(collection.find_one({"_id": "k"}))
+    server = MemoryServer()
+    return MemoryStore(server, Limits()), lambda: only_holder(server.documents["k"])
+
+
+def only_holder(document: Document | None) -> Document:
+    assert document is not None
+    (holder,) = document["holders"]
+    return dict(holder)
+
+
+#: The renewals that may be on their way when the lock is given back: that of the keeper, and an extension.
+RENEWALS: dict[str, dict[str, Any]] = {"renewal": {}, "extension": {"lease": 90_000, "term": 99_000}}
+
+
+@pytest.mark.parametrize("kind", RENEWALS)
+@pytest.mark.parametrize("way", ["one", "in bulk"])
+def test_a_renewal_after_the_release_leaves_the_end_alone(twin: tuple[Store, Read], way: str, kind: str) -> None:
+    """F64: the entry of a released lock is the same, to the millisecond, after a renewal that was on its way."""
+    store, read = twin
+    store.apply("k", Step(ask="g", add=entry("g", "s", HELD, {})), TIMEOUT)
+    store.give_back("k", Step(remove=("g",)), TIMEOUT)
+    released = read()
+    time.sleep(0.05)  # so that an end that is counted from now is another one
+    renewal = Step(ask="g" if way == "one" else "", renew=("g",), beat=7, **RENEWALS[kind])
+    if way == "one":
+        store.apply("k", renewal, TIMEOUT)
+    else:
+        store.renew(["k"], renewal, TIMEOUT)
+    assert read()["until"] - released["acquired_at"] == timedelta(seconds=HELD.hold)
+    assert read() == released
+
+
+@pytest.mark.parametrize("kind", RENEWALS)
+def test_others_get_it_when_it_was_to_end(kind: str) -> None:
+    """F64: with the clock of the rule in Python, which a test can move: refused a moment before, granted after it."""
+    server = MemoryServer()
+    store = MemoryStore(server, Limits())
+    store.apply("k", Step(ask="g1", add=entry("g1", "s", HELD, {})), TIMEOUT)
+    server.advance(3)
+    store.apply("k", Step(ask="g1", renew=("g1",), beat=1), TIMEOUT)
+    server.advance(2)
+    store.give_back("k", Step(remove=("g1",)), TIMEOUT)
+    store.renew(["k"], Step(renew=("g1",), beat=2, **RENEWALS[kind]), TIMEOUT)
+    server.advance(54)
+    assert not store.apply("k", Step(ask="g2", add=entry("g2", "s", HELD, {}), trial=True), TIMEOUT).held
+    server.advance(1.5)
+    assert store.apply("k", Step(ask="g3", add=entry("g3", "s", HELD, {}), trial=True), TIMEOUT).held
+
+
+def test_a_renewal_of_many_renews_the_others(twin: tuple[Store, Read]) -> None:
+    """F64: what was released stays as it is; whoever else is in the same renewal is renewed."""
+    store, _ = twin
+    shared = Terms("shared", 5, lease=2, margin=1, patience=2, hold=60)
+    for name in ("g1", "g2"):
+        store.apply("k", Step(ask=name, add=entry(name, "s", shared, {})), TIMEOUT)
+    store.give_back("k", Step(remove=("g1",)), TIMEOUT)
+    found = store.renew(["k"], Step(renew=("g1", "g2"), beat=7), TIMEOUT)["k"].holders
+    assert found["g2"].number == 7
+    assert found["g1"].number == 0
+
+
+def test_a_keeper_that_is_late_does_not_lengthen_the_hold(
+    lock: LockMaker, failpoint: Callable[..., None], commands: Commands, entries: Callable[..., list[Any]]
+) -> None:
+    """F64: the server holds the keeper's renewal up until the lock has been given back; the hold ends as it was to."""
+    mine = lock(terms=HELD).acquire()
+    failpoint(["update"], times=1, blockConnection=True, blockTimeMS=DELAY)
+    commands.clear()
+    assert eventually(lambda: "update" in commands.names)
+    mine.release()
+    time.sleep(DELAY / 1000 + 0.3)  # it has arrived by now
+    (kept,) = entries()
+    assert kept["until"] - kept["acquired_at"] == timedelta(seconds=HELD.hold)
+
+
+def test_no_hold_is_lengthened_in_the_race_of_keeper_and_release(
+    lock: LockMaker, collection: Collection[Document], commands: Commands
+) -> None:
+    """F64: three hundred locks are given back while their keeper renews them: each hold lasts as long as it was to."""
+    terms = Terms(lease=3, margin=10, patience=3, hold=600)
+    locks = [lock(f"k{number:03}", terms=terms).acquire() for number in range(300)]
+    commands.clear()
+    assert eventually(lambda: "update" in commands.names)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(MongoLock.release, reversed(locks)))  # the renewal goes by the order of the keys
+    time.sleep(1)
+    holders = [holder for document in collection.find() for holder in document["holders"]]
+    spans = [holder["until"] - holder["acquired_at"] for holder in holders]
+    lengthened = [span.total_seconds() for span in spans if span != timedelta(seconds=600)]
+    assert (len(spans), lengthened) == (300, [])
