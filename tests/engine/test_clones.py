@@ -1,0 +1,138 @@
+"""Clones of a process: a virtual machine that was paused, copied, and goes on twice (F79).
+
+Everything in memory is the same in both: the session's id, its counter, the process's id, the state of `random`. What
+the system gives (`os.urandom`) is not. That a clone goes on believing in what it held when the copy was made is the
+limit that P9 names.
+"""
+
+import asyncio
+import json
+import random
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pymongo.collection import Collection
+
+from django_mongolock.engine.document import Terms
+from django_mongolock.engine.locks import MongoLock
+from django_mongolock.engine.session import Session
+from django_mongolock.exceptions import LockDeadlock, LockNotAcquired
+from tests.engine.conftest import Document, LockMaker, make_lock
+from tests.engine.faces import Face
+from tests.engine.processes import ROOT
+from tests.engine.waiters import InThread, Waiter
+from tests.waiting import eventually
+
+Entries = Callable[..., list[Any]]
+Clones = tuple[Session, Session]
+
+CALM = Terms(lease=60, margin=1, patience=60)
+
+
+@pytest.fixture
+def clones(new_session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch) -> Clones:
+    """Two sessions with the same id and counter, as two clones of a machine have them."""
+    with monkeypatch.context() as patch:
+        patch.setattr(secrets, "token_hex", lambda length=32: "5a" * length)
+        first, second = new_session(), new_session()
+    assert first.id == second.id
+    return first, second
+
+
+def take(session: Session, *keys: str, **options: Any) -> MongoLock:
+    """A lock of a clone, which is asked for in the state that `random` has in both."""
+    random.seed(79)
+    return make_lock(session, *keys, **{"terms": CALM, **options})
+
+
+def test_their_grants_have_different_ids(clones: Clones, face: Face, entries: Entries) -> None:
+    """F79: the first grant after the copy was made, and those after it."""
+    ids: list[set[str]] = []
+    for session in clones:
+        ids.append(set())
+        for _ in range(5):
+            with face.block(take(session)):
+                ids[-1] |= {e["grant"] for e in entries()}
+    assert [len(found) for found in ids] == [5, 5]
+    assert ids[0] & ids[1] == set()
+
+
+def test_they_exclude_each_other(clones: Clones, face: Face) -> None:
+    """F79, P1: who asks for what its clone holds is refused, rather than being taken for the same one."""
+    mine, theirs = (take(session) for session in clones)
+    face.acquire(mine)
+    token = mine.fencing_token
+    assert not face.try_acquire(theirs), f"both hold it: {mine}, {theirs}"
+    assert mine.held
+    assert face.release(mine)
+    assert face.try_acquire(theirs)
+    assert theirs.fencing_token > token
+    assert face.release(theirs)
+
+
+def test_they_wait_behind_each_other(clones: Clones, other: LockMaker, in_thread: InThread, entries: Entries) -> None:
+    """F79, P1, P5: two clones that wait for a third have a place each, and get it one after the other."""
+    holder, waiters = other(terms=CALM).acquire(), []
+    try:
+        for number, session in enumerate(clones):
+            waiters.append(Waiter(in_thread, take(session, wait=30)))
+            assert eventually(lambda number=number: len(entries()) == number + 2, 3), f"{entries()}"  # type: ignore[misc]
+        holder.release()
+        first, second = waiters
+        assert first.end().has_it
+        assert not eventually(lambda: second.done, 0.5)
+        first.let_go()
+        assert second.end().has_it
+        assert second.lock.fencing_token > first.lock.fencing_token
+    finally:
+        holder.release()
+        for waiter in waiters:
+            waiter.let_go()
+
+
+async def test_what_one_gave_up_is_not_refused_to_the_other(
+    clones: Clones, other: LockMaker, collection: Collection[Document]
+) -> None:
+    """F79, F17: the tombstone of a clone's command that was given up does not lie on the other one's."""
+    first, second = clones
+
+    def field(name: str) -> list[Any]:
+        return list((collection.find_one({"_id": "k"}) or {})[name])
+
+    async with other(terms=CALM):
+        task = asyncio.create_task(take(first, wait=None).aacquire())
+        assert await asyncio.to_thread(eventually, lambda: field("waiters"))
+        task.cancel()
+        assert await asyncio.to_thread(eventually, lambda: field("graves") and not field("waiters"))
+    async with take(second, wait=2) as mine:
+        assert mine.held
+
+
+def test_their_threads_are_not_the_same(clones: Clones) -> None:
+    """F79, P5: one clone waits for what the other's thread of that name holds: that is no deadlock."""
+    first, second = clones
+    with take(first, "b"), take(second, "a"), pytest.raises(LockNotAcquired) as caught:
+        take(second, "b", wait=2.5).acquire()
+    assert not isinstance(caught.value, LockDeadlock), str(caught.value)
+
+
+def test_copies_of_a_whole_process(collection: Collection[Document]) -> None:
+    """F79: a process with a session that has not been used yet is copied, and nobody in it is told: all their ids
+    differ, though each takes itself for the one process that there was."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engine.clone", collection.name],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    one, two = (json.loads(line) for line in done.stdout.splitlines())
+    assert one["random"] == two["random"], "they are no copies"
+    assert len(one["grants"]) == len(two["grants"]) == 20
+    same = set(one["grants"]) & set(two["grants"])
+    assert same == set(), f"{len(same)} of 20 ids are the same"
