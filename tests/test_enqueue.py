@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from celery import Celery
-from celery.signals import task_revoked
+from celery import Celery, states
+from celery.signals import task_postrun, task_prerun, task_revoked
 
 from django_mongolock import mongo_lock
 from django_mongolock.contrib.celery import enqueue_once
 from django_mongolock.contrib.enqueue import HEADER, once_key
 from django_mongolock.exceptions import LockBackendError
+from tests.forking import FORKS, in_child
 from tests.looking import document, held_elsewhere, holder, holders, new_key
 
 app = Celery("enqueue_tests", broker="memory://", backend="cache+memory://", set_as_current=False)
@@ -93,6 +96,29 @@ def test_revoked() -> None:
     task_revoked.send(sender=export, request=request, terminated=False, signum=None, expired=True)
     assert holders(key) == []
     assert holders(other)
+
+
+class TestForks:
+    """What a task of this process holds, in a child that it forks."""
+
+    pytestmark: ClassVar = FORKS
+
+    @pytest.mark.parametrize("state", [states.SUCCESS, states.RETRY])
+    def test_the_end_of_the_task(self, state: str) -> None:
+        """F63: that the child comes to the end of the task, or to its next try, is not the end for the parent."""
+        key = new_key()
+        result, _ = enqueue_once(export, key=key)
+        task = SimpleNamespace(
+            name=export.name, request=SimpleNamespace(headers={HEADER: [key, 3_600, None]}, delivery_info={})
+        )
+        ended = partial(task_postrun.send, sender=export, task_id=result.id, task=task, state=state, retval=None)
+        task_prerun.send(sender=export, task_id=result.id, task=task)
+        (before,) = holders(key)
+        assert before["pid"] == os.getpid()
+        in_child(ended)
+        assert holders(key) == [before]
+        ended()
+        assert [each["process"] for each in holders(key)] == ([] if state == states.SUCCESS else ["nobody"])
 
 
 def test_a_key_that_somebody_else_uses() -> None:

@@ -69,7 +69,7 @@ def park_held(lock: MongoLock, terms: Terms, facts: Mapping[str, str | int]) -> 
     if session is None or len(grants) != 1:
         raise LockStateError("a lock on one key that is acquired can be parked")
     (grant,) = grants
-    if not grant.held:
+    if not lock.held:  # lost, or a parent's, which is not ours to park
         lock.release()
         return None
     try:
