@@ -8,9 +8,10 @@ request; who holds the lock is told by the grant, which is made of the user, the
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
@@ -20,9 +21,10 @@ from django.utils.crypto import salted_hmac
 from ..backends.base import get_backend
 from ..conf import get_settings
 from ..context import BROWSER
+from ..engine import clock
 from ..engine.document import MAX_KEY_BYTES, Reply, Terms, check_key, entry, milliseconds, tidy_fact
 from ..engine.logs import INFO, log
-from ..engine.protocol import Apply, Look, Protocol
+from ..engine.protocol import Answer, Apply, Look, Protocol
 from ..engine.session import Session
 from ..engine.step import Step
 from ..exceptions import LockBackendError, LockDocumentError
@@ -47,7 +49,7 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class Editor:
-    """Who holds an edit lock. Times are by the server's clock.
+    """Who holds an edit lock. Times are by the server's clock, for people.
 
     since: when it was taken. seen: the last beat. until: when it ends without another. token: the fencing token,
     which tells this editor from later ones. beats: has there been a beat? asks: who asks him to finish.
@@ -64,16 +66,37 @@ class Editor:
 
 
 @dataclass(frozen=True, slots=True)
+class Belief:
+    """Until when a tab has the lock at any rate: one lease, counted by the local clock from before a command was sent
+    that is known to have taken or renewed it. What is only seen, by whatever clock, makes it no longer. It is of the
+    process *pid*, and true until then."""
+
+    until: float = 0.0
+    now: Callable[[], float] = clock.now
+    pid: int = 0
+
+    def __bool__(self) -> bool:
+        return self.pid == os.getpid() and self.now() < self.until
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
-    """How an edit lock stands: who holds it at the time *now*, if anybody; or why that cannot be told (`problem`)."""
+    """How an edit lock stands: who holds it at the time *now* of the server, if anybody; or why that cannot be told
+    (`problem`)."""
 
     editor: Editor | None = None
     now: datetime | None = None
     problem: str = ""
+    belief: Belief = field(default=Belief(), repr=False)
 
     @property
     def held(self) -> bool:
-        """Does this tab hold the lock?"""
+        """Does this tab hold the lock? Not any more when its lease is over without another beat."""
+        return self.is_mine and bool(self.belief)
+
+    @property
+    def is_mine(self) -> bool:
+        """Does the lock document say that this tab holds the lock? See `held`."""
         return self.editor is not None and self.editor.who == "mine"
 
     @property
@@ -108,7 +131,8 @@ def new_tab() -> str:
 
 
 class EditLock:
-    """The edit lock *key*, as the tab *tab* of *person* sees it. Make one for each request.
+    """The edit lock *key*, as the tab *tab* of *person* sees it. Make one for each request, and in a forked child one
+    of its own: its parent's sends nothing there.
 
     Nothing here waits for another editor. Where MongoDB does not answer, the standing tells the `problem`; nothing is
     raised. Whoever lost the lock learns it by his next beat: check what is saved by its version as well.
@@ -130,9 +154,11 @@ class EditLock:
         self._stored = check_key(key, get_settings().KEY_PREFIX)
         self._facts = facts or {}
         self._using = using
+        self._pid = os.getpid()
+        self._belief = Belief()
 
     def take(self) -> Standing:
-        """Take the lock if it is free. Once for each tab: what a page has released it does not take again."""
+        """Take the lock if it is free; keep it if it is this tab's. What a tab has released it does not take again."""
         return self._run(self._take())
 
     async def atake(self) -> Standing:
@@ -141,11 +167,11 @@ class EditLock:
 
     def beat(self) -> Standing:
         """Keep the lock for another lease, if it is still there."""
-        return self._run(self._apply(self._renewal()))
+        return self._run(self._beat())
 
     async def abeat(self) -> Standing:
         """See beat()."""
-        return await self._arun(self._apply(self._renewal()))
+        return await self._arun(self._beat())
 
     def look(self) -> Standing:
         """Tell who has it; change nothing."""
@@ -186,27 +212,31 @@ class EditLock:
         text = "\n".join((self.person.id, self._stored, self.tab if tab is None else tab))
         return salted_hmac(SALT, text, algorithm="sha256").hexdigest()[:32] + ".1"
 
-    def _renewal(self) -> Step:
-        terms, grant = self._terms(), self._grant()
-        lease, term = milliseconds(terms.lease), milliseconds(terms.term)
-        return Step(ask=grant, renew=(grant,), lease=lease, term=term, beat=1)
-
     def _terms(self) -> Terms:
         margin = get_settings().margin(self.lease)
         return Terms(lease=self.lease, margin=margin, patience=self.lease, owner=self.person.owner)
 
-    def _entry(self) -> dict[str, Any]:
+    def _entry(self, mark: int) -> dict[str, Any]:
         grant = self._grant()
         facts = {"label": "edit lock", "host": BROWSER, "user": self.person.name, **self._facts}
         tidy = {name: tidy_fact(value) for name, value in facts.items() if value}
-        return entry(grant, grant.partition(".")[0], self._terms(), {**tidy, "editor": tidy_fact(self.person.id)})
+        own: dict[str, str | int] = {**tidy, "editor": tidy_fact(self.person.id), "mark": mark}
+        return entry(grant, grant.partition(".")[0], self._terms(), own)
+
+    def _beat(self) -> Protocol[Standing]:
+        terms, grant, mark = self._terms(), self._grant(), _new_mark()
+        lease, term = milliseconds(terms.lease), milliseconds(terms.term)
+        standing = yield from self._apply(Step(ask=grant, renew=(grant,), lease=lease, term=term, beat=mark), mark)
+        return standing
 
     def _take(self, former: str = "") -> Protocol[Standing]:
-        grant = self._grant()
-        step = Step(ask=grant, add=self._entry(), trial=True)
+        grant, mark, before = self._grant(), _new_mark(), self._belief
+        step = Step(ask=grant, add=self._entry(mark), trial=True)
         if former:
             step = replace(step, remove=(former,), force=True, resumes=True)
-        standing = yield from self._apply(step)
+        standing = yield from self._apply(step, mark)
+        if standing.is_mine and self._belief is before:
+            standing = yield from self._beat()  # it was this tab's already, for what is left of an earlier lease
         return standing
 
     def _take_over(self, token: int) -> Protocol[Standing]:
@@ -221,7 +251,7 @@ class EditLock:
 
     def _look(self) -> Protocol[Standing]:
         answer = yield Look(self._stored, self._grant())
-        return self._read(answer.reply)
+        return self._read(answer.reply)  # what was believed before is believed on, and no longer
 
     def _release(self) -> Protocol[Standing]:
         grant = self._grant()
@@ -229,12 +259,17 @@ class EditLock:
         standing = yield from self._apply(step)
         return standing
 
-    def _apply(self, step: Step) -> Protocol[Standing]:
-        answer = yield Apply(self._stored, step)
+    def _apply(self, step: Step, mark: int = 0) -> Protocol[Standing]:
+        answer: Answer = yield Apply(self._stored, step)
+        mine = answer.reply.mine
+        # By its mark it is known that this very command has taken or renewed the lock.
+        if mine is not None and mark in (mine.get("mark"), mine.get("beat")):
+            self._belief = Belief(answer.sent + self.lease, self._session().now, self._pid)
         return self._read(answer.reply)
 
     def _read(self, reply: Reply) -> Standing:
         holder = reply.mine or reply.theirs
+        # For people, by the server's clock: whoever acts on it sends a command, by which the server decides.
         if holder is None or reply.now is None or holder["until"] <= reply.now:
             return Standing(None, reply.now)
         editor = Editor(
@@ -247,7 +282,7 @@ class EditLock:
             beats="beat" in holder,
             asks=holder.get("asked"),
         )
-        return Standing(editor, reply.now)
+        return Standing(editor, reply.now, belief=self._belief)
 
     def _who(self, holder: Mapping[str, Any]) -> Who:
         if holder["grant"] == self._grant():
@@ -271,7 +306,14 @@ class EditLock:
             return _problem(error)
 
     def _session(self) -> Session:
+        if self._pid != os.getpid():
+            raise LockBackendError("a forked child has no part in the edit locks of its parent", passing=False)
         return get_backend(self._using).session()
+
+
+def _new_mark() -> int:
+    """By what a command knows its own write again; nobody else makes the same, nor does a copy of this process."""
+    return 1 + secrets.randbits(48)
 
 
 def _problem(error: LockBackendError | LockDocumentError) -> Standing:

@@ -29,7 +29,7 @@ def state(standing: Standing, *, had: bool = False) -> str:
         return away()
     if standing.held:
         return _("You are editing this. Until you save or leave, others can read it and not change it.")
-    if standing.editor is None:
+    if standing.editor is None or standing.is_mine:
         return _free(had=had)
     name = who(standing.editor)
     if not had:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django.contrib.auth.models import User
@@ -19,6 +20,7 @@ from django_mongolock.engine import upkeep
 from django_mongolock.testing import override_locks
 from testproject.shop.models import Order
 from tests.editing.conftest import set_locks
+from tests.forking import FORKS, in_child
 from tests.lock_documents import Locks
 from tests.lock_fixtures import WITH_MONGO, Commands
 from tests.looking import new_key
@@ -124,6 +126,100 @@ def test_without_a_beat_it_ends(do: Do, key: str, settings: Settings) -> None:
     standing = do(anna, "beat")
     assert standing.editor
     assert standing.editor.name == "ben"
+
+
+def until_let_in(do: Do, other: EditLock) -> None:
+    """Wait until *other* is let in, with a moment in which it need not be looked at what the one before believes."""
+    assert eventually(lambda: do(other, "take").held, 20)
+
+
+def test_held_ends_before_another_is_let_in(do: Do, key: str, settings: Settings) -> None:
+    """F62: whoever goes on for longer than its lease knows by its own clock that it has the lock no more."""
+    set_locks(settings, EDIT_LEASE=2)
+    mine = do(EditLock(key, ANNA), "take")
+    assert mine.held
+    until_let_in(do, EditLock(key, BEN))
+    assert not mine.held
+
+
+def test_taken_twice(do: Do, key: str, settings: Settings) -> None:
+    """F62: a tab that asks for what it has keeps it for another lease from then on, and believes no more than that."""
+    set_locks(settings, EDIT_LEASE=2)
+    anna = EditLock(key, ANNA)
+    first = do(anna, "take")
+    time.sleep(1.9)
+    again = do(EditLock(key, ANNA, anna.tab), "take")
+    assert again.held
+    assert again.editor
+    assert first.editor
+    assert again.editor.token == first.editor.token
+    until_let_in(do, EditLock(key, BEN))
+    assert not again.held
+
+
+def test_a_look_makes_no_belief_longer(do: Do, key: str, settings: Settings, locks: Locks) -> None:
+    """F62: not where another primary's clock makes the lock look as if it lasted, nor for who has not renewed it."""
+    set_locks(settings, EDIT_LEASE=2)
+    anna = EditLock(key, ANNA)
+    assert do(anna, "take").held
+    locks.collection.update_one({"_id": key}, [{"$set": {"holders": _AN_HOUR_LATER}}])
+    stranger = do(EditLock(key, ANNA, anna.tab), "look")
+    assert stranger.editor
+    assert (stranger.editor.who, stranger.held) == ("mine", False)
+    time.sleep(2.1)
+    looked = do(anna, "look")
+    assert looked.editor
+    assert (looked.editor.who, looked.held) == ("mine", False)
+    assert do(anna, "beat").held
+
+
+#: The holders of a document as a primary may have left them whose clock was an hour ahead.
+_AN_HOUR_LATER = {
+    "$map": {
+        "input": "$holders",
+        "as": "e",
+        "in": {"$mergeObjects": ["$$e", {"until": {"$add": ["$$e.until", 3_600_000]}}]},
+    }
+}
+
+
+class TestForks:
+    """An edit lock is the tab's, for the time of a request: what that forks has nothing to do with it."""
+
+    pytestmark: ClassVar = FORKS
+
+    @pytest.mark.parametrize("name", ["take", "beat", "look", "release", "take_over", "succeed"])
+    def test_a_child(self, do: Do, key: str, locks: Locks, name: str) -> None:
+        """F63: nothing is sent for the parent's tab, and it is told that this cannot be known."""
+        anna, ben = EditLock(key, ANNA), EditLock(key, BEN)
+        mine = do(anna, "take")
+        assert mine.editor
+        arguments: dict[str, tuple[Any, ...]] = {"take_over": (mine.editor.token,), "succeed": (anna.tab,)}
+        before = locks.collection.find_one({"_id": key})
+
+        def go_on() -> None:
+            assert not mine.held
+            for lock in (anna, ben):
+                standing = do(lock, name, *arguments.get(name, ()))
+                assert "forked child" in standing.problem
+                assert not standing.held
+                assert not standing.free
+
+        in_child(go_on)
+        assert locks.collection.find_one({"_id": key}) == before
+        assert do(anna, "beat").held
+
+    def test_a_child_with_locks_of_its_own(self, do: Do, key: str) -> None:
+        """F63: a fresh one is the child's; for the tab that has the lock as well, whoever knows its name."""
+        anna = EditLock(key, ANNA)
+        do(anna, "take")
+
+        def go_on() -> None:
+            assert not do(EditLock(key, BEN), "take").held
+            assert do(EditLock(key, ANNA, anna.tab), "beat").held
+
+        in_child(go_on)
+        assert do(anna, "release").free
 
 
 def test_away(do: Do, key: str, away: None) -> None:
