@@ -1,4 +1,5 @@
-"""What was seen of the locks, for programs. Moments in ISO 8601, by the server's clock."""
+"""What was seen of the locks, for programs that show it. Moments in ISO 8601, by the server's clock, and so are the
+lengths between them: nobody holds a lock, or waits, by what is told here."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ class DocumentHeld(LockNotAcquired):
     """Another flow holds the document.
 
     holder: which. since: since when, by the server's clock (None: the document does not say). state: what it does.
-    retry_after: seconds until the document is stale, if its holder has died.
+    retry_after: seconds until the document is stale, if its holder has died: an advice, `stale_after` at most.
     """
 
     def __init__(  # noqa: PLR0917 - as they pickle

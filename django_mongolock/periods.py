@@ -62,6 +62,7 @@ def once_per(
     period = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
     if period <= timedelta():
         raise TypeError("@once_per needs the period of the schedule: @once_per(hours=24), @once_per('a:{b}', days=1)")
+    # The server judges by its own clock, in the command of who comes next, whether the period is over.
     options: dict[str, Any] = {"min_hold": period.total_seconds() * PART, "lease": lease, "using": using}
     return functools.partial(_decorate, KeyTemplate(template) if template is not None else None, options)
 

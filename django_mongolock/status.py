@@ -14,7 +14,7 @@ from .engine.members import Servers, servers
 from .engine.overview import Overview, longest_wait, overview
 from .engine.patterns import starting
 
-#: Longer than this nobody waits who does not have to, in seconds.
+#: Longer than this nobody waits who does not have to, in seconds: for people, by the server's clock.
 LONG_WAIT: Final = 60.0
 #: Clocks that are further apart than this are not being set right, in seconds.
 FAR_APART: Final = 1.0

@@ -111,6 +111,7 @@ def _facts(task_id: str, task_name: str) -> dict[str, str | int]:
 
 
 def _delay(countdown: float | None, eta: datetime | None) -> float:
+    """For how long a task is not to begin yet. An eta is a moment of the wall clock of this machine, for Celery too."""
     if eta is not None:
         aware = eta if eta.tzinfo is not None else eta.replace(tzinfo=UTC)
         return max(0.0, (aware - datetime.now(UTC)).total_seconds())

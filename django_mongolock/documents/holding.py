@@ -60,6 +60,7 @@ class HeldDocument(Generic[D]):
         self.pending: str = dig(document, fields.state)
         #: Grows with every acquisition and every change: what an external service can compare.
         self.version: int = int(dig(document, fields.version))
+        #: Since when, by the server's clock: for people.
         self.since = aware(dig(document, fields.time))
         #: The state in which the block ends if nothing goes wrong.
         self.final = final
@@ -72,6 +73,7 @@ class HeldDocument(Generic[D]):
         self._numbers = itertools.count(1)
         #: The ids that may stand in the document: the one that is known to, and those whose fate is not known.
         self._attempts = [claim.attempt]
+        # By the local clock: from before the command was sent that is known, by its id, to have set the time.
         self._deadline = sent + desk.rules.stale_after
 
     def __repr__(self) -> str:
@@ -91,8 +93,8 @@ class HeldDocument(Generic[D]):
 
     @property
     def remaining(self) -> float:
-        """Seconds for which it is not stale at any rate; 0 when it has ended. By a local clock, counted from before the
-        command was sent."""
+        """Seconds for which it is not stale at any rate; 0 when it has ended. By the local clock, counted from before
+        the command was sent; what judges it is the server's, which must not be set forward meanwhile."""
         return 0.0 if self.ended is not None else max(0.0, self._deadline - clock.now())
 
     # What may be done to it
@@ -203,7 +205,7 @@ class HeldDocument(Generic[D]):
         self._check()
         sent = clock.now()
         yield from self._write({}, {self._desk.rules.fields.time: "$$NOW"})
-        self._deadline = sent + self._desk.rules.stale_after
+        self._deadline = sent + self._desk.rules.stale_after  # see __init__: _write has made sure that it was our write
 
     def _write(self, changes: Mapping[str, Any], more: Document) -> Steps[None]:
         """Write, if the document is still as we left it. By the id of this very write it is found out whether it was

@@ -183,6 +183,7 @@ def why_not(target: Target, id_: Any, version: int, document: Document | None) -
         return DocumentDamaged(target.name, id_, seen.damage)
     if seen.version != version:
         return DocumentChanged(target.name, id_, version, seen.version)
+    # An advice, by the server's clock: whoever asks then is judged anew.
     after = max(0.0, target.rules.stale_after - seen.age) if seen.since else 0.0
     return DocumentHeld(target.name, id_, seen.holder or "somebody who was quicker", seen.state, seen.since, after)
 
@@ -195,7 +196,8 @@ def is_available(rules: Rules, owner: str, document: Document) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """How the lock of one document stands. age: for how many seconds it has been held, by the server's clock."""
+    """How the lock of one document stands. since, and age, for how many seconds it has been held: for people, by the
+    server's clock. It may be another server's by now, so an age below 0 is none. Nothing is believed by them."""
 
     id: Any
     version: int = 0
@@ -220,7 +222,7 @@ def look_at(rules: Rules, document: Mapping[str, Any]) -> Seen:
     if version >= LAST_VERSION:
         return Seen(id_, damage=f"its field {fields.version!r} is too large for a version")
     since, now = aware(time), aware(document.get("mongolock_now"))
-    age = (now - since).total_seconds() if since and now else 0.0
+    age = max(0.0, (now - since).total_seconds()) if since and now else 0.0
     return Seen(id_, int(version), holder or None, state, since, dig(document, fields.attempt), age)
 
 

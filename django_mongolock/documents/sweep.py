@@ -25,8 +25,8 @@ class StuckDocument:
     """A pending document that somebody has held for longer than the lock allows.
 
     id, version: as a retry job needs them. holder: who. state: its pending state. failed: the state that it gets.
-    since: since when it is held. seconds: for how long, by the server's clock. damage: why it cannot be judged, and
-    is left as it is; empty otherwise.
+    since: since when it is held. seconds: for how long; both are for people, by the server's clock. damage: why it
+    cannot be judged, and is left as it is; empty otherwise.
     """
 
     id: Any

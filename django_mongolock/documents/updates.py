@@ -154,7 +154,8 @@ class Stuck:
     ids: Sequence[Any] | None = None
 
     def query(self, rules: Rules) -> Document:
-        """Pending documents that somebody has held for too long, by the server's clock."""
+        """Pending documents that somebody has held for too long, by the clock of the server that is to free them: in
+        the very update that does. One that was held up on its way has an old ``$$NOW``, and finds fewer."""
         fields = rules.fields
         end = {"$subtract": ["$$NOW", round((rules.stale_after + self.older_than) * 1000)]}
         over = {"$and": [is_type(fields.time, "date"), {"$lte": [f"${fields.time}", end]}]}

@@ -68,7 +68,7 @@ def gone() -> str:
 
 
 def detail(standing: Standing) -> str:
-    """Since when, and when last seen: relative and absolute."""
+    """Since when, and when last seen: relative and absolute, for people, by the server's clock."""
     editor, now = standing.editor, standing.now
     if editor is None or now is None or editor.who == "mine":
         return _asks(editor.asks) if editor is not None and editor.asks else ""

@@ -29,7 +29,10 @@ class Parked:
     terms: Terms
 
     def keep(self, lease: float, timeout: float = 5.0) -> bool:
-        """Let it last *lease* seconds from now; return whether it was still there. Raises LockBackendError."""
+        """Let it last *lease* seconds from now; return whether it was still there. Raises LockBackendError.
+
+        By the server's clock alone: no process believes to hold what is parked.
+        """
         length = milliseconds(lease)
         term = milliseconds(self.terms.term_of(lease))
         step = Step(ask=self.grant, renew=(self.grant,), lease=length, term=term, beat=1)

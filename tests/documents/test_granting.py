@@ -107,6 +107,16 @@ class TestGranted:
 class TestRefused:
     """Each way to fail has an error of its own, and changes nothing."""
 
+    @pytest.mark.parametrize(("ago", "least", "most"), [(40, 5, 20), (3_600, 0, 0), (-3_600, 60, 60)])
+    def test_when_to_try_again(self, ground: Ground, ago: int, least: float, most: float) -> None:
+        """F62: when it would be stale, and never later than one that is taken now, whichever clock wrote the time."""
+        id_ = ground.add(1, holder="other", state="exporting")
+        time = {ground.names["time"]: {"$subtract": ["$$NOW", ago * 1_000]}}
+        ground.collection.update_one({"_id": id_}, [{"$set": time}])
+        with pytest.raises(DocumentHeld) as caught:
+            ground.lock.acquire((id_, 1), "exporting", owner="me")
+        assert least <= caught.value.retry_after <= most
+
     def refused(self, ground: Ground, id_: Any, version: int, owner: str = "me") -> LockError:
         before = ground.collection.find_one({"_id": id_})
         with pytest.raises(LockError) as caught:

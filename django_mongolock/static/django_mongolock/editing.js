@@ -25,7 +25,7 @@
   let acting = false;                          // somebody pressed a button: no beat comes between it and its answer
   let dirty = state === "refused";
   let compared = true;                         // what the page says is stored was stored when the server last told
-  let lastTouch = Date.now();
+  let lastTouch = performance.now();           // by a clock that nobody sets
   let timer = 0;
   let wanted = 0;                              // answers to older questions are dropped
 
@@ -147,7 +147,7 @@
   async function beat() {
     if (sending || acting || state === "gone") { return; }
     if (mine) {
-      await ask("beat", { idle: Math.floor((Date.now() - lastTouch) / 1000) });
+      await ask("beat", { idle: Math.floor((performance.now() - lastTouch) / 1000) });
     } else {
       await ask("look");
     }
@@ -223,10 +223,10 @@
     } else { offerDraft(); }
   }
   for (const name of ["pointerdown", "keydown", "input", "wheel", "touchstart"]) {
-    document.addEventListener(name, () => { lastTouch = Date.now(); }, { passive: true });
+    document.addEventListener(name, () => { lastTouch = performance.now(); }, { passive: true });
   }
 
-  part("take").addEventListener("click", () => { lastTouch = Date.now(); act("take"); });
+  part("take").addEventListener("click", () => { lastTouch = performance.now(); act("take"); });
   const takeOver = part("take-over");
   if (takeOver) {
     takeOver.querySelector("form").addEventListener("submit", async (event) => {
@@ -250,7 +250,7 @@
     if (!event.persisted) { return; }  // back from the back/forward cache, as it was left
     storage.drop(memory);
     sending = false;
-    lastTouch = Date.now();
+    lastTouch = performance.now();
     if (readonly) { location.reload(); return; }
     act("take");
   });
