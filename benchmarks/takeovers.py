@@ -14,6 +14,7 @@ import random
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,8 +33,9 @@ from testproject.servers import mongodb
 DATABASE: Final = "mongolock_benchmarks"
 TERMS: Final = Terms(lease=30.0)
 PAST: Final = datetime(2020, 1, 1, tzinfo=UTC)
-#: The holder works, and the other one strikes, within so many seconds.
+#: The holder works, and the other one strikes, within so many seconds; at least as many as a take-over takes.
 WORK: Final = 0.006
+LONGEST_WORK: Final = 0.25
 
 Document = dict[str, Any]
 
@@ -59,6 +61,7 @@ class Trials:
         self.holders, self.others = Session(MongoStore(config)), Session(MongoStore(config))
         self.locks: Collection[Document] = self.client[DATABASE][name]
         self.data: Collection[Document] = self.client[DATABASE][f"{name}_data"]
+        self._work = WORK
 
     def close(self) -> None:
         self.holders.close()
@@ -67,10 +70,15 @@ class Trials:
         self.data.drop()
         self.client.close()
 
-    def run(self, trials: int, *, fenced: bool) -> Tally:
-        """So many take-overs of holders that write in a fenced transaction, or plainly."""
+    def run(
+        self, trials: int, *, fenced: bool, most: int | None = None, until: Callable[[Tally], bool] = bool
+    ) -> Tally:
+        """So many take-overs of holders that write in a fenced transaction, or plainly.
+
+        most: go on, up to so many, *until* the tally is as it is said to be.
+        """
         tally = Tally()
-        for _ in range(trials):
+        while tally.trials < trials or (tally.trials < (most or 0) and not until(tally)):
             self._trial(tally, fenced)
         return tally
 
@@ -81,8 +89,12 @@ class Trials:
         outcome: list[str] = []
         holder = threading.Thread(target=lambda: outcome.append(self._hold(lock, key, fenced)))
         holder.start()
-        time.sleep(random.uniform(0, WORK))
+        # A transaction takes longer than plain writes: some of both are to be over when the other one strikes.
+        time.sleep(random.uniform(0, self._work * (2 if fenced else 1)))
+        started = time.monotonic()
         seen = self._take_over(key)
+        # Were the work much shorter than a take-over, as it is on a busy machine, nobody would ever be struck in it.
+        self._work = min(LONGEST_WORK, max(WORK, time.monotonic() - started))
         holder.join()
         found = self._read(key)
         tally.trials += 1
@@ -110,9 +122,9 @@ class Trials:
 
     def _count(self, key: str, session: Any) -> None:
         found = self._read(key, session)
-        time.sleep(random.uniform(0, WORK))
+        time.sleep(random.uniform(0, self._work))
         self.data.update_one({"_id": key}, {"$set": {"n": found + 1}}, session=session)
-        time.sleep(random.uniform(0, WORK))
+        time.sleep(random.uniform(0, self._work))
 
     def _take_over(self, key: str) -> int:
         """Take the lock over; return what the counter says then."""
