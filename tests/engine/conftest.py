@@ -20,6 +20,8 @@ Document = dict[str, Any]
 
 #: Terms for tests: short, and with a small margin, for the server's clock is ours.
 QUICK = Terms(lease=1.0, margin=0.1, patience=1.0)
+#: Terms under which nothing is renewed, and nothing ends by itself, while a test lasts: for counting commands.
+CALM = Terms(lease=60, margin=1, patience=60)
 
 
 class Commands(monitoring.CommandListener):

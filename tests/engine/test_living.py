@@ -20,14 +20,13 @@ from django_mongolock.engine.session import CALLERS, Session
 from django_mongolock.engine.store import MongoStore
 from django_mongolock.engine.upkeep import ask_to_release
 from django_mongolock.exceptions import LockBackendError, LockLostError
-from tests.engine.conftest import QUICK, Commands, Document, LockMaker, make_lock, store_of
+from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, make_lock, store_of
 from tests.engine.processes import processes
 from tests.engine.waiters import InThread, Waiter
 from tests.waiting import eventually
 
 Entries = Callable[..., list[Any]]
 SHORT = Terms(lease=0.6, margin=0.1, patience=0.6)
-CALM = Terms(lease=60, margin=1, patience=60)
 
 
 # Threads that end

@@ -16,7 +16,7 @@ from django_mongolock.engine.session import Session
 from django_mongolock.engine.step import Step
 from django_mongolock.engine.store import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendError, LockError
-from tests.engine.conftest import Commands, Document, LockMaker, make_lock, store_of
+from tests.engine.conftest import CALM, Commands, Document, LockMaker, make_lock, store_of
 from tests.waiting import eventually
 
 SECRET = "hunter2-very-secret"
@@ -300,16 +300,16 @@ def test_a_release_that_got_no_answer_is_given_back_all_the_same(
 
 def test_acquire_and_release_cost_two_commands(lock: LockMaker, commands: Commands) -> None:
     """P8: one round trip each."""
-    with lock():
+    with lock(terms=CALM):
         pass
     assert commands.names == ["findAndModify", "update"]
 
 
 def test_a_failed_try_costs_one_command(lock: LockMaker, other: LockMaker, commands: Commands) -> None:
     """P8: and leaves no waiter behind."""
-    with other():
+    with other(terms=CALM):
         commands.clear()
-        assert not lock().try_acquire()
+        assert not lock(terms=CALM).try_acquire()
         assert commands.names == ["findAndModify"]
 
 
