@@ -252,19 +252,21 @@ class DocumentHeld(LockNotAcquired):
 class DocumentLockLost(LockLostError):
     """The document was taken from its holder before the work was finished: it was cleared as stale, or taken over.
 
-    found_holder: who has it now. found_state: its state now. Nothing was written.
+    found_holder: who has it now. found_state: its state now. Nothing was written. In a forked child, which holds
+    nothing of its parent's, `reason` says so, and nobody has looked.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - as they pickle
         self,
         collection: str,
         id: Any,  # noqa: A002
         version: int,
         found_holder: str | None = None,
         found_state: str | None = None,
+        reason: str = "",
     ) -> None:
-        super().__init__(f"{collection}:{id}", version, "the document was taken from its holder")
-        self.args = (collection, id, version, found_holder, found_state)
+        super().__init__(f"{collection}:{id}", version, reason or "the document was taken from its holder")
+        self.args = (collection, id, version, found_holder, found_state, reason)
         self.collection = collection
         self.id = id
         self.version = version
@@ -273,10 +275,8 @@ class DocumentLockLost(LockLostError):
 
     def __str__(self) -> str:
         now = f"held by {self.found_holder!r}" if self.found_holder else "held by nobody"
-        return (
-            f"document {self.id!r} in {self.collection} was lost by the holder of version {self.version}: "
-            f"it is {now} now, its state is {self.found_state!r}"
-        )
+        why = self.args[-1] or f"it is {now} now, its state is {self.found_state!r}"
+        return f"document {self.id!r} in {self.collection} was lost by the holder of version {self.version}: {why}"
 
 
 class DocumentDamaged(LockError):

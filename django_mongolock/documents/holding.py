@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
@@ -31,6 +30,8 @@ D = TypeVar("D")
 
 #: How the work on a document ended that was taken away.
 LOST: Final = "lost"
+#: Why a child has lost what its parent held when it was forked.
+FORKED: Final = "a forked child does not hold its parent's documents"
 
 
 class Desk:
@@ -48,7 +49,8 @@ class HeldDocument(Generic[D]):
 
     Nobody else who goes by the same lock starts work on the document meanwhile, unless it is taken away: it gets stale
     `stale_after` seconds after the acquisition (see `remaining` and `renew`), and the same `owner` may take it over.
-    Whoever lost it may still believe to have it; what it then writes through this object is refused.
+    Whoever lost it may still believe to have it; what it then writes through this object is refused. It belongs to the
+    process that acquired it: in a forked child it is lost, and leaving the block does nothing.
     """
 
     def __init__(self, desk: Desk, claim: Claim, document: Document, final: str | None, sent: float) -> None:
@@ -64,13 +66,10 @@ class HeldDocument(Generic[D]):
         self.since = aware(dig(document, fields.time))
         #: The state in which the block ends if nothing goes wrong.
         self.final = final
-        #: How it ended; None while it is held.
-        self.ended: str | None = None
+        self._ended: str | None = None
         self._read: Document | None = None
         self._instance: Any = None
         self._desk = desk
-        self._attempt = claim.attempt
-        self._numbers = itertools.count(1)
         #: The ids that may stand in the document: the one that is known to, and those whose fate is not known.
         self._attempts = [claim.attempt]
         # By the local clock: from before the command was sent that is known, by its id, to have set the time.
@@ -90,6 +89,11 @@ class HeldDocument(Generic[D]):
             self._read, self._instance = self.document, self._desk.source.instance(self.document)
         made: D = self._instance
         return made
+
+    @property
+    def ended(self) -> str | None:
+        """How it ended; None while it is held."""
+        return LOST if self._desk.sender.forked else self._ended
 
     @property
     def remaining(self) -> float:
@@ -191,7 +195,7 @@ class HeldDocument(Generic[D]):
         made = self._changes(changes)
         let_go = updates.letting_go(self._desk.rules, updates.literal(state))
         yield from self._write(made, let_go)
-        self.ended = state
+        self._ended = state
 
     def _update(self, changes: Mapping[str, Any]) -> Steps[D]:
         self._check()
@@ -210,7 +214,7 @@ class HeldDocument(Generic[D]):
     def _write(self, changes: Mapping[str, Any], more: Document) -> Steps[None]:
         """Write, if the document is still as we left it. By the id of this very write it is found out whether it was
         done where the answer was lost, and a late copy of an earlier one is refused."""
-        rules, attempt = self._desk.rules, f"{self._attempt}.{next(self._numbers)}"
+        rules, attempt = self._desk.rules, updates.new_attempt()
         query = updates.mine(rules, self.id, self.owner, self._attempts, self.version)
         update = [{"$set": {**updates.changing(rules, attempt, changes), **more}}]
         self._attempts = [*self._attempts, attempt]
@@ -226,7 +230,7 @@ class HeldDocument(Generic[D]):
             found: Document | None = yield from send(look)
             if found is None or dig(found, rules.fields.attempt) != attempt:
                 problem = self._why_not(found)
-                self.ended = LOST if isinstance(problem, (DocumentLockLost, DocumentNotFound)) else None
+                self._ended = LOST if isinstance(problem, (DocumentLockLost, DocumentNotFound)) else None
                 raise problem
             document = found
         self._attempts = [attempt]
@@ -245,8 +249,10 @@ class HeldDocument(Generic[D]):
         return DocumentLockLost(name, self.id, self.version, seen.holder, seen.state)
 
     def _fail(self) -> Steps[bool]:
+        if self._desk.sender.forked:
+            return False
         self._check()
-        rules, attempt = self._desk.rules, f"{self._attempt}.{next(self._numbers)}"
+        rules, attempt = self._desk.rules, updates.new_attempt()
         query = updates.mine(rules, self.id, self.owner, self._attempts)
         let_go = updates.letting_go(rules, updates.literal(rules.pending[self.pending]))
         update = [{"$set": {**let_go, rules.fields.attempt: attempt}}]
@@ -258,10 +264,12 @@ class HeldDocument(Generic[D]):
             return found is not None and dig(found, rules.fields.attempt) == attempt
 
         ours: bool = yield from _for_sure(call)
-        self.ended = rules.pending[self.pending]
+        self._ended = rules.pending[self.pending]
         return ours
 
     def _check(self) -> None:
+        if self._desk.sender.forked:
+            raise DocumentLockLost(self._desk.source.name, self.id, self.version, reason=FORKED)
         if self.ended is not None:
             raise LockStateError(f"the work on document {self.id!r} has ended: its state is {self.ended!r}")
 

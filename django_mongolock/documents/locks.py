@@ -17,7 +17,7 @@ from ..conf import get_settings
 from ..engine import clock
 from ..engine.document import tidy_fact
 from ..exceptions import DocumentDamaged, LockStateError
-from . import registry, steps, sweep
+from . import registry, steps, sweep, updates
 from .holding import Batch, Desk, HeldDocument
 from .rules import Fields, Rules, check_version
 from .sender import Sender
@@ -116,7 +116,7 @@ class DocumentLock(Generic[D]):
         does not say so by `HeldDocument.finish`. changes: what to write in the same update that grants it.
         """
         id_, version = self._reference(document)
-        return Hold(self, id_, version, self._claim(pending, owner, changes), self._check_final(final))
+        return Hold(self, id_, version, self._claims(pending, owner, changes), self._check_final(final))
 
     def acquire(self, document: Any, pending: str | None = None, **options: Any) -> HeldDocument[D]:
         """Acquire a document; the arguments are those of hold().
@@ -145,7 +145,7 @@ class DocumentLock(Generic[D]):
         Three commands for 500 documents, however many of them are refused. Raises LockBackendError.
         """
         desk, sent, final = self._desk(), clock.now(), self._check_final(final)
-        claim, versions = self._claim(pending, owner, changes), self._references(documents)
+        claim, versions = self._claims(pending, owner, changes)(), self._references(documents)
         outcome = desk.sender.run(steps.acquire_many(desk.target, claim, versions))
         return _batch(desk, claim, outcome, final, sent)
 
@@ -160,7 +160,7 @@ class DocumentLock(Generic[D]):
     ) -> Batch[D]:
         """See acquire_many(). A queryset must have been read before."""
         desk, sent, final = self._desk(), clock.now(), self._check_final(final)
-        claim, versions = self._claim(pending, owner, changes), self._references(documents)
+        claim, versions = self._claims(pending, owner, changes)(), self._references(documents)
         outcome = await desk.sender.arun(steps.acquire_many(desk.target, claim, versions))
         return _batch(desk, claim, outcome, final, sent)
 
@@ -225,12 +225,17 @@ class DocumentLock(Generic[D]):
     def _stuck(self, ids: Iterable[Any] | None, owner: str | None, older_than: float) -> Stuck:
         return Stuck(owner, older_than, None if ids is None else [self._source.key(id_) for id_ in ids])
 
-    def _claim(self, pending: str | None, owner: str | None, changes: Mapping[str, Any] | None) -> Claim:
+    def _claims(self, pending: str | None, owner: str | None, changes: Mapping[str, Any] | None) -> Callable[[], Claim]:
+        """Makes what is sent. It is checked now, and gets its names when it is sent: a process may fork in between."""
         rules = self.rules
-        attempt = secrets.token_hex(12)
-        name = rules.check_owner(owner) or tidy_fact(f"{attempt}/{socket.gethostname()}/{os.getpid()}")
         made = rules.check_changes(self._source.changes(changes or {}))
-        return Claim(name[: rules.longest_owner], rules.check_pending(pending), attempt, made)
+        state, given = rules.check_pending(pending), rules.check_owner(owner)
+
+        def claim() -> Claim:
+            name = given or tidy_fact(f"{secrets.token_hex(12)}/{socket.gethostname()}/{os.getpid()}")
+            return Claim(name[: rules.longest_owner], state, updates.new_attempt(), made)
+
+        return claim
 
     def _check_final(self, final: str | None) -> str | None:
         return final if final is None else self.rules.check_final(final)
@@ -262,12 +267,15 @@ def _batch(desk: Desk, claim: Claim, outcome: steps.Outcome, final: str | None, 
 class Hold(Generic[D]):
     """A document that is acquired at the beginning of the block."""
 
-    def __init__(self, lock: DocumentLock[D], id_: Any, version: int, claim: Claim, final: str | None) -> None:
+    def __init__(
+        self, lock: DocumentLock[D], id_: Any, version: int, claims: Callable[[], Claim], final: str | None
+    ) -> None:
         self._lock = lock
         self._id = id_
         self._version = version
-        self._claim = claim
+        self._claims = claims
         self._final = final
+        self._claim: Claim
         self._held: HeldDocument[D]
         self._used = False
 
@@ -285,6 +293,7 @@ class Hold(Generic[D]):
         if self._used:
             raise LockStateError("this document was asked for before: call hold() for each time")
         self._used = True
+        self._claim = self._claims()
         return steps.acquire(desk.target, self._claim, self._id, self._version)
 
     def _keep(self, desk: Desk, document: Document, sent: float) -> HeldDocument[D]:

@@ -17,7 +17,7 @@ from pymongo.read_concern import ReadConcern
 
 from ..engine import drivers
 from ..engine.worker_threads import WorkerThreads
-from ..exceptions import LockBackendError
+from ..exceptions import LockBackendError, LockStateError
 from .background import in_background
 from .steps import Action, Call, Later, Send, Steps
 from .updates import Document
@@ -50,11 +50,21 @@ def as_a_lock_must(collection: Collection[Document]) -> Collection[Document]:
 
 
 class Sender:
-    """Runs steps on one collection, each command bound to *timeout* seconds."""
+    """Runs steps on one collection, each command bound to *timeout* seconds.
+
+    What is asked for and held through it belongs to the process that has made it. In a child that this process forks,
+    it sends nothing, neither now nor in the background.
+    """
 
     def __init__(self, collection: Collection[Document], timeout: float) -> None:
         self._collection = as_a_lock_must(collection)
         self._timeout = timeout
+        self._pid = os.getpid()
+
+    @property
+    def forked(self) -> bool:
+        """Are we a forked child of the process that it belongs to?"""
+        return self._pid != os.getpid()
 
     def run(self, steps: Steps[T]) -> T:
         """Run *steps*, blocking. In the main thread the commands are sent by another one: see `engine.session`."""
@@ -88,6 +98,8 @@ class Sender:
         return await _threads.acall(act, self._timeout, on_withdrawn=withdrawn)
 
     def _send(self, call: Call) -> Any:
+        if self.forked:
+            raise LockStateError("this was begun by another process: a forked child does not go on with it")
         try:
             with pymongo.timeout(self._timeout):
                 return call(self._collection)
@@ -106,7 +118,8 @@ class Sender:
             self._in_background(sent.afterwards)
 
     def _in_background(self, call: Call) -> None:
-        in_background(self._collection.full_name, lambda: bool(self._send(call)))
+        if not self.forked:
+            in_background(self._collection.full_name, lambda: bool(self._send(call)))
 
 
 def _never(pause: object) -> NoReturn:

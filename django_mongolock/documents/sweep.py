@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -95,7 +94,7 @@ def sweep(rules: Rules, which: Stuck, batch: int = BATCH) -> Steps[Swept]:
 
 
 def _clear(rules: Rules, which: Stuck, some: list[StuckDocument], swept: Swept) -> Steps[None]:
-    fields, attempt = rules.fields, f"sweep.{secrets.token_hex(8)}"
+    fields, attempt = rules.fields, f"sweep.{updates.new_attempt()}"
     ids = [stuck.id for stuck in some]
     query = Stuck(which.owner, which.older_than, ids).query(rules)
     update = [{"$set": {**updates.letting_go(rules, updates.failed_state(rules)), fields.attempt: attempt}}]

@@ -6,6 +6,8 @@ Every value of a caller is a `$literal`, since the text "$price" is the name of 
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +15,12 @@ from typing import Any
 from .rules import LAST_VERSION, Fields, Rules
 
 Document = dict[str, Any]
+
+
+def new_attempt() -> str:
+    """The id of one thing that the lock does to documents. Make it when it is sent: nobody else makes the same, no
+    other process, nor a forked child, nor a copy of a machine that was cloned while it ran."""
+    return f"{os.getpid()}.{secrets.token_hex(12)}"
 
 
 def literal(value: object) -> Document:

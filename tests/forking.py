@@ -1,0 +1,32 @@
+"""A child of the test's own process: it inherits whatever is held."""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from collections.abc import Callable
+
+import pytest
+
+#: For tests that fork: a process that has threads is told of it.
+FORKS = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:MongoClient opened before fork:UserWarning"),
+]
+
+
+def in_child(call: Callable[[], object]) -> None:
+    """Have *call* made in a forked child, which then ends by `os._exit`. Raises AssertionError if it raised."""
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whatever the test runner has there: a child that hangs ends
+        signal.alarm(30)
+        try:
+            call()
+        except BaseException:  # noqa: BLE001 - its exit status tells
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "it failed in the child, see above"
