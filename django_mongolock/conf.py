@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from .engine.document import check_key
+from .engine.document import check_key, margin_of
 from .engine.locks import check_seconds, check_wait
 
 NAME: Final = "MONGOLOCK"
@@ -60,7 +60,7 @@ class LockSettings:
 
     def margin(self, lease: float) -> float:
         """How much longer the server lets a lease of that length live."""
-        return max(1.0, lease * self.CLOCK_MARGIN)
+        return margin_of(lease, self.CLOCK_MARGIN)
 
 
 KNOWN: Final = frozenset(field.name for field in fields(LockSettings))

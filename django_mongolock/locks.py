@@ -251,7 +251,7 @@ def _make(keys: tuple[Key, ...], mode: Mode, capacity: int, options: LockOptions
         mode=mode,
         capacity=capacity,
         lease=length,
-        margin=settings.margin(length),
+        drift=settings.CLOCK_MARGIN,
         patience=min(settings.WAITER_LEASE, length),
         hold=check_hold(options["min_hold"]),
         owner=check_fact("owner", options["owner"]),

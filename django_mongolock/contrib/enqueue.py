@@ -102,7 +102,7 @@ def once_key(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def _terms(task_id: str, lease: float) -> Terms:
-    return Terms(lease=lease, margin=get_settings().margin(lease), owner=tidy_fact(task_id))
+    return Terms(lease=lease, drift=get_settings().CLOCK_MARGIN, owner=tidy_fact(task_id))
 
 
 def _facts(task_id: str, task_name: str) -> dict[str, str | int]:

@@ -213,8 +213,8 @@ class EditLock:
         return salted_hmac(SALT, text, algorithm="sha256").hexdigest()[:32] + ".1"
 
     def _terms(self) -> Terms:
-        margin = get_settings().margin(self.lease)
-        return Terms(lease=self.lease, margin=margin, patience=self.lease, owner=self.person.owner)
+        drift = get_settings().CLOCK_MARGIN
+        return Terms(lease=self.lease, drift=drift, patience=self.lease, owner=self.person.owner)
 
     def _entry(self, mark: int) -> dict[str, Any]:
         grant = self._grant()

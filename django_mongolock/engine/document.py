@@ -45,7 +45,7 @@ MAX_HOLDERS: Final = 5_000
 MAX_ENTRIES: Final = 12_000
 #: How many tombstones a document has at most, the newest ones. One that had to go may let a late command leave an entry
 #: that nobody renews: it ends with its lease.
-MAX_TOMBSTONES: Final = 64
+MAX_TOMBSTONES: Final = 256
 #: A clock that shows so many milliseconds less than it did before was set back; if it is less, it is awaited.
 LEAP: Final = 1_000
 #: The margin is so great a part of the lease if nothing else is said, and at least so many seconds.

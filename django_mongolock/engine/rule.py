@@ -71,12 +71,13 @@ class _Rule:
     def is_foreign(self, moment: Moment) -> bool:
         """Was the document written by the clock of another primary, or by this one before it was set?"""
         document, leap = self.document, timedelta(milliseconds=LEAP)
-        together = moment.cluster_time is not None and moment.cluster_time == document.get("cluster_time")
-        return (
-            document["clock"] != moment.clock
-            or moment.now < document["written_at"] - leap
-            or (together and moment.now > document["written_at"] + leap)
-        )
+        if document["clock"] != moment.clock:
+            return True
+        if moment.cluster_time is None:
+            return False
+        if moment.cluster_time == document.get("cluster_time"):
+            return bool(moment.now > document["written_at"] + leap)
+        return bool(moment.now < document["written_at"] - leap)
 
     def apply(self) -> Document:
         step, document = self.step, self.document

@@ -434,8 +434,9 @@ class Session:
         )
 
     def name_worker(self, worker: object) -> str:
-        """A name for a thread or task, which nobody else has while it holds a lock or waits for one."""
-        return f"{self.id}/{id(worker):x}"
+        """A name for a thread or task, which nobody else has, for as long as it holds a lock or waits for one."""
+        held = self._grants.get(next(iter(self._holding.get(worker, ())), ""))
+        return f"{self.id}/{secrets.token_hex(4)}" if held is None else held.request.worker
 
     def name_process(self) -> str:
         """A name for this process, by which `fate` can tell that it is gone."""

@@ -194,21 +194,25 @@ def is_late(cluster_time: Expression) -> Expression:
     return {"$and": ["$$op", {"$lt": ["$$op", cluster_time]}]}
 
 
-#: Was the document written by the clock of another primary, or by this one before it was set? Two commands with one
-#: cluster time were parsed with no write in between, in an order that nobody knows: a leap either way may be a clock
-#: that was set back.
+#: Was the document written by the clock of another primary, or by this one before it was set back? Two commands with
+#: one cluster time were parsed with no write in between, in an order that nobody knows: if this one shows a much later
+#: time, the clock may have been set back after it.
 _IS_FOREIGN: Expression = {
     "$and": [
         {"$not": ["$$late"]},
         {
             "$or": [
                 {"$ne": ["$$doc.clock", "$$c.clock"]},
-                {"$lt": ["$$NOW", {"$subtract": ["$$doc.written_at", LEAP]}]},
                 {
                     "$and": [
                         "$$op",
-                        {"$eq": ["$$op", "$$doc.cluster_time"]},
-                        {"$gt": ["$$NOW", {"$add": ["$$doc.written_at", LEAP]}]},
+                        {
+                            "$cond": [
+                                {"$eq": ["$$op", "$$doc.cluster_time"]},
+                                {"$gt": ["$$NOW", {"$add": ["$$doc.written_at", LEAP]}]},
+                                {"$lt": ["$$NOW", {"$subtract": ["$$doc.written_at", LEAP]}]},
+                            ]
+                        },
                     ]
                 },
             ]

@@ -207,8 +207,10 @@ def test_lock_objects(
     """F53: acquired, renewed, extended, waited for, handed over and released, all as if nothing more was there."""
     mine = lock(terms=Terms(lease=1.5, margin=0.5, patience=1.5))
     face.acquire(mine)
-    waiters = [Waiter(in_thread, make(terms=CALM, wait=30)) for make in (other, lock)]
-    assert eventually(lambda: len(stored()["waiters"]) == 2)
+    waiters = []
+    for make in (other, lock):
+        waiters.append(Waiter(in_thread, make(terms=CALM, wait=30)))
+        assert eventually(lambda: len(stored()["waiters"]) == len(waiters))
     next_version()
     number = stored()["holders"][0].get("beat", 0)
     assert eventually(lambda: stored()["holders"][0].get("beat", 0) > number)
