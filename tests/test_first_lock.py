@@ -1,0 +1,189 @@
+"""The first lock of a process is as fast as any other: what it needs is imported when Django is set up (F76).
+
+An import inside the first request is paid by whoever comes first, and under gevent or eventlet by everybody who comes
+until it has ended: it looks for libraries with programs, and what it has half imported is there for all to see.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: A project with nothing but this app and the alias that keeps its locks, and what it did on the way.
+PROJECT = """
+import json, os, sys, threading, time
+
+network, programs = [], []
+
+def hear(event, args):
+    if event in ("socket.connect", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname"):
+        network.append(f"{event} {args[1:]}")
+    elif event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system"):
+        programs.append(f"{event} {args}")
+
+sys.addaudithook(hear)
+
+from django.conf import settings
+
+engine = os.environ.get("TEST_ENGINE", "django_mongodb_backend")
+settings.configure(
+    DATABASES={
+        "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"},
+        "locks": {"ENGINE": engine, "HOST": os.environ["TEST_HOST"], "NAME": "mongolock_tests"},
+    },
+    INSTALLED_APPS=["django_mongolock"],
+    MONGOLOCK={"DATABASE": os.environ.get("TEST_ALIAS", "locks"), "WAIT": 20},
+    DATABASE_ROUTERS=["django_mongolock.router.MongoLockRouter"],
+)
+
+def ours():
+    return {name for name in sys.modules if name.partition(".")[0] in PACKAGES}
+
+PACKAGES = ("django_mongolock", "django_mongodb_backend", "django", "pymongo", "bson", "gridfs", "ctypes")
+
+import django
+django.setup()
+before = ours()
+said = {
+    "network": list(network), "threads": [thread.name for thread in threading.enumerate()], "imported": sorted(before)
+}
+"""
+SAY = """
+print(json.dumps(said))
+"""
+FIRST_LOCK = """
+from django_mongolock import mongo_lock
+del programs[:]
+with mongo_lock(sys.argv[1]) as lock:
+    said["held"] = lock.held
+said["late"] = sorted(ours() - before)
+said["programs"] = programs
+"""
+#: Many take their first lock together, by *start*, which calls a function with 0 to 19 at once and waits for all.
+TOGETHER = """
+from django_mongolock import mongo_lock
+errors, times = [], []
+
+def take(number):
+    started = time.monotonic()
+    try:
+        with mongo_lock(f"{sys.argv[1]}:{number}", lease=60):
+            pass
+    except BaseException as error:
+        errors.append(repr(error))
+    times.append(time.monotonic() - started)
+
+del programs[:]
+start(take)
+said["first"], said["errors"] = max(times), errors
+said["late"] = sorted(ours() - before)
+said["programs"] = list(programs)
+del times[:]
+start(take)
+said["second"] = max(times)
+"""
+THREADS = """
+def start(call):
+    threads = [threading.Thread(target=call, args=[number]) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+GREENLETS = """
+import gevent
+
+def start(call):
+    gevent.joinall([gevent.spawn(call, number) for number in range(20)])
+"""
+EVENT_LOOP = """
+import asyncio
+
+def start(call):
+    from django_mongolock import mongo_lock
+    async def acall(number):
+        began = time.monotonic()
+        async with mongo_lock(f"{sys.argv[1]}:{number}", lease=60):
+            pass
+        times.append(time.monotonic() - began)
+    async def main():
+        await asyncio.gather(*(acall(number) for number in range(20)))
+    asyncio.run(main())
+"""
+PATCHED = """
+from gevent import monkey
+monkey.patch_all()
+"""
+
+
+def run(*parts: str, host: str = "", **environment: str) -> dict[str, Any]:
+    """Run a project in a process of its own; return what it says."""
+    done = subprocess.run(
+        [sys.executable, "-c", "".join(parts), f"first:{uuid.uuid4().hex}"],
+        cwd=ROOT,
+        env={**os.environ, "TEST_HOST": host or os.environ["MONGODB_URI"], **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
+
+
+def test_what_it_needs_is_there_when_django_is_set_up() -> None:
+    """F76: the database backend, and the driver."""
+    imported = run(PROJECT, SAY)["imported"]
+    assert {"django_mongodb_backend.base", "pymongo.mongo_client", "django_mongolock.backends.mongo"} <= set(imported)
+
+
+def test_the_first_lock_imports_nothing() -> None:
+    """F76: nothing of ours, of Django's or of the driver's; and it starts no program to look for libraries."""
+    said = run(PROJECT, FIRST_LOCK, SAY)
+    assert said["held"]
+    assert (said["late"], said["programs"]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "host", ["mongodb://127.0.0.1:9/?directConnection=true", "mongodb+srv://user:secret@nowhere.invalid/"]
+)
+def test_setting_up_connects_to_nothing(host: str) -> None:
+    """F76: a project is set up where no server can be reached, and its name not even be looked up; no thread runs."""
+    said = run(PROJECT, SAY, host=host)
+    assert (said["network"], said["threads"]) == ([], ["MainThread"])
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"TEST_ALIAS": "nowhere"}, {"TEST_ALIAS": "default"}, {"TEST_ENGINE": "no.such.engine"}],
+    ids=["no alias", "another database", "no engine"],
+)
+def test_wrong_settings_are_for_the_checks(environment: dict[str, str]) -> None:
+    """F76: what cannot be imported, or is not MongoDB, does not keep Django from being set up."""
+    assert run(PROJECT, SAY, **environment)["network"] == []
+
+
+@pytest.mark.parametrize("start", [THREADS, EVENT_LOOP], ids=["threads", "coroutines"])
+def test_twenty_at_once(start: str) -> None:
+    """F76: who take their first lock together get one each, and import nothing on the way."""
+    said = run(PROJECT, start, TOGETHER, SAY)
+    assert said["errors"] == []
+    assert (said["late"], said["programs"]) == ([], [])
+
+
+def test_twenty_greenlets_at_once() -> None:
+    """F76: the same under gevent, where an import that starts a program lets all others go on in the middle of it."""
+    pytest.importorskip("gevent")
+    said = run(PATCHED, PROJECT, GREENLETS, TOGETHER, SAY)
+    assert said["errors"] == []
+    assert (said["late"], said["programs"]) == ([], [])
