@@ -1,0 +1,403 @@
+"""Small print that is true: modes inside one another, permits, facts after the block, and keys that were taken away."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+from django_mongolock import (
+    LockLostError,
+    LockNotAcquired,
+    LockReentryError,
+    LockStateError,
+    MongoLock,
+    mongo_lock,
+    mongo_semaphore,
+)
+from django_mongolock.backends.base import mongo_store
+from django_mongolock.engine.document import Terms, entry
+from django_mongolock.engine.memory import MemoryServer, MemoryStore
+from django_mongolock.engine.step import Limits, Step
+from django_mongolock.engine.store import Store
+from django_mongolock.models import Lock
+from tests.lock_fixtures import WITH_MONGO
+from tests.looking import held_elsewhere, holders, new_key
+from tests.waiting import eventually
+
+Make = Callable[..., MongoLock]
+
+
+@pytest.fixture(params=["mongodb", "memory"])
+def place(request: pytest.FixtureRequest) -> str:
+    """Where the locks are kept: in MongoDB, and as in a project's own tests."""
+    if request.param == "memory":
+        request.getfixturevalue("mongolock")
+    return str(request.param)
+
+
+@contextmanager
+def in_another_thread(lock: MongoLock) -> Iterator[MongoLock]:
+    """Another thread holds *lock*."""
+    ready, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            ready.set()
+            done.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert ready.wait(10)
+        yield lock
+    finally:
+        done.set()
+        thread.join()
+
+
+def exclusive(key: str, **options: Any) -> MongoLock:
+    return mongo_lock(key, **options)
+
+
+def shared(key: str, **options: Any) -> MongoLock:
+    return mongo_lock(key, mode="shared", **options)
+
+
+def permit(key: str, **options: Any) -> MongoLock:
+    return mongo_semaphore(key, 3, **options)
+
+
+MODES: dict[str, Make] = {"exclusive": exclusive, "shared": shared, "permit": permit}
+
+
+# One mode inside another
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(("outer", "inner"), [(a, b) for a in MODES for b in MODES if a != b])
+@pytest.mark.usefixtures("place")
+def test_another_mode_inside(outer: str, inner: str, reentrant: bool) -> None:
+    """F45: a thread that holds a key in one mode does not get it in another one: a reader inside its own writer would
+    go on reading after the writer has gone, with nobody else let in. It is told at once, reentrant or not."""
+    key = new_key()
+    with MODES[outer](key) as lock:
+        with pytest.raises(LockReentryError):
+            MODES[inner](key, reentrant=reentrant, wait=1).acquire()
+        assert lock.held
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(a, b) for a in MODES for b in MODES if a != b])
+async def test_another_mode_inside_a_task(outer: str, inner: str) -> None:
+    """F45: the same in a task."""
+    key = new_key()
+    async with MODES[outer](key) as lock:
+        with pytest.raises(LockReentryError):
+            await MODES[inner](key, reentrant=True, wait=1).aacquire()
+        assert lock.held
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.usefixtures("place")
+def test_the_same_mode_inside(mode: str) -> None:
+    """F45: with reentrant=True it is the same grant, which is held until both have given it back."""
+    key = new_key()
+    with MODES[mode](key) as outer:
+        with MODES[mode](key, reentrant=True) as inner:
+            assert inner.fencing_token == outer.fencing_token
+        assert outer.held
+
+
+def test_after_the_writer_has_gone_a_reader_is_one_of_many() -> None:
+    """F45: what a thread is told to do instead: give the exclusive lock back, and ask for the shared one."""
+    key = new_key()
+    with exclusive(key):
+        pass
+    with shared(key), in_another_thread(shared(key, wait=5)) as theirs:
+        assert theirs.held
+
+
+# Permits
+
+
+@pytest.mark.usefixtures("place")
+def test_a_thread_has_one_permit() -> None:
+    """A second one would be a wait for oneself when the permits run out: it is told of at once, and reentrant=True is
+    the same permit once more. Who needs several takes them in several threads or tasks, or asks for a lock for each."""
+    key = new_key()
+    with permit(key) as first:
+        with pytest.raises(LockReentryError):
+            permit(key).acquire()
+        with permit(key, reentrant=True) as again:
+            assert again.fencing_token == first.fencing_token
+            with ExitStack() as others:  # two of the three are left
+                for _ in range(2):
+                    others.enter_context(in_another_thread(permit(key, wait=5)))
+                with held_nowhere(permit(key, wait=0)):
+                    pass
+
+
+@contextmanager
+def held_nowhere(lock: MongoLock) -> Iterator[None]:
+    """No thread gets *lock*."""
+    errors: list[BaseException] = []
+
+    def take() -> None:
+        try:
+            with lock:
+                pass
+        except LockNotAcquired as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    assert [type(error) for error in errors] == [LockNotAcquired], f"{lock} was acquired"
+    yield
+
+
+def test_the_docs_say_that_a_thread_has_one_permit() -> None:
+    """What `mongo_semaphore` says of itself."""
+    text = inspect.getdoc(mongo_semaphore) or ""
+    assert "one permit" in " ".join(text.split())
+
+
+#: Who asks for how many permits, one after the other; and which of them hold the key then.
+PERMITS: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+    ((1, 2), (1,)),
+    ((2, 1), (2,)),
+    ((2, 2), (2, 2)),
+    ((3, 2), (3, 2)),
+    ((3, 2, 3), (3, 2)),
+    ((2, 3, 3), (2, 3)),
+    ((3, 3, 2), (3, 3)),
+    ((1, 5), (1,)),
+    ((5, 5, 5, 1), (5, 5, 5)),
+]
+
+
+@pytest.mark.parametrize(("asked", "held"), PERMITS)
+@pytest.mark.usefixtures("place")
+def test_the_smallest_number_of_permits_counts(asked: tuple[int, ...], held: tuple[int, ...]) -> None:
+    """P1: where those who use a key do not agree, never more hold it than any of them was told: in either order."""
+    key = new_key()
+    got: list[int] = []
+    with ExitStack() as stack:
+        for permits in asked:
+            lock = mongo_semaphore(key, permits, wait=0)
+            try:
+                stack.enter_context(in_a_thread_that_may_fail(lock))
+            except LockNotAcquired:
+                continue
+            got.append(permits)
+    assert tuple(got) == held
+
+
+@contextmanager
+def in_a_thread_that_may_fail(lock: MongoLock) -> Iterator[None]:
+    """See in_another_thread(); raises LockNotAcquired if that was refused."""
+    ready, done = threading.Event(), threading.Event()
+    errors: list[LockNotAcquired] = []
+
+    def hold() -> None:
+        try:
+            with lock:
+                ready.set()
+                done.wait(30)
+        except LockNotAcquired as error:
+            errors.append(error)
+            ready.set()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert ready.wait(10)
+        if errors:
+            raise errors.pop()
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.fixture(params=["mongodb", "memory"])
+def twin(request: pytest.FixtureRequest) -> Store:
+    """Both that carry the rule out."""
+    return mongo_store() if request.param == "mongodb" else MemoryStore(MemoryServer(), Limits())
+
+
+@pytest.mark.parametrize(
+    ("asked", "first", "second"),
+    [
+        ((2, 1, 2), (2,), (1,)),  # the head of the queue wants to be alone, and is not passed
+        ((1, 2, 2), (1,), (2, 2)),
+        ((1, 2, 1, 2), (1,), (2,)),
+        ((1, 3, 3, 2, 3), (1,), (3, 3)),
+        ((1, 3, 2, 3), (1,), (3, 2)),
+    ],
+)
+def test_the_smallest_number_counts_for_the_queue(
+    twin: Store, asked: tuple[int, ...], first: tuple[int, ...], second: tuple[int, ...]
+) -> None:
+    """P1, P5: of those who wait, as many get it as all who then hold it agree to, in their order."""
+    key, grants = new_key(), {}
+    for number, permits in enumerate(asked):
+        terms = Terms("semaphore", permits, lease=60, margin=1, patience=60)
+        grants[f"g{number}"] = permits
+        twin.apply(key, Step(ask=f"g{number}", add=entry(f"g{number}", "s", terms, {})), 10)
+    assert capacities(twin, key, grants) == first
+    twin.give_back(key, Step(remove=("g0",)), 10)
+    assert capacities(twin, key, grants) == second
+
+
+def capacities(store: Store, key: str, grants: dict[str, int]) -> tuple[int, ...]:
+    """What those who hold the key have asked for."""
+    return tuple(permits for grant, permits in grants.items() if store.read(key, grant, 10).held)
+
+
+# A grant is a fact
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.usefixtures("place")
+def test_facts_are_there_after_the_block(mode: str) -> None:
+    """P2: for a record of what was done: token, time of the grant and the wait are readable after the release."""
+    with MODES[mode](new_key()) as lock:
+        inside = (lock.fencing_token, lock.fencing_tokens, lock.acquired_at, lock.waited)
+    assert (lock.fencing_token, lock.fencing_tokens, lock.acquired_at, lock.waited) == inside
+    assert (lock.held, lock.lost, lock.remaining) == (False, False, 0.0)
+    with pytest.raises(LockStateError):
+        lock.ensure_held()
+    assert not lock.release()
+    assert "not held" in repr(lock)
+
+
+async def test_facts_are_there_after_the_block_of_a_task() -> None:
+    """P2: the same after ``async with``."""
+    async with mongo_lock(new_key()) as lock:
+        inside = (lock.fencing_token, lock.fencing_tokens, lock.acquired_at, lock.waited)
+    assert (lock.fencing_token, lock.fencing_tokens, lock.acquired_at, lock.waited) == inside
+
+
+@pytest.mark.usefixtures("place")
+def test_facts_of_several_keys() -> None:
+    """P2: each key's token."""
+    keys = (new_key(), new_key())
+    with mongo_lock(*keys) as lock:
+        inside = lock.fencing_tokens
+    assert lock.fencing_tokens == inside
+    assert set(inside) == set(keys)
+
+
+def fail_inside(lock: MongoLock) -> None:
+    with lock:
+        raise ZeroDivisionError
+
+
+@pytest.mark.usefixtures("place")
+def test_facts_are_those_of_the_last_grant() -> None:
+    """P2: of an object that is used again; and where the block ended in an error."""
+    lock = mongo_lock(new_key())
+    with lock:
+        first = lock.fencing_token
+    with pytest.raises(ZeroDivisionError):
+        fail_inside(lock)
+    assert lock.fencing_token > first
+
+
+def test_facts_after_a_loss() -> None:
+    """P2, P7: the error names the token; the object still has it."""
+    key = new_key()
+    lock = mongo_lock(key).acquire()
+    token = lock.fencing_token
+    mongo_store().collection.update_one({"_id": key}, {"$set": {"holders": []}})
+    with pytest.raises(LockLostError):
+        lock.__exit__(None, None, None)
+    assert lock.fencing_token == token
+
+
+@pytest.mark.usefixtures("place")
+def test_before_a_grant_there_are_no_facts() -> None:
+    """P2: nothing was granted, so nothing is known."""
+    lock = mongo_lock(new_key())
+    for name in ("fencing_token", "fencing_tokens", "acquired_at", "waited"):
+        with pytest.raises(LockStateError):
+            getattr(lock, name)
+
+
+# Taken away by force
+
+#: The lock is not renewed before the test has ended, so that nobody tells its holder that it was taken away.
+LONG = 300
+
+
+def force(key: str) -> None:
+    """Take the key from whoever holds it, as an operator does."""
+    assert Lock.objects.filter(pk=key).force_release(by="operator") == 1
+    assert holders(key) == []
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@WITH_MONGO
+def test_a_key_that_was_taken_away_is_free_to_its_former_holder(reentrant: bool) -> None:
+    """F50, F45: the thread does not wait for itself, since it has nothing: it gets the key like anybody else, as a new
+    grant, and is told of the loss of the old one."""
+    key = new_key()
+    lock = mongo_lock(key, lease=LONG).acquire()
+    token = lock.fencing_token
+    force(key)
+    with mongo_lock(key, wait=0, reentrant=reentrant) as again:
+        assert again.fencing_token > token
+        assert [holder["token"] for holder in holders(key)] == [again.fencing_token]
+        assert eventually(lambda: lock.lost, 2)
+        with pytest.raises(LockLostError):
+            lock.__exit__(None, None, None)
+        assert again.held
+    assert holders(key) == []
+
+
+@WITH_MONGO
+async def test_the_same_in_a_task() -> None:
+    """F50, F45: a task, too."""
+    key = new_key()
+    lock = await mongo_lock(key, lease=LONG).aacquire()
+    await asyncio.to_thread(force, key)
+    async with mongo_lock(key, wait=0) as again:
+        assert again.fencing_token > lock.fencing_token
+    with pytest.raises(LockLostError):
+        await lock.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@WITH_MONGO
+def test_a_key_that_somebody_else_has_since_is_waited_for(reentrant: bool) -> None:
+    """F50, F45: whoever has it now is the one to wait for; a single try says who that is."""
+    key = new_key()
+    lock = mongo_lock(key, lease=LONG).acquire()
+    force(key)
+    with ExitStack() as theirs:
+        other = theirs.enter_context(held_elsewhere(key, label="somebody else"))
+        with pytest.raises(LockNotAcquired) as caught:
+            mongo_lock(key, wait=0, reentrant=reentrant).acquire()
+        assert type(caught.value) is LockNotAcquired
+        assert "somebody else" in (caught.value.holder or "")
+        threading.Timer(0.5, theirs.pop_all().close).start()
+        with mongo_lock(key, wait=10, reentrant=reentrant) as again:
+            assert again.fencing_token > other.fencing_token
+    with pytest.raises(LockLostError):
+        lock.__exit__(None, None, None)
+
+
+@WITH_MONGO
+def test_who_still_holds_it_is_told_at_once() -> None:
+    """F45: asking whether it is still there costs no wait: who really holds the key gets LockReentryError, while its
+    lock stays held."""
+    key = new_key()
+    with mongo_lock(key) as lock, pytest.raises(LockReentryError):
+        mongo_lock(key, wait=None).acquire()
+    assert not lock.held
