@@ -174,7 +174,8 @@ def mongo_semaphore(
 ) -> MongoLock:
     """A lock that *permits* many may hold at once, each with a lease of its own. The rest is as for `mongo_lock`.
 
-    All who use a key should name the same number of permits.
+    All who use a key should name the same number of permits; if not, the smallest of those who hold it counts. A thread
+    or task has one permit at most: with ``reentrant=True`` it shares that with itself.
     """
     _refuse(unknown, [name for name in LockOptions.__annotations__ if name != "mode"])
     if isinstance(permits, bool) or not isinstance(permits, int):

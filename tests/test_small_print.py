@@ -342,16 +342,15 @@ def force(key: str) -> None:
     assert holders(key) == []
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
 @WITH_MONGO
-def test_a_key_that_was_taken_away_is_free_to_its_former_holder(reentrant: bool) -> None:
+def test_a_key_that_was_taken_away_is_free_to_its_former_holder() -> None:
     """F50, F45: the thread does not wait for itself, since it has nothing: it gets the key like anybody else, as a new
     grant, and is told of the loss of the old one."""
     key = new_key()
     lock = mongo_lock(key, lease=LONG).acquire()
     token = lock.fencing_token
     force(key)
-    with mongo_lock(key, wait=0, reentrant=reentrant) as again:
+    with mongo_lock(key, wait=0) as again:
         assert again.fencing_token > token
         assert [holder["token"] for holder in holders(key)] == [again.fencing_token]
         assert eventually(lambda: lock.lost, 2)
@@ -373,9 +372,8 @@ async def test_the_same_in_a_task() -> None:
         await lock.__aexit__(None, None, None)
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
 @WITH_MONGO
-def test_a_key_that_somebody_else_has_since_is_waited_for(reentrant: bool) -> None:
+def test_a_key_that_somebody_else_has_since_is_waited_for() -> None:
     """F50, F45: whoever has it now is the one to wait for; a single try says who that is."""
     key = new_key()
     lock = mongo_lock(key, lease=LONG).acquire()
@@ -383,11 +381,11 @@ def test_a_key_that_somebody_else_has_since_is_waited_for(reentrant: bool) -> No
     with ExitStack() as theirs:
         other = theirs.enter_context(held_elsewhere(key, label="somebody else"))
         with pytest.raises(LockNotAcquired) as caught:
-            mongo_lock(key, wait=0, reentrant=reentrant).acquire()
+            mongo_lock(key, wait=0).acquire()
         assert type(caught.value) is LockNotAcquired
         assert "somebody else" in (caught.value.holder or "")
         threading.Timer(0.5, theirs.pop_all().close).start()
-        with mongo_lock(key, wait=10, reentrant=reentrant) as again:
+        with mongo_lock(key, wait=10) as again:
             assert again.fencing_token > other.fencing_token
     with pytest.raises(LockLostError):
         lock.__exit__(None, None, None)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from typing import Protocol
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.db import connections
+from django.db.utils import load_backend
 from django.utils.module_loading import import_string
 
 from ..conf import LockSettings, get_settings
@@ -85,6 +88,15 @@ def sending(alias: str) -> Observer:
         )
 
     return observe
+
+
+def load_backends() -> None:
+    """Import what the first lock needs, without any I/O: half a second and many modules, which a request would wait
+    for, and which greenlets or threads that come together would see half imported. Wrong settings are for the checks."""
+    with contextlib.suppress(ImproperlyConfigured, ImportError, KeyError):
+        current = get_settings()
+        import_string(current.BACKEND)
+        load_backend(connections.settings[current.DATABASE]["ENGINE"])
 
 
 def close_backends() -> None:

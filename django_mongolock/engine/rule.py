@@ -182,10 +182,12 @@ class _Rule:
         ]
 
     def fitting(self, kept: Entries, queue: Entries) -> int:
-        """How many fit, counted from the head of the queue."""
-        kind = next(((e["mode"], e["capacity"]) for e in (*kept, *queue)), None)
+        """How many fit, counted from the head of the queue; the smallest number of permits counts."""
+        mode = next((e["mode"] for e in (*kept, *queue)), None)
+        capacity = min((e["capacity"] for e in kept), default=MAX_HOLDERS)
         for place, e in enumerate(queue):
-            if (e["mode"], e["capacity"]) != kind or len(kept) + place >= min(e["capacity"], MAX_HOLDERS):
+            capacity = min(capacity, e["capacity"], MAX_HOLDERS)
+            if e["mode"] != mode or len(kept) + place >= capacity:
                 return place
         return len(queue)
 

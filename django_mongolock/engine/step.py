@@ -324,35 +324,42 @@ def _with_new(resumes: bool, arrived: bool) -> Expression:
     return {"$cond": [{"$and": [is_there, {"$not": [done]}]}, at_head, in_order]}
 
 
-#: How many fit, counted from the head of the queue: the place of the first that does not. Who has another mode, or
-#: counts on another number of permits, has to wait until all holders are gone.
+#: How many fit, counted from the head of the queue: the first that does not fit blocks all behind it. Where those who
+#: use a key do not agree on the number of permits, the smallest of those who then hold it counts.
 _FITTING: Expression = let(
-    {"first": {"$ifNull": [{"$first": "$$kept"}, {"$first": "$$queued"}]}, "held": size("$$kept")},
     {
-        "$indexOfArray": [
-            {
-                "$concatArrays": [
-                    {
-                        "$map": {
-                            "input": {"$range": [0, size("$$queued")]},
-                            "as": "i",
-                            "in": let(
-                                {"e": {"$arrayElemAt": ["$$queued", "$$i"]}},
-                                {
-                                    "$and": [
-                                        {"$eq": ["$$e.mode", "$$first.mode"]},
-                                        {"$eq": ["$$e.capacity", "$$first.capacity"]},
-                                        {"$lt": [{"$add": ["$$held", "$$i"]}, {"$min": ["$$e.capacity", MAX_HOLDERS]}]},
-                                    ]
-                                },
-                            ),
-                        }
-                    },
-                    [False],
-                ]
+        "first": {"$ifNull": [{"$first": "$$kept"}, {"$first": "$$queued"}]},
+        "held": size("$$kept"),
+        "most": {"$ifNull": [{"$first": "$$queued.capacity"}, 1]},
+    },
+    {
+        "$getField": {
+            "field": "n",
+            "input": {
+                "$reduce": {
+                    "input": {"$slice": ["$$queued", "$$most"]},
+                    "initialValue": {"n": 0, "capacity": {"$min": [{"$min": "$$kept.capacity"}, MAX_HOLDERS]}},
+                    "in": let(
+                        {
+                            "capacity": {
+                                "$cond": [
+                                    {"$eq": ["$$this.mode", "$$first.mode"]},
+                                    {"$min": ["$$value.capacity", "$$this.capacity"]},
+                                    0,
+                                ]
+                            }
+                        },
+                        {
+                            "$cond": [
+                                {"$lt": [{"$add": ["$$held", "$$value.n"]}, "$$capacity"]},
+                                {"n": {"$add": ["$$value.n", 1]}, "capacity": "$$capacity"},
+                                {"n": "$$value.n", "capacity": 0},
+                            ]
+                        },
+                    ),
+                }
             },
-            False,
-        ]
+        }
     },
 )
 
