@@ -691,13 +691,15 @@ class Session:
     def _renew(self, grants: list[Grant]) -> None:
         """Renew a batch and tell apart what is gone for good and what may only be late."""
         number, sent = self.next_number(), self.now()
+        # Now: who waits while the command is sent, and holds the lock when it is answered, was given a place by it.
+        lengths = [grant.length for grant in grants]
         behind = tuple(self._behind(grant) for grant in grants)
         step = Step(
             renew=tuple(grant.id for grant in grants),
             beat=number,
             behind=behind if any(grant.counts or count for grant, count in zip(grants, behind, strict=True)) else (),
         )
-        timeout = min(self.command_timeout, *(max(0.1, grant.length / 3) for grant in grants))
+        timeout = min(self.command_timeout, *(max(0.1, length / 3) for length in lengths))
         found: dict[str, Found] = {}
         try:
             found = self.store.renew(sorted({grant.key for grant in grants}), step, timeout)
@@ -705,19 +707,20 @@ class Session:
             news = any(not grant.failures for grant in grants)
             log(WARNING if news else DEBUG, "renewal failed", grants=len(grants), error=error)
         finally:
-            for grant, count in zip(grants, behind, strict=True):
+            for grant, length, count in zip(grants, lengths, behind, strict=True):
                 grant.counts = count > 0
-                self._judge(grant, found.get(grant.key), number, sent)
+                self._judge(grant, found.get(grant.key), number, sent + length)
                 grant.renewing = False
             self._keeper.see_to(min(grant.renew_at for grant in grants))
 
-    def _judge(self, grant: Grant, found: Found | None, number: int, sent: float) -> None:
+    def _judge(self, grant: Grant, found: Found | None, number: int, until: float) -> None:
+        """Note how a renewal found the grant. until: until when that is good, if it got through."""
         beats = {} if found is None else {**found.waiters, **found.holders}
         beat = beats.get(grant.id)
         if beat is not None and beat.number == number:
             grant.alone = grant.alone and found is not None and not found.waiters
             # Rule: a belief is made of local time only, of the length that this command has given.
-            grant.renewed(sent + grant.length, self.now())
+            grant.renewed(until, self.now())
             if beat.asked is not None and grant.asked is None:
                 self._ask(grant, beat.asked)
         elif grant.state is State.HELD and found is not None and grant.id not in beats and found.token >= grant.token:

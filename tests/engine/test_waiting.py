@@ -292,6 +292,41 @@ def test_missed_news_are_made_good_by_the_renewal(
     waiter.let_go()
 
 
+def test_what_a_waiter_renewed_is_its_place_although_it_holds_the_lock_when_the_answer_comes(
+    session: Session,
+    lock: LockMaker,
+    other: LockMaker,
+    in_thread: InThread,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """P1, F62: the renewal is carried out, then the lock is granted, then the renewal is answered: that is no lease."""
+    renew, written, granted = session.store.renew, threading.Event(), threading.Event()
+
+    def renew_once(*arguments: Any) -> Any:
+        if written.is_set():
+            raise LockBackendError("only one renewal gets through")
+        found = renew(*arguments)
+        written.set()
+        assert granted.wait(30)
+        return found
+
+    monkeypatch.setattr(session.store, "renew", renew_once)
+    patience = 20
+    with other(terms=CALM):
+        waiter = Waiter(in_thread, lock(terms=replace(CALM, patience=patience), wait=None))
+        assert listening(session)
+        (grant,) = session._grants.values()
+        assert eventually(lambda: grant.queued is not None)
+        grant.renew_at = clock.now()
+        session._keeper.see_to(grant.renew_at)
+        assert written.wait(10)
+    assert waiter.end().has_it
+    granted.set()
+    assert eventually(lambda: not grant.renewing)
+    assert waiter.lock.remaining <= patience
+    waiter.let_go()
+
+
 def test_a_grant_from_just_before_the_stream_was_opened(
     session: Session, lock: LockMaker, other: LockMaker, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
