@@ -75,7 +75,8 @@ def servers_as_json(found: Servers) -> Json:
 
 def _queue(seen: Seen) -> Json:
     waiters = [
-        _entry(waiter, waiter.since) | {"waited_seconds": _since(waiter.since, seen.now)} for waiter in living(seen)
+        _entry(waiter, waiter.since) | {"waited_seconds": _since(waiter.since, seen.now), "behind": waiter.behind}
+        for waiter in living(seen)
     ]
     return as_json(seen) | {"waiters": waiters}
 

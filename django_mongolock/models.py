@@ -69,7 +69,9 @@ class Holder(Entry):
 
 
 class Waiter(Entry):
-    """Somebody who waits for a lock."""
+    """Somebody who waits for a lock, first of those in its process who want it in the same way."""
+
+    behind = Number(_("behind it"), null=True, help_text=_("how many more of its process wait"))
 
     class Meta:
         managed = False
@@ -248,6 +250,11 @@ class Lock(models.Model):
     def delete(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Not supported: see LockQuerySet.delete()."""
         raise NotSupportedError("locks are not deleted: use force_release(), or manage.py clear_stale_locks")
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for the lock: threads and tasks, not processes."""
+        return sum(1 + (waiter.behind or 0) for waiter in self.waiters)
 
     @classmethod
     def as_seen(cls, seen: Seen, using: str) -> Lock:

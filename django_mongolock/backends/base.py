@@ -91,8 +91,11 @@ def sending(alias: str) -> Observer:
 
 
 def load_backends() -> None:
-    """Import what the first lock needs, without any I/O: half a second and many modules, which a request would wait
-    for, and which greenlets or threads that come together would see half imported. Wrong settings are for the checks."""
+    """Import what the first lock needs, without any I/O. Wrong settings are left to the checks.
+
+    It takes half a second, which a request would wait for; and greenlets or threads that take their first locks
+    together would see modules that are half imported.
+    """
     with contextlib.suppress(ImproperlyConfigured, ImportError, KeyError):
         current = get_settings()
         import_string(current.BACKEND)

@@ -71,6 +71,58 @@ class Grant:
     lives in the queue without renewal, in seconds.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_deadline",
+        "_last",
+        "_mutex",
+        "_now",
+        "_since",
+        "_until",
+        "acquired_at",
+        "acquired_from",
+        "alone",
+        "answer",
+        "asked",
+        "at_head",
+        "auto_renew",
+        "began",
+        "bell",
+        "busy",
+        "cancelled",
+        "claimed",
+        "contended",
+        "counts",
+        "doubtful",
+        "failures",
+        "guard",
+        "held_by",
+        "id",
+        "key",
+        "lease",
+        "listens_from",
+        "max_hold",
+        "nested",
+        "news",
+        "on_lost",
+        "on_release_requested",
+        "patience",
+        "queued",
+        "reason",
+        "renew_at",
+        "renewing",
+        "request",
+        "sent",
+        "state",
+        "template",
+        "terms",
+        "token",
+        "told",
+        "users",
+        "waited",
+        "worker",
+    )  # fmt: skip
+
     def __init__(
         self,
         grant_id: str,
@@ -90,7 +142,7 @@ class Grant:
         self.max_hold = max_hold
         self.nested = nested
         self.worker = worker
-        self.users: set[int] = set()
+        self.users: tuple[int, ...] = ()
         self.acquired_from = ""
         self.asked: str | None = None
         self.failures = 0
@@ -183,6 +235,10 @@ class Grant:
     def queued_until(self) -> float:
         """Until when its entry lives at any rate while it waits, and also if it was granted since; 0 if unknown."""
         return self._deadline
+
+    def used_no_more(self, user: int) -> None:
+        """A lock object shares it no more."""
+        self.users = tuple(other for other in self.users if other != user)
 
     def enters(self, now: float) -> None:
         """It is about to be queued. It may have stood in line for long before, which nobody renews."""

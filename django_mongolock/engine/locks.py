@@ -437,14 +437,14 @@ class MongoLock:
             if grant.lose(TAKEN):
                 session.lost(grant)
             return None
-        grant.users.add(id(self))
+        grant.users += (id(self),)
         return grant, handle
 
     def _new_grant(self, session: Session, key: str, worker: object) -> Grant:
         terms, options = self.options.terms, self.options
         grant = session.new_grant(key, terms, worker, auto_renew=options.auto_renew, max_hold=options.max_hold)
         grant.template = options.templates.get(key, "")
-        grant.users.add(id(self))
+        grant.users += (id(self),)
         grant.on_lost = _weakly(self, options.on_lost)
         grant.on_release_requested = _weakly(self, options.on_release_requested)
         grant.request = protocol.Request(
@@ -476,7 +476,7 @@ class MongoLock:
 
     def _give_back(self, session: Session, grant: Grant, early: bool = False) -> Protocol[bool]:
         """Give one grant back, unless another lock object of this thread or task shares it. Was it still ours?"""
-        grant.users.discard(id(self))
+        grant.used_no_more(id(self))
         if grant.users:
             return grant.held
         if not grant.release():
@@ -562,7 +562,7 @@ class MongoLock:
     def _drop(self, session: Session, grants: Iterable[Grant]) -> None:
         """Have grants removed in the background. May be called again for the same ones."""
         for grant in grants:
-            grant.users.discard(id(self))
+            grant.used_no_more(id(self))
             if not grant.users:
                 session.abandon(grant)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from .deadlock import EVER
 from .patterns import KeyMatch
-from .survey import RELEASED
+from .survey import RELEASED, count_of
 
 Document = dict[str, Any]
 
@@ -130,6 +130,8 @@ def _sessions(field: str, term: str) -> list[Document]:
     renewed: Document = {"$cond": [{"$isNumber": f"${field}.{term}"}, {"$subtract": [until, f"${field}.{term}"]}, None]}
     known: Document = {"$ifNull": [{"$max": [renewed, granted]}, None]}
     beat: Document = {"$cond": [{"$gt": [known, "$$NOW"]}, "$$NOW", known]}
+    counts = {"$and": [field == "waiters", {"$isNumber": f"${field}.behind"}]}
+    behind: Document = {"$cond": [counts, f"${field}.behind", 0]}
     return [
         {"$unwind": f"${field}"},
         {
@@ -137,7 +139,7 @@ def _sessions(field: str, term: str) -> list[Document]:
                 "_id": f"${field}.session",
                 "host": {"$first": f"${field}.host"},
                 "pid": {"$first": f"${field}.pid"},
-                "count": {"$sum": 1},
+                "count": {"$sum": {"$add": [1, behind]}},
                 "keys": {"$firstN": {"n": KEYS, "input": "$_id"}},
                 "beat": {"$max": beat},
                 "until": {"$max": until},
@@ -149,7 +151,7 @@ def _sessions(field: str, term: str) -> list[Document]:
     ]
 
 
-_QUEUES: Final[Document] = {"_id": None, "waited": {"$sum": 1}, "waiting": {"$sum": {"$size": "$waiters"}}}
+_QUEUES: Final[Document] = {"_id": None, "waited": {"$sum": 1}, "waiting": {"$sum": count_of("$waiters")}}
 #: Somebody who waits, and holds something that somebody waits for: without one there is no deadlock.
 _ENTANGLED: Final[list[Document]] = [
     {

@@ -602,7 +602,7 @@ class Session:
         """A lock object is gone, and its grants were not given back. Called by the garbage collector, so anywhere:
         takes no lock and waits for nothing."""
         for grant in grants:
-            grant.users.discard(user)
+            grant.used_no_more(user)
             if not grant.users and grant.state is State.HELD:
                 self._keeper.bell.put(grant)
 

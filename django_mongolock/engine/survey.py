@@ -46,7 +46,8 @@ class Seen:
     """One lock as the server saw it at the moment *now*.
 
     holders and waiters are the first few; holding and waiting tell how many there are (of the waiters: whose place
-    in the queue has not run out). damage: why the document cannot be used, None if it can. last: who held it before.
+    in the queue has not run out, with those of their processes who stand behind them). damage: why the document
+    cannot be used, None if it can. last: who held it before.
     """
 
     key: Any
@@ -89,7 +90,8 @@ class Seen:
 class Entry:
     """A holder, or somebody who waits, in its own words. Without the id of the grant, which is nobody's business.
 
-    worker: a name of the thread or task, the same wherever it holds or waits.
+    worker: a name of the thread or task, the same wherever it holds or waits. behind: how many more of its process
+    wait for the same, behind this waiter, who stands for them in the queue.
     """
 
     label: str | None
@@ -106,6 +108,7 @@ class Entry:
     acquired_at: datetime | None
     until: datetime | None
     worker: str | None = None
+    behind: int = 0
 
 
 #: How many locks are read at a time.
@@ -137,8 +140,14 @@ def _projection(holders: int, waiters: int) -> Document:
         "waiters": _first("waiters", waiters),
         "graves": _first("graves", 1),
         "holding": {"$size": _list("holders")},
-        "waiting": {"$size": living},
+        "waiting": count_of(living),
     }
+
+
+def count_of(waiters: Document | str) -> Document:
+    """How many wait: an entry stands also for those of its process behind it."""
+    behind = {"$sum": "$$waiters.behind"}
+    return {"$let": {"vars": {"waiters": waiters}, "in": {"$add": [{"$size": "$$waiters"}, behind]}}}
 
 
 @contextmanager
@@ -279,6 +288,7 @@ def _entry(item: Document) -> Entry:
         acquired_at=_date(item.get("acquired_at")),
         until=_date(item.get("until")),
         worker=_text(item.get("worker")),
+        behind=max(0, _number(item.get("behind")) or 0),
     )
 
 

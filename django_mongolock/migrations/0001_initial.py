@@ -164,6 +164,12 @@ class Migration(migrations.Migration):
                     "until",
                     django_mongolock.fields.Moment(help_text="when it ends unless it is renewed", verbose_name="until"),
                 ),
+                (
+                    "behind",
+                    django_mongolock.fields.Number(
+                        help_text="how many more of its process wait", null=True, verbose_name="behind it"
+                    ),
+                ),
             ],
             options={
                 "managed": False,

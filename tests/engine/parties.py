@@ -6,6 +6,7 @@ from typing import Any
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.locks import MongoLock, Options
 from django_mongolock.engine.session import Session
+from django_mongolock.engine.step import Limits
 from django_mongolock.engine.store import MongoStore, StoreConfig
 from tests.engine.waiters import InThread, Waiter
 
@@ -18,7 +19,9 @@ class Party:
     def __init__(self, uri: str, collection: str, timeout: float = 5.0, **client: Any) -> None:
         self.appname = f"test-{uuid.uuid4().hex}"
         arguments = {"host": uri, "appname": self.appname, "heartbeatFrequencyMS": 500, **client}
-        self.session = Session(MongoStore(StoreConfig(arguments, DATABASE, collection)), timeout)
+        self.session = Session(
+            MongoStore(StoreConfig(arguments, DATABASE, collection, Limits(waiters=20_000))), timeout
+        )
 
     def lock(self, terms: Terms, key: str = "k", *, wait: float = 60, renew: bool = True) -> MongoLock:
         return MongoLock(lambda: self.session, (key,), Options(terms, wait, auto_renew=renew))
