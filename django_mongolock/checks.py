@@ -231,6 +231,15 @@ def check_server(
                 f"Set it to at least {facts.failover:g}.",
             )
         )
+    if not facts.journaled:
+        found.append(
+            _warning(
+                "W106",
+                f"The replica set of DATABASES[{alias!r}] has writeConcernMajorityJournalDefault: false.",
+                "Set it to true: locks then wait less for their turn, and your other data survives a crash of all "
+                "members. Locks are safe without it: their writes wait for the journals.",
+            )
+        )
     if facts.missing_indexes:
         found.append(
             _warning(

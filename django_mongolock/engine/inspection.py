@@ -12,7 +12,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from ..exceptions import LockBackendError
 from . import history
 from .indexes import missing_indexes
-from .store import MongoStore, tls_problem
+from .store import MongoStore, confirms_by_journal, tls_problem
 
 #: The actions that locking needs on the collection.
 RIGHTS: Final = ("find", "insert", "update")
@@ -26,7 +26,8 @@ _ELECTION_OVERHEAD: Final = 10.0
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
     """problem: why it cannot be used, in words without credentials. failover: seconds that one may take, None where
-    there is nothing to fail over to. history: why that cannot be kept, if it is wanted."""
+    there is nothing to fail over to. history: why that cannot be kept, if it is wanted. journaled: does the majority
+    have in its journals what it confirms? As far as we may ask."""
 
     problem: str = ""
     standalone: bool = False
@@ -35,6 +36,7 @@ class ServerFacts:
     may_watch: bool = True
     missing_indexes: tuple[str, ...] = ()
     history: str = ""
+    journaled: bool = True
 
 
 def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
@@ -56,6 +58,7 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
                 may_watch=WATCH not in missing,
                 missing_indexes=() if "find" in rights else tuple(_missing_indexes(store)),
                 history=_history(store) if store.config.history else "",
+                journaled="setName" not in hello or confirms_by_journal(store.client),
             )
     except LockBackendError as error:
         return ServerFacts(problem=error.problem)
