@@ -19,19 +19,19 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import pymongo
-from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 from pymongo import WriteConcern
 from pymongo.read_concern import ReadConcern
 
-from django_mongolock.engine import clock, expressions, protocol, step, store
-from django_mongolock.engine.document import Reply, Terms, entry, read_reply
+from django_mongolock.engine import clock, protocol, step, store
+from django_mongolock.engine.document import LEAP, Reply, Terms, entry, read_reply
+from django_mongolock.engine.expressions import after, for_each, merge, only
 from django_mongolock.engine.grant import Grant, State
 from django_mongolock.engine.protocol import Answer, Apply, Heard, Request
 from django_mongolock.engine.session import Session
 from django_mongolock.engine.sessions import Sessions
 from django_mongolock.engine.step import Limits, Step
-from django_mongolock.engine.store import CLOCK, Beat, Found, MongoStore, read_found
+from django_mongolock.engine.store import Beat, Found, MongoStore, read_found
 
 #: The variable that says which variant a process is.
 VARIABLE: Final = "MONGOLOCK_BROKEN"
@@ -92,6 +92,7 @@ def _swapped(expression: Any, old: Any, new: Any, hits: list[None]) -> Any:
 _EVERY_KIND: Final = (
     Step(add=entry("g", "s", Terms(), {})),
     Step(add=entry("g", "s", Terms(owner="o"), {})),
+    Step(add=entry("g", "s", Terms(), {}), waited=1),
     Step(remove=("g",)),
     Step(renew=("g",)),
     Step(remove=("g",), force=True, bury=1),
@@ -129,8 +130,8 @@ def _hand_over_w1(patches: Patches) -> None:
 def _client_clock(patches: Patches) -> None:
     arguments = Step.arguments
 
-    def with_our_time(self: Step, limits: Limits, clock: object) -> Document:
-        made = arguments(self, limits, clock)
+    def with_our_time(self: Step, limits: Limits, clock: object, cluster_time: object) -> Document:
+        made = arguments(self, limits, clock, cluster_time)
         made["c"]["$literal"]["now"] = datetime.fromtimestamp(time.time(), UTC)
         return made
 
@@ -141,11 +142,11 @@ def _client_clock(patches: Patches) -> None:
 def _deadline_from_reply(patches: Patches) -> None:
     answer, judge = Session._answer, Session._judge
 
-    def answer_from_now(self: Session, grant_id: str, reply: Reply, sent: float) -> Answer:
-        return answer(self, grant_id, reply, clock.now())
+    def answer_from_now(self: Session, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
+        return answer(self, grant_id, reply, clock.now(), number)
 
-    def judge_from_now(self: Session, grant: Grant, found: Found | None, number: int, sent: float) -> None:
-        judge(self, grant, found, number, clock.now())
+    def judge_from_now(self: Session, grant: Grant, found: Found | None, number: int, until: float) -> None:
+        judge(self, grant, found, number, clock.now() + grant.length)
 
     patches.set(Session, "_answer", answer_from_now)
     patches.set(Session, "_judge", judge_from_now)
@@ -159,6 +160,25 @@ def _deadline_from_news(patches: Patches) -> None:
         return heard if heard.news is None else replace(heard, queued_until=clock.now() + grant.terms.lease)
 
     patches.set(Session, "_hear", hear_a_whole_lease)
+
+
+def _place_as_lease(patches: Patches) -> None:
+    judge = Session._judge
+
+    def judge_as_held(self: Session, grant: Grant, found: Found | None, number: int, until: float) -> None:
+        more = grant.lease - grant.patience if grant.state is State.HELD else 0
+        judge(self, grant, found, number, until + more)
+
+    patches.set(Session, "_judge", judge_as_held)
+
+
+def _look_as_renewal(patches: Patches) -> None:
+    answer = Session._answer
+
+    def believe_a_look(self: Session, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
+        return answer(self, grant_id, reply, sent, reply.beat if number == -1 else number)
+
+    patches.set(Session, "_answer", believe_a_look)
 
 
 def _no_deadline(patches: Patches) -> None:
@@ -181,15 +201,15 @@ def _renewal_without_grant(patches: Patches) -> None:
     def renew(self: MongoStore, keys: Sequence[str], made: Step, timeout: float) -> dict[str, Found]:
         mine = {"_id": {"$in": list(keys)}}
         with pymongo.timeout(timeout):
-            self.collection.update_many(mine, made.pipeline(), let=made.arguments(self.config.limits, CLOCK))
+            self.collection.update_many(mine, made.pipeline(), let=store.arguments(made, self.config.limits))
             found = list(self.collection.find(mine, {"holders": 1, "waiters": 1, "token": 1, "now": "$$NOW"}))
         return {document["_id"]: read_found(document) for document in found}
 
-    def judge_by_key(self: Session, grant: Grant, found: Found | None, number: int, sent: float) -> None:
+    def judge_by_key(self: Session, grant: Grant, found: Found | None, number: int, until: float) -> None:
         if found is not None and grant.state is State.HELD:
             anybody = next(iter(found.holders.values()), None)
             found = replace(found, holders={} if anybody is None else {grant.id: anybody})
-        judge(self, grant, found, number, sent)
+        judge(self, grant, found, number, until)
 
     patches.set(MongoStore, "renew", renew)
     patches.set(Session, "_judge", judge_by_key)
@@ -220,7 +240,8 @@ def _taken_and_forgotten(patches: Patches) -> None:
 
 
 def _counter_token(patches: Patches) -> None:
-    patches.swap(step._BLANK, {**step._BLANK, "token": Int64(0)})
+    next_one: Document = {"$add": ["$$doc.token", 1]}
+    patches.swap({"$max": [next_one, {"$toLong": "$$now"}]}, next_one)
 
 
 def _local_read(patches: Patches) -> None:
@@ -230,11 +251,12 @@ def _local_read(patches: Patches) -> None:
         return Apply(self.key, Step(ask=self.grant))
 
     def apply_or_look(self: MongoStore, key: str, made: Step, timeout: float) -> Reply:
-        if made != Step(ask=made.ask):
+        if made != Step(ask=made.ask, beat=made.beat):
             return apply(self, key, made, timeout)
         local = self.collection.with_options(read_concern=ReadConcern("local"))
         let = {"c": {"$literal": {"ask": made.ask}}}
-        return read_reply(key, local.find_one({"_id": {"$eq": key}}, step.REPLY, let=let))
+        reply = read_reply(key, local.find_one({"_id": {"$eq": key}}, step.REPLY, let=let))
+        return replace(reply, beat=made.beat) if reply.held else reply
 
     patches.set(Request, "look", look)
     patches.set(MongoStore, "apply", apply_or_look)
@@ -250,7 +272,7 @@ def _no_op_as_proof(patches: Patches) -> None:
         return {
             document["_id"]: Found(
                 document["token"],
-                {item["grant"]: Beat(made.beat, item["term"] / 1000) for item in document["holders"]},
+                {item["grant"]: Beat(made.beat) for item in document["holders"]},
                 {},
             )
             for document in documents
@@ -259,11 +281,18 @@ def _no_op_as_proof(patches: Patches) -> None:
     patches.set(MongoStore, "renew", renew)
 
 
-def _no_clamp(patches: Patches) -> None:
-    for length in ("term", "patience"):
-        too_far = {"$gt": ["$$e.until", expressions.from_now(f"$$e.{length}")]}
-        foreign: Any = {"$and": ["$$foreign", {"$not": ["$$e.released"]}]} if length == "term" else "$$foreign"
-        patches.swap({"$or": [foreign, too_far]}, foreign)
+def _old_time_cuts(patches: Patches) -> None:
+    holders = step._living("$$doc.holders", step._HOLDERS_ANEW)
+    no_longer = {"$min": ["$$e.until", after("$$NOW", "$$e.term")]}
+    patches.swap(holders, for_each(holders, merge("$$e", {"until": no_longer})))
+
+
+def _late_unnoticed(patches: Patches) -> None:
+    patches.swap(step.is_late("$$doc.cluster_time"), False)
+
+
+def _set_back_unnoticed(patches: Patches) -> None:
+    patches.swap({"$lt": ["$$NOW", {"$subtract": ["$$doc.written_at", LEAP]}]}, False)
 
 
 def _no_clock_stamp(patches: Patches) -> None:
@@ -271,11 +300,23 @@ def _no_clock_stamp(patches: Patches) -> None:
 
 
 def _waiters_never_pruned(patches: Patches) -> None:
-    patches.swap(step._living("$$doc.waiters", "patience"), "$$doc.waiters")
+    patches.swap(step._living("$$doc.waiters", step._WAITERS_ANEW), "$$doc.waiters")
 
 
 def _newest_first(patches: Patches) -> None:
-    patches.swap({"$concatArrays": ["$$queue", step.NEW_ENTRY]}, {"$concatArrays": [step.NEW_ENTRY, "$$queue"]})
+    one, before = step._new_entry(False), {"$lte": [{"$add": ["$$e.since", "$$c.waited"]}, "$$now"]}
+    patches.swap({"$concatArrays": ["$$queue", one]}, {"$concatArrays": [one, "$$queue"]})
+    patches.swap(only("$$queue", before), [])
+    patches.swap(only("$$queue", {"$not": [before]}), "$$queue")
+
+
+def _arrival_forgotten(patches: Patches) -> None:
+    patches.set(Session, "_with_arrival", lambda self, made, entry, grant, now: made)
+
+
+def _released_renewed(patches: Patches) -> None:
+    renewed = {"$in": ["$$e.grant", "$$c.renew"]}
+    patches.swap({"$and": [renewed, {"$not": ["$$e.released"]}]}, renewed)
 
 
 def _no_type_guards(patches: Patches) -> None:
@@ -350,6 +391,22 @@ VARIANTS: Final = {
             _deadline_from_news,
         ),
         Variant(
+            "place-as-lease",
+            "a renewal that a waiter sent counts for a whole lease if it holds the lock by the time of the answer",
+            "the server gave it only its place in the queue: two holders",
+            "P1, F62",
+            "granted_while_renewed",
+            _place_as_lease,
+        ),
+        Variant(
+            "look-as-renewal",
+            "a waiter that looks and finds its place counts on it for as long as after a renewal",
+            "nobody has lengthened that place on the server: two holders",
+            "P1, F62",
+            "looked_at_its_place",
+            _look_as_renewal,
+        ),
+        Variant(
             "no-deadline",
             "`held` does not ask for the time",
             "a holder that could not renew goes on believing: two holders",
@@ -422,12 +479,28 @@ VARIANTS: Final = {
             _no_op_as_proof,
         ),
         Variant(
-            "no-clamp",
-            "an end further ahead than a whole lease stays as it is",
+            "old-time-cuts",
+            "an end further ahead than a whole lease from the command's own `$$NOW` is cut to that",
+            "a command that was held up cuts the lease that was renewed meanwhile: two holders",
+            "P1, F61",
+            "held_up_after_parsing",
+            _old_time_cuts,
+        ),
+        Variant(
+            "late-unnoticed",
+            "a command is judged by its own `$$NOW`, also if it was parsed before the last writer",
+            "it is taken for the first after a clock that was set back, and cuts the lease: two holders",
+            "P1, F61",
+            "held_up_after_parsing",
+            _late_unnoticed,
+        ),
+        Variant(
+            "set-back-unnoticed",
+            "nobody asks whether the clock shows less than when the document was written",
             "when the clock was set back, a dead holder keeps the lock for as long as that",
             "P6, F23",
             "clock_set_back",
-            _no_clamp,
+            _set_back_unnoticed,
         ),
         Variant(
             "no-clock-stamp",
@@ -452,6 +525,22 @@ VARIANTS: Final = {
             "P5",
             "order_of_arrival",
             _newest_first,
+        ),
+        Variant(
+            "arrival-forgotten",
+            "who has waited in the line of its process is queued as if it had come just now",
+            "a process that came later is served first",
+            "P5, F69",
+            "line_and_queue",
+            _arrival_forgotten,
+        ),
+        Variant(
+            "released-renewed",
+            "a renewal lengthens what was released and is only kept for its minimum hold",
+            "a job that is to run once in a period misses one",
+            "F64",
+            "renewed_after_the_release",
+            _released_renewed,
         ),
         Variant(
             "no-type-guards",

@@ -42,6 +42,8 @@ Document = dict[str, Any]
 DATABASE: Final = "mongolock_faults"
 #: A lock that outlives every scenario.
 CALM: Final = Terms(lease=60, margin=1, patience=60)
+#: A lock that outlives every scenario, but not a place in its queue.
+PLACE: Final = Terms(lease=60, margin=0.1, patience=8)
 
 
 class Stage:
@@ -251,6 +253,69 @@ def news_at_the_last_moment(stage: Stage) -> list[str]:
         return two_holders(told, other)
 
 
+def granted_while_renewed(stage: Stage) -> list[str]:
+    """F62: a waiter is granted the lock while the answer to its renewal is on its way; no other gets through."""
+    one, two, three = stage.session(), stage.session(relayed=True, appname="told"), stage.session()
+    mine, told = stage.lock(one).acquire(), stage.lock(two, PLACE)
+    other = stage.lock(three)
+    stage.queue(told)
+    assert eventually(lambda: two._listener.listening)
+    (grant,) = two._grants.values()
+    with stage.relay.holding_replies(mentions("nModified")) as hold:
+        assert hold.caught.wait(10)
+        mine.release()
+        assert eventually(lambda: told.held, 8)
+        with stage.failing("update", "told"):
+            hold.let_go()
+            assert eventually(lambda: not grant.renewing)
+            with contextlib.suppress(LockError):
+                other.acquire(wait=12)
+            return two_holders(told, other)
+
+
+def looked_at_its_place(stage: Stage) -> list[str]:
+    """F62: a waiter that cannot renew its place looks at it, and is granted the lock when little is left of it."""
+    one, two, three = stage.session(), stage.session(appname="told"), stage.session()
+    mine, told = stage.lock(one, Terms(lease=1.5, margin=0.5)).acquire(), stage.lock(two, PLACE)
+    other = stage.lock(three)
+    with stage.failing("update", "told"):
+        stage.queue(told)
+        (grant,) = two._grants.values()
+        assert eventually(lambda: grant.queued_until > 0)
+        ends = grant.queued_until
+        assert eventually(lambda: two._listener.listening)
+        # Whoever is first in the queue looks when the holder's lease seems to end.
+        time.sleep(max(0.0, ends - 2.5 - clock.now()))
+        mine.release()
+        assert eventually(lambda: told.held)
+        with contextlib.suppress(LockError):
+            other.acquire(wait=ends + 1 - clock.now())
+        return two_holders(told, other)
+
+
+def held_up_after_parsing(stage: Stage) -> list[str]:
+    """F61: the renewal of somebody who waits has been parsed, and is held up for longer than a lease before it comes to
+    the document; the holder renews meanwhile, and then is cut off; then somebody else tries for the lock."""
+    one, two, three = stage.session(appname="renews"), stage.session(), stage.session()
+    mine, other = stage.lock(one, Terms(lease=4, margin=0.2)).acquire(), stage.lock(three)
+    waiting = store_of(two)
+    for key in ("a", "k"):
+        waiting.apply(key, Step(ask="w", add=entry("w", "dead", PLACE, {})), 5)
+    late = Step(renew=("w",), beat=1)
+    with stage.client.start_session() as session, session.start_transaction():
+        # Whoever writes to the first of the two documents has to wait for this transaction.
+        stage.collection.update_one({"_id": "a"}, {"$inc": {"fence": 1}}, session=session)
+        renewing = stage.in_thread(lambda: waiting.renew(["a", "k"], late, 30))
+        time.sleep(5)
+        mine.extend()
+        session.abort_transaction()
+    with stage.failing("update", "renews"):
+        renewing.join(20)
+        waiting.apply("k", Step(ask="w", remove=("w",), force=True), 5)
+        other.try_acquire()
+        return two_holders(mine, other)
+
+
 def lease_over(stage: Stage) -> list[str]:
     """F28: nobody renews the lock, and another one takes it when its lease has ended."""
     one, two = stage.session(), stage.session()
@@ -426,6 +491,31 @@ def order_of_arrival(stage: Stage) -> list[str]:
     return ["P5: who came later was served first"] if second.held else []
 
 
+def line_and_queue(stage: Stage) -> list[str]:
+    """F69: one process holds the lock, and another of its threads waits; then a second process comes."""
+    one, two = stage.session(), stage.session()
+    mine, first, second = stage.lock(one).acquire(), stage.lock(one), stage.lock(two)
+    stage.in_thread(first.acquire)
+    assert eventually(lambda: len(one._waiting) == 1)
+    time.sleep(0.2)
+    stage.queue(second)
+    mine.release()
+    assert eventually(lambda: first.held or second.held)
+    return ["P5: who came later was served first"] if second.held else []
+
+
+def renewed_after_the_release(stage: Stage) -> list[str]:
+    """F64: a renewal arrives when the lock was given back, and is only kept for its minimum hold."""
+    session = stage.session()
+    lock = stage.lock(session, Terms(lease=60, margin=1, hold=30)).acquire()
+    (grant,) = lock._grants
+    lock.release()
+    store_of(session).renew(["k"], Step(renew=(grant.id,), beat=99), 5)
+    (kept,) = stage.document()["holders"]
+    held = kept["until"] - kept["acquired_at"]
+    return [f"F64: kept for {held} instead of 30 s"] if held.total_seconds() != 30 else []
+
+
 def purged_document(stage: Stage) -> list[str]:
     """F10: the TTL monitor removes the document of a lock that nobody uses."""
     session = stage.session()
@@ -467,6 +557,9 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         wall_clock_ahead,
         slow_answer,
         news_at_the_last_moment,
+        granted_while_renewed,
+        looked_at_its_place,
+        held_up_after_parsing,
         lease_over,
         late_release,
         lock_taken_away,
@@ -476,6 +569,8 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         cancelled_after_the_grant,
         dead_waiter,
         order_of_arrival,
+        line_and_queue,
+        renewed_after_the_release,
         purged_document,
         damaged_document,
         # These change the primary.
