@@ -32,7 +32,7 @@ class Parties:
 
     def __init__(self, uri: str, collection: str, in_thread: InThread, timeout: float = 5.0, **client: Any) -> None:
         self._uri = uri
-        self._collection = collection
+        self.collection = collection
         self._in_thread = in_thread
         self._options = {"timeout": timeout, **client}
         self._made: list[Party] = []
@@ -40,7 +40,7 @@ class Parties:
 
     def new(self, **options: Any) -> Party:
         """One more process."""
-        self._made.append(Party(self._uri, self._collection, **{**self._options, **options}))
+        self._made.append(Party(self._uri, self.collection, **{**self._options, **options}))
         return self._made[-1]
 
     def waiter(self, lock: MongoLock) -> Waiter:

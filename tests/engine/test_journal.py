@@ -1,0 +1,137 @@
+"""Servers that tell a majority of what is not on the disk yet (`writeConcernMajorityJournalDefault: false`), and are
+killed then (F68): what was told to be held is held."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from django_mongolock.engine.document import Terms
+from django_mongolock.engine.locks import MongoLock
+from django_mongolock.exceptions import LockError
+from testproject.servers import Mongod, ReplicaSet
+from tests.engine.overlap import Watch
+from tests.engine.parties import Parties, Party
+from tests.engine.waiters import InThread
+
+pytestmark = pytest.mark.slow
+
+#: Long enough for a server that is started again.
+TERMS = Terms(lease=30, margin=0.5, patience=30)
+BRIEF = Terms(lease=3, margin=0.5, patience=3)
+
+
+@pytest.fixture(scope="module")
+def replica_set() -> Iterator[ReplicaSet]:
+    """One member. What it tells a majority of need not be on its disk."""
+    with ReplicaSet() as replica_set:
+        with replica_set.members[0].client() as client:
+            config = client.admin.command("replSetGetConfig")["config"]
+            config |= {"version": config["version"] + 1, "writeConcernMajorityJournalDefault": False}
+            client.admin.command("replSetReconfig", config)
+        yield replica_set
+
+
+@pytest.fixture
+def mongod(replica_set: ReplicaSet) -> Iterator[Mongod]:
+    """The server. It runs, and is primary, before and after the test."""
+    (mongod,) = replica_set.members
+    yield mongod
+    if not mongod.running:
+        mongod.restart()
+    replica_set.primary()
+
+
+@pytest.fixture
+def parties(
+    replica_set: ReplicaSet, mongod: Mongod, in_thread: InThread, request: pytest.FixtureRequest
+) -> Iterator[Parties]:
+    """Makes processes, over a collection of this test."""
+    name = "".join(letter if letter.isalnum() else "_" for letter in request.node.name)[:60]
+    parties = Parties(replica_set.uri, name, in_thread)
+    yield parties
+    parties.close()
+
+
+@pytest.fixture
+def newcomer(parties: Parties) -> Party:
+    """Who comes after the server was killed."""
+    return parties.new()
+
+
+def kill_and_restart(replica_set: ReplicaSet) -> None:
+    """Kill the server and start it again."""
+    replica_set.members[0].kill()
+    replica_set.members[0].restart()
+    replica_set.primary()
+
+
+def keep_trying(lock: MongoLock, seconds: float) -> None:
+    """Try to acquire it for so long; it is kept."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not lock.held:
+        with contextlib.suppress(LockError):
+            lock.try_acquire()
+        time.sleep(0.05)
+    time.sleep(1)
+
+
+@pytest.mark.parametrize("again", range(3))
+def test_a_grant_survives_the_server(replica_set: ReplicaSet, parties: Parties, newcomer: Party, again: int) -> None:
+    """F68: killed the moment after a lock was acquired: nobody else gets it when the server is there again."""
+    mine, theirs = parties.new().lock(TERMS, renew=False), newcomer.lock(TERMS, wait=0)
+    with Watch(mine, theirs) as watch:
+        mine.acquire()
+        kill_and_restart(replica_set)
+        keep_trying(theirs, 1)
+    assert watch.overlap == 0
+    assert mine.held
+
+
+@pytest.mark.parametrize("again", range(2))
+def test_a_key_that_was_free_before(replica_set: ReplicaSet, parties: Parties, newcomer: Party, again: int) -> None:
+    """F68: the same of a key that this process had before and has left free."""
+    party = parties.new()
+    with party.lock(TERMS):
+        pass
+    time.sleep(0.5)  # that is on the disk
+    mine, theirs = party.lock(TERMS, renew=False), newcomer.lock(TERMS, wait=0)
+    with Watch(mine, theirs) as watch:
+        mine.acquire()
+        kill_and_restart(replica_set)
+        keep_trying(theirs, 1)
+    assert watch.overlap == 0
+    assert mine.held
+
+
+def test_a_hand_over_in_the_process_survives_the_server(
+    replica_set: ReplicaSet, parties: Parties, newcomer: Party
+) -> None:
+    """F68: killed the moment after a thread was handed the lock by another one of its process."""
+    party = parties.new()
+    giver, theirs = party.lock(BRIEF, renew=False).acquire(), newcomer.lock(TERMS, wait=0)
+    next_one = parties.waiter(party.lock(TERMS))
+    time.sleep(0.4)  # it stands in line, and all this is on the disk
+    with Watch(next_one.lock, theirs) as watch:
+        giver.release()
+        assert next_one.end().lock.held
+        kill_and_restart(replica_set)
+        keep_trying(theirs, 6)
+    assert watch.overlap == 0
+
+
+def test_a_hand_over_to_another_process_survives_the_server(
+    replica_set: ReplicaSet, parties: Parties, newcomer: Party, in_thread: InThread
+) -> None:
+    """F68: killed the moment after the next in line, of another process, was told that it has the lock."""
+    giver, theirs = parties.new().lock(BRIEF, renew=False).acquire(), newcomer.lock(TERMS, wait=0)
+    next_one = parties.waiter(parties.new().lock(TERMS))
+    time.sleep(0.4)
+    with Watch(next_one.lock, theirs) as watch:
+        release = in_thread(giver.release)
+        assert next_one.end().lock.held
+        kill_and_restart(replica_set)
+        release.join(20)
+        keep_trying(theirs, 6)
+    assert watch.overlap == 0
