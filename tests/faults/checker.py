@@ -22,13 +22,24 @@ from typing import Final
 from tests.faults.history import FOREVER, Attempt, Belief, History, Window
 from tests.faults.records import read
 
-#: How much later somebody must have come to be certainly behind in the queue, in seconds.
+#: How much later somebody must have come to be certainly behind in the queue, in seconds, where nothing interferes: who
+#: is next in its own process stands in the document half a second later, and a command of a calm day takes no second.
 GRACE: Final = 2.0
-#: How much longer than it was allowed to wait an acquire may take, in seconds: commands end within their own bound.
-BOUND: Final = 15.0
+#: Within how many seconds of the grant the line of a process may have been without an entry in the document: whoever
+#: stood there for all of it went without naming an heir, and the next learns of that at its next renewal.
+HEADLESS: Final = 2.0
+#: Within how many seconds after somebody gave up waiting that is written down.
+GIVING_UP: Final = 1.0
+#: How much longer than a command may take somebody who may not wait any more may be kept, in seconds: the machine that
+#: runs this is shared by all processes and servers of the run. (What a process was stopped or starved is not counted.)
+TOLERANCE: Final = 1.0
+#: How much longer than it was allowed to wait an acquire may take in any lock, in seconds. That of a document sends up
+#: to twelve commands.
+BOUND: Final = {"lock": 15.0, "document": 48.0}
 #: How long after a lease a key may take to be had again, in seconds.
 SLACK: Final = 3.0
-#: How long after a fault work may take to go on as usual, in seconds.
+#: How long after a fault work may take to go on as usual, in seconds: a command that was on its way still fails after
+#: four, and is sent again within one.
 RECOVERY: Final = 5.0
 #: How long a holder works at most, in seconds; it says so to itself.
 WORK: Final = 3.0
@@ -107,11 +118,12 @@ def tokens_follow_beliefs(history: History) -> Iterator[Violation]:
 def promises_hold(history: History) -> Iterator[Violation]:
     """A lock that said how long it is held at any rate is held so long, unless it was taken away on purpose.
 
-    So a grant that was acknowledged is never lost by the servers, and what was lost never comes back.
+    So a grant that was acknowledged is never lost by the servers, and what was lost never comes back; and a child that
+    leaves the block of its parent takes nothing from it.
     """
     for attempt in history.attempts.values():
-        excused = min(history.excused(attempt, key) for key in attempt.keys)
         promised, ended = 0.0, False
+        losses: list[float] = []
         for sample in attempt.samples:
             if sample.pid != attempt.pid:
                 if sample.held and history.meta.get("tells", True):
@@ -120,10 +132,22 @@ def promises_hold(history: History) -> Iterator[Violation]:
                 yield Violation("promise", sample.since, f"{attempt} was not held, and then it was")
             elif sample.held:
                 promised = max(promised, sample.since + sample.left)
-            elif sample.until < min(promised, excused):
-                text = f"{attempt} was lost {promised - sample.until:.3f} s before the time that it promised"
-                yield Violation("promise", sample.until, text)
+            else:
+                losses.append(sample.until)
             ended |= not sample.held and sample.pid == attempt.pid
+        if attempt.was == "lost" and attempt.left is not None:
+            losses.append(attempt.left)
+        yield from _early(history, attempt, min(losses, default=FOREVER), promised)
+
+
+def _early(history: History, attempt: Attempt, lost: float, promised: float) -> Iterator[Violation]:
+    """It was found lost before the time that it had promised."""
+    if lost < min(promised, *(history.excused(attempt, key) for key in attempt.keys)):
+        text = f"{attempt} was lost {promised - lost:.3f} s before the time that it promised"
+        if attempt.forked is not None and attempt.forked < lost:
+            yield Violation("child", lost, f"{text}, after a child of its process had left the block")
+        else:
+            yield Violation("promise", lost, text)
 
 
 def losses_are_told(history: History) -> Iterator[Violation]:
@@ -131,6 +155,8 @@ def losses_are_told(history: History) -> Iterator[Violation]:
     if not history.meta.get("tells", True):
         return
     for attempt in history.attempts.values():
+        if attempt.kind == "document":  # nothing is told of it but by who writes; until then it may be finished late
+            continue
         lost = next((sample for sample in attempt.samples if not sample.held and sample.pid == attempt.pid), None)
         if attempt.left is not None and attempt.was == "released" and lost is not None:
             yield Violation("told", attempt.left, f"{attempt} was not held any more, and then released")
@@ -160,35 +186,138 @@ def _is_disturbed(history: History, since: float, until: float | None) -> bool:
     return any(window.meets(since - RECOVERY, until or FOREVER) for window in history.windows)
 
 
+def writes_stay(history: History) -> Iterator[Violation]:
+    """What a holder has written into a document, and was told so, is there for all who get it later."""
+    for key, attempts in history.by_key().items():
+        granted = [a for a in attempts if a.kind == "document" and a.tokens.get(key) is not None]
+        last: Attempt | None = None
+        for attempt in sorted(granted, key=lambda attempt: attempt.tokens[key] or 0):
+            if last is not None and (attempt.seen or 0) < (last.wrote or 0):
+                text = f"{attempt} found {attempt.seen} in {key!r}, where {last} had written {last.wrote}"
+                yield Violation("written", attempt.got or 0.0, text)
+                last = None  # once is enough
+            if attempt.was == "released" and attempt.wrote is not None:
+                last = attempt if last is None or attempt.wrote > (last.wrote or 0) else last
+        found = history.free.get(key, {}).get("seen")
+        if last is not None and found is not None and found < (last.wrote or 0):
+            text = f"in the end {found} was found in {key!r}, where {last} had written {last.wrote}"
+            yield Violation("written", history.free[key]["t"], text)
+
+
 def first_come_first_served(history: History) -> Iterator[Violation]:
-    """Nobody is overtaken by who came certainly later, where no fault interfered."""
+    """Nobody is overtaken by who came certainly later: over all threads, tasks and processes, whoever else waits there.
+
+    Whether somebody is in the queue can be said where nothing has interfered since some time before the other one
+    asked, so that whatever had happened to its place or its command was made good by then.
+    """
     if not history.meta.get("fair", True):
         return
-    for attempts in history.by_key().values():
-        exclusive = [a for a in attempts if a.mode == "exclusive" and len(a.keys) == 1]
-        asked = [attempt.asked for attempt in exclusive]
-        for waiter in exclusive:
-            end = _waited_until(history, waiter)
-            if not waiter.lone or end - waiter.asked <= GRACE:
-                continue
-            later = exclusive[bisect.bisect_right(asked, waiter.asked + GRACE) : bisect.bisect_left(asked, end)]
-            for other in later:
-                overtook = other.got is not None and other.got < end and other.pid != waiter.pid
-                if overtook and _is_calm(history, waiter, other.got or 0.0):
-                    text = f"{waiter} was overtaken by {other}, which came {other.asked - waiter.asked:.1f} s later"
-                    yield Violation("order", other.got or 0.0, text)
+    for key, attempts in history.by_key().items():
+        queue = [attempt for attempt in attempts if attempt.kind == "lock" and attempt.owner is None]
+        asked = [attempt.asked for attempt in queue]
+        for waiter in queue:
+            end = _waited_until(history, waiter, key)
+            later = queue[bisect.bisect_right(asked, waiter.asked + GRACE) : bisect.bisect_left(asked, end)]
+            others = [other for other in later if _overtook(history, key, waiter, other, end)]
+            if others:
+                at, first = min((other.got or 0.0, other) for other in others)
+                text = f"{waiter} was overtaken by {first}, which came {first.asked - waiter.asked:.1f} s later"
+                more = f", and {len(others) - 1} more" if len(others) > 1 else ""
+                yield Violation("order", at, text + more)
 
 
-def _waited_until(history: History, attempt: Attempt) -> float:
-    if attempt.wait == 0 or attempt.owner is not None:
+def _waited_until(history: History, attempt: Attempt, key: str) -> float:
+    """Until when it certainly waited for this key. Of several it waits for one after the other, nobody knows how long
+    for which: the first is waited for from the beginning, if it ever got them."""
+    if attempt.wait == 0 or attempt.keys[0] != key:
         return 0.0
-    return attempt.answered or history.alive_until(attempt)
+    if attempt.got is not None:
+        return attempt.got
+    if len(attempt.keys) > 1:
+        return 0.0
+    limit = FOREVER if attempt.wait is None else attempt.asked + attempt.wait
+    gave_up = FOREVER if attempt.refused is None else attempt.refused - GIVING_UP
+    return min(gave_up, limit, history.alive_until(attempt))
 
 
-def _is_calm(history: History, attempt: Attempt, until: float) -> bool:
-    """Did nothing interfere with this attempt from the time when it asked until then?"""
-    since = attempt.asked - 1.0
-    return not history.paused(attempt, since, until) and not _is_disturbed(history, since, until)
+def _overtook(history: History, key: str, waiter: Attempt, other: Attempt, end: float) -> bool:
+    """Was *other*, which came later, granted the key before *waiter*? Of two who got it the tokens tell, whenever they
+    learned of it. Those who share a key as readers do not take it from one another."""
+    mine, its = waiter.tokens.get(key), other.tokens.get(key)
+    if other.got is None or its is None or (waiter.mode == other.mode == "shared"):
+        return False
+    before = other.got < end if mine is None else its < mine
+    return (
+        before
+        and _is_calm(history, waiter, other.asked - GRACE, other.got)
+        and not _is_headless(history, key, waiter, other)
+    )
+
+
+def _is_headless(history: History, key: str, waiter: Attempt, other: Attempt) -> bool:
+    """Had the line of its process perhaps nobody in the document when *other* got the key?
+
+    One stands there for all, and hands the key on to the next. One that gives up, dies, or loses it names no heir; nor
+    does one that shares it with others. Until the next knows, the line has no entry.
+    """
+    got = other.got or 0.0
+    for mate in history.mates(waiter, key):
+        if mate.asked <= waiter.asked and mate is not waiter:
+            times = [mate.refused, mate.dropped, mate.told, mate.left if mate.was != "released" else None]
+            times += [mate.got if mate.mode != "exclusive" else None, history.excused(mate, key)]
+            if any(time is not None and other.asked - HEADLESS < time < got + HEADLESS for time in times):
+                return True
+    return False
+
+
+def nobody_else_suffers(history: History) -> Iterator[Violation]:
+    """Where nothing interferes, no lock is lost, and none is refused by an error. What another key suffers is nothing.
+
+    A lock ends when it could not be renewed for all of its term, so all of that must have been calm.
+    """
+    if not history.meta.get("tells", True):
+        return
+    for attempt in history.attempts.values():
+        if attempt.kind == "lock" and attempt.inner is None:
+            yield from _suffering(history, attempt)
+
+
+def _suffering(history: History, attempt: Attempt) -> Iterator[Violation]:
+    lost = [sample.since for sample in attempt.samples if not sample.held and sample.pid == attempt.pid]
+    if attempt.was == "lost" and attempt.left is not None:
+        lost.append(attempt.left)
+    at = min(lost, default=None)
+    excused = min(history.excused(attempt, key) for key in attempt.keys)
+    if at is not None and attempt.renew and at < excused and _is_calm(history, attempt, at - attempt.term, at):
+        yield Violation("suffered", at, f"{attempt} was lost, and nothing had happened to its keys")
+    failed = attempt.refused if attempt.error == "LockBackendError" else None
+    if failed is not None and _is_calm(history, attempt, attempt.asked, failed):
+        yield Violation("suffered", failed, f"{attempt} met an error, and nothing had happened to its keys")
+
+
+def _is_calm(history: History, attempt: Attempt, since: float, until: float) -> bool:
+    """Did nothing interfere with this attempt between these times, or shortly before?"""
+    return history.is_calm(attempt, since, until, RECOVERY)
+
+
+def waits_end_in_time(history: History) -> Iterator[Violation]:
+    """acquire(wait=W) is back within W and the time that one command may take, whatever happens to the servers.
+
+    A lock on several keys gives back those that it has, one after the other, when it does not get the next.
+    """
+    timeout = history.meta.get("timeout")
+    for attempt in history.attempts.values():
+        if timeout is None or attempt.wait is None or attempt.kind != "lock":
+            continue
+        end = attempt.answered or history.alive_until(attempt)
+        allowed = attempt.wait + timeout * len(attempt.keys)
+        took = end - attempt.asked
+        if took > allowed + TOLERANCE and took - history.idle(attempt, attempt.asked, end) > allowed + TOLERANCE:
+            state = "came back after" if attempt.answered else "had not come back after"
+            text = (
+                f"{attempt} was to wait {attempt.wait:g} s, a command takes {timeout:g} s, and it {state} {took:.1f} s"
+            )
+            yield Violation("wait", end, text)
 
 
 def every_wait_ends(history: History) -> Iterator[Violation]:
@@ -200,7 +329,7 @@ def every_wait_ends(history: History) -> Iterator[Violation]:
     for attempt in history.attempts.values():
         end = attempt.answered or history.alive_until(attempt)
         late = end - attempt.asked - history.paused(attempt, attempt.asked, end)
-        if attempt.wait is not None and late > attempt.wait + BOUND * len(attempt.keys):
+        if attempt.wait is not None and late > attempt.wait + BOUND[attempt.kind] * len(attempt.keys):
             state = "came back after" if attempt.answered else "had not come back after"
             yield Violation("hung", end, f"{attempt} was to wait {attempt.wait:g} s, and {state} {late:.1f} s")
     for key, attempts in history.by_key().items():
@@ -212,8 +341,8 @@ def _standing_still(history: History, key: str, attempts: list[Attempt]) -> Iter
     moves = sorted(t for a in attempts for t in (a.got, a.left, a.dropped) if t is not None)
     limit = 2 * max(a.term for a in attempts) + WORK + SLACK
     for waiter in attempts:
-        end = _waited_until(history, waiter)
-        if len(waiter.keys) > 1 or end - waiter.asked <= limit:
+        end = waiter.answered or history.alive_until(waiter)
+        if len(waiter.keys) > 1 or waiter.wait == 0 or waiter.owner is not None or end - waiter.asked <= limit:
             continue
         between = moves[bisect.bisect_left(moves, waiter.asked) : bisect.bisect_left(moves, end)]
         for since, until in itertools.pairwise([waiter.asked, *between, end]):
@@ -230,7 +359,7 @@ def _longest_calm(history: History, attempt: Attempt, since: float, until: float
     disturbed = [
         (window.since, history.recovered(window, RECOVERY))
         for window in [*history.windows, *history.stopped[history.group(attempt)]]
-        if window.meets(since - STANDSTILL, until)
+        if window.meets(since - STANDSTILL, until) and (window.key is None or window.key in attempt.keys)
     ]
     longest, start = 0.0, since
     for begin, end in sorted(disturbed):
@@ -259,7 +388,7 @@ def progress(history: History) -> Iterator[tuple[Window, float]]:
 
 
 def keys_come_free(history: History) -> Iterator[Violation]:
-    """When all are gone, every key can be had within one lease."""
+    """When all are gone, every key can be had within one lease, and every document once it is stale."""
     if not history.free:
         return
     for key, attempts in history.by_key().items():
@@ -267,9 +396,10 @@ def keys_come_free(history: History) -> Iterator[Violation]:
         free = history.free.get(key)
         if free is None:
             yield Violation("free", history.over, f"{key!r} was not to be had after the end")
-        elif free - history.over > allowed:
-            text = f"{key!r} was to be had only {free - history.over:.1f} s after the end, not {allowed:.1f}"
-            yield Violation("free", free, text)
+        elif (took := free["t"] - free.get("since", history.over)) > allowed:
+            yield Violation(
+                "free", free["t"], f"{key!r} was to be had only {took:.1f} s after the end, not {allowed:.1f}"
+            )
 
 
 RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
@@ -278,7 +408,10 @@ RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     tokens_follow_beliefs,
     promises_hold,
     losses_are_told,
+    writes_stay,
     first_come_first_served,
+    nobody_else_suffers,
+    waits_end_in_time,
     every_wait_ends,
     work_goes_on,
     keys_come_free,

@@ -11,7 +11,9 @@ from typing import Any
 from tests.faults.records import Record
 
 FOREVER = float("inf")
-_EVENTS = {"got", "refused", "see", "leave", "left", "dropped", "told"}
+#: Within how many seconds after a fault was healed there may still be another primary than before.
+AFTERMATH = 5.0
+_EVENTS = {"got", "refused", "see", "forked", "leave", "left", "dropped", "told"}
 
 
 @dataclass(slots=True)
@@ -29,8 +31,9 @@ class Sample:
 class Attempt:
     """One call of acquire(), and what came of it. Times that never came are None.
 
-    lone: its process asked for the key in no other way. inner: the attempt of the same thread that holds the key
-    already (a reentrant lock).
+    kind: "lock" or "document". renew: is it renewed in the background? inner: the attempt of the same thread that holds
+    the key already (a reentrant lock). seen, wrote: the number that a document had in it, and the one put into it.
+    forked: when a child was forked inside the block.
     """
 
     id: str
@@ -42,16 +45,20 @@ class Attempt:
     wait: float | None = None
     term: float = 0.0
     owner: str | None = None
-    lone: bool = False
+    kind: str = "lock"
+    renew: bool = True
     inner: str | None = None
     got: float | None = None
     tokens: dict[str, int | None] = field(default_factory=dict)
     refused: float | None = None
     error: str = ""
+    seen: int | None = None
     samples: list[Sample] = field(default_factory=list)
+    forked: float | None = None
     leave: float | None = None
     left: float | None = None
     was: str = ""
+    wrote: int | None = None
     dropped: float | None = None
     told: float | None = None
 
@@ -82,11 +89,14 @@ class Belief:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A time in which something was wrong."""
+    """A time in which something was wrong: with one *key* only, if it has one. linger: for how much longer than usual
+    it may be felt when it is over."""
 
     name: str
     since: float
     until: float
+    key: str | None = None
+    linger: float = 0.0
 
     def meets(self, since: float, until: float) -> bool:
         return self.since < until and since < self.until
@@ -108,8 +118,12 @@ class History:
         self.faults: list[Record] = []
         self.windows: list[Window] = []
         self.stopped: dict[int, list[Window]] = defaultdict(list)
+        self.starved: dict[int, list[Window]] = defaultdict(list)
+        self.harness = 0
+        #: From when on the clocks of the servers differ from one another.
+        self.clocks_set = FOREVER
         self.hung: list[Record] = []
-        self.free: dict[str, float] = {}
+        self.free: dict[str, Record] = {}
         self.over = FOREVER
         self.last = 0.0
         self.meta: Record = {}
@@ -121,6 +135,10 @@ class History:
             if attempt.owner is not None:
                 for key in attempt.keys:
                     self._of_owner[key, attempt.owner].append(attempt)
+        self._mates: dict[tuple[int, str], list[Attempt]] = defaultdict(list)
+        for attempt in self.attempts.values():
+            for key in attempt.keys:
+                self._mates[attempt.pid, key].append(attempt)
         #: When somebody got something, anything.
         self.grants = sorted(a.got for a in self.attempts.values() if a.got is not None)
 
@@ -132,7 +150,7 @@ class History:
         elif what in _EVENTS:
             if (attempt := self.attempts.get(record["id"])) is not None:
                 _take_event(attempt, what, record)
-        elif what in ("start", "end", "kill", "stopped", "hung"):
+        elif what in ("start", "end", "kill", "stopped", "starved", "hung"):
             self._take_process(what, t, record)
         else:
             self._take_run(what, t, record)
@@ -141,12 +159,15 @@ class History:
         match what:
             case "start":
                 self.groups[record["pid"]] = record["group"]
+                self.harness = record["pid"] if record["kind"] == "harness" else self.harness
             case "end":
                 self.ended[record["pid"]] = t
             case "kill":
                 self.killed.setdefault(record["group"], t)
             case "stopped":
                 self.stopped[record["group"]].append(Window("stopped", t, record["u"]))
+            case "starved":
+                self.starved[record["pid"]].append(Window("starved", t, record["u"]))
             case "hung":
                 self.hung.append(record)
 
@@ -157,12 +178,14 @@ class History:
                     self.forced.setdefault((record["key"], token), t)
             case "fault":
                 self.faults.append(record)
+                self.clocks_set = min(self.clocks_set, t if record.get("clocks") else FOREVER)
                 if record["order"]:
-                    self.windows.append(Window(record["name"], t, record["u"]))
+                    key, linger = record.get("key"), record.get("linger", 0.0)
+                    self.windows.append(Window(record["name"], t, record["u"], key, linger))
             case "stall":
                 self.windows.append(Window("stall", t, record["u"]))
             case "free":
-                self.free[record["key"]] = t
+                self.free[record["key"]] = record
             case "over":
                 self.over = t
             case "run":
@@ -171,7 +194,7 @@ class History:
                 raise ValueError(f"there is no record of the kind {what!r}")
 
     def _take_ask(self, record: Record) -> None:
-        names = ("mode", "capacity", "wait", "term", "owner", "lone", "inner")
+        names = ("mode", "capacity", "wait", "term", "owner", "kind", "renew", "inner")
         facts: dict[str, Any] = {name: record[name] for name in names if name in record}
         self.attempts[record["id"]] = Attempt(record["id"], record["pid"], tuple(record["keys"]), record["t"], **facts)
 
@@ -188,8 +211,34 @@ class History:
         return sum(window.part(since, until) for window in stopped) + self.stalled(since, until)
 
     def stalled(self, since: float, until: float) -> float:
-        """For how long nothing ran on this machine as it should."""
+        """For how long the servers did not do even a plain write as they should."""
         return sum(window.part(since, until) for window in self.windows if window.name == "stall")
+
+    def own(self, attempt: Attempt) -> list[Window]:
+        """When its process did not get to run: it was stopped, or it or the whole machine was too busy."""
+        return [*self.stopped[self.group(attempt)], *self.starved[attempt.pid], *self.starved[self.harness]]
+
+    def idle(self, attempt: Attempt, since: float, until: float) -> float:
+        """For how long its process did not get to run between these times. What the servers do is no part of that."""
+        total, end = 0.0, since
+        for window in sorted(self.own(attempt), key=lambda window: window.since):
+            total += window.part(max(end, since), until)
+            end = max(end, window.until)
+        return total
+
+    def is_calm(self, attempt: Attempt, since: float, until: float, grace: float) -> bool:
+        """Did nothing interfere between these times with who asks for these keys, be it that it is felt still?
+
+        What the servers suffered is felt until *grace* seconds after the first grant since then, and a pause of its own
+        process for *grace* seconds.
+        """
+        if any(window.since < until and since < window.until + grace for window in self.own(attempt)):
+            return False
+        return not any(
+            window.since < until and since < self.recovered(window, grace)
+            for window in self.windows
+            if window.key is None or window.key in attempt.keys
+        )
 
     def belief(self, attempt: Attempt, key: str) -> Belief | None:
         """When *attempt* certainly believed to hold *key*: None if never.
@@ -210,13 +259,26 @@ class History:
         return Belief(attempt, key, since, until) if since < until else None
 
     def excused(self, attempt: Attempt, key: str) -> float:
-        """From when on the lock may be somebody else's although it was promised: it was taken away on purpose."""
+        """From when on the lock may be somebody else's although it was promised: it was taken away on purpose. Or it
+        is that of a document, and may be judged by the clock of another primary."""
         token = attempt.tokens.get(key)
         forced = self.forced.get((key, token), FOREVER) if token is not None else FOREVER
+        if attempt.kind == "document":
+            forced = min(forced, self._other_clock(attempt))
         if attempt.owner is None:
             return forced
         others = (other for other in self._of_owner[key, attempt.owner] if other is not attempt)
         return min(forced, *(_resumes(other, attempt) for other in others), FOREVER)
+
+    def _other_clock(self, attempt: Attempt) -> float:
+        """From when on a primary with another clock may judge what *attempt* got. Any fault may lead to a new one."""
+        earliest = max(attempt.asked, self.clocks_set)
+        times = (max(w.since, earliest) for w in self.windows if self.recovered(w, AFTERMATH) > earliest)
+        return min(times, default=FOREVER)
+
+    def mates(self, attempt: Attempt, key: str) -> list[Attempt]:
+        """The attempts of its process on this key, itself among them."""
+        return self._mates[attempt.pid, key]
 
     def by_key(self) -> dict[str, list[Attempt]]:
         """The attempts on each key, in the order in which they asked; without the inner ones."""
@@ -228,9 +290,9 @@ class History:
         return found
 
     def recovered(self, window: Window, grace: float) -> float:
-        """When work went on after a fault: *grace* seconds after the first grant since it was healed."""
+        """When work went on after a fault: *grace* seconds after the first grant since it was healed, or more."""
         place = bisect.bisect_left(self.grants, window.until)
-        return (self.grants[place] if place < len(self.grants) else self.over) + grace
+        return (self.grants[place] if place < len(self.grants) else self.over) + grace + window.linger
 
 
 def _resumes(other: Attempt, attempt: Attempt) -> float:
@@ -246,15 +308,17 @@ def _take_event(attempt: Attempt, what: str, record: Record) -> None:
     t = record["t"]
     match what:
         case "got":
-            attempt.got, attempt.tokens = t, record["tokens"]
+            attempt.got, attempt.tokens, attempt.seen = t, record["tokens"], record.get("seen")
         case "refused":
             attempt.refused, attempt.error = t, record["error"]
         case "see":
             attempt.samples.append(Sample(t, record["u"], record["held"], record["left"], record["pid"]))
+        case "forked":
+            attempt.forked = t
         case "leave":
             attempt.leave = t
         case "left":
-            attempt.left, attempt.was = t, record["was"]
+            attempt.left, attempt.was, attempt.wrote = t, record["was"], record.get("wrote")
         case "dropped":
             attempt.dropped = t
         case "told":

@@ -4,25 +4,30 @@ A line is written by one `write` to a file that is only appended to, so that a p
 lines behind. Times are by the one clock that all processes of the machine share and that nobody sets.
 
     start    pid, group, kind       a process begins; `group` is its process group: it is stopped and killed as one
-    ask      id, keys, …            an attempt begins: acquire() is about to be called
-    got      id, tokens             it returned; the fencing token of each key
+    ask      id, keys, …            an attempt begins: acquire() is about to be called; `kind`: for "lock" or "document"
+    got      id, tokens, seen       it returned, at t; the fencing token of each key; `seen`: the count in a document
     refused  id, error              it raised
     see      id, t, u, held, left   between t and u the lock said whether it is held, and for how long at any rate
+    forked   id                     a child is about to be forked that will leave the block by which it is held
     leave    id                     release() is about to be called
-    left     id, was                it returned: "released", "lost", or "unknown"
+    left     id, was, wrote         it returned: "released", "lost", or "unknown"; `wrote`: the count put in a document
     dropped  id                     nothing is believed from here on: its thread is about to end, its object to go
     told     id                     on_lost was called
     force    key, tokens            somebody is about to take the lock from the holders with these tokens
+    starved  t, u                   a thread of this process that does nothing but sleep woke so late
     end                             the process ends in order
     run      seed, lock, …          the run begins; `tells`, `fair`: does this lock promise that?
+                                    timeout: the bound on a command, by which it promises when `acquire` is back
     fault    name, t, u, …          the harness (or a process, to itself) did this, from t until it was healed at u;
                                     order: may it change who comes first? servers: may it stop everybody?
-    stall    t, u                   this machine did not run even the harness
+                                    key: the only one that it may touch; clocks: did it set one?
+                                    linger: for so much longer than others it may be felt
+    stall    t, u                   a plain write to the servers took so long
     stopped  group, t, u            a process group was stopped
     kill     group                  a process group is about to be killed
     hung     group, text            it did not end when it was to, or ended when it was not to
     over                            all that took part have ended
-    free     key                    afterwards, somebody new could take this key
+    free     key, since, seen       afterwards, somebody new could take this key; it could be tried from `since` on
 """
 
 import json
@@ -34,6 +39,8 @@ from typing import Any, Final
 
 Record = dict[str, Any]
 
+#: How often a thread that does nothing else wakes, and how much later it must wake to be starved, in seconds.
+_BEAT: Final = 0.1
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -69,6 +76,18 @@ class Journal:
         """Write down that this happens now, or happened at *t*."""
         record = {"what": what, "t": now() if t is None else t, **facts}
         os.write(self._file, (json.dumps(record, separators=(",", ":")) + "\n").encode())
+
+    def watch(self) -> None:
+        """From now on, write down when this process did not get to run: it was stopped, or the machine was busy."""
+
+        def watch() -> None:
+            while True:
+                due = now() + _BEAT
+                time.sleep(_BEAT)
+                if (woke := now()) > due + _BEAT:
+                    self.write("starved", due, u=woke)
+
+        threading.Thread(target=watch, name="watch", daemon=True).start()
 
 
 def read(folder: Path) -> list[Record]:

@@ -36,7 +36,7 @@ class Story:
         return self
 
     def ask(self, t: float, name: str, keys: str = "k", **facts: Any) -> "Story":
-        facts = {"mode": "exclusive", "capacity": 1, "wait": 5.0, "owner": None, "lone": True, "term": 2.0, **facts}
+        facts = {"mode": "exclusive", "capacity": 1, "wait": 5.0, "owner": None, "renew": False, "term": 2.0, **facts}
         return self.tell("ask", t, _who(name), id=name, keys=keys.split("+"), inner=None, **facts)
 
     def got(self, t: float, name: str, *tokens: int | None, keys: str = "k") -> "Story":
@@ -59,6 +59,18 @@ class Story:
 
     def fault(self, since: float, until: float, *, order: bool = True, **facts: Any) -> "Story":
         return self.tell("fault", since, "harness", u=until, name="some", order=order, **facts)
+
+    def document(
+        self, since: float, until: float, name: str, version: int, *, seen: int, was: str = "released"
+    ) -> "Story":
+        """Get a document that has this count in it, hold it for 3 s at most, and give it back with one more."""
+        self.ask(since - 0.1, name, "d", kind="document", wait=0.0, term=3.0)
+        self.tell("got", since, _who(name), id=name, tokens={"d": version}, seen=seen).see(since, name, 2.9)
+        self.see(until - 0.01, name, 2.9 - (until - since))
+        wrote = seen + 1 if was == "released" else None
+        return self.tell("leave", until, _who(name), id=name).tell(
+            "left", until + 0.01, _who(name), id=name, was=was, wrote=wrote
+        )
 
     def end(self, t: float = LATER) -> "Story":
         return self.tell("over", t, "harness")
@@ -190,6 +202,81 @@ class TestPromises:
         story = Story().ask(10, "a").got(10, "a", 1).see(10, "a", 1.5).see(10.6, "a", 9.0, who="child")
         assert story.hold(11.6, 12, "b", 2).end().rules() == {"child"}
 
+    def test_lost_on_leaving(self) -> None:
+        """No look has found it, but release() does: within the time that was promised."""
+        story = Story().ask(10, "a").got(10, "a", 1).see(10, "a", 2.0).leave(10.5, "a", "lost")
+        assert story.tell("told", 10.6, "a", id="a").end().rules() == {"promise"}
+        story = Story().ask(10, "a").got(10, "a", 1).see(10, "a", 2.0).leave(12.5, "a", "lost")
+        assert story.tell("told", 12.6, "a", id="a").end().rules() == set()
+
+    def test_a_child_leaves_the_block(self) -> None:
+        """A lock that is lost after a child has left the block: the child has taken it."""
+        story = Story().ask(10, "a").got(10, "a", 1).see(10, "a", 2.0).tell("forked", 10.5, "a", id="a")
+        assert story.see(11, "a", 1.0).leave(11.5, "a").end().rules() == set()
+        story = Story().ask(10, "a").got(10, "a", 1).see(10, "a", 2.0).tell("forked", 10.5, "a", id="a")
+        story.see(11, "a", 0).leave(11, "a", "lost").tell("told", 11.1, "a", id="a")
+        assert story.end().rules() == {"child"}
+
+
+class TestDocuments:
+    """P1 of the locks of documents: one flow at a time, whoever lost it writes nothing, nothing is pending for ever."""
+
+    def test_one_after_another(self) -> None:
+        """Each finds what the one before has written."""
+        story = Story().document(10, 11, "a", 1, seen=0).document(11.1, 12, "b", 3, seen=1)
+        assert story.end().rules() == set()
+
+    def test_two_at_once(self) -> None:
+        """One got it while another one's time was running."""
+        story = Story().document(10, 11, "a", 1, seen=0).document(10.5, 11.5, "b", 2, seen=0)
+        assert "overlap" in story.end().rules()
+
+    def test_when_it_is_stale(self) -> None:
+        """One who works for longer than that is refused at the end: nobody's fault, and he need not be told before."""
+        story = Story().document(10, 14, "a", 1, seen=0, was="lost").document(13.1, 13.5, "b", 2, seen=0)
+        assert story.end().rules() == set()
+        story = Story().document(10, 14, "a", 1, seen=0, was="lost").document(12.1, 13.5, "b", 2, seen=0)
+        assert story.end().rules() == {"overlap"}
+
+    def test_finished_late(self) -> None:
+        """It was stale, and nobody had taken it."""
+        assert Story().document(10, 14, "a", 1, seen=0).see(13.5, "a", 0).end().rules() == set()
+
+    def test_by_another_clock(self) -> None:
+        """Where a clock was set, the next primary may find a document stale earlier; else no fault excuses that."""
+        for clocks in (True, False):
+            story = Story().fault(5, 6, clocks=clocks).fault(10.2, 10.3)
+            story.document(10, 11, "a", 1, seen=0, was="lost").document(10.5, 10.8, "b", 2, seen=0)
+            assert story.end().rules() == (set() if clocks else {"overlap", "promise"})
+
+    def test_a_write_that_is_gone(self) -> None:
+        """Its holder was told that it had been written; the next one does not find it."""
+        story = Story().document(10, 11, "a", 1, seen=0).document(11.1, 12, "b", 3, seen=0)
+        assert story.end().rules() == {"written"}
+        story = Story().document(10, 11, "a", 1, seen=0, was="unknown").document(13.1, 14, "b", 3, seen=0)
+        assert story.end().rules() == set()
+
+    def test_a_write_that_is_gone_in_the_end(self) -> None:
+        """Nobody of the run came after it."""
+        story = Story().document(10, 11, "a", 1, seen=0).end(12)
+        assert story.tell("free", 12.5, "harness", key="d", since=12.0, seen=1).rules() == set()
+        story = Story().document(10, 11, "a", 1, seen=0).end(12)
+        assert story.tell("free", 12.5, "harness", key="d", since=12.0, seen=0).rules() == {"written"}
+
+    def test_a_child_fails_the_work(self) -> None:
+        """F63: a child left the block by an error, and its parent finished work that was another's."""
+        story = Story().document(10, 11, "a", 1, seen=0).tell("forked", 10.2, "a", id="a")
+        assert story.end().rules() == set()
+        story.document(10.5, 10.8, "b", 2, seen=0).document(11.1, 11.2, "c", 4, seen=1)
+        assert story.rules() == {"overlap", "told", "written"}
+
+    def test_pending_for_ever(self) -> None:
+        """A document of one that was killed is free when it is stale."""
+        story = Story().ask(10, "a", "d", kind="document", term=3.0).got(10, "a", 1, keys="d").end(11)
+        assert story.tell("free", 16, "harness", key="d", since=11.0).rules() == set()
+        story = Story().ask(10, "a", "d", kind="document", term=3.0).got(10, "a", 1, keys="d").end(11)
+        assert story.tell("free", 18, "harness", key="d", since=11.0).rules() == {"free"}
+
 
 class TestLosses:
     def lost(self, was: str, told: float | None) -> Story:
@@ -230,10 +317,10 @@ class TestLosses:
 
 
 class TestOrder:
-    def overtaken(self, later: float) -> Story:
-        """While one waits from 10 to 16, another that came so much later gets it at 14."""
-        story = Story().ask(10, "a", wait=20.0).ask(10 + later, "b").got(14, "b", 1).leave(15, "b").got(16, "a", 2)
-        return story.leave(17, "a")
+    def overtaken(self, later: float, **facts: Any) -> Story:
+        """While one waits from 10 to 21, another that came so much later gets it at 19.5."""
+        story = Story().ask(10, "a", wait=20.0, **facts).ask(10 + later, "b", **facts).got(19.5, "b", 1)
+        return story.leave(20, "b").got(21, "a", 2).leave(22, "a")
 
     def test_overtaken(self) -> None:
         """Who came certainly later was served first."""
@@ -243,25 +330,141 @@ class TestOrder:
         """Nobody knows whose command came first."""
         assert self.overtaken(1).end().rules() == set()
 
+    def test_an_answer_that_was_late(self) -> None:
+        """The tokens tell who got it first, not who heard of it first."""
+        permits: dict[str, Any] = {"mode": "semaphore", "capacity": 2}
+        story = Story().ask(10, "a", wait=20.0, **permits).ask(13, "b", **permits).got(14, "b", 2).got(16, "a", 1)
+        assert story.end().rules() == set()
+
+    def test_one_who_never_got_it(self) -> None:
+        """A waiter whose time is over, or who gave up, has been overtaken before, but not at the last moment."""
+        for refused, found in ((21, {"order"}), (19.6, set())):
+            story = Story().ask(10, "a", wait=20.0).ask(13, "b").got(19.5, "b", 1).leave(20, "b")
+            assert story.tell("refused", refused, "a", id="a", error="LockNotAcquired").end().rules() == found
+
+    def test_whoever_else_of_its_process_waits(self) -> None:
+        """F69: a thread that waits behind others of its process is overtaken by another process."""
+        story = Story().ask(10, "a.0").ask(10.1, "a.1", wait=20.0).ask(13, "b").got(13.5, "a.0", 1).leave(14, "a.0")
+        story.got(14.1, "b", 2).leave(15, "b")
+        assert story.got(15.1, "a.1", 3).leave(16, "a.1").end().rules() == {"order"}
+
+    def test_in_one_process(self) -> None:
+        """Its own threads are served in order as well."""
+        story = Story().ask(10, "a.1", wait=20.0).ask(13, "a.2").got(14, "a.2", 1).leave(15, "a.2")
+        assert story.got(16, "a.1", 2).leave(17, "a.1").end().rules() == {"order"}
+
+    @pytest.mark.parametrize("how", ["refused", "lost", "dropped", "forced"])
+    def test_without_an_heir(self, how: str) -> None:
+        """Who stood in the document for its whole process has left it and named no heir: the next is a little late."""
+        story = Story().ask(10, "a.0").ask(10.1, "a.1", wait=20.0).ask(13, "b")
+        match how:
+            case "refused":
+                story.tell("refused", 14, "a", id="a.0", error="LockNotAcquired")
+            case "lost":
+                story.got(11, "a.0", 1).leave(14, "a.0", "lost").tell("told", 14, "a", id="a.0")
+            case "dropped":
+                story.got(11, "a.0", 1).tell("dropped", 14, "a", id="a.0")
+            case "forced":
+                story.got(11, "a.0", 1).tell("force", 14, "janitor", key="k", tokens=[1])
+        story.got(14.1, "b", 2).leave(18, "b")
+        assert story.got(18.1, "a.1", 3).leave(19, "a.1").end().rules() == set()
+
+    def test_long_after_that(self) -> None:
+        """That excuses nobody for ever."""
+        story = Story().ask(10, "a.0").ask(10.1, "a.1", wait=20.0).ask(16, "b")
+        story.tell("refused", 12, "a", id="a.0", error="LockNotAcquired").got(17, "b", 2).leave(18, "b")
+        assert story.got(18.1, "a.1", 3).leave(19, "a.1").end().rules() == {"order"}
+
+    def test_two_permits_at_once(self) -> None:
+        """Where others hold it as well, the next of a process may learn too late that it stands first now."""
+        permits: dict[str, Any] = {"mode": "semaphore", "capacity": 2}
+        story = Story().ask(10, "a.0", **permits).ask(10.1, "a.1", wait=20.0, **permits).ask(13, "b", **permits)
+        story.got(14, "a.0", 1).got(14.1, "b", 2)
+        assert story.got(15, "a.1", 3).end().rules() == set()
+        assert self.overtaken(3, **permits).end().rules() == {"order"}
+
+    def test_readers(self) -> None:
+        """One reader takes nothing from another."""
+        assert self.overtaken(3, mode="shared", capacity=9).end().rules() == set()
+
+    def test_several_keys(self) -> None:
+        """Who waits for several waits for the first from the beginning, for the others nobody knows since when."""
+        for keys, found in (("k+l", {"order"}), ("j+k", set())):
+            story = Story().ask(10, "a", keys, wait=20.0).ask(13, "b").got(14, "b", 1).leave(15, "b")
+            assert story.got(16, "a", 2, 2, keys=keys).leave(17, "a").end().rules() == found
+
     def test_a_fault_interfered(self) -> None:
-        """Who could not renew its place has lost it. A fault that does nothing to the order excuses nobody."""
-        assert self.overtaken(3).fault(12, 13).end().rules() == set()
-        assert self.overtaken(3).fault(12, 13, order=False).end().rules() == {"order"}
+        """Who could not renew its place has lost it, until some time after the fault. A fault that does nothing to the
+        order excuses nobody, nor does one of another key."""
+        assert self.overtaken(3).fault(15, 16).end().rules() == set()
+        assert self.overtaken(3).fault(7, 8).end().rules() == set()
+        assert self.overtaken(3).fault(15, 16, order=False).end().rules() == {"order"}
+        assert self.overtaken(3).fault(15, 16, key="k").end().rules() == set()
+        assert self.overtaken(3).fault(15, 16, key="l").end().rules() == {"order"}
 
-    def test_it_was_stopped(self) -> None:
-        """So has who was stopped, but not who saw another being stopped."""
-        assert self.overtaken(3).tell("stopped", 12, "harness", u=13, group=1).end().rules() == set()
-        assert self.overtaken(3).tell("stopped", 12, "harness", u=13, group=2).end().rules() == {"order"}
+    def test_a_fault_before_the_other_came(self) -> None:
+        """What had happened to its place was made good when the other came."""
+        story = Story().ask(10, "a", wait=40.0).fault(11, 12).hold(12.5, 13, "c", 1).ask(21, "b").got(22, "b", 2)
+        story.leave(23, "b").got(24, "a", 3).leave(25, "a")
+        assert story.end().rules() == {"order"}
+        story.records.append({"what": "fault", "t": 11, "u": 12, "pid": 0, "name": "x", "order": True, "linger": 20.0})
+        assert story.rules() == set()
 
-    def test_a_process_has_one_place(self) -> None:
-        """Who shares a place with others of its process is behind them, wherever those stand."""
-        story = Story().ask(10, "a", wait=20.0, lone=False).ask(13, "b").got(14, "b", 1).leave(15, "b")
-        assert story.got(16, "a", 2).leave(17, "a").end().rules() == set()
+    @pytest.mark.parametrize("how", ["stopped", "starved"])
+    def test_it_was_stopped(self, how: str) -> None:
+        """So has who was stopped, or did not get to run, but not who saw another being stopped."""
+        for who, found in (("a", set()), ("b", {"order"})):
+            story = self.overtaken(3)
+            if how == "stopped":
+                story.tell("stopped", 14, "harness", u=16, group=story.pid(who))
+            else:
+                story.tell("starved", 14, who, u=16)
+            assert story.end().rules() == found
 
     def test_a_lock_that_is_not_fair(self) -> None:
         """Some do not promise it."""
         story = self.overtaken(3)
         story.records[0]["fair"] = False
+        assert story.end().rules() == set()
+
+
+class TestNobodyElse:
+    """What happens to one key, and to nothing else, costs nobody another (F66)."""
+
+    def lost(self) -> Story:
+        """A lock that was to be renewed ends at 21, as nobody could renew it for two seconds."""
+        story = Story().ask(18, "a", renew=True).got(18, "a", 1).see(18, "a", 2.0).see(19, "a", 2.0).see(21, "a", 0)
+        return story.leave(21, "a", "lost").tell("told", 21.1, "a", id="a")
+
+    def test_without_a_reason(self) -> None:
+        """Nothing had happened."""
+        assert self.lost().end().rules() == {"suffered"}
+
+    def test_another_key(self) -> None:
+        """Its own key was stuck, or another."""
+        assert self.lost().fault(15, 20, key="k").end().rules() == set()
+        assert self.lost().fault(15, 20, key="l").end().rules() == {"suffered"}
+
+    def test_with_a_reason(self) -> None:
+        """The servers, its process or somebody with a right to it was the reason; or it was never to be renewed."""
+        assert self.lost().fault(19, 20).end().rules() == set()
+        assert self.lost().tell("stopped", 19, "harness", u=20.5, group=1).end().rules() == set()
+        assert self.lost().tell("starved", 19.5, "a", u=20).end().rules() == set()
+        assert self.lost().tell("force", 20, "janitor", key="k", tokens=[1]).end().rules() == set()
+        story = self.lost()
+        next(record for record in story.records if record["what"] == "ask")["renew"] = False
+        assert story.end().rules() == set()
+
+    def test_long_before(self) -> None:
+        """What was over ten seconds before is no reason."""
+        assert self.lost().fault(5, 6).hold(6.5, 7, "b", 0).end().rules() == {"suffered"}
+
+    def test_an_error(self) -> None:
+        """An attempt that ends in an error, and what had happened."""
+        for key, found in ((None, set()), ("k", set()), ("l", {"suffered"})):
+            story = Story().ask(18, "a").tell("refused", 20, "a", id="a", error="LockBackendError")
+            assert story.fault(15, 20, key=key).end().rules() == found
+        story = Story().ask(18, "a").tell("refused", 20, "a", id="a", error="LockNotAcquired")
         assert story.end().rules() == set()
 
 
@@ -274,7 +477,7 @@ class TestWaiting:
         """The same, with others before it."""
         story = Story().ask(10, "a", wait=None)
         for number in range(10):
-            story.hold(10 + 2 * number, 11.5 + 2 * number, f"b{number}", number, lone=False)
+            story.hold(10 + 2 * number, 11.5 + 2 * number, f"b{number}", number)
         assert story.got(30, "a", 99).leave(31, "a").end(60).rules() == {"order"}
 
     def test_while_a_fault_lasts(self) -> None:
@@ -294,6 +497,41 @@ class TestWaiting:
     def test_it_never_comes_back(self) -> None:
         """acquire(wait=1) that has not returned when all is over."""
         assert "hung" in Story().ask(10, "a", wait=1.0).fault(10, 40).end(41).rules()
+
+    @pytest.mark.parametrize(
+        ("seconds", "keys", "found"),
+        [(5.9, "k", set()), (6.1, "k", {"wait"}), (6.1, "k+l", set()), (10.1, "k+l", {"wait"})],
+    )
+    def test_within_its_wait_and_one_command(self, seconds: float, keys: str, found: set[str]) -> None:
+        """acquire(wait=1) where a command takes 4 s at most, whatever happens to the servers; one more for each key."""
+        story = Story(timeout=4.0).ask(10, "a", keys, wait=1.0).fault(9, 30)
+        assert story.tell("refused", 10 + seconds, "a", id="a", error="LockNotAcquired").end().rules() == found
+
+    def test_its_process_did_not_run(self) -> None:
+        """What it was stopped, or starved, is not counted, and not twice; what the servers do is."""
+
+        def late(**facts: Any) -> Story:
+            story = Story(timeout=4.0, **facts).ask(10, "a", wait=1.0).fault(9, 30)
+            return story.tell("refused", 18, "a", id="a", error="LockNotAcquired").end()
+
+        assert late().rules() == {"wait"}
+        assert late().tell("stopped", 11, "harness", u=14, group=1).rules() == set()
+        assert late().tell("starved", 11, "a", u=14).rules() == set()
+        assert late().tell("stopped", 11, "harness", u=12, group=1).tell("starved", 11, "a", u=12).rules() == {"wait"}
+        assert late().tell("stall", 11, "harness", u=14).rules() == {"wait"}
+
+    def test_one_that_never_comes_back(self) -> None:
+        """It counts when the run is over; not for who was killed before, nor for who waits without end."""
+        assert Story(timeout=4.0).ask(10, "a", wait=1.0).fault(9, 17).end(17).rules() == {"wait"}
+        story = Story(timeout=4.0).ask(10, "a", wait=1.0).fault(9, 17)
+        assert story.tell("kill", 15, "harness", group=1).end(17).rules() == set()
+        assert Story(timeout=4.0).ask(10, "a", wait=None).fault(9, 17).end(17).rules() == set()
+
+    def test_documents_are_not_waited_for(self) -> None:
+        """What is asked of a document takes more commands than one."""
+        for kind, found in (("lock", {"wait", "hung"}), ("document", set())):
+            story = Story(timeout=4.0).ask(10, "a", kind=kind, wait=0.0).fault(9, 30)
+            assert story.tell("refused", 26, "a", id="a", error="LockBackendError").end().rules() == found
 
     def test_a_process_that_does_not_end(self) -> None:
         """The harness says so."""
