@@ -111,9 +111,13 @@ class Cluster(Runnable):
 
 
 class MongoCluster(Cluster):
-    """A replica set of three. *clocks*: its members have clocks that can be set (`dials`)."""
+    """A replica set of three. *clocks*: its members have clocks that can be set (`dials`).
+
+    purged: no clock may be set back to before this time, in seconds: tokens from until then may have been forgotten.
+    """
 
     def __init__(self, seed: int, *, clocks: bool = False) -> None:
+        self.purged = 0.0
         self.replica_set = ProxiedSet(seed)
         self.members: Sequence[Mongod] = self.replica_set.members
         self.network = self.replica_set.network

@@ -1,22 +1,28 @@
 """The faults of servers and networks: each function makes one, lets it last, and heals it. No lock is known here."""
 
+import contextlib
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from bson.int64 import Int64
 from pymongo import WriteConcern
 from pymongo.errors import PyMongoError
 
 from tests.faults import clocks
 from tests.faults.cluster import Cluster, MongoCluster
 from tests.faults.peers import APPNAME, COLLECTION, DATABASE
+from tests.faults.plans import KEYS
 from tests.faults.proxy import CLIENT, HELD, Rule
 
 #: How far the clocks of two members may be apart, in seconds.
 SKEW: Final = 8.0
-#: A document that is made again after its removal starts with a larger token, as long as no two clocks are so far
-#: apart as it is old.
+#: How far the clock of a running primary may be set back, in seconds.
+FAR_BACK: Final = 600.0
+#: A document that is made again after its removal starts with a larger token, as long as no clock is behind its last
+#: one: so a document must be so old by all clocks to be removed, and from then on no clock is set back as far.
 PURGED_AFTER: Final = 20.0
 
 
@@ -215,10 +221,22 @@ def wrong_clocks(scene: Scene) -> None:
 
 def clock_set_back(scene: Scene) -> None:
     """The running primary's clock is set back."""
-    dial = _with_clocks(scene).dials[scene.cluster.primary()]
-    if dial.offset <= 1 - SKEW:
+    _set_back(scene, 1, 2 * SKEW, -SKEW)
+
+
+def clock_set_far_back(scene: Scene) -> None:
+    """The running primary's clock is set back by ten seconds to ten minutes."""
+    _set_back(scene, 10, FAR_BACK, -FAR_BACK)
+
+
+def _set_back(scene: Scene, least: float, most: float, lowest: float) -> None:
+    """Set the primary's clock back by *least* to *most* seconds, though no further than *lowest*."""
+    cluster = _with_clocks(scene)
+    dial = cluster.dials[cluster.primary()]
+    lowest = max(lowest, dial.offset - most, cluster.purged - time.time())
+    if dial.offset - least <= lowest:
         raise Skipped
-    dial.set(scene.chance.uniform(-SKEW, dial.offset - 1))
+    dial.set(scene.chance.uniform(lowest, dial.offset - least))
     scene.last(0, 2)
 
 
@@ -228,14 +246,66 @@ def _with_clocks(scene: Scene) -> MongoCluster:
     return scene.mongo
 
 
+def held_up_commands(scene: Scene) -> None:
+    """The server begins commands, and holds them up for up to five seconds before they write: their `$$NOW` is old."""
+    cluster = scene.mongo
+    primary = cluster.primary()
+    points = {"hangDuringBatchUpdate": {"nss": f"{DATABASE}.{COLLECTION}"}, "hangBeforeFindAndModifyPerformsUpdate": {}}
+    chosen = scene.chance.choice([list(points)[:1], list(points)[1:], list(points)])
+    probability = scene.chance.uniform(0.1, 0.6)
+    for point in chosen:
+        mode = {"activationProbability": probability}
+        cluster.command(primary, "configureFailPoint", point, mode=mode, data=points[point])
+    scene.last(0.3, 5)
+    for point in chosen:
+        cluster.command(primary, "configureFailPoint", point, mode="off")
+
+
+# A client that is in the way
+
+
+def stuck_transaction(scene: Scene) -> dict[str, Any]:
+    """Somebody writes to the document of a lock in a transaction, as `lock.atomic()` does, and vanishes for a while."""
+    cluster = scene.mongo
+    try:
+        with cluster.members[cluster.primary()].client(5) as client, client.start_session() as session:
+            wanted = client[DATABASE][COLLECTION].distinct("_id", {"waiters": {"$ne": []}})
+            key = scene.chance.choice(sorted(wanted) if wanted and scene.chance.random() < 0.5 else KEYS)
+            session.start_transaction()
+            _write(client[DATABASE][COLLECTION], key, session)
+            scene.last(2, 25)
+            with contextlib.suppress(PyMongoError):
+                session.abort_transaction()
+    except PyMongoError:
+        raise Skipped from None
+    return {"key": key}
+
+
+def _write(locks: Any, key: str, session: Any) -> None:
+    """Write to a lock as a fence does. Raises PyMongoError if somebody else has just done so, again and again."""
+    for _ in range(20):
+        try:
+            if not locks.update_one({"_id": key}, {"$inc": {"changes": Int64(1)}}, session=session).matched_count:
+                raise Skipped  # nobody has asked for it yet
+        except PyMongoError:
+            session.abort_transaction()
+            session.start_transaction()
+        else:
+            return
+    raise Skipped
+
+
 # What the server does by itself
 
 
 def ttl(scene: Scene) -> None:
     """The TTL monitor, which comes every second, finds documents that nobody uses."""
-    free: dict[str, Any] = {"holders": [], "waiters": []}
-    old = {"$expr": {"$lt": ["$token", {"$subtract": [{"$toLong": "$$NOW"}, round(PURGED_AFTER * 1000)]}]}}
     cluster = scene.mongo
+    behind = min((dial.offset for dial in cluster.dials), default=0.0)
+    # The clocks run on meanwhile, and none is set: that comes after this, if at all.
+    cluster.purged = max(cluster.purged, time.time() + min(0.0, behind) - PURGED_AFTER)
+    free: dict[str, Any] = {"holders": [], "waiters": []}
+    old = {"token": {"$lt": Int64(cluster.purged * 1000)}}
     removed = 0
     for _ in range(3):
         try:
@@ -295,14 +365,19 @@ def _oldest(client: Any) -> Any:
 class Fault:
     """A fault of the servers or of the network.
 
-    lane: faults of one lane come one after the other, those of two at the same time. order: may a waiter lose its
-    place by it? needs: why it cannot be had on this machine, None if it can.
+    inject: makes it, lets it last, heals it; may return facts for the record. lane: faults of one lane come one after
+    the other, those of two at the same time. order: may a waiter lose its place by it? servers: may it stop everybody?
+    clocks: does it set one? linger: for how many seconds longer than others it may be felt. needs: why it cannot be had
+    on this machine, None if it can.
     """
 
     name: str
-    inject: Callable[[Scene], None]
-    lane: Literal["servers", "network"] = "servers"
+    inject: Callable[[Scene], dict[str, Any] | None]
+    lane: Literal["servers", "network", "clients"] = "servers"
     order: bool = True
+    servers: bool = True
+    clocks: bool = False
+    linger: float = 0.0
     needs: Callable[[], str | None] = lambda: None
 
     @property
@@ -323,7 +398,8 @@ FAULTS: Final[dict[str, Fault]] = {
         Fault("cut-primary", cut_primary, "network"),
         Fault("isolate-primary", isolate_primary, "network"),
         Fault("slow-links", slow_links, "network"),
-        Fault("half-open", half_open, "network"),
+        # Dead connections stay in a client's pool until its monitor has had none of its own answered for 20 s.
+        Fault("half-open", half_open, "network", linger=22.0),
         Fault("late-commands", late_commands, "network"),
         Fault("late-replies", late_replies, "network"),
         Fault("lost-replies", lost_replies, "network"),
@@ -331,8 +407,11 @@ FAULTS: Final[dict[str, Fault]] = {
         Fault("fail-write-concern", fail_write_concern, "network"),
         Fault("fail-not-primary", fail_not_primary, "network"),
         Fault("fail-exceeded", fail_exceeded, "network"),
-        Fault("wrong-clocks", wrong_clocks, needs=clocks.missing),
-        Fault("clock-set-back", clock_set_back, needs=clocks.missing),
+        Fault("wrong-clocks", wrong_clocks, clocks=True, needs=clocks.missing),
+        Fault("clock-set-back", clock_set_back, clocks=True, needs=clocks.missing),
+        Fault("clock-set-far-back", clock_set_far_back, clocks=True, needs=clocks.missing),
+        Fault("held-up-commands", held_up_commands),
+        Fault("stuck-transaction", stuck_transaction, "clients", servers=False),
         Fault("ttl", ttl, order=False),
         Fault("stream-killed", stream_killed, order=False),
         Fault("oplog-rolled-over", oplog_rolled_over),
