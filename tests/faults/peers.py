@@ -22,6 +22,7 @@ from django_mongolock.engine.session import Session
 from django_mongolock.engine.sessions import Sessions
 from django_mongolock.engine.store import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockError, LockLostError
+from tests.faults.documents import STALE, Documents, OurDocument
 from tests.faults.records import now
 
 DATABASE: Final = "faults"
@@ -30,6 +31,9 @@ COLLECTION: Final = "mongolock_locks"
 APPNAME: Final = "faults-worker"
 #: How much longer the server lets a lease live than its holder believes, in seconds.
 MARGIN: Final = 0.3
+#: The bound on one command, in seconds. Longer than most leases here: only so can an answer come after the lease that
+#: it grants.
+TIMEOUT: Final = 4.0
 
 
 class Refused(Exception):
@@ -48,8 +52,9 @@ class Unknown(Exception):
 class Plan:
     """One attempt: what to ask for, and what to do with it. Times are in seconds.
 
-    work: how long to hold it. manner: how the program ends it: "release", "extend" in the middle, "die" (its thread
-    ends), "forget" (its object is collected), "cancel", "fork" in the middle.
+    document: is it a document that is asked for? work: how long to hold it. manner: how the program ends it: "release",
+    "extend" in the middle, "die" (its thread ends), "forget" (its object is collected), "cancel", "fail" (its block
+    ends in an error), "fork" in the middle.
     """
 
     keys: tuple[str, ...]
@@ -62,9 +67,9 @@ class Plan:
     owner: str | None = None
     renew: bool = True
     reentrant: bool = False
-    lone: bool = False
     work: float = 0.1
     manner: str = "release"
+    document: bool = False
 
     @property
     def terms(self) -> Terms:
@@ -73,9 +78,10 @@ class Plan:
 
     def facts(self) -> dict[str, Any]:
         """What the checker needs to know of it."""
-        term = max(self.terms.term, self.hold)
-        names = ("keys", "mode", "capacity", "wait", "owner", "lone")
-        return {name: getattr(self, name) for name in names} | {"term": term}
+        term = STALE if self.document else max(self.terms.term, self.hold)
+        names = ("keys", "mode", "capacity", "wait", "owner", "renew")
+        kind = "document" if self.document else "lock"
+        return {name: getattr(self, name) for name in names} | {"term": term, "kind": kind}
 
 
 class Lock(Protocol):
@@ -113,10 +119,12 @@ class Ours:
     def __init__(self, uri: str) -> None:
         client = {"host": uri, "appname": APPNAME, "heartbeatFrequencyMS": 1000}
         self.config = StoreConfig(client, DATABASE, COLLECTION)
-        # Longer than most leases here: only so can an answer come after the lease that it grants.
-        self.sessions = Sessions(lambda: Session(MongoStore(self.config), command_timeout=4.0))
+        self.sessions = Sessions(lambda: Session(MongoStore(self.config), command_timeout=TIMEOUT))
+        self.documents = Documents(DATABASE, client, TIMEOUT)
 
-    def lock(self, plan: Plan, on_lost: Callable[[], None]) -> "OurLock":
+    def lock(self, plan: Plan, on_lost: Callable[[], None]) -> "OurLock | OurDocument":
+        if plan.document:
+            return OurDocument(self.documents, plan.keys[0], plan.owner)
         options = Options(
             plan.terms, plan.wait, reentrant=plan.reentrant, auto_renew=plan.renew, on_lost=lambda _: on_lost()
         )
@@ -135,6 +143,10 @@ class OurLock(MongoLock):
     @property
     def tokens(self) -> Mapping[str, int | None]:
         return self.fencing_tokens
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Leave the block, as `with` does."""
+        self.__exit__(type(error) if error else None, error, None)
 
 
 class Leased:
@@ -185,7 +197,7 @@ class RedisSite:
     whole: ClassVar[bool] = False
 
     def __init__(self, uri: str) -> None:
-        self._connect = partial(Redis.from_url, uri, socket_timeout=4.0)
+        self._connect = partial(Redis.from_url, uri, socket_timeout=TIMEOUT)
         self._local = threading.local()
 
     def lock(self, plan: Plan, on_lost: Callable[[], None]) -> "RedisLock":
@@ -242,7 +254,7 @@ class ShedLockSite:
 
     def lock(self, plan: Plan, on_lost: Callable[[], None]) -> "ShedLock":
         if self._pid != os.getpid():
-            self._client = MongoClient(self._uri, appname=APPNAME, timeoutMS=4000)
+            self._client = MongoClient(self._uri, appname=APPNAME, timeoutMS=round(TIMEOUT * 1000))
             self._pid = os.getpid()
         return ShedLock(plan, self._client[DATABASE]["shedLock"])
 

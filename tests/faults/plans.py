@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
+from tests.faults.documents import DOCUMENTS, STALE
 from tests.faults.peers import Plan
 
 #: The longest lease of a run, in seconds: what a killed holder of it leaves behind lasts as long.
@@ -23,7 +24,7 @@ def _exclusive(chance: random.Random) -> Plan:
 
 def line(chance: random.Random) -> Plan:
     """Where everybody queues, and the order can be seen."""
-    return Plan(("line",), wait=chance.choice([None, 20.0]), work=chance.uniform(0.2, 0.5))
+    return Plan(("line",), wait=chance.choice([None, 20.0]), work=chance.uniform(0.1, 0.4))
 
 
 def _read_or_write(chance: random.Random) -> Plan:
@@ -55,6 +56,11 @@ def _long(chance: random.Random) -> Plan:
     return Plan(("long",), lease=LONGEST, wait=_wait(chance), work=chance.uniform(0.5, 2.5))
 
 
+def _renewed(chance: random.Random) -> Plan:
+    """A short lease, worked under until it has been renewed several times."""
+    return Plan((f"w{chance.randrange(3)}",), wait=chance.choice([0.0, 0.5]), work=chance.uniform(2.0, 3.0))
+
+
 def _unrenewed(chance: random.Random) -> Plan:
     """A lease that nobody renews, and that may end under the work."""
     return Plan(("bare",), lease=1.0, renew=False, wait=_wait(chance), work=chance.choice([0.1, 0.5, 1.3]))
@@ -62,6 +68,14 @@ def _unrenewed(chance: random.Random) -> Plan:
 
 def _kept(chance: random.Random) -> Plan:
     return Plan(("kept",), hold=0.3, wait=_wait(chance), work=0.02)
+
+
+def _document(chance: random.Random) -> Plan:
+    """A document, which nobody waits for; sometimes the work takes longer than it may."""
+    owner = chance.choice([None, None, None, f"o{chance.randrange(2)}"])
+    work = chance.choice([0.0, 0.05, 0.3, 0.6, STALE + 0.5])
+    key = chance.choice(DOCUMENTS)
+    return Plan((key,), document=True, wait=0.0, lease=STALE, owner=owner, renew=False, work=work)
 
 
 _PLANS: Final[list[tuple[int, Callable[[random.Random], Plan]]]] = [
@@ -73,14 +87,18 @@ _PLANS: Final[list[tuple[int, Callable[[random.Random], Plan]]]] = [
     (2, _reentrant),
     (2, _owned),
     (2, _long),
+    (4, _renewed),
     (2, _unrenewed),
     (1, _kept),
+    (5, _document),
 ]
 #: What any lock can do.
 _PLAIN: Final[list[tuple[int, Callable[[random.Random], Plan]]]] = [(5, _exclusive), (2, _long)]
 
-#: All keys that are asked for.
-KEYS: Final = ("e0", "e1", "line", "rw", "sem", "m0", "m1", "m2", "own", "long", "bare", "kept", "again")
+#: All keys of named locks that are asked for.
+KEYS: Final = (
+    "e0", "e1", "line", "rw", "sem", "m0", "m1", "m2", "own", "long", "w0", "w1", "w2", "bare", "kept", "again",
+)  # fmt: skip
 
 
 def choose(chance: random.Random, *, whole: bool) -> Plan:

@@ -21,9 +21,10 @@ from testproject.servers import ServerError
 from testproject.servers.process import patience
 from tests.faults.checker import Violation, check, progress
 from tests.faults.cluster import RECOVERY, Cluster, MongoCluster, RedisCluster
+from tests.faults.documents import DOCUMENTS, STALE, OurDocument, make_documents
 from tests.faults.history import History
-from tests.faults.injections import FAULTS, Scene, Skipped
-from tests.faults.peers import COLLECTION, DATABASE, ERRORS, SITES, Plan
+from tests.faults.injections import FAULTS, SKEW, Scene, Skipped
+from tests.faults.peers import COLLECTION, DATABASE, ERRORS, SITES, TIMEOUT, Ours, Plan, Site
 from tests.faults.plans import HABITS, LONGEST
 from tests.faults.records import Journal, now, read
 from tests.faults.workers import work
@@ -45,12 +46,15 @@ WORKER_FAULTS: Final = {
 }
 NAMES: Final = (*FAULTS, *WORKER_FAULTS)
 #: How many processes of each kind.
-CREW: Final = (("sync", 2), ("async", 1), ("threads", 1), ("prefork", 1))
+CREW: Final = (("sync", 2), ("async", 1), ("threads", 1), ("prefork", 1), ("janitor", 1))
 #: Seconds within which all that is waited for must be served, when the run is over.
 FINISH: Final = 45.0
-#: Every so many seconds there are so many without a new fault: only then can it be seen who came first.
-STORM: Final = 20.0
-CALM: Final = 6.0
+#: Every so many seconds there are so many without a new fault: only then can it be seen who came first, and what was
+#: lost for no reason.
+STORM: Final = 30.0
+CALM: Final = 12.0
+#: The faults that set clocks.
+SET_CLOCKS: Final = frozenset(name for name, fault in FAULTS.items() if fault.clocks)
 #: Who needs longer for a plain write, in seconds, stands still.
 STALL: Final = 0.5
 
@@ -83,12 +87,12 @@ class Crew:
         self._habits = habits
         self._chance = chance
         self.journal = Journal(folder, "harness")
+        self.journal.watch()
         self.running: dict[BaseProcess, str] = {}
         self._mutex = threading.Lock()
 
     def start(self) -> None:
-        janitors = 1 if {"force-release", "clear-stale"} & set(self._habits) else 0
-        for kind, count in (*CREW, ("janitor", janitors)):
+        for kind, count in CREW:
             for _ in range(count if kind in SITES[self._lock].kinds else 0):
                 self._add(kind)
 
@@ -193,10 +197,11 @@ class Run:
         with self._cluster() as cluster:
             crew = Crew(self.folder, cluster.uri, self.lock, self._habits(), random.Random(self.seed))
             whole = SITES[self.lock].whole
-            crew.journal.write("run", seed=self.seed, lock=self.lock, names=self.names, tells=whole, fair=whole)
+            meta = {"tells": whole, "fair": whole, **({"timeout": TIMEOUT} if whole else {})}
+            crew.journal.write("run", seed=self.seed, lock=self.lock, names=self.names, **meta)
             watch = threading.Thread(target=self._watch, args=(cluster, crew), daemon=True)
             try:
-                _make_indexes(cluster)
+                _make_collections(cluster)
                 crew.start()
                 watch.start()
                 self._storm(cluster, crew)
@@ -218,7 +223,7 @@ class Run:
     def _cluster(self) -> Cluster:
         if self.lock == "redis":
             return RedisCluster(self.seed)
-        return MongoCluster(self.seed, clocks=bool({"wrong-clocks", "clock-set-back"} & set(self.names)))
+        return MongoCluster(self.seed, clocks=bool(SET_CLOCKS & set(self.names)))
 
     def _storm(self, cluster: Cluster, crew: Crew) -> None:
         """Let the faults happen."""
@@ -249,10 +254,11 @@ class Run:
     def _lanes(self, cluster: Cluster, crew: Crew) -> Iterator[threading.Thread]:
         """A thread for each kind of fault: what they do happens at the same time."""
         actions = {"kill-worker": crew.kill, "stop-worker": crew.stop}
-        for lane in ("servers", "network", "workers"):
+        for lane in ("servers", "network", "clients", "workers"):
             names = [n for n in self.names if (FAULTS[n].lane if n in FAULTS else "workers") == lane]
             names = [name for name in names if name in FAULTS or name in actions]
-            scene = Scene(cluster, random.Random(f"{self.seed} {lane}"), self._stop.wait)
+            sleep = self._stop.wait if lane == "clients" else self._sleep_until_calm
+            scene = Scene(cluster, random.Random(f"{self.seed} {lane}"), sleep)
 
             def trouble(names: list[str] = names, scene: Scene = scene) -> None:
                 try:
@@ -276,13 +282,19 @@ class Run:
             pass
         return not self._stop.is_set()
 
+    def _sleep_until_calm(self, seconds: float) -> None:
+        """Sleep so long, though not far into the calm: what lasts then is nobody's excuse but those of its own key."""
+        left = STORM - CALM - (now() - self._began) % STORM
+        self._stop.wait(min(seconds, max(0.3, left)))
+
     def _inject(self, scene: Scene, crew: Crew, name: str) -> bool:
         fault, since = FAULTS[name], now()
+        facts = {"name": name, "order": fault.order, "servers": fault.servers, "clocks": fault.clocks}
         try:
-            fault.inject(scene)
+            more = fault.inject(scene) or {}
         except Skipped:
             return False
-        crew.journal.write("fault", since, u=now(), name=name, order=fault.order, servers=True)
+        crew.journal.write("fault", since, u=now(), linger=fault.linger, **facts, **more)
         return True
 
     def _wait_for_grant(self, seconds: float) -> bool:
@@ -309,17 +321,28 @@ class Run:
         """Take every key that was asked for, by somebody new, as soon as it is to be had."""
         asked = {key for record in read(self.folder) if record["what"] == "ask" for key in record["keys"]}
         site = SITES[self.lock](cluster.uri)
-        end = now() + LONGEST + 7
-        while asked and now() < end:
-            for key in sorted(asked):
-                lock = site.lock(Plan((key,), wait=0.0), lambda: None)
+        self._take(asked - set(DOCUMENTS), LONGEST + 7, site, crew)
+        if isinstance(site, Ours):
+            # A document is stale by the clock of the primary of the day, which has to be nearly right for that.
+            for dial in cluster.dials:
+                dial.set(0.0)
+            self._take(asked & set(DOCUMENTS), STALE + SKEW + 7, site, crew)
+        site.close()
+
+    def _take(self, keys: set[str], seconds: float, site: Site, crew: Crew) -> None:
+        since = now()
+        while keys and now() < since + seconds:
+            for key in sorted(keys):
+                lock = site.lock(Plan((key,), document=key in DOCUMENTS, wait=0.0), lambda: None)
                 with contextlib.suppress(*ERRORS):
+                    if isinstance(site, Ours) and isinstance(lock, OurDocument):
+                        site.documents.sweep()
                     lock.acquire()
-                    crew.journal.write("free", key=key)
-                    asked.discard(key)
+                    seen = {"seen": lock.seen} if isinstance(lock, OurDocument) else {}
+                    crew.journal.write("free", key=key, since=since, **seen)
+                    keys.discard(key)
                     lock.release()
             time.sleep(0.05)
-        site.close()
 
     def _outcome(self) -> Outcome:
         history = History(read(self.folder))
@@ -334,13 +357,14 @@ class Run:
         return outcome
 
 
-def _make_indexes(cluster: Cluster) -> None:
-    """What `migrate` would do. The first election may still be under way."""
+def _make_collections(cluster: Cluster) -> None:
+    """What `migrate` would do, and a program that has documents. The first election may still be under way."""
     if isinstance(cluster, MongoCluster):
         with patience(RECOVERY, "the replica set takes no index") as still_time:
             while True:
                 with contextlib.suppress(PyMongoError), cluster.members[cluster.primary()].client(20) as client:
                     ensure_indexes(client[DATABASE][COLLECTION])
+                    make_documents(client[DATABASE])
                     return
                 still_time()
 

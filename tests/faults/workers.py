@@ -25,7 +25,8 @@ from typing import Any, Final
 
 from django_mongolock.engine.store import MongoStore
 from django_mongolock.engine.upkeep import Which, clear_stale, force_release
-from tests.faults.peers import ERRORS, LOSSES, SITES, Lock, OurLock, Ours, Plan, Site
+from tests.faults.documents import OurDocument
+from tests.faults.peers import ERRORS, LOSSES, SITES, TIMEOUT, Lock, OurLock, Ours, Plan, Site
 from tests.faults.plans import KEYS, choose, line
 from tests.faults.records import Journal, now
 
@@ -33,8 +34,16 @@ from tests.faults.records import Journal, now
 MANY: Final = 4
 #: How long a thread works before it dies, and a child before it ends, in attempts.
 LIFE: Final = 15
+#: How often everybody queues at the one key where the order can be seen, beside what is chosen.
+QUEUEING: Final = 0.1
 #: How often an attempt ends in a manner that a habit allows.
 OFTEN: Final = 0.08
+#: How often who holds a document forks: few do anything with documents, and a block takes long.
+OFTEN_FORKED: Final = 0.3
+#: How often work on a document fails.
+OFTEN_FAILED: Final = 0.15
+#: Seconds in which a child must have left the block of its parent.
+LEAVING: Final = 30
 
 
 class Death(BaseException):
@@ -58,10 +67,16 @@ class Worker:
 
     def plan(self, *manners: str) -> Plan:
         plan = choose(self.chance, whole=self.site.whole)
+        if self.site.whole and self.chance.random() < QUEUEING:
+            plan = line(self.chance)
         allowed = [manner for manner in manners if manner in self.habits]
         manner = "extend" if self.chance.random() < 0.1 else "release"
+        if plan.document and self.chance.random() < OFTEN_FAILED:
+            manner = "fail"
         if allowed and self.chance.random() < OFTEN:
             manner = self.chance.choice(allowed)
+        if plan.document and "fork" in allowed and self.chance.random() < OFTEN_FORKED:
+            manner = "fork"
         if manner == "fork":
             plan = dataclasses.replace(plan, work=max(plan.work, 0.5))
         return dataclasses.replace(plan, manner=manner)
@@ -83,8 +98,14 @@ class Worker:
         (journal or self.journal).write("see", since, u=now(), id=name, held=held, left=left)
         return held
 
+    def got(self, name: str, lock: Lock, at: float) -> None:
+        """Write down that acquire() returned, and when."""
+        found = {"seen": lock.seen} if isinstance(lock, OurDocument) else {}
+        self.journal.write("got", at, id=name, tokens=dict(lock.tokens), **found)
+
     def left(self, name: str, lock: Lock, was: str) -> None:
-        self.journal.write("left", id=name, was=was)
+        wrote = {"wrote": lock.wrote} if isinstance(lock, OurDocument) else {}
+        self.journal.write("left", id=name, was=was, **wrote)
         if was != "released":
             self.kept.append(lock)
 
@@ -100,9 +121,10 @@ class Worker:
     def cycle(self, plan: Plan, inner: str | None = None) -> None:
         """One attempt, in this thread."""
         name, lock = self.ask(plan, inner)
-        timer = self._cancel_soon(lock) if plan.manner == "cancel" else None
+        timer = self._cancel_soon(lock) if plan.manner == "cancel" and isinstance(lock, OurLock) else None
         try:
             lock.acquire()
+            at = now()
         except BaseException as error:
             self.refused(name, error)
             if not isinstance(error, ERRORS):
@@ -111,7 +133,7 @@ class Worker:
         finally:
             if timer is not None:
                 timer.join()
-        self.journal.write("got", id=name, tokens=dict(lock.tokens))
+        self.got(name, lock, at)
         held = self._work(name, lock, plan)
         if inner is None and plan.reentrant and held:
             self.cycle(dataclasses.replace(plan, wait=0.0, work=0.0, manner="release"), inner=name)
@@ -127,15 +149,14 @@ class Worker:
             del lock
             self.happened("forget", since)
             return
-        self._give_back(name, lock)
+        self._give_back(name, lock, fail=plan.manner == "fail")
 
-    def _cancel_soon(self, lock: Lock) -> threading.Thread:
+    def _cancel_soon(self, lock: OurLock) -> threading.Thread:
         def cancel(seconds: float) -> None:
             since = now()
             time.sleep(seconds)
-            if isinstance(lock, OurLock):
-                lock.cancel()
-                self.happened("cancel", since)
+            lock.cancel()
+            self.happened("cancel", since)
 
         thread = threading.Thread(target=cancel, args=(self.chance.uniform(0, 0.5),), daemon=True)
         thread.start()
@@ -157,11 +178,14 @@ class Worker:
             time.sleep(self.pause())
         return held
 
-    def _give_back(self, name: str, lock: Lock) -> None:
+    def _give_back(self, name: str, lock: Lock, *, fail: bool = False) -> None:
         self.journal.write("leave", id=name)
         try:
-            if isinstance(lock, OurLock) and self.chance.random() < 0.5:
-                lock.__exit__(None, None, None)
+            if fail and isinstance(lock, OurDocument):
+                lock.leave(ArithmeticError())
+                was = "unknown"  # it does not tell whether it was ours still
+            elif isinstance(lock, OurLock) and self.chance.random() < 0.5:
+                lock.leave()
                 was = "released"
             else:
                 was = "released" if lock.release() else "lost"
@@ -176,23 +200,38 @@ class Worker:
     def _fork(self, name: str, lock: Lock) -> None:
         """Fork while the lock is held: the child holds nothing, gives nothing back, and can lock by itself."""
         since, seed = now(), self.chance.randrange(2**32)
+        self.journal.write("forked", id=name)
         pid = os.fork()
         if pid == 0:
-            self._live_as_child(seed, lambda: self._try_inherited(name, lock))
+            self._live_as_child(seed, lambda: self._leave_inherited(name, lock))
         self.children.add(pid)
         self.happened("fork", since)
 
-    def _try_inherited(self, name: str, lock: Lock) -> None:
-        self.look(name, lock)
+    def _leave_inherited(self, name: str, lock: Lock) -> None:
+        """What a child does in the block of its parent. How a document stands it could only say by asking."""
+        if not isinstance(lock, OurDocument):
+            self.look(name, lock)
+        signal.alarm(LEAVING)  # ends a child that hangs here, which its parent then tells
         with contextlib.suppress(*ERRORS):
-            lock.release()
-        self.look(name, lock)
+            match self.chance.choice(["release", "leave", "fail", "exit"]):
+                case "leave" if isinstance(lock, OurLock | OurDocument):
+                    lock.leave()
+                case "fail" if isinstance(lock, OurLock | OurDocument):
+                    lock.leave(ArithmeticError())
+                case "exit" if isinstance(lock, OurLock | OurDocument):
+                    lock.leave(SystemExit())
+                case _:
+                    lock.release()
+        signal.alarm(0)
+        if not isinstance(lock, OurDocument):
+            self.look(name, lock)
 
     def _live_as_child(self, seed: int, first: Callable[[], None] = lambda: None) -> None:
         """What a forked child does until it ends, like Celery's, by os._exit."""
         code = 1
         try:
             self.journal = self.journal.child("child")
+            self.journal.watch()
             self.chance, self.children = random.Random(seed), set()
             first()
             # Some end at once, while their parent still holds what they have inherited.
@@ -226,7 +265,7 @@ class Worker:
             plan = self.plan("fork", "cancel", "forget")
             if self.site.whole and self.chance.random() < 0.5:
                 plan = line(self.chance)
-            self.cycle(dataclasses.replace(plan, lone=True))
+            self.cycle(plan)
             self.reap()
             time.sleep(self.pause())
 
@@ -278,17 +317,18 @@ class Worker:
 
     async def _acycle(self, plan: Plan) -> None:
         name, lock = self.ask(plan)
-        assert isinstance(lock, OurLock)
+        assert isinstance(lock, OurLock | OurDocument)
         if plan.manner == "cancel" and (task := asyncio.current_task()) is not None:
             asyncio.get_running_loop().call_later(self.chance.uniform(0, 0.5), self._cancel_task, task)
         try:
             await lock.aacquire()
+            at = now()
         except BaseException as error:
             self.refused(name, error)
             if not isinstance(error, ERRORS):
                 raise
             return
-        self.journal.write("got", id=name, tokens=dict(lock.tokens))
+        self.got(name, lock, at)
         if plan.manner == "forget":
             await self._awork(name, lock, plan)
             since = now()
@@ -300,7 +340,7 @@ class Worker:
         finally:
             await self._agive_back(name, lock)
 
-    async def _awork(self, name: str, lock: OurLock, plan: Plan) -> None:
+    async def _awork(self, name: str, lock: OurLock | OurDocument, plan: Plan) -> None:
         end, extends = now() + plan.work, plan.manner == "extend"
         while self.look(name, lock) and now() < end:
             if extends and now() >= end - plan.work / 2:
@@ -309,11 +349,13 @@ class Worker:
                     await lock.aextend()
             await asyncio.sleep(self.pause())
 
-    async def _agive_back(self, name: str, lock: OurLock) -> None:
+    async def _agive_back(self, name: str, lock: OurLock | OurDocument) -> None:
         was = "unknown"
         self.journal.write("leave", id=name)
         try:
             was = "released" if await lock.arelease() else "lost"
+        except LOSSES:
+            was = "lost"
         except ERRORS:
             was = "unknown"
         finally:
@@ -326,16 +368,18 @@ class Worker:
             self.happened("cancel", since)
 
     def janitor(self) -> None:
-        """Takes locks from their holders, and clears what is stale, all the while."""
+        """Frees stale documents, all the while; takes locks from their holders, and clears what is stale of those."""
         assert isinstance(self.site, Ours)
         store = MongoStore(self.site.config)
         while not self.stopping:
+            with contextlib.suppress(Exception):
+                self.site.documents.sweep()
             with contextlib.suppress(Exception):
                 if "force-release" in self.habits:
                     self._take_one(store)
                 if "clear-stale" in self.habits:
                     since = now()
-                    clear_stale(store, KEYS, Which(), timeout=4.0)
+                    clear_stale(store, KEYS, Which(), timeout=TIMEOUT)
                     self.happened("clear-stale", since)
             time.sleep(self.chance.uniform(0.1, 1.0))
 
@@ -345,7 +389,7 @@ class Worker:
         if holders := document.get("holders"):
             holder = self.chance.choice(holders)
             self.journal.write("force", key=key, tokens=[holder["token"]])
-            force_release(store, key, [holder["grant"]], timeout=4.0)
+            force_release(store, key, [holder["grant"]], timeout=TIMEOUT)
             self.happened("force-release", since)
 
 
@@ -393,6 +437,7 @@ def work(  # noqa: PLR0917 - passed on by multiprocessing
         os.environ["MONGOLOCK_BROKEN"] = variant
         _break(variant)
     journal = Journal(folder, kind)
+    journal.watch()
     worker = Worker(SITES[lock](uri), journal, seed, habits)
 
     def stop(number: int, frame: FrameType | None) -> None:
