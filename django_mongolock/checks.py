@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from django.apps import AppConfig, apps
 from django.conf import settings
@@ -23,6 +23,9 @@ from .backends.mongo import ENGINE, MongoBackend, database_settings
 from .conf import KNOWN, MEMORY, NAME, LockSettings, find_wrong, get_settings, raw_settings
 from .documents import declared
 from .exceptions import LockBackendError
+
+if TYPE_CHECKING:
+    from .engine.inspection import ServerFacts
 
 ROUTER: Final = "django_mongolock.router.MongoLockRouter"
 
@@ -206,6 +209,21 @@ def check_server(
                 "Grant find, insert and update on the collection mongolock_locks of that database.",
             )
         )
+    found += _check_replica_set(facts, alias)
+    if facts.missing_indexes:
+        found.append(
+            _warning(
+                "W103",
+                f"The collection mongolock_locks lacks indexes: {', '.join(facts.missing_indexes)}.",
+                f"Run manage.py migrate --database {alias} as a user who may create indexes.",
+            )
+        )
+    return found + _check_history(facts.history, alias)
+
+
+def _check_replica_set(facts: ServerFacts, alias: object) -> list[CheckMessage]:
+    """What the server, or the way it is set up, makes of a lock."""
+    found: list[CheckMessage] = []
     if facts.standalone:
         found.append(
             _warning(
@@ -240,15 +258,7 @@ def check_server(
                 "members. Locks are safe without it: their writes wait for the journals.",
             )
         )
-    if facts.missing_indexes:
-        found.append(
-            _warning(
-                "W103",
-                f"The collection mongolock_locks lacks indexes: {', '.join(facts.missing_indexes)}.",
-                f"Run manage.py migrate --database {alias} as a user who may create indexes.",
-            )
-        )
-    return found + _check_history(facts.history, alias)
+    return found
 
 
 def _check_history(problem: str, alias: object) -> list[CheckMessage]:

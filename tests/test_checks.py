@@ -284,6 +284,18 @@ class TestServer:
             mongo_lock("k", wait=0).acquire().release()
             connect()
 
+    def test_a_majority_without_journals(self, connect: Connect) -> None:
+        """F68: locks wait for the journals themselves; but each hand-over costs a command more, and other data is lost
+        when all members crash."""
+        with ReplicaSet() as servers:
+            client = servers.members[0].client()
+            config = client.admin.command("replSetGetConfig")["config"]
+            config |= {"version": config["version"] + 1, "writeConcernMajorityJournalDefault": False}
+            client.admin.command("replSetReconfig", config)
+            connect(servers.uri)
+            assert ids(ask()) == ["W106", "W103"]
+            connect()
+
     def test_lease_shorter_than_a_failover(self, connect: Connect, settings: Settings) -> None:
         """Where there is something to fail over to, the lease must outlive it."""
         with ReplicaSet(members=2) as servers:
