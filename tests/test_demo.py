@@ -17,12 +17,14 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
+#: For one run of the demo, in seconds. On a loaded machine it takes a minute to start and to end.
+LIMIT = 300
 DEMO = [sys.executable, "-m", "testproject.demo", "--port", "0"]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the demo to its end."""
-    return subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
 def number(report: str, name: str) -> int:
@@ -32,6 +34,7 @@ def number(report: str, name: str) -> int:
     return int(found[1])
 
 
+@pytest.mark.timeout(LIMIT + 30)
 def test_check_finds_nothing_wrong() -> None:
     """With locks: no wrong re-export, no overlap, a killed holder's lock is free in time, the pages answer."""
     ended = run("--check", "--seconds", "8")
@@ -41,9 +44,10 @@ def test_check_finds_nothing_wrong() -> None:
     assert number(ended.stdout, "calls to the external service") > 20
 
 
+@pytest.mark.timeout(LIMIT + 30)
 def test_without_locks_exports_go_wrong() -> None:
-    """Without locks the same run shows wrong re-exports; that is what it is expected to show."""
-    ended = run("--check", "--no-locks", "--seconds", "12")
+    """Without locks the same traffic goes on until it shows a wrong re-export; that is what it is expected to show."""
+    ended = run("--check", "--no-locks", "--seconds", "2")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert number(ended.stdout, "wrong re-exports") > 0
 

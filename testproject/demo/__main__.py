@@ -1,7 +1,8 @@
 """``python -m testproject.demo``: run the shop, or check it in about half a minute.
 
 Exit code 0: what was expected was seen. For ``--check`` that is: nothing wrong. For
-``--check --no-locks`` it is the reverse: at least one wrong re-export, which the locks prevent.
+``--check --no-locks`` it is the reverse: at least one wrong re-export, which the locks prevent. The traffic goes on
+until there is one, for three minutes at most.
 """
 
 from __future__ import annotations
@@ -106,6 +107,8 @@ def _findings(running: site.Site, seconds: float, *, locking: bool) -> Iterator[
     if locking:
         yield from checks.abandoned_locks()
     running.watch(end - time.monotonic())
+    if not locking:
+        checks.await_wrong_export(running)
     yield from checks.traffic(running.stop_traffic())
     yield checks.drain(running, locking=locking)
     yield checks.tasks(running)

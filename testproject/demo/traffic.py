@@ -33,7 +33,7 @@ class Person:
         self._login = (username, password)
         self._ads: list[str] = []
         self._moods: list[Callable[[], object]] = [self.haggle, self.haggle_and_delete, self.haggle_and_opt]
-        self._moods += [self.switch_all, self.buy]
+        self._moods += [self.switch_all, self.buy, self.change_mind]
 
     def run(self) -> None:
         """Do one thing after the other until told to stop."""
@@ -41,7 +41,7 @@ class Person:
         while not self._stop.wait(random.uniform(0.1, 0.4)):
             while len(self._ads) < ADS_PER_SELLER:
                 self.create()
-            random.choices(self._moods, weights=(4, 4, 3, 1, 2))[0]()
+            random.choices(self._moods, weights=(4, 4, 3, 1, 2, 3))[0]()
         self._send("POST", "/api/seller/", {"exports": True})
 
     def create(self) -> None:
@@ -75,6 +75,14 @@ class Person:
         if random.random() < 0.5:
             self._hesitate()
             self._send("POST", f"/api/ads/{ad}/opt/", {"opted_in": True})
+
+    def change_mind(self) -> None:
+        """Put an ad into the external service and take it out, faster than the site answers; leave it in."""
+        path = f"/api/ads/{random.choice(self._ads)}/opt/"
+        with ThreadPoolExecutor(4) as clicks:
+            for opted_in in (True, False, True, False):
+                clicks.submit(self._send, "POST", path, {"opted_in": opted_in})
+        self._send("POST", path, {"opted_in": True})
 
     def switch_all(self) -> None:
         """Take all ads out of the external service, edit one, and put all back."""
