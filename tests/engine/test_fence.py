@@ -8,10 +8,11 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern
+from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern, monitoring
 from pymongo.collection import Collection
 from pymongo.errors import OperationFailure
 from pymongo.read_concern import ReadConcern
@@ -142,6 +143,46 @@ def test_not_acquired(hold: LockMaker, mongo: Client) -> None:
     """Without the lock there is no transaction."""
     with pytest.raises(LockStateError, match="not acquired"):
         hold().atomic(mongo).__enter__()
+
+
+class Striker(monitoring.CommandListener):
+    """Calls *strike* in another thread when a client is about to send its first update, and waits until it is done."""
+
+    def __init__(self, strike: Callable[[], object]) -> None:
+        self.strike: Callable[[], object] | None = strike
+
+    def started(self, event: monitoring.CommandStartedEvent) -> None:
+        if event.command_name == "update" and self.strike is not None:
+            thread = threading.Thread(target=self.strike)
+            self.strike = None
+            thread.start()
+            thread.join()
+
+    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
+        pass
+
+    def failed(self, event: monitoring.CommandFailedEvent) -> None:
+        pass
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_released_and_kept_for_its_minimum_hold(
+    hold: LockMaker, stored: Callable[..., Document], data: Pieces, mongo_uri: str, *, writes: bool
+) -> None:
+    """P9: another thread gives the lock back after the transaction has made sure that it is held, and before it writes
+    to the lock. Nothing is committed, although the entry stays where it is. (What the transaction has read or written
+    before makes it conflict with the release; where it has done nothing yet, only the fence can tell.)"""
+    lock = hold(terms=replace(TERMS, hold=25.0)).acquire()
+    released: list[bool] = []
+    striker = Striker(lambda: released.append(lock.release()))
+    with MongoClient[Document](mongo_uri, event_listeners=[striker]) as client:
+        pieces = client[data.database.name][data.name]
+        with pytest.raises((LockStateError, LockLostError)), lock.atomic(client) as session:
+            if writes:
+                pieces.insert_one({"x": 1}, session=session)
+    assert released == [True]
+    assert ["released" in holder for holder in stored()["holders"]] == [True]
+    assert data.count_documents({}) == 0
 
 
 def test_joined_queue(hold: LockMaker, join_queue: Callable[[], None], data: Pieces, mongo: Client) -> None:

@@ -361,6 +361,25 @@ def test_news_of_the_grant_is_enough() -> None:
     assert play.result == Granted(9, NOW, play.now - 0.01 + 4, play.now)
 
 
+@pytest.mark.parametrize("token", [8, 9])
+def test_news_from_before_this_place_in_the_queue_is_old(token: int) -> None:
+    """P1, F28: whoever slept through a grant and had to queue again hears of that grant as well, or has heard of it.
+    By the number of the last grant that its queueing answered, it is gone; however long the new place is good for."""
+    play = Play(wait=60)
+    play.answer(QUEUED)
+    play.pause()
+    action = play.answer(replace(GONE, last_token=9))
+    assert action.step.add == REQUEST.entry
+    play.answer(replace(QUEUED, last_token=9))
+    action = play.hear(news=News(token, NOW), queued_until=play.now + 4)
+    assert play.result is None
+    assert action == Look("k", "g")
+    play.answer(replace(QUEUED, last_token=9))
+    play.hear(news=News(10, NOW), queued_until=play.now + 4)
+    assert play.result is not None
+    assert play.result.token == 10
+
+
 @pytest.mark.parametrize("left", [1.2, 0.0, -3.0])
 def test_news_that_comes_late_is_confirmed(left: float) -> None:
     """P1, F28: when little is left of the place in the queue, a renewal has to show that the lock is still ours."""

@@ -380,6 +380,29 @@ def test_the_deadline_counts_from_before_the_command(session: Session, monkeypat
         make_lock(session, "k2", terms=Terms(lease=0.2, margin=0.1)).acquire()
 
 
+def test_a_renewal_counts_from_before_its_command_as_well(
+    new_session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P1, F16, F62: its answer takes five seconds. They are not added to the lease."""
+    moved, renewals = 0.0, 0
+    session = new_session(now=lambda: clock.now() + moved)
+    renew = session.store.renew
+
+    def slow(*arguments: Any) -> dict[str, Found]:
+        nonlocal moved, renewals
+        found = renew(*arguments)
+        moved, renewals = moved + 5.0, renewals + 1
+        return found
+
+    monkeypatch.setattr(session.store, "renew", slow)
+    with make_lock(session, terms=CALM) as mine:
+        moved += CALM.lease / 2
+        session.wake()
+        assert eventually(lambda: mine.remaining > CALM.lease / 2)
+        assert renewals == 1
+        assert mine.remaining <= CALM.lease - 5.0
+
+
 # Fork
 
 

@@ -113,6 +113,20 @@ def test_news_come_as_an_update_or_as_a_whole_document(
     assert set(commands.names) <= {"getMore"}
 
 
+def test_old_news_are_no_news(
+    queued: tuple[MongoLock, Waiter], collection: Collection[Document], stored: Stored
+) -> None:
+    """P1, F28: the stream tells of a grant that was given before the waiter queued: somebody else has the lock now."""
+    theirs, waiter = queued
+    (mine,) = stored()["waiters"]
+    news = f"{mine['grant']} {theirs.fencing_token} {int(time.time() * 1000)};"
+    collection.update_one({"_id": "k"}, {"$set": {"granted": news}})
+    assert not eventually(lambda: waiter.done, 0.5)
+    token = theirs.fencing_token
+    theirs.release()
+    assert waiter.end().lock.fencing_token > token
+
+
 def kill_cursor(mongo: MongoClient[Document], appname: str, collection: Collection[Document]) -> None:
     """Kill the cursor of the change stream of this test's clients."""
 
@@ -687,6 +701,67 @@ def test_a_late_hand_over_does_not_bring_back_who_has_been(
     giving.join(5)
     assert nothing_left(session)
     assert entries() == []
+
+
+class Straggler:
+    """Holds up the first hand-over command of a session until `arrive`, and all else that would remove its giver.
+
+    error: what the giver sees of it.
+    """
+
+    def __init__(self, session: Session, error: BaseException) -> None:
+        self.key, self.step, self.error = "", Step(), error
+        self._arrived = threading.Event()
+        self._apply = session.store.apply
+        session.store.apply = self  # type: ignore[method-assign]
+
+    def __call__(self, key: str, step: Step, timeout: float) -> Any:
+        if step.given and not self.key:
+            self.key, self.step = key, step
+            raise self.error
+        if self.key and not self._arrived.is_set() and self.step.given in step.remove:
+            raise LockBackendError("no answer", key)
+        return self._apply(key, step, timeout)
+
+    def arrive(self) -> None:
+        """It reaches the server after all."""
+        self._apply(self.key, self.step, 5)
+        self._arrived.set()
+
+
+@pytest.mark.parametrize("error", [LockBackendError("no answer", "k"), KeyboardInterrupt()], ids=["error", "struck"])
+@pytest.mark.parametrize("heir_has", ["been", "given up"])
+def test_a_hand_over_without_an_answer_does_not_bring_back_its_heir(
+    session: Session,
+    lock: LockMaker,
+    other: LockMaker,
+    in_thread: InThread,
+    entries: Entries,
+    *,
+    heir_has: str,
+    error: BaseException,
+) -> None:
+    """F17, F29, F39: the command is held up on its way, and the giver learns that, or was struck and learns nothing.
+    When it arrives, its heir has had a permit and given it back, or has waited in vain: it must not be queued again,
+    where nobody knows of it."""
+    terms = PERMIT if heir_has == "been" else CALM
+    straggler = Straggler(session, error)
+    first = lock(terms=terms).acquire()
+    second = Waiter(in_thread, lock(terms=terms)).end() if heir_has == "been" else None
+    heir = Waiter(in_thread, lock(terms=terms, wait=None if heir_has == "been" else 2.0))
+    assert eventually(lambda: session._lines)
+    with contextlib.suppress(KeyboardInterrupt):
+        assert first.release()
+    assert straggler.step.add is not None
+    if second is not None:
+        assert not heir.let_go().done
+        second.let_go()
+    assert heir.end().has_it == (heir_has == "been")
+    heir.thread.join(10)
+    straggler.arrive()
+    assert nothing_left(session)
+    assert eventually(lambda: entries() == [])
+    assert other(terms=CALM).try_acquire()
 
 
 # Cancel
