@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.faults.history import FOREVER, Attempt, Belief, History, Window
+from tests.faults.history import FOREVER, LAPSE, Attempt, Belief, History, Window
 from tests.faults.records import read
 
 #: How much later somebody must have come to be certainly behind in the queue, in seconds, where nothing interferes: who
@@ -41,6 +41,8 @@ SLACK: Final = 3.0
 #: How long after a fault work may take to go on as usual, in seconds: a command that was on its way still fails after
 #: four, and is sent again within one.
 RECOVERY: Final = 5.0
+#: How long a process may not get to run where a lock must not be lost, in seconds.
+IDLE: Final = 0.2
 #: How long a holder works at most, in seconds; it says so to itself.
 WORK: Final = 3.0
 #: Within how many seconds a loss is told after the program left the block.
@@ -249,7 +251,7 @@ def _overtook(history: History, key: str, waiter: Attempt, other: Attempt, end: 
     before = other.got < end if mine is None else its < mine
     return (
         before
-        and _is_calm(history, waiter, other.asked - GRACE, other.got)
+        and _is_calm(history, waiter, other.asked - GRACE, other.got, idle=LAPSE)
         and not _is_headless(history, key, waiter, other)
     )
 
@@ -288,16 +290,16 @@ def _suffering(history: History, attempt: Attempt) -> Iterator[Violation]:
         lost.append(attempt.left)
     at = min(lost, default=None)
     excused = min(history.excused(attempt, key) for key in attempt.keys)
-    if at is not None and attempt.renew and at < excused and _is_calm(history, attempt, at - attempt.term, at):
+    if at is not None and attempt.renew and at < excused and _is_calm(history, attempt, at - attempt.term, at, IDLE):
         yield Violation("suffered", at, f"{attempt} was lost, and nothing had happened to its keys")
     failed = attempt.refused if attempt.error == "LockBackendError" else None
-    if failed is not None and _is_calm(history, attempt, attempt.asked, failed):
+    if failed is not None and _is_calm(history, attempt, attempt.asked, failed, IDLE):
         yield Violation("suffered", failed, f"{attempt} met an error, and nothing had happened to its keys")
 
 
-def _is_calm(history: History, attempt: Attempt, since: float, until: float) -> bool:
-    """Did nothing interfere with this attempt between these times, or shortly before?"""
-    return history.is_calm(attempt, since, until, RECOVERY)
+def _is_calm(history: History, attempt: Attempt, since: float, until: float, idle: float) -> bool:
+    """Did nothing interfere with this attempt between these times, or shortly before? See History.is_calm()."""
+    return history.is_calm(attempt, since, until, RECOVERY, idle)
 
 
 def waits_end_in_time(history: History) -> Iterator[Violation]:

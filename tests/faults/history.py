@@ -13,6 +13,9 @@ from tests.faults.records import Record
 FOREVER = float("inf")
 #: Within how many seconds after a fault was healed there may still be another primary than before.
 AFTERMATH = 5.0
+#: A pause of a process that is shorter costs it no place in a queue, in seconds: a place lives a second longer when its
+#: renewal is due.
+LAPSE = 0.8
 _EVENTS = {"got", "refused", "see", "forked", "leave", "left", "dropped", "told"}
 
 
@@ -226,13 +229,16 @@ class History:
             end = max(end, window.until)
         return total
 
-    def is_calm(self, attempt: Attempt, since: float, until: float, grace: float) -> bool:
+    def is_calm(self, attempt: Attempt, since: float, until: float, grace: float, idle: float) -> bool:
         """Did nothing interfere between these times with who asks for these keys, be it that it is felt still?
 
-        What the servers suffered is felt until *grace* seconds after the first grant since then, and a pause of its own
-        process for *grace* seconds.
+        What the servers suffered is felt until *grace* seconds after the first grant since then. Its own process may
+        have been *idle* for so many seconds; a long pause of it is felt for *grace* seconds, too.
         """
-        if any(window.since < until and since < window.until + grace for window in self.own(attempt)):
+        pauses = (window for window in self.own(attempt) if window.until - window.since >= LAPSE)
+        if any(window.since < until and since < window.until + grace for window in pauses):
+            return False
+        if self.idle(attempt, since, until) > idle:
             return False
         return not any(
             window.since < until and since < self.recovered(window, grace)

@@ -24,7 +24,7 @@ def _exclusive(chance: random.Random) -> Plan:
 
 def line(chance: random.Random) -> Plan:
     """Where everybody queues, and the order can be seen."""
-    return Plan(("line",), wait=chance.choice([None, 20.0]), work=chance.uniform(0.1, 0.4))
+    return Plan(("line",), wait=chance.choice([None, 20.0]), work=chance.uniform(0.2, 0.5))
 
 
 def _read_or_write(chance: random.Random) -> Plan:

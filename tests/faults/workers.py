@@ -35,7 +35,7 @@ MANY: Final = 4
 #: How long a thread works before it dies, and a child before it ends, in attempts.
 LIFE: Final = 15
 #: How often everybody queues at the one key where the order can be seen, beside what is chosen.
-QUEUEING: Final = 0.1
+QUEUEING: Final = 0.15
 #: How often an attempt ends in a manner that a habit allows.
 OFTEN: Final = 0.08
 #: How often who holds a document forks: few do anything with documents, and a block takes long.
