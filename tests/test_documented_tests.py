@@ -69,8 +69,9 @@ def test_every_row_names_its_tests(page: Path) -> None:
 
 
 def test_no_failure_is_left_out() -> None:
-    """F1 to F60, each once."""
-    assert [cells[0] for cells in rows(FAILURES.read_text())] == [f"F{number}" for number in range(1, 61)]
+    """F1 to F69 and F76 to F80, each once."""
+    numbers = [*range(1, 70), *range(76, 81)]
+    assert [cells[0] for cells in rows(FAILURES.read_text())] == [f"F{number}" for number in numbers]
 
 
 def test_no_promise_is_left_out() -> None:
