@@ -43,6 +43,7 @@ MAX_HOLDERS: Final = 5_000
 #: More holders and waiters than these are in no document of ours. The rule takes the server a time that grows with
 #: them, and no time limit stops it in the middle of one document.
 MAX_ENTRIES: Final = 12_000
+LAST_CLUSTER_TIME: Final = Timestamp(2**32 - 1, 2**32 - 1)
 #: How many tombstones a document has at most, the newest ones. One that had to go may let a late command leave an entry
 #: that nobody renews: it ends with its lease.
 MAX_TOMBSTONES: Final = 256

@@ -60,10 +60,11 @@ class _Rule:
         self.limits = limits
         self.document = document
         op, before = moment.cluster_time, document.get("cluster_time")
-        self.cluster_time = max((time for time in (op, before) if time is not None), default=None)
-        self.late = op is not None and before is not None and op < before
+        same = document["clock"] == moment.clock
+        self.late = same and op is not None and before is not None and op < before
+        self.cluster_time = before if self.late else op
         self.foreign = not self.late and self.is_foreign(moment)
-        self.clock = document["clock"] if self.late else moment.clock
+        self.clock = moment.clock
         self.now = document["written_at"] if self.late else moment.now
         if not (self.late or self.foreign):
             self.now = max(moment.now, document["written_at"])
@@ -108,25 +109,25 @@ class _Rule:
         return self.now + timedelta(milliseconds=milliseconds)
 
     def living_holders(self) -> Entries:
-        """The holders whose time is not over; if the clock is foreign, all of them, each with a whole lease.
+        """The holders whose time is not over. If the clock is foreign, each begins a whole lease anew.
 
         One that is only kept for a minimum hold needs no whole lease.
         """
-        living = [e for e in self.document["holders"] if e["until"] > self.now]
-        if not self.foreign:
-            return living
-        return [
-            {**e, "until": min(e["until"], self.after(e["term"])) if "released" in e else self.after(e["term"])}
-            for e in self.document["holders"]
-            if "released" not in e or e["until"] > self.now
-        ]
+        holders: Entries = self.document["holders"]
+        if self.foreign:
+            wholes = [self.after(e["term"]) for e in holders]
+            holders = [
+                {**e, "until": min(whole, e["until"]) if "released" in e else whole}
+                for e, whole in zip(holders, wholes, strict=True)
+            ]
+        return [e for e in holders if e["until"] > self.now]
 
     def living_waiters(self) -> Entries:
-        """The waiters whose time is not over; if the clock is foreign, all of them, each with a whole place."""
+        """The waiters whose time is not over. If the clock is foreign, each begins a whole place anew."""
         waiters: Entries = self.document["waiters"]
-        if not self.foreign:
-            return [e for e in waiters if e["until"] > self.now]
-        return [{**e, "until": self.after(e["patience"]), "since": min(e["since"], self.now)} for e in waiters]
+        if self.foreign:
+            waiters = [{**e, "until": self.after(e["patience"]), "since": min(e["since"], self.now)} for e in waiters]
+        return [e for e in waiters if e["until"] > self.now]
 
     def without_removed(self, holders: Entries) -> Entries:
         """Holders without the removed. One that must stay a while is renewed no more: it only waits for its end."""

@@ -44,6 +44,7 @@ from .document import (
     FAR,
     FAR_TIMES,
     GRANTED_FIELDS,
+    LAST_CLUSTER_TIME,
     LAST_TOKEN,
     LEAP,
     MAX_ENTRIES,
@@ -165,7 +166,7 @@ _IS_BLANK: Expression = {"$eq": ["$$ROOT", {"_id": "$_id"}]}
 #: Is it one that we wrote, and are its fields what they should be, apart from what stands in its arrays?
 SOUND: list[Expression] = [
     has_types("$", DOCUMENT_FIELDS),
-    {"$in": [{"$type": "$cluster_time"}, ["timestamp", "null", "missing"]]},
+    {"$lte": ["$cluster_time", LAST_CLUSTER_TIME]},  # or none: nothing that would make every command late
     {"$eq": ["$v", SCHEMA]},
     {"$lt": ["$token", LAST_TOKEN]},
 ]
@@ -198,21 +199,17 @@ def is_late(cluster_time: Expression) -> Expression:
 #: one cluster time were parsed with no write in between, in an order that nobody knows: if this one shows a much later
 #: time, the clock may have been set back after it.
 _IS_FOREIGN: Expression = {
-    "$and": [
-        {"$not": ["$$late"]},
+    "$or": [
+        {"$ne": ["$$doc.clock", "$$c.clock"]},
         {
-            "$or": [
-                {"$ne": ["$$doc.clock", "$$c.clock"]},
+            "$and": [
+                "$$op",
+                {"$not": ["$$late"]},
                 {
-                    "$and": [
-                        "$$op",
-                        {
-                            "$cond": [
-                                {"$eq": ["$$op", "$$doc.cluster_time"]},
-                                {"$gt": ["$$NOW", {"$add": ["$$doc.written_at", LEAP]}]},
-                                {"$lt": ["$$NOW", {"$subtract": ["$$doc.written_at", LEAP]}]},
-                            ]
-                        },
+                    "$cond": [
+                        {"$eq": ["$$op", "$$doc.cluster_time"]},
+                        {"$gt": ["$$NOW", {"$add": ["$$doc.written_at", LEAP]}]},
+                        {"$lt": ["$$NOW", {"$subtract": ["$$doc.written_at", LEAP]}]},
                     ]
                 },
             ]
@@ -221,13 +218,11 @@ _IS_FOREIGN: Expression = {
 }
 #: The time by which the command is judged. A clock that went back by less than a leap stands still for as long.
 _TIME: Expression = {
-    "$switch": {
-        "branches": [
-            {"case": "$$foreign", "then": "$$NOW"},
-            {"case": "$$late", "then": "$$doc.written_at"},
-        ],
-        "default": {"$max": ["$$NOW", "$$doc.written_at"]},
-    }
+    "$cond": [
+        "$$foreign",
+        "$$NOW",
+        {"$cond": ["$$late", "$$doc.written_at", {"$max": ["$$NOW", "$$doc.written_at"]}]},
+    ]
 }
 
 
@@ -235,26 +230,25 @@ def from_now(milliseconds: Expression) -> Expression:
     return after("$$now", milliseconds)
 
 
-_IS_OVER: Expression = {"$lte": ["$$e.until", "$$now"]}
+_LIVES: Expression = {"$gt": ["$$e.until", "$$now"]}
+
+
+def _living(field: str, anew: dict[str, Expression]) -> Expression:
+    """The entries whose time is not over. If the clock is foreign, they begin *anew*."""
+    entries = f"$$doc.{field}"
+    return only({"$cond": ["$$foreign", for_each(entries, merge("$$e", anew)), entries]}, _LIVES)
+
+
 #: Who has released the lock and is only kept for a minimum hold needs no whole lease after an election: nothing breaks
 #: if the clocks differ, while a job that runs once a day would miss a day after every failover.
-_HOLDERS_ANEW: Expression = for_each(
-    only("$$doc.holders", {"$not": [{"$and": ["$$e.released", _IS_OVER]}]}),
-    let(
-        {"whole": from_now("$$e.term")},
-        merge("$$e", {"until": {"$cond": ["$$e.released", {"$min": ["$$e.until", "$$whole"]}, "$$whole"]}}),
-    ),
-)
+_HOLDER_ANEW: dict[str, Expression] = {
+    "until": {"$min": [from_now("$$e.term"), {"$cond": ["$$e.released", "$$e.until", None]}]}
+}
 #: Who waits keeps the order: nobody who comes from now on is to be put before them.
-_WAITERS_ANEW: Expression = for_each(
-    "$$doc.waiters", merge("$$e", {"until": from_now("$$e.patience"), "since": {"$min": ["$$e.since", "$$now"]}})
-)
-
-
-def _living(entries: Expression, anew: Expression) -> Expression:
-    """The entries whose time is not over; if the clock is foreign, all of them, as they begin *anew*."""
-    return {"$cond": ["$$foreign", anew, only(entries, {"$not": [_IS_OVER]})]}
-
+_WAITER_ANEW: dict[str, Expression] = {
+    "until": from_now("$$e.patience"),
+    "since": {"$min": ["$$e.since", "$$now"]},
+}
 
 _IS_REMOVED: Expression = {"$in": ["$$e.grant", "$$c.remove"]}
 _IS_NEW: Expression = {"$eq": ["$$e.grant", "$$c.add.grant"]}
@@ -324,42 +318,40 @@ def _with_new(resumes: bool, arrived: bool) -> Expression:
     return {"$cond": [{"$and": [is_there, {"$not": [done]}]}, at_head, in_order]}
 
 
+#: How many may hold the key together with the waiter at the place `$$i`, and all before it.
+_MOST: Expression = {
+    "$min": [
+        MAX_HOLDERS,
+        {"$min": "$$kept.capacity"},
+        {"$min": {"$slice": ["$$queued.capacity", {"$add": ["$$i", 1]}]}},
+    ]
+}
 #: How many fit, counted from the head of the queue: the first that does not fit blocks all behind it. Where those who
 #: use a key do not agree on the number of permits, the smallest of those who then hold it counts.
 _FITTING: Expression = let(
+    {"first": {"$ifNull": [{"$first": "$$kept"}, {"$first": "$$queued"}]}},
     {
-        "first": {"$ifNull": [{"$first": "$$kept"}, {"$first": "$$queued"}]},
-        "held": size("$$kept"),
-        "most": {"$ifNull": [{"$first": "$$queued.capacity"}, 1]},
-    },
-    {
-        "$getField": {
-            "field": "n",
-            "input": {
-                "$reduce": {
-                    "input": {"$slice": ["$$queued", "$$most"]},
-                    "initialValue": {"n": 0, "capacity": {"$min": [{"$min": "$$kept.capacity"}, MAX_HOLDERS]}},
-                    "in": let(
-                        {
-                            "capacity": {
-                                "$cond": [
-                                    {"$eq": ["$$this.mode", "$$first.mode"]},
-                                    {"$min": ["$$value.capacity", "$$this.capacity"]},
-                                    0,
+        "$indexOfArray": [
+            {
+                "$concatArrays": [
+                    {
+                        "$map": {
+                            # No more than the first of them allows.
+                            "input": {"$range": [0, {"$min": [size("$$queued"), {"$first": "$$queued.capacity"}]}]},
+                            "as": "i",
+                            "in": {
+                                "$and": [
+                                    {"$eq": [{"$arrayElemAt": ["$$queued.mode", "$$i"]}, "$$first.mode"]},
+                                    {"$lt": [{"$add": [size("$$kept"), "$$i"]}, _MOST]},
                                 ]
-                            }
-                        },
-                        {
-                            "$cond": [
-                                {"$lt": [{"$add": ["$$held", "$$value.n"]}, "$$capacity"]},
-                                {"n": {"$add": ["$$value.n", 1]}, "capacity": "$$capacity"},
-                                {"n": "$$value.n", "capacity": 0},
-                            ]
-                        },
-                    ),
-                }
+                            },
+                        }
+                    },
+                    [False],
+                ]
             },
-        }
+            False,
+        ]
     },
 )
 
@@ -371,21 +363,21 @@ def _granted(asks: bool) -> Expression:
     that it had as a waiter, until its holder renews it. So a waiter that has died costs the queue no more than it
     would have anyway, and a living one can hold the lock at once, by what it knows of its last renewal.
     """
-    changes: dict[str, Expression] = {"acquired_at": "$$now", "token": {"$add": ["$$first_token", "$$i"]}}
+    granted = merge("$$e", {"acquired_at": "$$now", "token": {"$add": ["$$first_token", "$$i"]}})
     if asks:
-        changes["until"] = {"$cond": [_IS_ASKED, from_now("$$e.term"), "$$e.until"]}
-        changes["beat"] = {"$cond": [_IS_ASKED, "$$c.beat", "$$e.beat"]}
+        whole = {"until": from_now("$$e.term"), "beat": "$$c.beat"}
+        granted["$mergeObjects"].append({"$cond": [_IS_ASKED, whole, None]})
     return {
         "$map": {
             "input": {"$range": [0, "$$fitting"]},
             "as": "i",
-            "in": let({"e": {"$arrayElemAt": ["$$queued", "$$i"]}}, merge("$$e", changes)),
+            "in": let({"e": {"$arrayElemAt": ["$$queued", "$$i"]}}, granted),
         }
     }
 
 
 #: Did its lease end without a release? One that was released and only kept for its minimum hold did not lapse.
-_HAS_LAPSED: Expression = {"$and": [_IS_OVER, {"$not": ["$$e.released"]}]}
+_HAS_LAPSED: Expression = {"$not": [{"$or": [_LIVES, "$$e.released"]}]}
 
 
 def _total(field: str, more: Expression) -> Expression:
@@ -411,11 +403,11 @@ def _result(asks: bool, buries: bool) -> dict[str, Expression]:
     fields = {
         "holders": "$$holders",
         "waiters": "$$waiting",
-        "token": {"$cond": ["$$fitting", {"$add": ["$$first_token", "$$fitting", -1]}, "$$doc.token"]},
+        "token": {"$max": ["$$doc.token", {"$max": "$$granted.token"}]},
         "granted": _told(asks),
-        "clock": {"$cond": ["$$late", "$$doc.clock", "$$c.clock"]},
+        "clock": "$$c.clock",
         "written_at": "$$now",
-        "cluster_time": {"$max": ["$$op", "$$doc.cluster_time"]},
+        "cluster_time": {"$cond": ["$$late", "$$doc.cluster_time", "$$op"]},
         "expires_at": "$$expires_at",
         "purge_at": purge_time("$$now", "$$doc.purge_at", "$$expires_at"),
         # So that every command writes: a primary that has lost its majority acknowledges what changes nothing.
@@ -431,7 +423,7 @@ def _result(asks: bool, buries: bool) -> dict[str, Expression]:
     }
     if buries:
         new = for_each("$$c.remove", {"grant": "$$e", "until": from_now("$$c.bury")})
-        old = only("$$doc.graves", {"$not": [_IS_OVER]})
+        old = only("$$doc.graves", _LIVES)
         fields["graves"] = {"$slice": [{"$concatArrays": [old, new]}, -MAX_TOMBSTONES]}
     return fields
 
@@ -467,10 +459,10 @@ def _pipeline(
     waiting = {"$slice": ["$$queued", "$$fitting", {"$add": [size("$$queued"), 1]}]}
     stages: list[dict[str, Expression]] = [
         {"doc": {"$cond": [_IS_BLANK, _BLANK, "$$ROOT"]} if upserts else "$$ROOT"},
-        {"late": is_late("$$doc.cluster_time")},
+        {"late": {"$and": [{"$eq": ["$$doc.clock", "$$c.clock"]}, is_late("$$doc.cluster_time")]}},
         {"foreign": _IS_FOREIGN},
         {"now": _TIME},
-        {"living": _living("$$doc.holders", _HOLDERS_ANEW), "lining": _living("$$doc.waiters", _WAITERS_ANEW)},
+        {"living": _living("holders", _HOLDER_ANEW), "lining": _living("waiters", _WAITER_ANEW)},
         {"kept": kept, "queue": queue},
         {
             "queued": _with_new(resumes, arrived) if adds else "$$queue",

@@ -167,7 +167,7 @@ class Machine(RuleBasedStateMachine):
         # That of this command, unless the document has one that is later.
         op = (self.document or {}).get("cluster_time")
         if before is not None and op == before["cluster_time"]:
-            op = Timestamp(1, 1)
+            op = Timestamp(1, 1)  # late
         first, last = (apply_rule(before, step, self.limits, Moment(now, clock, op)) for now in (earliest, latest))
         real = None if self.document is None else {k: v for k, v in self.document.items() if k != "_id"}
         for bound in (first, last):
