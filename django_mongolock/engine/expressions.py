@@ -42,7 +42,8 @@ def after(moment: Expression, milliseconds: Expression) -> Expression:
 
 def has_types(prefix: str, fields: dict[str, type]) -> Expression:
     """True where every field has its type. One comparison of two lists: cheaper to parse than one per field."""
-    return {"$eq": [[{"$type": prefix + name} for name in fields], [_BSON_TYPES[kind] for kind in fields.values()]]}
+    types = {"$map": {"input": [prefix + name for name in fields], "in": {"$type": "$$this"}}}
+    return {"$eq": [types, [_BSON_TYPES[kind] for kind in fields.values()]]}
 
 
 def encoded(document: dict[str, Any]) -> RawBSONDocument:
