@@ -1,0 +1,143 @@
+"""Anything at all with locks, in any order, at a real server: no two are held at once that exclude each other.
+
+    python3 dev.py test -m long tests/engine/test_machine.py        # a quarter of an hour, beside two busy loops
+
+MONGOLOCK_MACHINE_MINUTES, _BURNERS, _SEED, _WEATHER, _HELD_UP say how long and against what.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import hypothesis
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+from pymongo.collection import Collection
+
+from tests.engine.conftest import Document
+from tests.engine.machine import Machine
+from tests.engine.world import Errors, Plan, Violation, World
+from tests.faults.broken import broken
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+#: Threads do not repeat what they did: nothing can be made smaller by trying again.
+ONCE = settings(
+    deadline=None,
+    phases=[Phase.generate],
+    database=None,
+    print_blob=False,
+    suppress_health_check=list(HealthCheck),
+)
+#: What the long run is like, if the environment does not say otherwise.
+LONG = {"MINUTES": 15.0, "BURNERS": 2, "SEED": 0, "WEATHER": 1, "HELD_UP": 0}
+
+
+def setting(name: str) -> float:
+    return float(os.environ.get(f"MONGOLOCK_MACHINE_{name}", LONG[name]))
+
+
+Worlds = Callable[[Plan], World]
+
+
+@pytest.fixture
+def worlds(collection: Collection[Document], mongo_uri: str) -> Iterator[Worlds]:
+    """Makes worlds over a collection of this test."""
+    logger = logging.getLogger("django_mongolock")
+    level = logger.level
+    with contextlib.ExitStack() as stack:
+
+        def make(plan: Plan) -> World:
+            world = World(mongo_uri, collection.database.name, collection.name, plan)
+            stack.callback(world.close)
+            handler = Errors(world)
+            logger.addHandler(handler)
+            stack.callback(logger.removeHandler, handler)
+            return world
+
+        logger.setLevel(logging.ERROR)  # of a long run, nobody can keep every loss
+        try:
+            yield make
+        finally:
+            logger.setLevel(level)
+
+
+def run(world: World, seed: int, examples: int, steps: int) -> None:
+    machine = hypothesis.seed(seed)(type("Machine", (Machine,), {"world": world}))
+    run_state_machine_as_test(machine, settings=settings(ONCE, max_examples=examples, stateful_step_count=steps))
+
+
+def run_for(world: World, seconds: float, seed: int) -> None:
+    """Run examples, a few for each seed, until *seconds* are over."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        seed += 1
+        run(world, seed, examples=10, steps=50)
+        report(world, f"{end - time.monotonic():.0f} s left, seed {seed}")
+
+
+def report(world: World, *more: object) -> None:
+    counts = " ".join(f"{name}={count}" for name, count in sorted(world.counts.items()))
+    sys.stderr.write(f"{' '.join(map(str, more))}: {counts} looks={world.watch.looks}\n")
+
+
+@contextlib.contextmanager
+def burners(count: int) -> Iterator[None]:
+    """So many processes that do nothing but work; they end with this one."""
+    loop = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(1_000_000))"
+    started = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+def test_no_two_are_held_that_exclude_each_other(worlds: Worlds) -> None:
+    """P1, P2, P6: exclusive, shared and semaphores, in three processes; what they do is the same in every run."""
+    world = worlds(Plan(leases=(0.5, 1.0), waits=(0.0, 0.02, 0.2, 0.6), leaks=3))
+    run(world, seed=13, examples=12, steps=30)
+    report(world)
+    assert world.counts["grants"] > 30
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+def test_no_two_are_held_that_exclude_each_other_for_long(worlds: Worlds) -> None:
+    """P1, P2, P6: the same for as long as one likes, under load, in bad weather."""
+    plan = Plan(weather=bool(setting("WEATHER")), held_up=bool(setting("HELD_UP")))
+    seed = int(setting("SEED")) or random.randrange(2**31)
+    with burners(int(setting("BURNERS"))):
+        run_for(worlds(plan), setting("MINUTES") * 60, seed)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("variant", "plan"),
+    [
+        ("no-deadline", Plan()),
+        ("release-by-key", Plan()),
+        ("deadline-from-reply", Plan(weather=True)),
+        ("deadline-from-news", Plan(weather=True)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_broken_lock_is_found_out(worlds: Worlds, variant: str, plan: Plan) -> None:
+    """P1: a machine that finds nothing would prove nothing."""
+    began = time.monotonic()
+    with broken(variant):
+        world = worlds(plan)
+        with pytest.raises(Violation, match=r"held|acquired|token"):
+            run_for(world, 800, seed=1)
+    report(world, variant, f"found after {time.monotonic() - began:.0f} s")
