@@ -1,7 +1,8 @@
 """A state machine over the public face of locks: several processes, threads and tasks do anything, in any order.
 
 Hypothesis chooses what is done; threads and a real server choose how it interleaves, so the same choices do not make
-the same run. What was seen once is therefore remembered, and raised again when Hypothesis asks for it again.
+the same run. What was seen is therefore not raised to Hypothesis, which would ask for it again, but kept in the world,
+whose machines do nothing more from then on.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+from asyncio import CancelledError
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -29,7 +31,7 @@ PATIENCE = 10.0
 #: Between two actions others come to theirs, in seconds.
 PAUSE = 0.01
 #: What asking for a lock may come to, at any time.
-REFUSALS = (LockNotAcquired, LockBackendError)
+REFUSALS = (LockNotAcquired, LockBackendError, CancelledError)
 NUMBERS = st.integers(0, 63)
 
 #: What can be done: how often, and with what. Never with anything that depends on what was before, so that Hypothesis
@@ -51,8 +53,8 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
             "owner": st.sampled_from([None, None, None, "o"]),
         },
     ),
-    "release": (9, {"which": NUMBERS, "early": st.booleans(), "elsewhere": st.booleans()}),
-    "extend": (3, {"which": NUMBERS, "times": st.sampled_from([None, 0.3, 1.0, 2.0])}),
+    "release": (9, {"which": NUMBERS, "early": st.booleans(), "elsewhere": st.booleans(), "join": st.booleans()}),
+    "extend": (3, {"which": NUMBERS, "times": st.sampled_from([None, 0.3, 1.0, 2.0]), "join": st.booleans()}),
     "sleep": (
         3,
         {
@@ -77,13 +79,8 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
             "count": st.integers(1, 3),
         },
     ),
-    "hold_up": (
-        1,
-        {
-            "point": st.sampled_from(["hangBeforeFindAndModifyPerformsUpdate", "hangDuringBatchUpdate"]),
-            "seconds": NUMBERS,
-        },
-    ),
+    "cut_off": (2, {"which": NUMBERS, "seconds": st.sampled_from([0.3, 1.0, 2.0])}),
+    "hold_up": (3, {"seconds": NUMBERS, "which": NUMBERS, "then": st.booleans()}),
 }
 
 
@@ -101,8 +98,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world.check()
-        self.world.counts["examples"] += 1
+        self.world.counts["examples"] += self.world.found is None
         number = self.world.counts["examples"]
         self.keys = [f"{number}.{place}" for place in range(len(self.world.plan.permits))]
 
@@ -115,7 +111,7 @@ class Machine(RuleBasedStateMachine):
     def act(self, choice: tuple[str, dict[str, Any]]) -> None:
         """Do anything."""
         name, arguments = choice
-        if name not in self.rare:
+        if self.world.found is None and name not in self.rare:
             time.sleep(PAUSE)
             getattr(self, name)(**arguments)
 
@@ -140,7 +136,7 @@ class Machine(RuleBasedStateMachine):
             lock, "acquire", then=functools.partial(asking.over, lock), join=PATIENCE if join or not seconds else 0
         )
 
-    def release(self, which: int, early: bool, elsewhere: bool) -> None:
+    def release(self, *, which: int, early: bool, elsewhere: bool, join: bool) -> None:
         """A lock is given back, by whoever holds it or by another thread."""
         if (watched := self._open(which)) is None:
             return
@@ -159,12 +155,12 @@ class Machine(RuleBasedStateMachine):
             # What was given back in the background is given back with force.
             watch.released(watched, keeps=keeps if result and not self.world.plan.weather else 0.0)
             self.world.tell(f"released {grant}: {result} {error!r}")
-            if error is not None and not isinstance(error, LockBackendError):
+            if error is not None and not isinstance(error, (LockBackendError, CancelledError)):
                 self.world.fail(f"release: {error!r}")
 
-        actor.do(lock, "release", early=early, then=over, join=PATIENCE)
+        actor.do(lock, "release", early=early, then=over, join=PATIENCE if join else 0)
 
-    def extend(self, which: int, times: float | None) -> None:
+    def extend(self, which: int, times: float | None, join: bool) -> None:
         """A lease is pushed to its length from now, or to another one."""
         watched = self._open(which)
         if watched is None or watched.owner.busy or watched.lock is None:
@@ -179,10 +175,10 @@ class Machine(RuleBasedStateMachine):
             self.world.tell(f"extended {grant}: {error!r}")
             if error is None:
                 grant.good = max(grant.good, min(began + (lease or 0.0), grant.last - grant.had + grant.asked))
-            elif not isinstance(error, (LockLostError, LockBackendError, LockStateError)):
+            elif not isinstance(error, (LockLostError, LockBackendError, LockStateError, CancelledError)):
                 self.world.fail(f"extend: {error!r}")
 
-        actor.do(watched.lock, "extend", lease, then=over, join=PATIENCE)
+        actor.do(watched.lock, "extend", lease, then=over, join=PATIENCE if join else 0)
 
     def drop(self, which: int) -> None:
         """A lock object is forgotten."""
@@ -254,12 +250,20 @@ class Machine(RuleBasedStateMachine):
             self._count(f"storm {process.session.id} {way} {delay} {count}")
             process.store.weather.turns(way, delay, count)
 
-    def hold_up(self, point: str, seconds: int) -> None:
-        """The server holds up what it has read already."""
+    def cut_off(self, which: int, seconds: float) -> None:
+        """Nothing of a process gets through for a while."""
+        if self.world.plan.weather:
+            process = self._of(self.world.processes, which)
+            self._count(f"cut_off {process.session.id} {seconds}")
+            process.store.weather.cut_off(seconds)
+
+    def hold_up(self, seconds: int, which: int, then: bool) -> None:
+        """The server holds up updates that it has read already. A process may be cut off when that is over."""
         if self.world.plan.held_up:
-            delay = self._of(self.world.plan.delays, seconds)
-            self._count(f"hold_up {point} {delay}")
-            self.world.hold_up(point, delay)
+            delay, process = self._of(self.world.plan.delays, seconds), self._of(self.world.processes, which)
+            then = then and self.world.plan.weather
+            self._count(f"hold_up {delay}{f' then cut off {process.session.id}' if then else ''}")
+            self.world.hold_up(delay, process.store.weather if then else None)
 
     # What must be true
 
@@ -272,8 +276,6 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Come to an end, and look once more."""
         world = self.world
-        if world.found is not None:
-            return
         world.calm()
         if world.plan.leaks and world.counts["examples"] % world.plan.leaks == 0:
             world.are_free(self.keys)
@@ -325,7 +327,7 @@ class Asking:
             capacity,
             lease=lease,
             margin=self.world.plan.margin,
-            patience=min(lease, 1.0),
+            patience=min(lease, self.world.plan.patience),
             hold=self.hold,
             owner=self.owner,
         )
@@ -362,6 +364,5 @@ class Asking:
         name = type(error).__name__
         self.world.counts[name] += 1
         self.world.tell(f"refused {self}: {error!r}")
-        expected = isinstance(error, REFUSALS) or name == "CancelledError"
-        if not expected and not (self.session.dies and isinstance(error, LockStateError)):
+        if not isinstance(error, REFUSALS) and not (self.session.dies and isinstance(error, LockStateError)):
             self.world.fail(f"acquire: {error!r}")

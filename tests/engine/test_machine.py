@@ -71,8 +71,11 @@ def worlds(collection: Collection[Document], mongo_uri: str) -> Iterator[Worlds]
 
 
 def run(world: World, seed: int, examples: int, steps: int) -> None:
+    """Run so many examples. Raises Violation."""
     machine = hypothesis.seed(seed)(type("Machine", (Machine,), {"world": world}))
     run_state_machine_as_test(machine, settings=settings(ONCE, max_examples=examples, stateful_step_count=steps))
+    if world.found is not None:
+        raise Violation(world.found)
 
 
 def run_for(world: World, seconds: float, seed: int) -> None:
@@ -86,7 +89,7 @@ def run_for(world: World, seconds: float, seed: int) -> None:
 
 def report(world: World, *more: object) -> None:
     counts = " ".join(f"{name}={count}" for name, count in sorted(world.counts.items()))
-    sys.stderr.write(f"{' '.join(map(str, more))}: {counts} looks={world.watch.looks}\n")
+    sys.stderr.write(f"{' '.join(map(str, more))}: {counts} looks={world.watch.looks} seeming={world.watch.seeming}\n")
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 from django_mongolock.engine import clock
@@ -87,12 +88,14 @@ class Watched:
 
 @dataclass(eq=False)
 class Watch:
-    """Looks at locks, from any thread, and says what was wrong."""
+    """Looks at locks, from any thread, and says what was wrong. seeming: how often two would have seemed to be held at
+    once to who looks at one after the other."""
 
     now: Callable[[], float] = clock.now
     watched: list[Watched] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     looks: int = 0
+    seeming: int = 0
     _grants: dict[str, dict[int, Grant]] = field(default_factory=dict)
     _mutex: threading.Lock = field(default_factory=threading.Lock)
 
@@ -140,9 +143,9 @@ class Watch:
         return True
 
     def look_at_all(self) -> None:
-        """Look at all of them."""
-        for watched in list(self.watched):
-            self.look(watched)
+        """Look at all of them, one after the other."""
+        held = {w.grant for w in list(self.watched) if self.look(w) and w.grant.cut == NEVER}
+        self.seeming += any(one.key == two.key and one.kind.excludes(two.kind) for one, two in combinations(held, 2))
 
     def releases(self, watched: Watched) -> None:
         """Somebody is going to release it."""
