@@ -146,9 +146,11 @@ class MemoryLocks:
         return [self._name(key) for key, document in documents if any(e["until"] > now for e in document["holders"])]
 
     def waiting(self, key: Key) -> int:
-        """How many wait for *key*: processes, that is, and the code under test is one."""
+        """How many wait for *key*: threads and tasks. Those behind another of theirs are counted when its place in the
+        queue is renewed, within seconds."""
         document = self._server.documents.get(self._full(key), {})
-        return sum(e["until"] > self._server.time for e in document.get("waiters", []))
+        now = self._server.time
+        return sum(1 + e.get("behind", 0) for e in document.get("waiters", []) if e["until"] > now)
 
     def assert_locked(self, key: Key, times: int | None = None) -> None:
         """The code under test has acquired *key*, at least once or exactly so many *times*."""

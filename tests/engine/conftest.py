@@ -10,6 +10,7 @@ import pytest
 from pymongo import MongoClient, monitoring
 from pymongo.collection import Collection
 
+from django_mongolock.engine import clock
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.locks import MongoLock, Options
 from django_mongolock.engine.session import Session
@@ -18,10 +19,27 @@ from tests.engine.faces import ASYNC, BLOCKING, Face
 
 Document = dict[str, Any]
 
-#: Terms for tests: short, and with a small margin, for the server's clock is ours.
-QUICK = Terms(lease=1.0, margin=0.1, patience=1.0)
+#: Terms for tests: short, and with a small margin, for the server's clock is ours. Not shorter: on a loaded machine a
+#: command takes a second, and a renewal is to be in time there.
+QUICK = Terms(lease=3.0, margin=0.1, patience=3.0)
 #: Terms under which nothing is renewed, and nothing ends by itself, while a test lasts: for counting commands.
 CALM = Terms(lease=60, margin=1, patience=60)
+
+
+class Timer:
+    """The clock of sessions, which a test moves on instead of waiting. The server's goes on as it does."""
+
+    def __init__(self) -> None:
+        self.sessions: list[Session] = []
+        self._ahead = 0.0
+
+    def __call__(self) -> float:
+        return clock.now() + self._ahead
+
+    def move(self, seconds: float) -> None:
+        self._ahead += seconds
+        for session in self.sessions:
+            session.wake()
 
 
 class Commands(monitoring.CommandListener):
@@ -92,9 +110,16 @@ def new_session(config: StoreConfig) -> Iterator[Callable[..., Session]]:
 
 
 @pytest.fixture
-def session(new_session: Callable[..., Session]) -> Session:
+def timer() -> Timer:
+    """The clock of the session of `session` and `lock`."""
+    return Timer()
+
+
+@pytest.fixture
+def session(new_session: Callable[..., Session], timer: Timer) -> Session:
     """One session over this test's collection."""
-    return new_session()
+    timer.sessions.append(new_session(now=timer))
+    return timer.sessions[0]
 
 
 LockMaker = Callable[..., MongoLock]

@@ -377,7 +377,6 @@ def test_eight_who_wait_are_eight(eight_wait: str) -> None:
     assert "8" in line.replace(eight_wait, "").split()
 
 
-@pytest.mark.xfail(strict=False, reason="the model has no name for the number of those who wait yet")
 @WITH_MONGO
 def test_the_model_counts_them(eight_wait: str) -> None:
     """F69, P5: `Lock.waiting`, beside the list of those whose entries are in the document."""
