@@ -371,9 +371,7 @@ def test_news_from_before_this_place_in_the_queue_is_old(token: int) -> None:
     action = play.answer(replace(GONE, last_token=9))
     assert action.step.add == REQUEST.entry
     play.answer(replace(QUEUED, last_token=9))
-    action = play.hear(news=News(token, NOW), queued_until=play.now + 4)
-    assert play.result is None
-    assert action == Look("k", "g")
+    assert play.hear(news=News(token, NOW), queued_until=play.now + 4) == Look("k", "g")
     play.answer(replace(QUEUED, last_token=9))
     play.hear(news=News(10, NOW), queued_until=play.now + 4)
     assert play.result is not None

@@ -360,16 +360,15 @@ def test_a_lock_that_was_forgotten_is_not_entered_again(
 
 def test_a_grant_is_never_seen_held_without_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """P7: the keeper may look at any moment; a grant that was only just given is not lost to it."""
-    grant = Grant("id", "k", Terms(), auto_renew=True, worker=None)
     seen: list[tuple[State, float]] = []
 
-    class Watched(type(grant)):  # type: ignore[misc]
+    class Watched(Grant):
         def __setattr__(self, name: str, value: object) -> None:
             super().__setattr__(name, value)
             if getattr(self, "state", None) is State.HELD:
                 seen.append((self.state, self.remaining))
 
-    grant.__class__ = Watched
+    grant = Watched("id", "k", Terms(), auto_renew=True, worker=None)
     grant.hold(Granted(5, NOW, clock.now() + 30, clock.now()), 0.0)
     assert seen
     assert all(remaining > 0 for _, remaining in seen)

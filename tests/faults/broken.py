@@ -282,7 +282,7 @@ def _no_op_as_proof(patches: Patches) -> None:
 
 
 def _old_time_cuts(patches: Patches) -> None:
-    holders = step._living("$$doc.holders", step._HOLDERS_ANEW)
+    holders = step._living("holders", step._HOLDER_ANEW)
     no_longer = {"$min": ["$$e.until", after("$$NOW", "$$e.term")]}
     patches.swap(holders, for_each(holders, merge("$$e", {"until": no_longer})))
 
@@ -300,7 +300,7 @@ def _no_clock_stamp(patches: Patches) -> None:
 
 
 def _waiters_never_pruned(patches: Patches) -> None:
-    patches.swap(step._living("$$doc.waiters", step._WAITERS_ANEW), "$$doc.waiters")
+    patches.swap(step._living("waiters", step._WAITER_ANEW), "$$doc.waiters")
 
 
 def _newest_first(patches: Patches) -> None:
