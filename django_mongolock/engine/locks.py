@@ -535,7 +535,7 @@ class MongoLock:
 
     def _now(self) -> Session:
         """The session that this object's grants belong to; without any, that of this process."""
-        if self._grants and self._session is not None:
+        if self._grants and self._session is not None and self._is_ours():
             return self._session
         return self._session_now()
 

@@ -254,7 +254,7 @@ class Session:
         return self._senders.call(send, self.command_timeout, urgent=_is_release(action), on_withdrawn=withdrawn)
 
     def _elsewhere(self, call: Callable[[], None]) -> None:
-        """Call, but not in the main thread: starting a thread waits for an Event, see `senders`."""
+        """Call, but not in the main thread: starting a thread waits for an Event, see `worker_threads`."""
         if threading.current_thread() is threading.main_thread():
             self._senders.call(lambda _: call(), urgent=True)
         else:
@@ -403,7 +403,12 @@ class Session:
     def claim(self, grant: Grant) -> Grant | None:
         """Who is next in line behind *grant*, to hand its key over to. Deliver the answer, or that there is none."""
         with self._mutex:
-            heir = next((other for other in self._lines.get(grant.line, {}).values() if other is not grant), None)
+            line = iter(self._lines.get(grant.line, {}).values())
+            heir = next(line, None)
+            if grant.id in self._waiting:  # it stands in line itself
+                while heir is not None and heir is not grant:
+                    heir = next(line, None)
+                heir = next(line, None)
             # Claimed twice, a second command would be on its way after the first has been answered.
             if heir is None or heir.cancelled or heir.claimed:
                 return None
