@@ -68,7 +68,7 @@ class Grant:
     it got, and when. listens_from: when news of it may come by the change stream.
     template: what its key was made from, for statistics. busy: somebody else has the key; held_by: who, in words.
     contended: that was told. told: which part of its life was told to the session's observer. patience: how long it
-    lives in the queue without renewal, in seconds.
+    lives in the queue without renewal, in seconds. back_by: when its caller is to be back at the latest.
     """
 
     __slots__ = (
@@ -86,6 +86,7 @@ class Grant:
         "asked",
         "at_head",
         "auto_renew",
+        "back_by",
         "began",
         "bell",
         "busy",
@@ -121,7 +122,7 @@ class Grant:
         "users",
         "waited",
         "worker",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,
@@ -166,6 +167,7 @@ class Grant:
         self._now = now
         self.began = now()
         self.renew_at = self.began + terms.patience / 3
+        self.back_by = float("inf")
         self.on_lost: Callback | None = None
         self.on_release_requested: Callback | None = None
         self._last = float("inf")

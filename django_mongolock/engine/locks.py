@@ -386,6 +386,7 @@ class MongoLock:
         request = grant.request
         now = grant.began
         deadline = protocol.FOREVER if wait is None else now + wait
+        grant.back_by = deadline + session.command_timeout
         trial, answer = wait == 0, None
         try:
             self._wanted = grant

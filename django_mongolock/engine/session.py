@@ -20,6 +20,7 @@ from .grant import CLOSED, TAKEN, Callback, Grant, Guard, Handle, LineKey, State
 from .keeper import Keeper
 from .logs import DEBUG, INFO, WARNING, log, log_exception
 from .protocol import (
+    FOREVER,
     Action,
     Answer,
     Apply,
@@ -52,6 +53,9 @@ SENDERS: Final = 24
 FOR_RELEASES: Final = 8
 #: Who has waited for less than this has its place in a queue by when its command comes, in seconds.
 JUST_CAME: Final = 0.05
+
+#: However little time is left for it, a command that may still help gets so many seconds.
+SHORTEST_COMMAND: Final = 0.1
 
 #: With more waiters than this in one process, its change stream does not rest: to ask all of them costs more.
 CROWD: Final = 64
@@ -144,9 +148,21 @@ class Session:
         """See run(). A waiting coroutine holds no thread; only a command on its way does."""
         return await drivers.arun(steps, self._asend, self._apause)
 
-    def _send(self, action: Action, timeout: float | None = None) -> Any:
-        """Carry out *action*, in at most *timeout* seconds (those of the session if not given)."""
-        timeout = self.command_timeout if timeout is None else min(timeout, self.command_timeout)
+    def _seconds_for(self, action: Action) -> float:
+        """How long *action* may take: whoever waits is to be back within its wait and the time of one command."""
+        match action:
+            case Apply(_, step) if not step.given:
+                grant = self._waiting.get(step.ask)
+            case Look(_, grant_id) | QueueNext(_, grant_id) | FindDeadlock(_, grant_id):
+                grant = self._waiting.get(grant_id)
+            case _:
+                grant = None
+        left = FOREVER if grant is None else max(SHORTEST_COMMAND, grant.back_by - self.now())
+        return min(left, self.command_timeout / (4 if isinstance(action, QueueNext) else 1))
+
+    def _send(self, action: Action, left: float = FOREVER) -> Any:
+        """Carry out *action*. left: at most so many seconds."""
+        timeout = min(left, self._seconds_for(action))
         match action:
             case Apply(key, step):
                 return self._apply(key, step, timeout)
@@ -251,7 +267,8 @@ class Session:
 
     def _send_elsewhere(self, action: Action) -> Any:
         send, withdrawn = functools.partial(self._send, action), self._about_to_send(action)
-        return self._senders.call(send, self.command_timeout, urgent=_is_release(action), on_withdrawn=withdrawn)
+        timeout = self._seconds_for(action)
+        return self._senders.call(send, timeout, urgent=_is_release(action), on_withdrawn=withdrawn)
 
     def _elsewhere(self, call: Callable[[], None]) -> None:
         """Call, but not in the main thread: starting a thread waits for an Event, see `worker_threads`."""
@@ -262,7 +279,8 @@ class Session:
 
     async def _asend(self, action: Action) -> Any:
         send, withdrawn = functools.partial(self._send, action), self._about_to_send(action)
-        return await self._senders.acall(send, self.command_timeout, urgent=_is_release(action), on_withdrawn=withdrawn)
+        timeout = self._seconds_for(action)
+        return await self._senders.acall(send, timeout, urgent=_is_release(action), on_withdrawn=withdrawn)
 
     def _about_to_send(self, action: Action) -> Callable[[], object] | None:
         """Note that the grant which *action* adds may be on its way from now on; return what takes that back."""
