@@ -209,8 +209,9 @@ def writes_stay(history: History) -> Iterator[Violation]:
 def first_come_first_served(history: History) -> Iterator[Violation]:
     """Nobody is overtaken by who came certainly later: over all threads, tasks and processes, whoever else waits there.
 
-    Whether somebody is in the queue can be said where nothing has interfered since some time before the other one
-    asked, so that whatever had happened to its place or its command was made good by then.
+    Whoever has lost its place, or whose command does not get through, stands where its arrival belongs when it is back.
+    So all that counts is whether it was in the queue when the other one was granted the key: whether nothing had
+    interfered for some time before that.
     """
     if not history.meta.get("fair", True):
         return
@@ -251,7 +252,7 @@ def _overtook(history: History, key: str, waiter: Attempt, other: Attempt, end: 
     before = other.got < end if mine is None else its < mine
     return (
         before
-        and _is_calm(history, waiter, other.asked - GRACE, other.got, idle=LAPSE)
+        and _is_calm(history, waiter, other.got - GRACE, other.got, LAPSE)
         and not _is_headless(history, key, waiter, other)
     )
 

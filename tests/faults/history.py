@@ -123,8 +123,8 @@ class History:
         self.stopped: dict[int, list[Window]] = defaultdict(list)
         self.starved: dict[int, list[Window]] = defaultdict(list)
         self.harness = 0
-        #: From when on the clocks of the servers differ from one another.
-        self.clocks_set = FOREVER
+        #: When a clock of the servers was set.
+        self.clocks: list[Window] = []
         self.hung: list[Record] = []
         self.free: dict[str, Record] = {}
         self.over = FOREVER
@@ -181,10 +181,11 @@ class History:
                     self.forced.setdefault((record["key"], token), t)
             case "fault":
                 self.faults.append(record)
-                self.clocks_set = min(self.clocks_set, t if record.get("clocks") else FOREVER)
+                window = Window(record["name"], t, record["u"], record.get("key"), record.get("linger", 0.0))
                 if record["order"]:
-                    key, linger = record.get("key"), record.get("linger", 0.0)
-                    self.windows.append(Window(record["name"], t, record["u"], key, linger))
+                    self.windows.append(window)
+                if record.get("clocks"):
+                    self.clocks.append(window)
             case "stall":
                 self.windows.append(Window("stall", t, record["u"]))
             case "free":
@@ -277,10 +278,12 @@ class History:
         return min(forced, *(_resumes(other, attempt) for other in others), FOREVER)
 
     def _other_clock(self, attempt: Attempt) -> float:
-        """From when on a primary with another clock may judge what *attempt* got. Any fault may lead to a new one."""
-        earliest = max(attempt.asked, self.clocks_set)
-        times = (max(w.since, earliest) for w in self.windows if self.recovered(w, AFTERMATH) > earliest)
-        return min(times, default=FOREVER)
+        """From when on another clock may judge what *attempt* got. Once one is wrong, any fault may lead to that."""
+        earliest = max(attempt.asked, min((window.since for window in self.clocks), default=FOREVER))
+        windows = [*self.windows, *self.clocks]
+        return min(
+            (max(w.since, earliest) for w in windows if self.recovered(w, AFTERMATH) > earliest), default=FOREVER
+        )
 
     def mates(self, attempt: Attempt, key: str) -> list[Attempt]:
         """The attempts of its process on this key, itself among them."""

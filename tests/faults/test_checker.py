@@ -248,6 +248,9 @@ class TestDocuments:
             story = Story().fault(5, 6, clocks=clocks).fault(10.2, 10.3)
             story.document(10, 11, "a", 1, seen=0, was="lost").document(10.5, 10.8, "b", 2, seen=0)
             assert story.end().rules() == (set() if clocks else {"overlap", "promise"})
+        story = Story().fault(10.2, 10.3, order=False, clocks=True)
+        story.document(10, 11, "a", 1, seen=0, was="lost").document(10.5, 10.8, "b", 2, seen=0)
+        assert story.end().rules() == set()
 
     def test_a_write_that_is_gone(self) -> None:
         """Its holder was told that it had been written; the next one does not find it."""

@@ -208,9 +208,8 @@ class Worker:
         self.happened("fork", since)
 
     def _leave_inherited(self, name: str, lock: Lock) -> None:
-        """What a child does in the block of its parent. How a document stands it could only say by asking."""
-        if not isinstance(lock, OurDocument):
-            self.look(name, lock)
+        """What a child does in the block of its parent."""
+        self.look(name, lock)
         signal.alarm(LEAVING)  # ends a child that hangs here, which its parent then tells
         with contextlib.suppress(*ERRORS):
             match self.chance.choice(["release", "leave", "fail", "exit"]):
@@ -223,8 +222,7 @@ class Worker:
                 case _:
                     lock.release()
         signal.alarm(0)
-        if not isinstance(lock, OurDocument):
-            self.look(name, lock)
+        self.look(name, lock)
 
     def _live_as_child(self, seed: int, first: Callable[[], None] = lambda: None) -> None:
         """What a forked child does until it ends, like Celery's, by os._exit."""
