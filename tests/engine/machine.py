@@ -27,7 +27,7 @@ from tests.engine.watching import NEVER, Grant, Kind, Watched
 from tests.engine.world import OneOfMany, World
 
 #: A call that is not back by then goes on by itself, in seconds.
-PATIENCE = 10.0
+PATIENCE = 0.5
 #: Between two actions others come to theirs, in seconds.
 PAUSE = 0.01
 #: What asking for a lock may come to, at any time.
@@ -132,9 +132,7 @@ class Machine(RuleBasedStateMachine):
         seconds = self._of(plan.waits, wait)
         lock = asking.lock(self._of(plan.leases, lease), seconds)
         self._count(f"acquire {asking} wait {seconds}")
-        actor.do(
-            lock, "acquire", then=functools.partial(asking.over, lock), join=PATIENCE if join or not seconds else 0
-        )
+        actor.do(lock, "acquire", then=functools.partial(asking.over, lock), join=PATIENCE if join else 0)
 
     def release(self, *, which: int, early: bool, elsewhere: bool, join: bool) -> None:
         """A lock is given back, by whoever holds it or by another thread."""

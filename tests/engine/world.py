@@ -225,9 +225,10 @@ class World:
         for process in self.processes:
             process.store.weather.turns("", 0, 0)
             process.store.weather.cut_off(0)
-        for _, actor in self.actors:
-            while not actor.wait(0.2):
+        while busy := [actor for _, actor in self.actors if actor.busy]:
+            for actor in busy:
                 actor.cancel()
+            busy[0].wait(0.1)
         for watched in self.watch.open():
             self.watch.releases(watched)
             with contextlib.suppress(LockBackendError):
