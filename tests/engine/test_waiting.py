@@ -26,19 +26,27 @@ from django_mongolock.engine.step import Limits, Step
 from django_mongolock.engine.store import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendError, LockCancelled, LockError, LockNotAcquired, LockQueueFull
 from testproject.servers import Mongod
-from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, make_lock
+from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock
 from tests.engine.processes import processes
 from tests.engine.waiters import InThread, Waiter
+from tests.engine.worker import COMPETE
 from tests.waiting import eventually
 
 Entries = Callable[..., list[Any]]
 Stored = Callable[..., Document]
+#: Long before the place in the queue is renewed under CALM terms, which would find whatever was missed.
+SOON = CALM.patience / 6
 READER = Terms(mode="shared", capacity=2**31 - 1, lease=60, margin=1, patience=60)
 PERMIT = Terms(mode="semaphore", capacity=2, lease=60, margin=1, patience=60)
 
 
 def listening(session: Session) -> bool:
     return eventually(lambda: session._listener.listening)
+
+
+def in_line(session: Session, number: int) -> bool:
+    """Wait until so many of the session's threads and tasks stand in line, or wait in the queue."""
+    return eventually(lambda: len(session._waiting) == number)
 
 
 def queue_is(entries: Entries, length: int) -> bool:
@@ -76,6 +84,12 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "MOST_AWAIT", 500)
 
 
+@pytest.fixture
+def indoors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is next in line stays there until the lock is handed over, however long the test takes for that."""
+    monkeypatch.setattr(protocol, "INDOORS", 600.0)
+
+
 # The change stream
 
 
@@ -87,7 +101,7 @@ def test_the_stream_tells_and_nobody_asks(queued: tuple[MongoLock, Waiter], comm
     assert set(commands.names) <= {"getMore"}
     released = clock.now()
     theirs.release()
-    assert waiter.end(2).at - released < 0.2
+    assert waiter.end().at - released < SOON
     # Whoever was alone when it got the lock tries the short release first.
     assert [name for name in commands.names if name != "getMore"] == ["update", "update"]
 
@@ -108,7 +122,7 @@ def test_news_come_as_an_update_or_as_a_whole_document(
         collection.replace_one({"_id": "k"}, document)
     else:
         collection.update_one({"_id": "k"}, {"$set": {name: document[name] for name in document if name != "_id"}})
-    assert waiter.end(2).has_it
+    assert waiter.end().has_it
     assert waiter.lock.fencing_token == token
     assert set(commands.names) <= {"getMore"}
 
@@ -161,7 +175,7 @@ def test_a_stream_rests_while_no_news_can_come_and_misses_nothing(
     assert eventually(lambda: "findAndModify" in commands.names)
     time.sleep(0.1)
     theirs.release()
-    assert waiter.end(3).at - asked >= 0.6
+    assert waiter.end().at - asked >= 0.6
     assert [name for name in commands.names if name != "update"] == ["findAndModify", "getMore"]
     waiter.let_go()
     theirs.acquire()
@@ -189,18 +203,19 @@ def test_a_stream_that_ends_comes_back_and_nobody_is_forgotten(
         kill_cursor(mongo, appname, collection)
     else:
         failpoint(["getMore"], times=1, errorCode=end)
-        assert eventually(lambda: not session._listener.listening, 3)
+        assert eventually(lambda: not session._listener.listening)
     released = clock.now()
     theirs.release()
-    assert waiter.end(3).at - released < 1.0
+    assert waiter.end().at - released < SOON
     waiter.let_go()
-    assert eventually(lambda: session._listener.listening, 5)
+    assert listening(session)
     again = other(terms=CALM, wait=5).acquire()
     second = Waiter(in_thread, lock(terms=CALM, wait=None))
     assert not eventually(lambda: second.done, 0.3)
     released = clock.now()
     again.release()
-    assert second.end(2).at - released < 0.3
+    assert second.end().at - released < SOON
+    assert session._listener.listening
     second.let_go()
 
 
@@ -223,17 +238,17 @@ def test_an_invalidated_stream_is_opened_anew(
         collection.rename(f"{name}_old")
     else:
         collection.drop()
-    assert waiter.end(3).has_it
-    waiter.let_go().thread.join(5)
+    assert waiter.end().has_it
+    waiter.let_go().thread.join(10)
     assert not lost.release()
-    assert eventually(lambda: session._listener.listening, 5)
+    assert listening(session)
     theirs = other(terms=CALM).acquire()
     second = Waiter(in_thread, lock(terms=CALM, wait=None))
     assert not eventually(lambda: second.done, 1.0)
     session._listener._look = lambda _: None
     released = clock.now()
     theirs.release()
-    assert second.end(2).at - released < 0.3
+    assert second.end().at - released < SOON
     second.let_go()
     collection.database.drop_collection(f"{name}_old")
 
@@ -261,7 +276,7 @@ def test_without_the_right_to_watch_polling_takes_over_and_says_so_once(
     assert eventually(lambda: commands.names.count("aggregate") >= 3)
     released = clock.now()
     theirs.release()
-    assert waiter.end().at - released < CALM.patience / 6
+    assert waiter.end().at - released < SOON
     assert caplog.text.count("waiting by polling") == 1
     waiter.let_go().thread.join(10)
     with other(terms=CALM, wait=10):
@@ -283,8 +298,8 @@ def test_a_server_without_a_replica_set_is_polled(in_thread: InThread, caplog: p
         assert not eventually(lambda: waiters[0].done, 0.7)
         released = clock.now()
         theirs.release()
-        assert eventually(lambda: any(waiter.has_it for waiter in waiters), 2)
-        assert clock.now() - released < 0.6
+        assert eventually(lambda: any(waiter.has_it for waiter in waiters))
+        assert clock.now() - released < SOON
         for waiter in waiters:
             waiter.let_go()
         for waiter in waiters:
@@ -298,11 +313,12 @@ def test_missed_news_are_made_good_by_the_renewal(
     """P5: an event that never came costs a third of a waiter's lease, not the lock."""
     session._listener._tell = lambda *_: None
     with other(terms=CALM):
-        waiter = Waiter(in_thread, lock(terms=replace(CALM, patience=1.5), wait=None))
+        waiter = Waiter(in_thread, lock(terms=replace(CALM, patience=6), wait=None))
         assert listening(session)
+        assert eventually(lambda: session._look_at == float("inf"))
         assert not eventually(lambda: waiter.done, 0.3)
         released = clock.now()
-    assert waiter.end(3).at - released < 0.5 + 0.2
+    assert waiter.end().at - released < 6
     waiter.let_go()
 
 
@@ -353,6 +369,7 @@ def test_a_grant_from_just_before_the_stream_was_opened(
         return read(*arguments) if stale.is_set() else Reply(place=0, waiting=1, first_end=50)
 
     monkeypatch.setattr(session.store, "read", read_stale)
+    monkeypatch.setattr(wakeups, "SECOND_LOOK", 2.0)
     theirs = other(terms=CALM).acquire()
     waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
     assert listening(session)
@@ -360,7 +377,7 @@ def test_a_grant_from_just_before_the_stream_was_opened(
     time.sleep(0.1)
     assert not waiter.done
     stale.set()
-    assert waiter.end(2).has_it
+    assert waiter.end().has_it
     waiter.let_go()
 
 
@@ -386,7 +403,7 @@ def test_one_stream_for_a_process_and_only_while_somebody_waits(
         waiter.let_go().end()
     thread = session._listener._thread
     assert thread is not None
-    thread.join(3)
+    thread.join(10)
     assert not thread.is_alive()
     assert commands.names.count("aggregate") == 1
     names = [t.name for t in threading.enumerate()]
@@ -431,12 +448,15 @@ def test_a_contended_lock_costs_three_commands(
     assert count <= (3.2 if sessions > 1 else 1.3), {n: commands.names.count(n) for n in set(commands.names)}
 
 
-def test_long_in_line_is_no_reason_to_be_renewed(lock: LockMaker, commands: Commands, in_thread: InThread) -> None:
+def test_long_in_line_is_no_reason_to_be_renewed(
+    lock: LockMaker, session: Session, timer: Timer, commands: Commands, in_thread: InThread, *, indoors: None
+) -> None:
     """P8: who has stood in the line of the process for longer than a waiter's lease costs no command more."""
-    terms = replace(CALM, patience=0.3)
+    terms = replace(CALM, lease=600)
     first = lock(terms=terms).acquire()
     waiters = [Waiter(in_thread, lock(terms=terms, wait=None)) for _ in range(2)]
-    time.sleep(0.4)
+    assert in_line(session, 2)
+    timer.move(terms.patience + 10)
     commands.clear()
     first.release()
     assert eventually(lambda: any(waiter.done for waiter in waiters))
@@ -459,6 +479,8 @@ async def test_a_process_has_one_entry_in_the_queue(
     theirs = await other(terms=CALM).aacquire()
     waiters = [Waiter(in_thread, make_lock(session, terms=CALM, wait=None)) for _ in range(4)]
     tasks = [asyncio.create_task(make_lock(session, terms=CALM, wait=None).aacquire()) for _ in range(4)]
+    assert await asyncio.to_thread(eventually, lambda: len(entries()) == 2)
+    assert await asyncio.to_thread(in_line, session, 8)
     await asyncio.sleep(0.7)
     assert len(entries()) == 2
     nested = Waiter(in_thread, make_lock(session, terms=CALM, wait=None), first=make_lock(session, "own")).ready().go()
@@ -475,7 +497,7 @@ async def test_a_process_has_one_entry_in_the_queue(
         await asyncio.to_thread(waiter.end)
 
 
-def test_the_line_is_first_come_first_served(lock: LockMaker, in_thread: InThread) -> None:
+def test_the_line_is_first_come_first_served(lock: LockMaker, session: Session, in_thread: InThread) -> None:
     """P5: within the process as well."""
     order: list[int] = []
 
@@ -486,20 +508,22 @@ def test_the_line_is_first_come_first_served(lock: LockMaker, in_thread: InThrea
     with lock(terms=CALM):
         for number in range(12):
             in_thread(lambda number=number: work(number))
-            time.sleep(0.01)
+            assert in_line(session, number + 1)
     assert eventually(lambda: len(order) == 12)
     assert order == list(range(12))
 
 
-def test_a_process_does_not_keep_the_lock_to_itself(lock: LockMaker, other: LockMaker, in_thread: InThread) -> None:
+def test_a_process_does_not_keep_the_lock_to_itself(
+    lock: LockMaker, session: Session, other: LockMaker, in_thread: InThread, entries: Entries
+) -> None:
     """P5: handed over within the process, a lock still goes to whoever is ahead in the queue between processes."""
     first = lock(terms=CALM).acquire()
     foreign = Waiter(in_thread, other(terms=CALM, wait=None))
-    time.sleep(0.1)
+    assert eventually(lambda: len(entries()) == 2)
     locals_ = [Waiter(in_thread, lock(terms=CALM, wait=None)) for _ in range(3)]
-    time.sleep(0.05)
+    assert in_line(session, 3)
     first.release()
-    assert foreign.end(2).has_it
+    assert foreign.end().has_it
     assert not any(waiter.done for waiter in locals_)
     for waiter in (foreign, *locals_):
         waiter.let_go()
@@ -508,15 +532,15 @@ def test_a_process_does_not_keep_the_lock_to_itself(lock: LockMaker, other: Lock
 
 
 def test_a_hand_over_within_the_process_is_one_command(
-    lock: LockMaker, commands: Commands, in_thread: InThread, entries: Entries
+    lock: LockMaker, session: Session, commands: Commands, in_thread: InThread, entries: Entries, *, indoors: None
 ) -> None:
     """P8: one gives back and the next queues, in one command; no stream is opened for it."""
     first = lock(terms=CALM).acquire()
     waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
-    time.sleep(0.1)
+    assert in_line(session, 1)
     commands.clear()
     first.release()
-    assert waiter.end(2).has_it
+    assert waiter.end().has_it
     assert commands.names == ["findAndModify"]
     assert len(entries()) == 1
     waiter.let_go()
@@ -557,7 +581,7 @@ def test_an_heir_that_goes_while_the_lock_is_handed_to_it(
     """F43, F36: whether the command has been at the server or not, the lock is handed on, and nothing is left."""
     gate = Gate(session, where)
     first = lock(terms=CALM).acquire()
-    heir = lock(terms=CALM, wait=0.2 if how == "deadline" else None)
+    heir = lock(terms=CALM, wait=2.0 if how == "deadline" else None)
     errors: list[BaseException] = []
 
     async def task() -> None:
@@ -577,17 +601,17 @@ def test_an_heir_that_goes_while_the_lock_is_handed_to_it(
             errors.append(error)
 
     waiting = in_thread(thread)
-    time.sleep(0.05)
+    assert in_line(session, 1)
     giving = in_thread(first.release)
-    assert gate.reached.wait(5)
+    assert gate.reached.wait(10)
     if how == "cancel":
         heir.cancel()
     if (where, how) != ("after", "deadline"):
-        waiting.join(5)
+        waiting.join(10)
         assert len(errors) == 1
     gate.open.set()
     for thread_ in (waiting, giving):
-        thread_.join(5)
+        thread_.join(10)
     assert nothing_left(session)
     assert entries() == []
     assert other(terms=CALM).try_acquire()
@@ -607,7 +631,7 @@ def test_an_heir_that_is_cancelled_in_the_moment_of_the_answer(
     deliver = session.deliver
     first = lock(terms=CALM).acquire()
     waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
-    time.sleep(0.05)
+    assert in_line(session, 1)
 
     def cancelled(heir: Any, answer: Any) -> None:
         if moment == "before the answer":
@@ -620,7 +644,7 @@ def test_an_heir_that_is_cancelled_in_the_moment_of_the_answer(
 
     monkeypatch.setattr(session, "deliver", cancelled)
     first.release()
-    waiter.end(2).let_go()
+    waiter.end().let_go()
     assert isinstance(waiter.error, LockCancelled if moment == "before the answer" else type(None))
     assert nothing_left(session)
     assert entries() == []
@@ -634,11 +658,11 @@ def test_a_giver_that_is_struck_while_handing_over(
     gate = Gate(session, where, KeyboardInterrupt())
     first = lock(terms=CALM).acquire()
     heir = Waiter(in_thread, lock(terms=CALM, wait=None))
-    time.sleep(0.05)
+    assert in_line(session, 1)
     gate.open.set()
     with pytest.raises(KeyboardInterrupt):
         first.release()
-    assert heir.end(3).has_it
+    assert heir.end().has_it
     heir.let_go()
     assert nothing_left(session)
     assert entries() == []
@@ -649,12 +673,12 @@ async def test_a_giver_that_is_cancelled_while_handing_over(session: Session, en
     gate = Gate(session, "before")
     first = await make_lock(session, terms=CALM).aacquire()
     heir = asyncio.create_task(make_lock(session, terms=CALM, wait=None).aacquire())
-    await asyncio.sleep(0.05)
+    assert await asyncio.to_thread(in_line, session, 1)
     giving = asyncio.create_task(first.arelease())
     await asyncio.to_thread(gate.reached.wait)
     giving.cancel()
     await asyncio.wait([giving])
-    lock = await asyncio.wait_for(heir, 5)
+    lock = await asyncio.wait_for(heir, 10)
     gate.open.set()
     await asyncio.sleep(0.1)
     assert lock.held
@@ -665,19 +689,19 @@ async def test_a_giver_that_is_cancelled_while_handing_over(session: Session, en
 
 
 def test_a_giver_that_had_lost_the_lock(
-    lock: LockMaker, other: LockMaker, in_thread: InThread, take_away: Callable[..., None], entries: Entries
+    lock: LockMaker, session: Session, other: LockMaker, in_thread: InThread, take_away: Callable[..., None]
 ) -> None:
     """P7, F38: it is told so, and who was next in line goes on and waits for whoever has the lock now."""
     mine = lock(terms=CALM).acquire()
     heir = Waiter(in_thread, lock(terms=CALM, wait=None))
-    time.sleep(0.05)
+    assert in_line(session, 1)
     take_away()
     theirs = other(terms=CALM, wait=0).acquire()
     assert not mine.release()
     assert mine.lost or not mine.held
     assert not eventually(lambda: heir.done, 0.3)
     theirs.release()
-    assert heir.end(2).has_it
+    assert heir.end().has_it
     heir.let_go()
 
 
@@ -693,12 +717,12 @@ def test_a_late_hand_over_does_not_bring_back_who_has_been(
     assert eventually(lambda: len(entries()) == 3)
     heir.let_go()
     giving = in_thread(first.release)
-    assert gate.reached.wait(5)
+    assert gate.reached.wait(10)
     second.let_go()
-    assert heir.end(3).has_it
-    heir.thread.join(5)
+    assert heir.end().has_it
+    heir.thread.join(10)
     gate.open.set()
-    giving.join(5)
+    giving.join(10)
     assert nothing_left(session)
     assert entries() == []
 
@@ -749,7 +773,7 @@ def test_a_hand_over_without_an_answer_does_not_bring_back_its_heir(
     first = lock(terms=terms).acquire()
     second = Waiter(in_thread, lock(terms=terms)).end() if heir_has == "been" else None
     heir = Waiter(in_thread, lock(terms=terms, wait=None if heir_has == "been" else 2.0))
-    assert eventually(lambda: session._lines)
+    assert in_line(session, 1)
     with contextlib.suppress(KeyboardInterrupt):
         assert first.release()
     assert straggler.step.add is not None
@@ -791,8 +815,9 @@ def test_another_thread_ends_the_wait(
         session.store.apply = late  # type: ignore[method-assign, assignment]
     if phase == "in trouble":
         failpoint(["findAndModify"], errorCode=91)
-    time.sleep(0.05)
+    assert in_line(session, 0 if ahead is None else 1)
     waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
+    assert in_line(session, 1 if ahead is None else 2)
     if phase == "in the queue":
         assert eventually(lambda: len(entries()) == 2)
     time.sleep(0.1)
@@ -802,9 +827,9 @@ def test_another_thread_ends_the_wait(
     waiter.lock.cancel()
     # While MongoDB is away it cannot be said whether the place in the queue is given up: that is settled later.
     ended = LockBackendError if phase == "in trouble" else LockCancelled
-    assert isinstance(waiter.end(5).error, ended)
+    assert isinstance(waiter.end().error, ended)
     failpoint([])
-    assert waiter.at - cancelled < 1.0
+    assert waiter.at - cancelled < SOON
     waiter.lock.cancel()
     holder.release()
     for party in (ahead, behind):
@@ -831,17 +856,17 @@ def test_a_full_queue_refuses_at_once(
         make_lock(sessions[3], terms=CALM, wait=None).acquire()
     assert len(entries()) == 3
     heir = Waiter(in_thread, make_lock(sessions[0], terms=CALM, wait=None))
-    time.sleep(0.05)
+    assert in_line(sessions[0], 1)
     holder.release()
-    assert isinstance(heir.end(2).error, LockQueueFull)
+    assert isinstance(heir.end().error, LockQueueFull)
     for waiter in waiters:
-        assert waiter.end(2).let_go().has_it
+        assert waiter.end().let_go().has_it
     assert nothing_left(*sessions)
     for session in sessions:
         session.close()
 
 
-def add_dead(store: MongoStore, *names: str, patience: float = 0.5) -> None:
+def add_dead(store: MongoStore, *names: str, patience: float = 2) -> None:
     """Queue waiters that have died the moment they were queued."""
     terms = Terms(lease=60, margin=0.1, patience=patience)
     for name in names:
@@ -859,25 +884,25 @@ def test_dead_waiters_are_passed_over(
     entries: Entries,
     dead: str,
 ) -> None:
-    """F41: after their waiter's lease; the living get the lock then, and a key that nobody living waits for is free."""
+    """F41: after their waiter's lease, long before a lease; the living get the lock then, and a key that nobody living
+    waits for is free."""
     holder = other(terms=CALM).acquire()
     living = []
     if dead == "middle":
-        living.append(Waiter(in_thread, lock(terms=replace(QUICK, patience=0.5), wait=None)))
+        living.append(Waiter(in_thread, lock(terms=QUICK, wait=None)))
         assert eventually(lambda: len(entries()) == 2)
     add_dead(store, "one", "two")
     if dead != "all":
-        living.append(Waiter(in_thread, make_lock(session, terms=replace(QUICK, patience=0.6, lease=5), wait=None)))
+        living.append(Waiter(in_thread, make_lock(session, terms=QUICK, wait=None)))
         living[-1].let_go()
     time.sleep(0.1)
     released = clock.now()
     holder.release()
     for waiter in living:
-        assert waiter.let_go().end(3).has_it
-        assert waiter.at - released < 0.6 + 0.2 + 0.2
+        assert waiter.let_go().end(30).has_it
     if dead == "all":
-        assert eventually(lambda: other(terms=CALM).try_acquire(), 0.9)
-    assert clock.now() - released < 2
+        assert eventually(lambda: other(terms=CALM).try_acquire(), 30)
+    assert clock.now() - released < CALM.lease / 2
 
 
 def test_a_grant_to_a_dead_waiter_costs_no_whole_lease(
@@ -885,7 +910,7 @@ def test_a_grant_to_a_dead_waiter_costs_no_whole_lease(
 ) -> None:
     """F42: who was granted the lock and is dead holds it for the rest of its waiter's lease, not for its lease."""
     holder = other(terms=CALM).acquire()
-    add_dead(store, "dead", patience=0.8)
+    add_dead(store, "dead", patience=3)
     waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
     time.sleep(0.2)
     released = clock.now()
@@ -894,9 +919,9 @@ def test_a_grant_to_a_dead_waiter_costs_no_whole_lease(
     assert not waiter.done
     # Nobody tells the one behind: it looks when the renewal of its own place has shown that it is at the head.
     left = (stored()["holders"][0]["until"] - datetime.now(UTC).replace(tzinfo=None)).total_seconds()
-    assert left < 0.9
-    assert eventually(lambda: lock(terms=CALM).try_acquire() or waiter.done, 3)
-    assert clock.now() - released < 2
+    assert left < 3.2
+    assert eventually(lambda: lock(terms=CALM).try_acquire() or waiter.done, 30)
+    assert clock.now() - released < CALM.lease / 2
     waiter.let_go().end()
 
 
@@ -913,8 +938,10 @@ def test_giving_up_in_the_moment_of_the_grant(
     not and the key is free; no entry is left either way."""
     giver, taker = new_session(), new_session()
     chance = random.Random(43)
-    outcomes = []
-    for number in range(60):
+    outcomes: list[bool] = []
+    for number in range(300):
+        if number >= 60 and len(set(outcomes)) == 2:
+            break
         holder = make_lock(giver, terms=CALM).acquire()
         delay = 0.02 + chance.uniform(-0.010, 0.004)
         wanted = make_lock(taker, terms=CALM, wait=0.02 if how == "deadline" else None)
@@ -944,10 +971,10 @@ def test_giving_up_in_the_moment_of_the_grant(
             in_thread(partial(call_later, 0.02, wanted.cancel))
         time.sleep(max(0.0, delay - (clock.now() - started)))
         holder.release()
-        waiting.join(5)
+        waiting.join(10)
         outcomes += got
         assert len(got) == 1, number
-        assert eventually(lambda: entries() == [], 2), (number, entries())
+        assert eventually(lambda: entries() == []), (number, entries())
     assert nothing_left(giver, taker)
     assert {True, False} == set(outcomes)
 
@@ -993,7 +1020,8 @@ def test_a_stampede_is_served_in_order(
 
 @pytest.mark.parametrize("kind", ["writer", "reader"])
 def test_neither_readers_nor_writers_starve(lock: LockMaker, other: LockMaker, in_thread: InThread, kind: str) -> None:
-    """F46: a writer gets in among readers that never leave the key alone, and a reader among writers."""
+    """F46: a writer gets in among readers that never leave the key alone, and a reader among writers; after those who
+    came before it, and not after many who came later."""
     stop, crowd = threading.Event(), READER if kind == "writer" else CALM
     turns = [0]
 
@@ -1007,10 +1035,9 @@ def test_neither_readers_nor_writers_starve(lock: LockMaker, other: LockMaker, i
     assert eventually(lambda: turns[0] > 10)
     try:
         for make in (lock, other, lock):
-            started = clock.now()
-            with make(terms=CALM if kind == "writer" else READER, wait=5):
-                pass
-            assert clock.now() - started < 2
+            before = turns[0]
+            with make(terms=CALM if kind == "writer" else READER, wait=30):
+                assert turns[0] - before < 50
     finally:
         stop.set()
     for thread in threads:
@@ -1049,6 +1076,7 @@ def test_the_head_takes_over_when_a_killed_holder_s_lease_ends(
     other: LockMaker,
     *,
     in_thread: InThread,
+    timer: Timer,
     moved_up: bool,
 ) -> None:
     """F27: at once after its end by the server's clock, also if it has come to the head only since it last
@@ -1060,18 +1088,20 @@ def test_the_head_takes_over_when_a_killed_holder_s_lease_ends(
             assert eventually(lambda: len(entries()) == 2)
         else:
             holder.hear()
-        waiter = Waiter(in_thread, lock(terms=Terms(lease=60, margin=1, patience=3), wait=None))
+        waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
         assert eventually(lambda: len(entries()) == (3 if moved_up else 2))
         if ahead is not None:
             time.sleep(wakeups.SECOND_LOOK + 1.2)  # it has looked for the last time
             holder.send(signal.SIGSTOP)
             ahead.release()
-            time.sleep(1.3)  # a third of a waiter's lease: its place has been renewed
+            place = stored()["waiters"][0]["until"]
+            timer.bring_forward_the_beat(CALM.patience / 3)
+            assert eventually(lambda: stored()["waiters"][0]["until"] > place)
         holder.send(signal.SIGKILL)
         end = stored()["holders"][0]["until"].replace(tzinfo=UTC)
-        assert waiter.end(15).has_it
+        assert waiter.end(25).has_it
         taken = stored()["holders"][0]["acquired_at"].replace(tzinfo=UTC)
-        assert 0 <= (taken - end).total_seconds() < 0.5
+        assert 0 <= (taken - end).total_seconds() < SOON
         waiter.let_go()
 
 
@@ -1080,7 +1110,7 @@ def test_killing_anybody_at_any_time_blocks_nobody(collection: Collection[Docume
     """P6, F27, F41: holders, waiters and heads of the queue are killed at random; the key never stays held or blocked
     for longer than a lease and a waiter's lease, and is free when all are dead."""
     chance = random.Random(41)
-    terms = 0.4 + 0.2  # what a lease or a place in the queue lasts at most, margin included
+    terms = COMPETE.term  # what a lease or a place in the queue lasts at most
     with contextlib.ExitStack() as stack:
         alive = [stack.enter_context(processes(1, "compete", collection.name))[0] for _ in range(6)]
         for process in alive:
@@ -1090,10 +1120,10 @@ def test_killing_anybody_at_any_time_blocks_nobody(collection: Collection[Docume
             alive.pop(chance.randrange(len(alive))).send(signal.SIGKILL)
             before = acquisitions(collection)
             alive.append(stack.enter_context(processes(1, "compete", collection.name))[0])
-            assert eventually(lambda before=before: acquisitions(collection) > before, 2 * terms + 1)  # type: ignore[misc]
+            assert eventually(lambda before=before: acquisitions(collection) > before, 2 * terms + 8)  # type: ignore[misc]
         for process in alive:
             process.send(signal.SIGKILL)
-    assert eventually(lambda: not _living(collection), terms + 0.3)
+    assert eventually(lambda: not _living(collection), terms + 5)
 
 
 def acquisitions(collection: Collection[Document]) -> int:
