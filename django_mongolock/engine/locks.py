@@ -118,17 +118,19 @@ class MongoLock:
     @property
     def held(self) -> bool:
         """Is every key held by this object, by a clock that ends no later than the server's?"""
-        return bool(self._grants) and self._is_ours() and all(grant.held for grant in self._grants)
+        return self._all_held(self._grants)
 
     @property
     def lost(self) -> bool:
         """Was it acquired by this object and then lost, rather than given back?"""
-        return bool(self._grants) and not self.held
+        grants = self._grants
+        return bool(grants) and not self._all_held(grants)
 
     @property
     def in_danger(self) -> bool:
         """Is the lock still held, while its renewals do not get through? What cannot be undone should not begin now."""
-        return self.held and any(grant.failures for grant in self._grants)
+        grants = self._grants
+        return self._all_held(grants) and any(grant.failures for grant in grants)
 
     @property
     def release_requested(self) -> str | None:
@@ -138,7 +140,8 @@ class MongoLock:
     @property
     def remaining(self) -> float:
         """Seconds until the lease ends if it is not renewed; 0 if the lock is not held."""
-        return min(grant.remaining for grant in self._grants) if self.held else 0.0
+        grants = self._grants
+        return min(grant.remaining for grant in grants) if self._all_held(grants) else 0.0
 
     @property
     def fencing_token(self) -> int:
@@ -166,14 +169,16 @@ class MongoLock:
 
         What you do next may still take longer than what is left of the lease (`remaining`).
         """
-        if not self.held:
-            raise self._loss(self._grants)
+        grants = self._grants
+        if not self._all_held(grants):
+            raise self._loss(grants)
 
     def __repr__(self) -> str:
         name = ", ".join(repr(key) for key in self.keys)
-        if not self._grants:
+        grants = self._grants
+        if not grants:
             return f"<MongoLock {name} not held>"
-        token = "/".join(str(grant.token) for grant in self._grants)
+        token = "/".join(str(grant.token) for grant in grants)
         state = f"held, token {token}, {self.remaining:.1f} s left" if self.held else f"lost, token {token}"
         return f"<MongoLock {name} {state}>"
 
@@ -567,10 +572,16 @@ class MongoLock:
             if not grant.users:
                 session.abandon(grant)
 
+    def _all_held(self, grants: tuple[Grant, ...]) -> bool:
+        """Is there something in *grants*, and all of it held? They are read from the lock once: another thread may
+        release it meanwhile, and of no grants at all it would be true that all are held."""
+        return bool(grants) and self._is_ours() and all(grant.held for grant in grants)
+
     def _acquired(self) -> tuple[Grant, ...]:
-        if not self._last:
+        grants = self._last
+        if not grants:
             raise LockStateError("this lock was not acquired")
-        return self._last
+        return grants
 
     def _only(self, items: tuple[T, ...]) -> T:
         if len(items) != 1:

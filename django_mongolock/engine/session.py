@@ -529,8 +529,9 @@ class Session:
         """
         handle = Handle()
         # The callback is no Python, which a signal could strike.
-        grant.guard = Guard(handle, self._keeper.bell.put)
-        grant.guard.grant = grant
+        guard = Guard(handle, self._keeper.bell.put)
+        guard.grant = grant
+        grant.guard = guard
         return handle
 
     def finish(self, grant: Grant) -> None:
