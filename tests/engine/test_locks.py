@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from pymongo.collection import Collection
@@ -556,11 +556,12 @@ def test_a_lock_that_is_released_while_somebody_looks_is_not_held(lock: LockMake
     class Released(MongoLock):
         """Its grants are taken away after the first look at them."""
 
-        looks: ClassVar[list[tuple[Grant, ...]]] = []
+        looks: list[tuple[Grant, ...]]
 
         @property
         def _grants(self) -> tuple[Grant, ...]:  # type: ignore[override]
-            return self.looks.pop() if self.looks else ()
+            looks = getattr(self, "looks", [])
+            return looks.pop() if looks else ()
 
         @_grants.setter
         def _grants(self, value: tuple[Grant, ...]) -> None: ...
