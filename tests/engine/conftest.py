@@ -143,6 +143,11 @@ def make_lock(session: Session, *keys: str, **options: Any) -> MongoLock:
     return MongoLock(lambda: session, keys or ("k",), Options(**{"terms": QUICK, "wait": 5.0, **options}))
 
 
+def renewed(lock: MongoLock) -> bool:
+    """Is a lock on terms that are CALM held, and was it renewed since the clock was moved?"""
+    return lock.remaining > 0.9 * CALM.lease
+
+
 @pytest.fixture
 def lock(session: Session) -> LockMaker:
     """Makes locks of this test's session."""

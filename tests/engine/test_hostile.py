@@ -268,7 +268,7 @@ def test_what_others_wrote_is_one_short_line(world: World, session: Session) -> 
 
 @pytest.fixture
 def asked(lock: LockMaker, collection: Collection[Document]) -> Iterator[Any]:
-    with lock("k", terms=Terms(lease=0.9, margin=0.1)) as mine:
+    with lock("k") as mine:
         yield mine, lambda text: collection.update_one({"_id": "k"}, {"$set": {"holders.0.asked": text}})
 
 
@@ -277,7 +277,7 @@ def test_who_asks_for_a_release_is_one_short_line(asked: Any, caplog: pytest.Log
     mine, write = asked
     caplog.set_level("INFO", "django_mongolock")
     write("anna\nlock lost key='forged'" + "x" * 100_000)
-    assert eventually(lambda: mine.release_requested, 5)
+    assert eventually(lambda: mine.release_requested)
     assert "anna?lock" in mine.release_requested
     assert len(mine.release_requested) <= 256
     assert "\nlock lost" not in caplog.text
@@ -306,7 +306,7 @@ def test_dates_beyond_everything(world: World, session: Session) -> None:
     )
     with contextlib.suppress(LockError):
         make_lock(session, "bad", wait=0).acquire().release()
-    assert eventually(lambda: not session._unsettled, 5)
+    assert eventually(lambda: not session._unsettled)
     left = world.collection.find_one({"_id": "bad"}, {"waiters": 1})
     assert left is not None
     assert left["waiters"] == []

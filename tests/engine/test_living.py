@@ -20,13 +20,15 @@ from django_mongolock.engine.session import CALLERS, Session
 from django_mongolock.engine.store import MongoStore
 from django_mongolock.engine.upkeep import ask_to_release
 from django_mongolock.exceptions import LockBackendError, LockLostError
-from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, make_lock, store_of
+from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock, renewed, store_of
 from tests.engine.processes import processes
 from tests.engine.waiters import InThread, Waiter
+from tests.engine.worker import PAUSE_WAITING
 from tests.waiting import eventually
 
 Entries = Callable[..., list[Any]]
-SHORT = Terms(lease=0.6, margin=0.1, patience=0.6)
+#: What a beat is, by a clock that is moved.
+BEAT = CALM.lease / 3
 
 
 # Threads that end
@@ -36,10 +38,11 @@ SHORT = Terms(lease=0.6, margin=0.1, patience=0.6)
 def test_a_thread_that_ends_with_a_lock_loses_it(
     lock: LockMaker,
     session: Session,
+    timer: Timer,
     entries: Entries,
     in_thread: InThread,
-    caplog: pytest.LogCaptureFixture,
     *,
+    caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     how: str,
 ) -> None:
@@ -48,14 +51,13 @@ def test_a_thread_that_ends_with_a_lock_loses_it(
     kept: list[MongoLock] = []
 
     def work() -> None:
-        kept.append(lock(terms=SHORT).acquire())
+        kept.append(lock(terms=CALM).acquire())
         if how == "dies":
             raise RuntimeError
 
     in_thread(work).join()
-    ended = clock.now()
-    assert eventually(lambda: entries() == [], 2)
-    assert clock.now() - ended < SHORT.lease / 3 + 0.3
+    timer.move(BEAT)
+    assert eventually(lambda: entries() == [])
     assert not kept[0].held
     assert not kept[0].release()
     assert "its thread has ended" in caplog.text
@@ -63,57 +65,68 @@ def test_a_thread_that_ends_with_a_lock_loses_it(
     assert eventually(lambda: not session._grants)
 
 
-def test_a_lock_of_a_living_thread_is_kept(lock: LockMaker, in_thread: InThread) -> None:
+def test_a_lock_of_a_living_thread_is_kept(
+    lock: LockMaker, timer: Timer, in_thread: InThread, entries: Entries
+) -> None:
     """F32: that another thread has ended says nothing."""
-    waiter = Waiter(in_thread, lock(terms=SHORT)).end()
-    in_thread(lambda: lock("other", terms=SHORT).acquire()).join()
-    time.sleep(2 * SHORT.lease)
-    assert waiter.lock.held
+    waiter = Waiter(in_thread, lock(terms=CALM)).end()
+    kept: list[MongoLock] = []
+    in_thread(lambda: kept.append(lock("other", terms=CALM).acquire())).join()
+    timer.move(BEAT)
+    assert eventually(lambda: entries("other") == [])
+    assert eventually(lambda: renewed(waiter.lock))
     waiter.let_go()
 
 
 # Danger, limits
 
 
-def test_danger_comes_before_the_loss_and_goes_again(lock: LockMaker, failpoint: Callable[..., None]) -> None:
+def test_danger_comes_before_the_loss_and_goes_again(
+    lock: LockMaker, timer: Timer, failpoint: Callable[..., None]
+) -> None:
     """P7: while renewals fail the lock says so before it is lost; when they succeed again, no more."""
-    mine = lock(terms=Terms(lease=1.5, margin=0.1)).acquire()
+    mine = lock(terms=CALM).acquire()
     assert not mine.in_danger
     failpoint(["update"], errorCode=91)
-    assert eventually(lambda: mine.in_danger, 1.4)
+    timer.move(BEAT)
+    assert eventually(lambda: mine.in_danger)
     assert mine.held
     assert not mine.lost
     failpoint([])
-    assert eventually(lambda: not mine.in_danger, 1)
-    assert mine.held
+    assert eventually(lambda: not mine.in_danger)
+    assert renewed(mine)
     failpoint(["update"], errorCode=91)
-    assert eventually(lambda: mine.in_danger and mine.held, 1.4)
-    assert eventually(lambda: mine.lost, 3)
+    timer.move(BEAT)
+    assert eventually(lambda: mine.in_danger and mine.held)
+    timer.move(2 * BEAT)
+    assert eventually(lambda: mine.lost)
     assert not mine.in_danger
 
 
-def test_a_longest_hold_ends_the_lock(lock: LockMaker, other: LockMaker, face: Any) -> None:
+def test_a_longest_hold_ends_the_lock(lock: LockMaker, timer: Timer, other: LockMaker, face: Any) -> None:
     """max_hold: renewed until then, told then, and free for others then, not a lease later."""
     told: list[MongoLock] = []
-    mine = face.acquire(lock(terms=SHORT, max_hold=1.0, on_lost=told.append))
-    began = clock.now()
-    time.sleep(0.85)
+    mine = face.acquire(lock(terms=CALM, max_hold=100, on_lost=told.append))
+    timer.move(50)
+    assert eventually(lambda: 40 < mine.remaining <= 50)
+    timer.move(30)
     assert mine.held
-    assert eventually(lambda: mine.lost, 1)
-    assert clock.now() - began < 1.3
+    timer.move(20)
+    assert eventually(lambda: mine.lost)
     with pytest.raises(LockLostError, match="max_hold"):
         mine.ensure_held()
-    assert eventually(lambda: other().try_acquire(), 0.4)
-    assert eventually(lambda: told == [mine], 1)
+    assert eventually(lambda: other().try_acquire())
+    assert eventually(lambda: told == [mine])
 
 
-def test_extend_does_not_go_beyond_the_longest_hold(lock: LockMaker) -> None:
+def test_extend_does_not_go_beyond_the_longest_hold(lock: LockMaker, timer: Timer) -> None:
     """max_hold: it is a limit for extend() as well."""
-    mine = lock(terms=Terms(lease=5, margin=0.1), max_hold=0.8).acquire()
-    assert mine.remaining <= 0.8
-    mine.extend(30)
-    assert mine.remaining <= 0.8
-    assert eventually(lambda: mine.lost, 1.2)
+    mine = lock(terms=CALM, max_hold=40).acquire()
+    assert mine.remaining <= 40
+    mine.extend(300)
+    assert mine.remaining <= 40
+    timer.move(40)
+    assert eventually(lambda: mine.lost)
 
 
 # Grants that were told
@@ -126,7 +139,7 @@ def told(lock: LockMaker, other: LockMaker, in_thread: InThread, session: Sessio
     assert eventually(lambda: session._listener.listening)
     assert not eventually(lambda: waiter.done, 0.2)
     theirs.release()
-    return waiter.end(3)
+    return waiter.end()
 
 
 def left(reply: Reply) -> float:
@@ -138,42 +151,49 @@ def left(reply: Reply) -> float:
 
 
 def test_a_told_grant_lives_as_long_as_its_place_in_the_queue_and_is_renewed(
-    lock: LockMaker, other: LockMaker, in_thread: InThread, session: Session
+    lock: LockMaker, other: LockMaker, in_thread: InThread, session: Session, timer: Timer
 ) -> None:
     """P1, F42: its first deadline is that of the waiter, no later than what the server has; a beat makes it a whole
     lease."""
-    waiter = told(lock, other, in_thread, session, terms=Terms(lease=10, margin=0.2, patience=1.2))
+    waiter = told(lock, other, in_thread, session, terms=Terms(lease=120, margin=0.2, patience=60))
     (grant,) = waiter.lock._grants
     found = session.store.read("k", grant.id, 5)
-    assert waiter.lock.remaining <= min(1.2, left(found))
-    assert eventually(lambda: waiter.lock.remaining > 8, 1.2)
+    assert waiter.lock.remaining <= min(60, left(found))
+    timer.move(30)
+    assert eventually(lambda: waiter.lock.remaining > 100)
     found = session.store.read("k", grant.id, 5)
     assert waiter.lock.remaining < left(found)
     waiter.let_go()
 
 
 def test_a_told_grant_can_be_extended(
-    lock: LockMaker, other: LockMaker, in_thread: InThread, session: Session, entries: Entries
+    lock: LockMaker,
+    other: LockMaker,
+    in_thread: InThread,
+    session: Session,
+    entries: Entries,
+    *,
+    timer: Timer,
 ) -> None:
     """The longer lease counts from now, on the server too, and for the renewals from then on."""
-    waiter = told(lock, other, in_thread, session, terms=Terms(lease=2, margin=0.2, patience=1.2))
-    waiter.lock.extend(20)
-    assert 19 < waiter.lock.remaining <= 20
-    assert entries()[0]["lease"] == 20_000
-    time.sleep(1.0)
-    assert waiter.lock.remaining > 18
+    waiter = told(lock, other, in_thread, session, terms=Terms(lease=80, margin=0.2, patience=60))
+    waiter.lock.extend(120)
+    assert 100 < waiter.lock.remaining <= 120
+    assert entries()[0]["lease"] == 120_000
+    timer.move(50)
+    assert eventually(lambda: waiter.lock.remaining > 100)
     waiter.let_go()
 
 
 def test_without_renewal_a_wait_ends_with_a_whole_lease(
-    lock: LockMaker, other: LockMaker, in_thread: InThread, session: Session
+    lock: LockMaker, other: LockMaker, in_thread: InThread, session: Session, timer: Timer
 ) -> None:
     """auto_renew=False: nobody is going to renew it, so the grant is taken for a whole lease before it is used."""
-    waiter = told(lock, other, in_thread, session, terms=Terms(lease=5, margin=0.2, patience=0.9), auto_renew=False)
-    assert 4.5 < waiter.lock.remaining <= 5
-    time.sleep(1.5)
+    waiter = told(lock, other, in_thread, session, terms=Terms(lease=120, margin=0.2, patience=60), auto_renew=False)
+    assert 100 < waiter.lock.remaining <= 120
+    timer.move(70)
+    assert not eventually(lambda: waiter.lock.remaining > 50, 0.3)
     assert waiter.lock.held
-    assert waiter.lock.remaining < 3.6
     waiter.let_go()
 
 
@@ -181,26 +201,29 @@ def test_without_renewal_a_wait_ends_with_a_whole_lease(
 
 
 def test_a_request_to_release_is_seen_at_the_next_beat_and_told_once(
-    lock: LockMaker, session: Session, other: LockMaker
+    lock: LockMaker, session: Session, timer: Timer
 ) -> None:
     """The holder goes on holding; it knows who asks, its callback is called once, and renewals do not forget it."""
     calls: list[MongoLock] = []
-    mine = lock(terms=SHORT, on_release_requested=calls.append).acquire()
-    bystander = lock("k2", terms=SHORT).acquire()
+    mine = lock(terms=CALM, on_release_requested=calls.append).acquire()
+    bystander = lock("k2", terms=CALM).acquire()
     assert ask_to_release(store_of(session), "k", "$alice") == 1
     assert ask_to_release(store_of(session), "nobody", "alice") == 0
-    assert eventually(lambda: mine.release_requested == "$alice", SHORT.lease)
-    time.sleep(2 * SHORT.lease)
+    timer.move(BEAT)
+    assert eventually(lambda: mine.release_requested == "$alice")
     ask_to_release(store_of(session), "k", "bob")
-    time.sleep(SHORT.lease)
-    assert calls == [mine]
-    assert mine.held
+    for _ in range(3):
+        timer.move(BEAT)
+        assert eventually(lambda: renewed(mine) and renewed(bystander))
+    assert eventually(lambda: calls == [mine])
     assert mine.release_requested is not None
     assert bystander.release_requested is None
     mine.release()
-    with other(terms=SHORT) as theirs:
-        time.sleep(SHORT.lease)
-        assert theirs.release_requested is None
+    with lock(terms=CALM) as after:
+        timer.move(BEAT)
+        assert eventually(lambda: renewed(after))
+        assert after.release_requested is None
+    assert calls == [mine]
 
 
 # The keeper
@@ -212,7 +235,7 @@ def test_a_keeper_that_is_starved_keeps_the_deadline_honest(collection: Collecti
     with processes(1, "starve", collection.name) as (process,):
         token = process.hear()["token"]
         process.say()
-        with lock(wait=5) as mine:
+        with lock(wait=30) as mine:
             assert mine.fencing_token > token
             told = process.hear()
         assert told == {"held": False, "lost": True, "keeper": True}
@@ -309,8 +332,8 @@ def test_a_waiter_that_is_stopped_does_not_believe_in_an_old_grant(
         process.send(signal.SIGSTOP)
         if granted:
             theirs.release()
-        time.sleep(1.2)
-        second = theirs if not granted else other(terms=CALM, wait=1).acquire()
+        time.sleep(PAUSE_WAITING.patience + PAUSE_WAITING.margin + 0.5)
+        second = theirs if not granted else other(terms=CALM, wait=10).acquire()
         resumed = time.monotonic()
         process.send(signal.SIGCONT)
         time.sleep(0.5)
@@ -329,7 +352,7 @@ def test_a_told_holder_that_is_stopped_past_its_first_deadline(
     lock: LockMaker, other: LockMaker, in_thread: InThread, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F28, F42: nobody renewed the told grant in time: it is not held, before anybody else is let in."""
-    terms = Terms(lease=10, margin=0.3, patience=0.9)
+    terms = Terms(lease=10, margin=0.3, patience=3)
 
     def stop(*_: object) -> None:
         raise LockBackendError("stopped")
@@ -341,7 +364,7 @@ def test_a_told_holder_that_is_stopped_past_its_first_deadline(
     time.sleep(0.2)
     monkeypatch.setattr(session.store, "renew", stop)
     theirs.release()
-    waiter.end(2)
+    waiter.end()
     assert mine.held
     last_held = 0.0
     with contextlib.ExitStack() as stack:
@@ -372,7 +395,7 @@ def test_a_fork_with_a_lock_held_one_waited_for_and_the_stream_open(
         process.say()
         assert process.hear() == {"status": 0, "held": True, "waits": True}
         assert len(entries("own")) == 1
-        assert eventually(lambda: make_free(other, "own"), 5)
+        assert eventually(lambda: make_free(other, "own"))
         time.sleep(3.5)
         assert len(entries()) == 2
         theirs.release()

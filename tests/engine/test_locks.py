@@ -559,7 +559,7 @@ def test_a_lock_that_is_released_while_somebody_looks_is_not_held(lock: LockMake
         looks: list[tuple[Grant, ...]]
 
         @property
-        def _grants(self) -> tuple[Grant, ...]:  # type: ignore[override]
+        def _grants(self) -> tuple[Grant, ...]:
             looks = getattr(self, "looks", [])
             return looks.pop() if looks else ()
 

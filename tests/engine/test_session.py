@@ -18,7 +18,6 @@ from django_mongolock.engine import clock
 from django_mongolock.engine import keeper as keeping
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.grant import Grant, Guard, State
-from django_mongolock.engine.locks import MongoLock
 from django_mongolock.engine.memory import MemoryServer, MemorySession, MemoryStore
 from django_mongolock.engine.protocol import Granted
 from django_mongolock.engine.session import Session
@@ -26,17 +25,12 @@ from django_mongolock.engine.sessions import Sessions
 from django_mongolock.engine.step import Limits
 from django_mongolock.engine.store import Found, MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendError, LockError, LockLostError
-from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock
+from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock, renewed
 from tests.engine.processes import processes
 from tests.waiting import eventually
 
 Entries = Callable[..., list[Any]]
 NOW = datetime.now(UTC)
-
-
-def renewed(lock: MongoLock) -> bool:
-    """Is it held, and was it renewed since the clock was moved?"""
-    return lock.remaining > 0.9 * CALM.lease
 
 
 # Renewal

@@ -21,8 +21,12 @@ from django_mongolock.engine.session import Session
 from django_mongolock.engine.sessions import Sessions
 from django_mongolock.engine.store import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockDeadlock, LockError, LockLostError
+from tests.waiting import eventually
 
 DATABASE = "mongolock_tests"
+#: The terms of `pause_waiting`, and of `compete`.
+PAUSE_WAITING = Terms(lease=60, margin=0.1, patience=2)
+COMPETE = Terms(lease=1, margin=0.2, patience=1)
 
 
 class Worker:
@@ -34,7 +38,7 @@ class Worker:
         config = StoreConfig({"host": os.environ["MONGODB_URI"]}, DATABASE, collection)
         self.sessions = Sessions(lambda: Session(MongoStore(config)))
 
-    def lock(self, key: str = "k", lease: float = 1.0, wait: float | None = 110, margin: float = 0.2) -> MongoLock:
+    def lock(self, key: str = "k", lease: float = 3.0, wait: float | None = 110, margin: float = 0.2) -> MongoLock:
         return MongoLock(self.sessions.current, (key,), Options(Terms(lease=lease, margin=margin), wait))
 
     def say(self, **facts: Any) -> None:
@@ -82,8 +86,7 @@ class Worker:
 
     def pause_waiting(self) -> None:
         """Wait for the lock; be stopped meanwhile; say how it then stood at the first look, and take it again."""
-        terms = Terms(lease=60, margin=0.1, patience=0.6)
-        lock = MongoLock(self.sessions.current, ("k",), Options(terms, wait=20))
+        lock = MongoLock(self.sessions.current, ("k",), Options(PAUSE_WAITING, wait=60))
         self.say(ready=True)
         with lock:
             self.say(held=lock.held, token=lock.fencing_token, left=lock.remaining, at=time.monotonic())
@@ -110,7 +113,7 @@ class Worker:
         pid = os.fork()
         if pid == 0:
             signal.alarm(20)
-            own = self.lock("own", lease=0.5)
+            own = self.lock("own", lease=2)
             try:
                 with self.lock("child"):
                     assert not mine.held
@@ -142,46 +145,47 @@ class Worker:
         self.hear()
 
     def tell_time(self) -> None:
-        """Hold the lock; each time, set the wall clock, and say two leases later how the lock stands."""
+        """Hold the lock; each time, set the wall clock, and say a lease later how the lock stands."""
         real = time.time
-        with self.lock(lease=0.8) as lock:
+        with self.lock(lease=3) as lock:
             self.say(ready=True)
             while offset := self.hear().strip():
                 ahead = float(offset)
                 time.time = lambda ahead=ahead: real() + ahead  # type: ignore[misc]
-                time.sleep(1.6)
+                time.sleep(3.5)
+                eventually(lambda: not lock.in_danger, 5)
                 self.say(held=lock.held, token=lock.fencing_token, danger=lock.in_danger, wall=time.time())
 
     def starve(self) -> None:
         """Hold the lock while one thread keeps the interpreter to itself, and never let the keeper have it."""
-        lock = self.lock(lease=0.5)
+        lock = self.lock(lease=2)
         lock.acquire()
         self.say(token=lock.fencing_token)
         self.hear()
-        sys.setswitchinterval(5)
-        end = time.monotonic() + 1.2
+        sys.setswitchinterval(20)
+        end = time.monotonic() + 3
         while time.monotonic() < end:
             pass
         held = lock.held
         sys.setswitchinterval(0.005)
         time.sleep(0.3)
+        eventually(lambda: lock.lost)
         self.say(held=held, lost=lock.lost, keeper=bool(self.sessions.current()._keeper))
         self.hear()
 
     def compete(self) -> None:
         """Take the lock and give it back for as long as it lives; leases are short."""
         self.say(ready=True)
-        terms = Terms(lease=0.4, margin=0.2, patience=0.4)
         while True:
             with (
-                contextlib.suppress(LockLostError),
-                MongoLock(self.sessions.current, ("k",), Options(terms, wait=None)),
+                contextlib.suppress(LockError),
+                MongoLock(self.sessions.current, ("k",), Options(COMPETE, wait=None)),
             ):
                 time.sleep(0.01)
 
     def paused(self) -> None:
         """Be stopped in the middle of the block, and say what it then looks like."""
-        lock, held = self.lock(lease=0.5), True
+        lock, held = self.lock(lease=2), True
         try:
             with lock:
                 self.say(token=lock.fencing_token)
