@@ -8,13 +8,16 @@ MONGOLOCK_MACHINE_MINUTES, _BURNERS, _SEED, _WEATHER, _HELD_UP say how long and 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -22,7 +25,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from pymongo.collection import Collection
 
-from tests.engine.conftest import Document
+from django_mongolock.engine.session import Session
+from django_mongolock.engine.store import MongoStore, StoreConfig
+from tests.engine.conftest import Document, LockMaker, make_lock
 from tests.engine.machine import Machine
 from tests.engine.world import Errors, Plan, Violation, World
 from tests.faults.broken import broken
@@ -144,3 +149,68 @@ def test_a_broken_lock_is_found_out(worlds: Worlds, variant: str, plan: Plan) ->
         with pytest.raises(Violation, match=r"held|acquired|token"):
             run_for(world, 800, seed=1)
     report(world, variant, f"found after {time.monotonic() - began:.0f} s")
+
+
+# What it has found
+
+
+class Slow(MongoStore):
+    """A store that does not answer a release before it is told to."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        super().__init__(config)
+        self.gone, self.answer = threading.Event(), threading.Event()
+
+    def give_back_alone(self, *arguments: Any) -> bool:
+        """See MongoStore.give_back_alone()."""
+        was_there = super().give_back_alone(*arguments)
+        self.gone.set()
+        assert self.answer.wait(10)
+        return was_there
+
+
+def at_line(number: int, look: Callable[[], Any], meanwhile: Callable[[], object]) -> tuple[Any, bool]:
+    """What *look* returns if at its line or call of that *number* something happens *meanwhile*; and whether it did."""
+    events = itertools.count(1)
+    happened = []
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if event in ("call", "line") and next(events) == number:
+            happened.append(meanwhile())
+        return trace
+
+    sys.settrace(trace)
+    try:
+        return look(), bool(happened)
+    finally:
+        sys.settrace(None)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("held", False), ("remaining", 0.0), ("in_danger", False)])
+def test_what_is_released_is_not_held_to_whoever_looks(
+    config: StoreConfig, other: LockMaker, name: str, expected: object
+) -> None:
+    """P1: another thread releases a lock and somebody else has got it; at whatever line the end of the release meets
+    one who looks, to him the lock is not held."""
+    for number in itertools.count(1):
+        store = Slow(config)
+        session = Session(store)
+        mine = make_lock(session).acquire()
+        releasing = threading.Thread(target=mine.release)
+        releasing.start()
+        assert store.gone.wait(10)
+        next_one = other().acquire()
+
+        def end_the_release(store: Slow = store, releasing: threading.Thread = releasing) -> None:
+            store.answer.set()
+            releasing.join(10)
+
+        seen, happened = at_line(number, lambda lock=mine: getattr(lock, name), end_the_release)  # type: ignore[misc]
+        end_the_release()
+        assert next_one.held
+        assert seen == expected, f"at line {number}"
+        next_one.release()
+        session.close()
+        if not happened:
+            break
+    assert number > 3
