@@ -545,29 +545,3 @@ def test_both_faces_are_the_same_lock(lock: LockMaker) -> None:
     mine = BLOCKING.acquire(lock())
     assert ASYNC.release(mine)
     assert BLOCKING.release(ASYNC.acquire(mine))
-
-
-def test_a_lock_that_is_released_while_somebody_looks_is_not_held(lock: LockMaker) -> None:
-    """P1: another thread asks whether it is held in the middle of the release. (Of no grants at all, all are held.)"""
-    mine = lock().acquire()
-    grants = mine._grants
-    mine.release()
-
-    class Released(MongoLock):
-        """Its grants are taken away after the first look at them."""
-
-        looks: list[tuple[Grant, ...]]
-
-        @property
-        def _grants(self) -> tuple[Grant, ...]:
-            looks = getattr(self, "looks", [])
-            return looks.pop() if looks else ()
-
-        @_grants.setter
-        def _grants(self, value: tuple[Grant, ...]) -> None: ...
-
-    for name in ("held", "in_danger", "remaining"):
-        looked_at = Released(mine._session_now, ("k",), mine.options)
-        looked_at._session = mine._session
-        looked_at.looks = [grants]
-        assert not getattr(looked_at, name), name
