@@ -98,7 +98,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world.counts["examples"] += self.world.found is None
+        self.world.counts["examples"] += not self.world.over
         number = self.world.counts["examples"]
         self.keys = [f"{number}.{place}" for place in range(len(self.world.plan.permits))]
 
@@ -111,7 +111,7 @@ class Machine(RuleBasedStateMachine):
     def act(self, choice: tuple[str, dict[str, Any]]) -> None:
         """Do anything."""
         name, arguments = choice
-        if self.world.found is None and name not in self.rare:
+        if not self.world.over and name not in self.rare:
             time.sleep(PAUSE)
             getattr(self, name)(**arguments)
 
@@ -275,7 +275,7 @@ class Machine(RuleBasedStateMachine):
         """Come to an end, and look once more."""
         world = self.world
         world.calm()
-        if world.plan.leaks and world.counts["examples"] % world.plan.leaks == 0:
+        if world.plan.leaks and not world.over and world.counts["examples"] % world.plan.leaks == 0:
             world.are_free(self.keys)
         self.nothing_is_wrong()
         world.forget()

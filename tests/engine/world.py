@@ -23,7 +23,7 @@ from django_mongolock.engine.session import Session
 from django_mongolock.engine.store import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendError, LockNotAcquired
 from tests.engine.actors import Actor, TaskActor, ThreadActor
-from tests.engine.watching import Kind, Watch
+from tests.engine.watching import NEVER, Kind, Watch
 
 Document = dict[str, Any]
 
@@ -156,7 +156,7 @@ class Process:
 class World:
     """What is the same for all examples of a run: the server, the processes, who looks on, and what was found.
 
-    collection: its name.
+    ends_at: after that nothing more is done.
     """
 
     def __init__(self, uri: str, database: str, collection: str, plan: Plan) -> None:
@@ -169,6 +169,7 @@ class World:
         self.counts: Counter[str] = Counter()
         self.story: list[str] = []
         self.found: str | None = None
+        self.ends_at = NEVER
         self.unexpected: list[str] = []
         self.began = clock.now()
         self._retired: list[OneOfMany] = []
@@ -181,6 +182,11 @@ class World:
     @property
     def actors(self) -> list[tuple[Process, Actor]]:
         return [(process, actor) for process in self.processes for actor in process.actors]
+
+    @property
+    def over(self) -> bool:
+        """Is nothing more to be done, because something was found, or the time is over?"""
+        return self.found is not None or clock.now() > self.ends_at
 
     def tell(self, what: str) -> None:
         self.story.append(f"{clock.now() - self.began:9.3f} {what}")
