@@ -78,7 +78,7 @@ def test_the_clock_is_that_of_the_server_selected_in_this_thread(store: MongoSto
 )
 def test_the_uri_cannot_weaken_a_lock(config: StoreConfig, mongo_uri: str, commands: Commands, uri: str) -> None:
     """P3, F68: writes that are in the journals of the majority, majority reads from the primary, whatever the URI or
-    the replica set says; a release waits for the journal of the primary."""
+    the replica set says; a release waits for the journal of the primary. Each has a limit on the server."""
     client = {**config.client, "host": f"{mongo_uri}{'&' if '?' in mongo_uri else '/?'}{uri}"}
     store = MongoStore(StoreConfig(client, config.database, config.collection))
     assert store.apply("k", ADD, 5).held
@@ -94,6 +94,7 @@ def test_the_uri_cannot_weaken_a_lock(config: StoreConfig, mongo_uri: str, comma
     ]  # fmt: skip
     assert {"w": 1, "j": True}.items() <= concerns[4].items()
     assert all(document.get("$readPreference", {"mode": "primary"})["mode"] == "primary" for _, document in sent)
+    assert all(0 < document["maxTimeMS"] <= 5_000 for _, document in sent)  # the server gives up as well
     store.close()
 
 
