@@ -26,7 +26,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from django_mongolock.engine.document import Terms, entry
-from django_mongolock.engine.rule import apply_rule
+from django_mongolock.engine.rule import Moment, apply_rule
 from django_mongolock.engine.step import Limits, Step
 
 #: A client believes for a lease: that it holds the lock, or that it still has its place in the queue. The server
@@ -42,7 +42,7 @@ FOREVER: Final = BURIAL
 #: The moment at which each command is carried out. A tick is a second.
 NOW: Final = datetime(2030, 1, 1, tzinfo=UTC)
 LIMITS: Final = Limits()
-BLANK: Final = apply_rule(None, Step(bury=1), LIMITS, NOW, "") or {}
+BLANK: Final = apply_rule(None, Step(bury=1), LIMITS, Moment(NOW)) or {}
 NAMES: Final = "ABC"
 
 BUGS: Final = {
@@ -121,7 +121,7 @@ def execute(document: Document, election: int, kind: str, name: str, bug: str) -
     if kind in ("release", "release for good") and not found and bug != "release by key":
         return document, Reply(None, None, 0, document.token, found)  # it is sent with that condition
     judge = document.clock if bug == "no clock stamp" else election
-    stored = apply_rule(_stored(document, bug), _step(document, kind, name, bug), LIMITS, NOW, str(judge))
+    stored = apply_rule(_stored(document, bug), _step(document, kind, name, bug), LIMITS, Moment(NOW, str(judge)))
     assert stored is not None
     after = _read(stored, election)
     left, token = next(((h.left, h.token) for h in after.holders if h.name == name), (None, 0))
