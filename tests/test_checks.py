@@ -292,6 +292,7 @@ class TestServer:
             config = client.admin.command("replSetGetConfig")["config"]
             config |= {"version": config["version"] + 1, "writeConcernMajorityJournalDefault": False}
             client.admin.command("replSetReconfig", config)
+            client["mongolock_tests"]["x"].insert_one({})  # there is nothing to read before the first write
             connect(servers.uri)
             assert ids(ask()) == ["W106", "W103"]
             connect()

@@ -216,25 +216,25 @@ class EditLock:
         drift = get_settings().CLOCK_MARGIN
         return Terms(lease=self.lease, drift=drift, patience=self.lease, owner=self.person.owner)
 
-    def _entry(self, mark: int) -> dict[str, Any]:
+    def _entry(self) -> dict[str, Any]:
         grant = self._grant()
         facts = {"label": "edit lock", "host": BROWSER, "user": self.person.name, **self._facts}
         tidy = {name: tidy_fact(value) for name, value in facts.items() if value}
-        own: dict[str, str | int] = {**tidy, "editor": tidy_fact(self.person.id), "mark": mark}
+        own: dict[str, str | int] = {**tidy, "editor": tidy_fact(self.person.id)}
         return entry(grant, grant.partition(".")[0], self._terms(), own)
 
     def _beat(self) -> Protocol[Standing]:
-        terms, grant, mark = self._terms(), self._grant(), _new_mark()
+        terms, grant = self._terms(), self._grant()
         lease, term = milliseconds(terms.lease), milliseconds(terms.term)
-        standing = yield from self._apply(Step(ask=grant, renew=(grant,), lease=lease, term=term, beat=mark), mark)
+        standing = yield from self._apply(Step(ask=grant, renew=(grant,), lease=lease, term=term))
         return standing
 
     def _take(self, former: str = "") -> Protocol[Standing]:
-        grant, mark, before = self._grant(), _new_mark(), self._belief
-        step = Step(ask=grant, add=self._entry(mark), trial=True)
+        grant, before = self._grant(), self._belief
+        step = Step(ask=grant, add=self._entry(), trial=True)
         if former:
             step = replace(step, remove=(former,), force=True, resumes=True)
-        standing = yield from self._apply(step, mark)
+        standing = yield from self._apply(step)
         if standing.is_mine and self._belief is before:
             standing = yield from self._beat()  # it was this tab's already, for what is left of an earlier lease
         return standing
@@ -259,11 +259,10 @@ class EditLock:
         standing = yield from self._apply(step)
         return standing
 
-    def _apply(self, step: Step, mark: int = 0) -> Protocol[Standing]:
+    def _apply(self, step: Step) -> Protocol[Standing]:
         answer: Answer = yield Apply(self._stored, step)
-        mine = answer.reply.mine
-        # By its mark it is known that this very command has taken or renewed the lock.
-        if mine is not None and mark in (mine.get("mark"), mine.get("beat")):
+        # Only this very command, if it has taken or renewed the lock, gives reason to believe in it.
+        if answer.whole and answer.reply.held:
             self._belief = Belief(answer.sent + self.lease, self._session().now, self._pid)
         return self._read(answer.reply)
 
@@ -272,14 +271,15 @@ class EditLock:
         # For people, by the server's clock: whoever acts on it sends a command, by which the server decides.
         if holder is None or reply.now is None or holder["until"] <= reply.now:
             return Standing(None, reply.now)
+        renewed = holder["until"] - timedelta(milliseconds=holder["term"])
         editor = Editor(
             who=self._who(holder),
             name=holder.get("user") or "",
             since=holder["acquired_at"],
-            seen=max(holder["acquired_at"], holder["until"] - timedelta(milliseconds=holder["term"])),
+            seen=max(holder["acquired_at"], renewed),
             until=holder["until"],
             token=holder["token"],
-            beats="beat" in holder,
+            beats=renewed > holder["acquired_at"],
             asks=holder.get("asked"),
         )
         return Standing(editor, reply.now, belief=self._belief)
@@ -309,11 +309,6 @@ class EditLock:
         if self._pid != os.getpid():
             raise LockBackendError("a forked child has no part in the edit locks of its parent", passing=False)
         return get_backend(self._using).session()
-
-
-def _new_mark() -> int:
-    """By what a command knows its own write again; nobody else makes the same, nor does a copy of this process."""
-    return 1 + secrets.randbits(48)
 
 
 def _problem(error: LockBackendError | LockDocumentError) -> Standing:

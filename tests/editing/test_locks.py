@@ -249,7 +249,7 @@ def test_one_command(key: str, locks: Locks, commands: Commands) -> None:
         assert len(commands.sent) == (2 if name == "take_over" else 1)
     for command in commands.sent:
         if "findAndModify" in command:
-            assert command["writeConcern"] == {"w": "majority"}
+            assert command["writeConcern"] == {"w": "majority", "j": True}
 
 
 def test_a_crowd(key: str, locks: Locks) -> None:
