@@ -630,8 +630,12 @@ def _calling_line() -> str:
 
 
 def _current_worker() -> object:
-    """Who would wait for itself: the running task, or else the thread."""
-    return _current_task() or threading.current_thread()
+    """Who would wait for itself: the running task, or else the thread.
+
+    The task by a weak reference, of which there is one: its result may be the lock, which would then never be dropped.
+    """
+    task = _current_task()
+    return threading.current_thread() if task is None else weakref.ref(task)
 
 
 def _current_task() -> object:

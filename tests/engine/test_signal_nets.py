@@ -1,0 +1,273 @@
+"""Under everything lies a net that runs no Python: what a signal strikes there is given back all the same (F65, F29).
+
+A signal handler runs between any two lines of Python in the main thread, and may raise there. So whatever gives back
+what somebody was struck over may be struck itself. `Strikes` does what no storm of signals does in a lifetime: it
+raises at one chosen event in the engine's Python, and then at every event after it, so that nothing is left but what
+the interpreter does by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import linecache
+import subprocess
+import sys
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import pytest
+from pymongo.collection import Collection
+
+from django_mongolock.engine.document import Terms
+from django_mongolock.engine.locks import MongoLock
+from django_mongolock.engine.session import Session
+from django_mongolock.exceptions import LockError
+from tests.engine.conftest import Document, LockMaker, make_lock
+from tests.engine.processes import ROOT
+from tests.engine.waiters import InThread, Waiter
+from tests.waiting import eventually
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+#: Much longer than the tests wait, so that nothing is free again because its lease has ended.
+CALM = Terms(lease=600, margin=1, patience=600)
+
+
+class Struck(KeyboardInterrupt):
+    """What the signal handler raises. (An event loop logs what is neither that nor SystemExit, and goes on.)"""
+
+
+class Strikes:
+    """Raises Struck in this thread at event number *first* (a call or a line in the engine), and at all after it.
+
+    first: 0 for never. single: at that event only. only: names of the functions that are struck, if not all.
+    """
+
+    def __init__(self, first: int, *, single: bool = False, only: set[str] | None = None) -> None:
+        self.first, self.single, self.only = first, single, only
+        self.events = self.strikes = 0
+        self._blows = False
+
+    def __enter__(self) -> Self:
+        self._before = sys.gettrace(), sys.getprofile(), sys.unraisablehook
+        sys.unraisablehook = lambda _: None
+        self._blows = True
+        if not self.single:
+            sys.setprofile(self._resume)
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        self._blows = False
+        trace, profile, sys.unraisablehook = self._before
+        sys.settrace(trace)
+        sys.setprofile(profile)
+        return isinstance(error, (Struck, LockError))
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not self._blows or not frame.f_globals.get("__name__", "").startswith("django_mongolock.engine"):
+            return None
+        if self._can_be_struck(frame, event):
+            self.events += 1
+            if self.first and (self.events == self.first or (self.events > self.first and not self.single)):
+                self.strikes += 1
+                raise Struck
+        return self._trace
+
+    def _can_be_struck(self, frame: FrameType, event: str) -> bool:
+        """Leaves out the line of a `with` statement, which comes again at its end, before the lock is given back: the
+        interpreter looks for signals only after calls and at jumps back, and there it has called nothing."""
+        if event not in ("call", "line") or (self.only is not None and frame.f_code.co_name not in self.only):
+            return False
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        return event == "call" or not line.lstrip().startswith(("with ", "async with "))
+
+    def _resume(self, *_: object) -> None:
+        """The interpreter ends the tracing at whatever a trace function raises; a profile function goes on."""
+        if self._blows and sys.gettrace() is None:
+            sys.settrace(self._trace)
+
+
+def count_events(run: Callable[[], object], **options: Any) -> int:
+    """How many events there are in *run* where nothing strikes."""
+    with Strikes(0, **options) as quiet:
+        run()
+    return quiet.events
+
+
+def known(session: Session) -> str:
+    """What the session still knows of, in words; empty if nothing."""
+    found = (session._grants, session._waiting, session._lines, session._unsettled, session._held_here)
+    return "; ".join(repr(dict(things)) for things in found if things)
+
+
+def held(collection: Collection[Document]) -> list[str]:
+    """The keys that somebody holds or waits for."""
+    return [document["_id"] for document in collection.find() if document["holders"] or document["waiters"]]
+
+
+def nothing_is_left(session: Session, collection: Collection[Document], but: int = 0) -> bool:
+    """Is nothing known to the session any more, and no key held or waited for, *but* so many?"""
+
+    def settled() -> bool:
+        gc.collect()
+        return not known(session) and len(held(collection)) == but
+
+    return eventually(settled, 30)
+
+
+# A lock that is dropped
+
+
+async def take_in_task(lock: MongoLock) -> None:
+    await lock.aacquire()
+
+
+TAKE = {"blocking": MongoLock.acquire, "async": lambda lock: asyncio.run(take_in_task(lock))}
+
+
+@pytest.mark.parametrize("way", TAKE)
+def test_every_line_under_a_lock_that_is_dropped(
+    lock: LockMaker, session: Session, collection: Collection[Document], way: str
+) -> None:
+    """F65: its object dies unreleased; `__del__`, and all that is called when it or its handle dies, is struck from one
+    event on: nobody can release it any more, so the keeper does."""
+
+    def drop(key: str, strikes: Strikes) -> None:
+        mine = [lock(key, terms=CALM)]
+        TAKE[way](mine[0])
+        with strikes:
+            mine.clear()
+
+    most = Strikes(0)
+    drop("none", most)
+    for first in range(1, most.events + 20):
+        drop(f"k{first}", Strikes(first))
+    assert nothing_is_left(session, collection), (
+        f"{len(held(collection))} of {most.events + 19} are held: {known(session)}"
+    )
+
+
+def test_every_call_under_a_lock_that_is_dropped_in_a_cycle(
+    lock: LockMaker, session: Session, collection: Collection[Document]
+) -> None:
+    """F65: the same where the garbage collector finds it, with everything struck."""
+    for number in range(10):
+        mine: Any = lock(f"k{number}", terms=CALM).acquire()
+        mine.itself = mine
+        with Strikes(1):
+            del mine
+            gc.collect()
+    assert nothing_is_left(session, collection), f"{held(collection)} are held: {known(session)}"
+
+
+def test_a_lock_that_its_task_has_returned(session: Session, collection: Collection[Document]) -> None:
+    """P6: no signal is needed for this one: a task whose result is the lock has ended, and nobody has either of them.
+    What the session knows of its grants must keep neither alive."""
+    asyncio.run(make_lock(session, terms=CALM).aacquire())
+    assert nothing_is_left(session, collection), f"{held(collection)} are held: {known(session)}"
+
+
+# A lock that somebody is struck over
+
+
+def strike_everywhere(run: Callable[[str], object], events: int, step: int = 1, **options: Any) -> int:
+    """Run it with a key of its own and struck from each event on, until what was raised is forgotten, and with it all
+    that its frames had; return how often that was."""
+    times = 0
+    for first in range(1, events + 1, step):
+        with Strikes(first, **options) as strikes, contextlib.suppress(Struck, LockError):
+            run(f"k{first}")
+        times += strikes.strikes > 0
+    return times
+
+
+#: Every event is struck alone; and from every third on, each that follows.
+WAYS = [pytest.param({"single": True}, 1, id="once"), pytest.param({}, 3, id="from there on")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "step"), WAYS)
+def test_every_line_of_a_block(
+    lock: LockMaker, session: Session, collection: Collection[Document], options: dict[str, Any], step: int
+) -> None:
+    """F65, F29: a free lock is taken and given back, struck at any line of it."""
+
+    def block(key: str) -> None:
+        with lock(key, terms=CALM, wait=10):
+            pass
+
+    block("warm")
+    times = strike_everywhere(block, count_events(lambda: block("none")), step, **options)
+    assert times > 100
+    assert nothing_is_left(session, collection), f"of {times}, {held(collection)} are held: {known(session)}"
+    block("usable")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "step"), WAYS)
+def test_every_line_of_a_wait(
+    lock: LockMaker, other: LockMaker, session: Session, collection: Collection[Document],
+    *, options: dict[str, Any], step: int,
+) -> None:  # fmt: skip
+    """F65, F29: a lock is waited for, in vain, struck at any line of it: no place in its queue is left."""
+    theirs = other(terms=CALM).acquire()
+
+    def wait(_: str) -> None:
+        lock(terms=CALM, wait=0.01).acquire()
+
+    with Strikes(0) as quiet:
+        wait("k")
+    times = strike_everywhere(wait, quiet.events, step, **options)
+    assert times > 100
+    assert nothing_is_left(session, collection, but=1), f"of {times}: {known(session)}"
+    theirs.release()
+    assert nothing_is_left(session, collection)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "step"), WAYS)
+def test_every_line_of_a_hand_over(
+    session: Session, collection: Collection[Document], in_thread: InThread, options: dict[str, Any], step: int
+) -> None:
+    """F65, F29: the lock is given back while another thread waits for it, struck at any line: that one gets it."""
+
+    def give(key: str, strikes: Strikes) -> Waiter:
+        mine = [make_lock(session, key, terms=CALM).acquire()]
+        waiter = Waiter(in_thread, make_lock(session, key, terms=CALM, wait=60))
+        assert eventually(lambda: any(grant.key == key for grant in list(session._waiting.values())))
+        with strikes, contextlib.suppress(Struck):
+            mine[0].release()
+        mine.clear()
+        return waiter
+
+    quiet = Strikes(0)
+    give("none", quiet).end().let_go()
+    waiters = [give(f"k{first}", Strikes(first, **options)) for first in range(1, quiet.events + 1, 2 * step)]
+    stuck = [waiter for waiter in waiters if not eventually(lambda w=waiter: w.done, 10)]  # type: ignore[misc]
+    for waiter in waiters:
+        waiter.let_go()
+    assert stuck == [], f"{len(stuck)} of {len(waiters)} wait for what nobody holds: {known(session)}"
+    assert nothing_is_left(session, collection), f"{held(collection)} are held: {known(session)}"
+
+
+# Real signals
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_signals_while_a_lock_dies(collection: Collection[Document], seed: int) -> None:
+    """F65: sixty locks are dropped in a process that is struck every few microseconds: none is held for ever."""
+    command = [sys.executable, "-m", "tests.engine.drops", collection.name, "60", str(seed)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=True)
+    told = json.loads(done.stdout)
+    assert told["struck"] > 5
+    assert told["known"] == 0, told
+    assert held(collection) == []
