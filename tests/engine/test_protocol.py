@@ -378,6 +378,19 @@ def test_news_from_before_this_place_in_the_queue_is_old(token: int) -> None:
     assert play.result.token == 10
 
 
+def test_an_older_answer_makes_no_old_news_new() -> None:
+    """P1, F28: a hand-over that was to queue us got its answer late; meanwhile we were granted the lock, slept through
+    that, and queued again by a command of our own. The news of that grant are old, also when the late answer is read
+    after ours: what counts is the largest token that any answer has shown."""
+    play = Play(wait=60)
+    play.answer(replace(QUEUED, last_token=20))
+    play.hear(answer=Answer(replace(QUEUED, last_token=8), 90.0, 95.0, whole=True))
+    assert isinstance(play.action, Pause)
+    action = play.hear(news=News(9, NOW), queued_until=play.now + 4)
+    assert play.result is None
+    assert action == Look("k", "g")
+
+
 @pytest.mark.parametrize("left", [1.2, 0.0, -3.0])
 def test_news_that_comes_late_is_confirmed(left: float) -> None:
     """P1, F28: when little is left of the place in the queue, a renewal has to show that the lock is still ours."""
