@@ -263,10 +263,12 @@ def acquire(
     pace = Pace(now if since is None else since, now + SUSPICION if request.nested else FOREVER)
     single = now - pace.started if trial else None  # how long that one command takes is no wait
     action: Apply | Look = request.enter(trial)
+    last_token = 0  # that any answer has told of: one that another brings us may be older than our own
     while True:
         if answer is None:
             answer = yield from _persistently(action, request, now, deadline)
         reply, now = answer.reply, answer.now
+        last_token = max(last_token, reply.last_token)
         if reply.held:
             granted = _granted(reply, answer, request)
             if granted is not None:
@@ -289,7 +291,7 @@ def acquire(
         heard = yield from _wait_for_news(request, reply, deadline, now, pace)
         now, answer = heard.now, heard.answer
         # We may have been granted it before, slept through that grant, and queued again: its news are old.
-        if heard.news is not None and heard.news.token > reply.last_token:
+        if heard.news is not None and heard.news.token > last_token:
             if heard.queued_until - now >= request.enough:
                 return Granted(heard.news.token, heard.news.acquired_at, heard.queued_until, now)
             action = request.confirm()

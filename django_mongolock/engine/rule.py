@@ -126,7 +126,8 @@ class _Rule:
         """The waiters whose time is not over. If the clock is foreign, each begins a whole place anew."""
         waiters: Entries = self.document["waiters"]
         if self.foreign:
-            waiters = [{**e, "until": self.after(e["patience"]), "since": min(e["since"], self.now)} for e in waiters]
+            apart = self.now - self.document["written_at"]
+            waiters = [{**e, "until": self.after(e["patience"]), "since": e["since"] + apart} for e in waiters]
         return [e for e in waiters if e["until"] > self.now]
 
     def without_removed(self, holders: Entries) -> Entries:

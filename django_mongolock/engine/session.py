@@ -637,7 +637,8 @@ class Session:
 
     def _dropped(self, dropped: Grant | Guard) -> None:
         if isinstance(dropped, Guard):
-            self._unguarded(dropped.grant)
+            if (grant := getattr(dropped, "grant", None)) is not None:  # a signal may strike before it is set
+                self._unguarded(grant)
         elif not dropped.users and dropped.state is State.HELD:
             self._let_go(dropped, "its lock object is gone")
 

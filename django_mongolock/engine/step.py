@@ -244,10 +244,10 @@ def _living(field: str, anew: dict[str, Expression]) -> Expression:
 _HOLDER_ANEW: dict[str, Expression] = {
     "until": {"$min": [from_now("$$e.term"), {"$cond": ["$$e.released", "$$e.until", None]}]}
 }
-#: Who waits keeps the order: nobody who comes from now on is to be put before them.
+#: Who waits has waited for as long as when the document was written last: so the order is kept.
 _WAITER_ANEW: dict[str, Expression] = {
     "until": from_now("$$e.patience"),
-    "since": {"$min": ["$$e.since", "$$now"]},
+    "since": {"$subtract": ["$$now", {"$subtract": ["$$doc.written_at", "$$e.since"]}]},
 }
 
 _IS_REMOVED: Expression = {"$in": ["$$e.grant", "$$c.remove"]}

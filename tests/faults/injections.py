@@ -409,8 +409,8 @@ FAULTS: Final[dict[str, Fault]] = {
         Fault("fail-exceeded", fail_exceeded, "network"),
         Fault("wrong-clocks", wrong_clocks, clocks=True, needs=clocks.missing),
         # Nobody loses its place by that, nor its lock: everything goes on as before.
-        Fault("clock-set-back", clock_set_back, order=False, clocks=True, needs=clocks.missing),
-        Fault("clock-set-far-back", clock_set_far_back, order=False, clocks=True, needs=clocks.missing),
+        Fault("clock-set-back", clock_set_back, clocks=True, needs=clocks.missing),
+        Fault("clock-set-far-back", clock_set_far_back, clocks=True, needs=clocks.missing),
         Fault("held-up-commands", held_up_commands),
         Fault("stuck-transaction", stuck_transaction, "clients", servers=False),
         Fault("ttl", ttl, order=False),
