@@ -1,49 +1,50 @@
 """The protocol of one key, small enough to be searched to its end: every order of events, every fault.
 
-Read it from top to bottom: it is the shortest complete description of how the library keeps its promises.
+Read it from top to bottom, after `model_document`: it is the shortest complete description of how the library keeps its
+promises.
 
 There is one *document* at the server, there are a few *clients*, and *commands* on their way. `World.moves` lists what
-can happen next in a state: a client acts; a command arrives (early, late, twice or never); its answer arrives or does
-not; a clock ticks; another member with another clock becomes primary, and what the majority does not have is
-forgotten. No move but the ticks must ever happen: a process that has died is one that does nothing any more.
-`search` goes through all states that can be reached (`tests/faults/search.py`).
+can happen next in a state: a client acts; a command arrives (early, late, twice or never), and may be held up once more
+after the server has read its clock for it; its answer arrives or does not; a clock ticks, or is set back; another
+member with another clock becomes primary, and what the majority does not have is forgotten. No move but the ticks must
+ever happen: a process that has died is one that does nothing any more. `search` goes through all states that can be
+reached (`tests/faults/search.py`).
 
-What the server does to its document is not written here once more: it is `engine/rule.py`, the rule in Python, which
-`tests/engine/test_rule.py` compares with the real pipeline on a real server. What a client does follows
-`engine/protocol.py` and `engine/session.py`. `BUGS` are defects that can be built in, to see that the search finds
-them.
-
-All times are what is left of them, in ticks. So two states that differ only in the time of day are one state, and
-there are only so many.
+What the server does to its document is `engine/rule.py` itself. What a client does follows `engine/protocol.py` and
+`engine/session.py`. `BUGS` are defects that can be built in, to see that the search finds them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from functools import cache
-from typing import Any, Final, NamedTuple
+from functools import cache, cached_property
+from typing import Final, NamedTuple
 
-from django_mongolock.engine.document import Terms, entry
-from django_mongolock.engine.rule import Moment, apply_rule
-from django_mongolock.engine.step import Limits, Step
+from tests.faults.model_document import (
+    FOREVER,
+    LONG_AGO,
+    MARGIN,
+    Command,
+    Document,
+    Parsed,
+    Reply,
+    Rules,
+    Written,
+    execute,
+    read,
+)
 
-#: A client believes for a lease: that it holds the lock, or that it still has its place in the queue. The server
-#: lets either live a margin longer.
-LEASE: Final = 1
-MARGIN: Final = 1
-TERM: Final = LEASE + MARGIN
-#: How far the clock of the next primary may be ahead of the last one's.
-SKEWS: Final = (-TERM, 0, TERM)
-#: Longer than any command is on its way. This is the one thing about the network that the protocol relies on.
-BURIAL: Final = 1_000_000
-FOREVER: Final = BURIAL
-#: The moment at which each command is carried out. A tick is a second.
-NOW: Final = datetime(2030, 1, 1, tzinfo=UTC)
-LIMITS: Final = Limits()
-BLANK: Final = apply_rule(None, Step(bury=1), LIMITS, Moment(NOW)) or {}
-NAMES: Final = "ABC"
+#: How far the clock of the next primary may be ahead of the last one's, and how far back a clock is set.
+FAR: Final = 2
+SKEWS: Final = (-FAR, 0, FAR)
+NAMES: Final = "ABCD"
+#: When the last writer was parsed, where nobody asks for that.
+LAST: Final = Parsed(0, 0)
+#: Commands that ask for the lock, those that are answered by something to believe in, and those that give it back.
+ASKS: Final = ("ask", "try", "confirm")
+TIMED: Final = (*ASKS, "renewal", "renewal of its place", "extend", "hand over")
+RELEASES: Final = ("release", "release for good")
 
 BUGS: Final = {
     "no tombstone": "an id that was given up leaves no tombstone, so a late command brings it back",
@@ -57,137 +58,19 @@ BUGS: Final = {
     "counter token": "a document that was purged starts its tokens at 1 again",
     "no settling": "an unknown outcome is left to itself",
     "taken and forgotten": "a lock that was taken away is not settled though a command for it is still on its way",
+    "an old time cuts": "an end further ahead than a whole lease from when the command was parsed is cut to that",
+    "late is not noticed": "a command that was parsed before the last writer is judged by its own time",
+    "set back is not noticed": "times that were written before the clock was set back are judged by it",
+    "equal cluster times: an earlier time cuts": "where two commands have one cluster time, an earlier time tells that "
+    "the clock was set back",
+    "equal cluster times: a later time prunes": "where two commands have one cluster time, a later time tells that "
+    "this is the later command",
+    "a read lengthens": "a waiter believes in the end that a read shows, for as long as a lease",
+    "an extension counts at once": "a lease that is to be longer is counted on before the command is answered",
+    "a place counts as a lease": "a waiter's renewal that is answered to a holder counts for a whole lease",
+    "arrivals are forgotten": "who has waited in the line of its process is queued as if it had come just now",
+    "a renewal revives what was released": "a renewal lengthens what is only kept for its minimum hold",
 }
-
-
-# What the server has
-
-
-class Holder(NamedTuple):
-    """Who holds the lock, how much is left of its lease by the server's clock, and its token."""
-
-    name: str
-    left: int
-    token: int
-
-
-class Waiter(NamedTuple):
-    """Who waits, and how much is left of its place in the queue."""
-
-    name: str
-    left: int
-
-
-class Document(NamedTuple):
-    """The document of the key. token: the last one given. clock: the election under which it was written last."""
-
-    holders: tuple[Holder, ...] = ()
-    waiters: tuple[Waiter, ...] = ()
-    graves: frozenset[str] = frozenset()
-    token: int = 0
-    clock: int = 0
-
-    def names(self) -> set[str]:
-        return {holder.name for holder in self.holders} | {waiter.name for waiter in self.waiters}
-
-    def after(self, ticks: int) -> Document:
-        """When so many ticks have gone by, or by a clock that is so far ahead. What is over stays over."""
-        return _elapsed(self, ticks)
-
-
-@cache
-def _elapsed(document: Document, ticks: int) -> Document:
-    return document._replace(
-        holders=tuple(holder._replace(left=max(0, holder.left - ticks)) for holder in document.holders),
-        waiters=tuple(waiter._replace(left=max(0, waiter.left - ticks)) for waiter in document.waiters),
-    )
-
-
-class Reply(NamedTuple):
-    """What a command answers about who sent it. left: of its lease, None if it holds nothing. queued: of its place in
-    the queue, None if it has none. token: of its grant. last: the last one given to anybody. found: for a release."""
-
-    left: int | None
-    queued: int | None
-    token: int
-    last: int
-    found: bool
-
-
-@cache
-def execute(document: Document, election: int, kind: str, name: str, bug: str) -> tuple[Document, Reply]:
-    """What the primary of *election* makes of a command, by the rule that the real pipeline is compared with."""
-    found = name in {holder.name for holder in document.holders}
-    if kind in ("release", "release for good") and not found and bug != "release by key":
-        return document, Reply(None, None, 0, document.token, found)  # it is sent with that condition
-    judge = document.clock if bug == "no clock stamp" else election
-    stored = apply_rule(_stored(document, bug), _step(document, kind, name, bug), LIMITS, Moment(NOW, str(judge)))
-    assert stored is not None
-    after = _read(stored, election)
-    left, token = next(((h.left, h.token) for h in after.holders if h.name == name), (None, 0))
-    queued = next((w.left for w in after.waiters if w.name == name), None)
-    return after, Reply(left, queued, token, after.token, found)
-
-
-def _stored(document: Document, bug: str) -> dict[str, Any]:
-    """The document as the server stores it, at the time NOW."""
-    held = [{**_entry(h.name, bug), "until": _at(h.left), "token": h.token} for h in document.holders]
-    return {
-        **BLANK,
-        "holders": [{**e, "acquired_at": NOW} for e in held],
-        "waiters": [{**_entry(w.name, bug), "until": _at(w.left)} for w in document.waiters],
-        "graves": [{"grant": name, "until": _at(BURIAL)} for name in sorted(document.graves)],
-        "token": document.token,
-        "clock": str(document.clock),
-    }
-
-
-def _read(stored: dict[str, Any], election: int) -> Document:
-    return Document(
-        tuple(Holder(e["grant"], _left(e), int(e["token"])) for e in stored["holders"]),
-        tuple(Waiter(e["grant"], _left(e)) for e in stored["waiters"]),
-        frozenset(grave["grant"] for grave in stored["graves"]),
-        int(stored["token"]),
-        election,
-    )
-
-
-def _at(ticks: int) -> datetime:
-    return NOW + timedelta(seconds=ticks)
-
-
-def _left(stored: dict[str, Any]) -> int:
-    left: timedelta = stored["until"] - NOW
-    return left // timedelta(seconds=1)
-
-
-def _step(document: Document, kind: str, name: str, bug: str) -> Step:
-    """The command as the library sends it."""
-    buried = 0 if bug == "no tombstone" else BURIAL
-    holders = tuple(holder.name for holder in document.holders)
-    match kind:
-        case "ask":
-            return Step(ask=name, add=_asked(name, bug))
-        case "renew":
-            return Step(ask=name, renew=(name,))
-        case "release":
-            return Step(remove=holders if bug == "release by key" else (name,), force=True)
-        case "release for good":  # another command that asks for it may still be on its way
-            return Step(remove=(name,), force=True, bury=buried)
-        case "settle":
-            return Step(ask=name, remove=(name,), force=True, bury=buried)
-        case _:
-            return Step(remove=holders, force=True)
-
-
-def _asked(name: str, bug: str) -> dict[str, Any]:
-    margin = 0 if bug == "no margin" else MARGIN
-    return entry(name, "", Terms(lease=LEASE, margin=margin, patience=LEASE), {})
-
-
-@cache
-def _entry(name: str, bug: str) -> dict[str, Any]:
-    return {**_asked(name, bug), "since": NOW}
 
 
 # What a client knows
@@ -198,22 +81,27 @@ class Client(NamedTuple):
 
     phase: idle, asking, waiting, holding, releasing, settling; at the end released, settled or lost.
     left: of what it believes in, by its own clock: its lease, or its place in the queue. sent: the command that it
-    awaits the answer of; since: the ticks since then; arrived: has the server had it? reply: the answer, while that is
-    on its way; its times are what they will be worth to the client, counted from before the command was sent.
+    awaits the answer of; since: the ticks since then, by its own clock; parsed: when the server has read it, if it is
+    held up there; arrived: has it been carried out, or got lost? reply: the answer, while that is on its way.
     asks: how often it may still ask. doubtful: has it asked again, so that the first command may be on its way still?
-    late: has its clock stood still for a tick? token: of its grant; while it waits, the last one given to anybody.
+    slowed: has its clock stood still for a tick? token: of its grant; while it waits, the last one given to anybody.
+    more: by how much its lease was made longer. came: for how long it has waited, from 1 on, where the order of arrival
+    counts.
     """
 
     phase: str = "idle"
     left: int = 0
     sent: str = ""
     since: int = 0
+    parsed: Parsed | None = None
     arrived: bool = False
     reply: Reply | None = None
     asks: int = 0
     doubtful: bool = False
-    late: bool = False
+    slowed: bool = False
     token: int = 0
+    more: int = 0
+    came: int = 0
 
     @property
     def believes(self) -> bool:
@@ -221,36 +109,63 @@ class Client(NamedTuple):
         return self.phase == "holding" and self.left > 0
 
     @property
+    def kind(self) -> str:
+        """What it has sent, without to whom."""
+        return self.sent.partition(" to ")[0]
+
+    @property
     def under_way(self) -> bool:
-        """Is a command of it on its way to the server?"""
+        """Is a command of it on its way to the server, or held up there?"""
         return bool(self.sent) and not self.arrived
 
     @property
     def heard(self) -> Client:
         """The client, when it awaits no answer any more."""
-        return self._replace(sent="", since=0, arrived=False, reply=None)
+        return self._replace(sent="", since=0, parsed=None, arrived=False, reply=None)
+
+
+class Answer(NamedTuple):
+    """What comes of a command of this kind: for how many ticks it is *worth* believing in it."""
+
+    kind: str
+    reply: Reply
+    worth: int
 
 
 OVER: Final = {phase: Client(phase) for phase in ("released", "settled", "lost")}
 
 
+class Sent(NamedTuple):
+    """A command on its way: of which client, and when the server has parsed it, if it is held up there."""
+
+    kind: str
+    number: int
+    parsed: Parsed | None
+
+
 class State(NamedTuple):
-    """Everything. document: as the primary has it; majority: as a failover would leave it. stray: commands on their
-    way whose sender does not await the answer any more. news: for each client, the token of a grant that the change
-    stream is going to tell it of. proud: the largest token that anybody has ever believed in. failovers, purges,
-    thefts: how many may still come.
+    """Everything. document: as the primary has it; written: when the command was parsed that wrote it last.
+    majority: as a failover would leave it. news: for each client, the token of a grant that the change stream is going
+    to tell it of. proud: the largest token that anybody has ever believed in. order: the cluster time. kept: for how
+    long a minimum hold must still keep the lock. failovers, purges, thefts, hold_ups, set_backs: how many may still
+    come.
     """
 
     clients: tuple[Client, ...]
     document: Document
     majority: Document
-    stray: frozenset[tuple[str, int]]
+    written: Parsed
+    stray: frozenset[Sent]
     news: tuple[int, ...]
     proud: int
     election: int
+    order: int
+    kept: int
     failovers: int
     purges: int
     thefts: int
+    hold_ups: int
+    set_backs: int
 
     def put(self, number: int, client: Client) -> State:
         return self._replace(clients=(*self.clients[:number], client, *self.clients[number + 1 :]))
@@ -261,7 +176,10 @@ class State(NamedTuple):
     def astray(self, number: int) -> State:
         """What the client has sent, it awaits no more; it may arrive all the same."""
         client = self.clients[number]
-        return self._replace(stray=self.stray | {(client.sent, number)}) if client.under_way else self
+        if not client.under_way or client.sent == "look":
+            return self
+        kind = "renewal" if client.sent == "renewal of its place" else client.sent
+        return self._replace(stray=self.stray | {Sent(kind, number, client.parsed)})
 
     def committed(self, asked: str = "") -> State:
         """The majority has the document. The stream tells those of their grants who did not ask for them just now."""
@@ -272,6 +190,32 @@ class State(NamedTuple):
             if holder.token not in known and holder.name != asked:
                 state = state.tell(NAMES.index(holder.name), holder.token)
         return state._replace(majority=self.document)
+
+    def held_up(self) -> list[Parsed]:
+        """When the commands were parsed that are held up at the server."""
+        parsed = [client.parsed for client in self.clients if client.parsed is not None and not client.arrived]
+        return parsed + [stray.parsed for stray in self.stray if stray.parsed is not None]
+
+    def with_held_up(self, change: dict[Parsed, Parsed | None]) -> State:
+        """The commands that are held up were parsed at another time, or never arrive."""
+        if not change:
+            return self
+        clients = tuple(
+            _parsed_at(client, change[client.parsed])
+            if client.parsed is not None and not client.arrived and client.parsed in change
+            else client
+            for client in self.clients
+        )
+        stray = frozenset(
+            stray if stray.parsed is None or stray.parsed not in change else stray._replace(parsed=change[stray.parsed])
+            for stray in self.stray
+            if stray.parsed is None or change.get(stray.parsed, stray.parsed) is not None
+        )
+        return self._replace(clients=clients, stray=stray)
+
+
+def _parsed_at(client: Client, parsed: Parsed | None) -> Client:
+    return client._replace(arrived=True, parsed=None) if parsed is None else client._replace(parsed=parsed)
 
 
 Move = tuple[str, State]
@@ -286,23 +230,63 @@ class World:
     """What there is and what may happen.
 
     asks: for each client, how often it may ask. failovers, purges, thefts: how often the primary is replaced, the
-    document purged, the lock taken away by force. slow_clocks: may the clock of each client miss one tick? calm:
-    nobody renews or gives up. bug: the defect that is built in.
+    document purged, the lock taken away by force. hold_ups: how many commands the server may hold up after it has
+    parsed them. set_backs: how often its clock may be set back. slow_clocks: may the clock of each client miss one
+    tick? reads: do waiters look? tries: do they try a last time, without queueing? steady: nobody gives up. calm: nor
+    renews. lease, patience, hold, more, bug: see `Rules`.
     """
 
     asks: tuple[int, ...] = (1, 1)
     failovers: int = 0
     purges: int = 0
     thefts: int = 0
+    hold_ups: int = 0
+    set_backs: int = 0
     slow_clocks: bool = False
+    reads: bool = False
+    tries: bool = False
+    steady: bool = False
     calm: bool = False
+    lease: int = 1
+    patience: int = 1
+    hold: int = 0
+    more: int = 0
     bug: str = ""
+
+    @cached_property
+    def rules(self) -> Rules:
+        return Rules(self.lease, self.patience, self.hold, self.more, bug=self.bug)
+
+    @property
+    def longest(self) -> int:
+        """No command is held up for longer, once it was parsed, unless others have overtaken it."""
+        return self.rules.term + self.more + 1
+
+    @cached_property
+    def timeless(self) -> bool:
+        """Does it not matter when the document was written?"""
+        return not (self.hold_ups or self.set_backs or self.bug == "no clock stamp")
 
     def first(self) -> State:
         """Nobody wants the lock yet."""
         nobody = tuple(Client(asks=asks) for asks in self.asks)
-        blank, silence = Document(), (0,) * len(nobody)
-        return State(nobody, blank, blank, frozenset(), silence, 0, 0, self.failovers, self.purges, self.thefts)
+        return State(
+            clients=nobody,
+            document=Document(),
+            majority=Document(),
+            written=LAST,
+            stray=frozenset(),
+            news=(0,) * len(nobody),
+            proud=0,
+            election=0,
+            order=1,
+            kept=0,
+            failovers=self.failovers,
+            purges=self.purges,
+            thefts=self.thefts,
+            hold_ups=self.hold_ups,
+            set_backs=self.set_backs,
+        )
 
     def moves(self, state: State) -> Iterator[Move]:
         """Everything that can happen next, in words, and what comes of it. May raise Violation."""
@@ -311,18 +295,21 @@ class World:
 
     def _all_moves(self, state: State) -> Iterator[Move]:
         for number, client in enumerate(state.clients):
-            # They are all alike: let them begin in order.
-            if client.phase == "idle" and number and state.clients[number - 1].phase == "idle":
-                break
+            if client.phase == "idle" and not self._may_begin(state, number):
+                continue
             if client.phase not in OVER:
                 yield from self._acts(state, number, client)
                 yield from self._hears(state, number, client)
             if client.under_way:
-                yield from self._arrives(state, client.sent, number)
-        for kind, number in state.stray:
-            yield from self._strays_in(state, kind, number)
+                yield from self._comes(state, Sent(client.sent, number, client.parsed))
+        for stray in state.stray:
+            yield from self._comes(state._replace(stray=state.stray - {stray}), stray, given_up=True)
         yield from self._at_the_server(state)
-        yield from self._ticks(state)
+        yield from self._time(state)
+
+    def _may_begin(self, state: State, number: int) -> bool:
+        """They are all alike: let them begin in order."""
+        return number == 0 or state.clients[number - 1].phase != "idle"
 
     # What a client does
 
@@ -331,25 +318,44 @@ class World:
         over, it was cancelled, a signal handler raised."""
         name, phase = NAMES[number], client.phase
         if phase == "idle":
-            yield f"{name} asks for the lock", self._send(state, number, client._replace(phase="asking"), "ask")
+            yield self._begins(state, number, client)
         if phase == "asking" and client.asks:
             again = client._replace(doubtful=True)
             yield f"{name} has no answer and asks again", self._send(state, number, again, "ask")
-        if phase in ("waiting", "holding") and not client.sent and not self.calm:
-            yield f"{name} renews", self._send(state, number, client, "renew")
+        if phase in ("waiting", "holding") and client.sent in ("", "extend") and not self.calm:
+            kind = "renewal" if phase == "holding" else "renewal of its place"
+            yield f"{name} sends a {kind}", self._send(state, number, client, kind)
+        if phase == "waiting" and not client.sent and self.reads:
+            yield f"{name} looks how it stands", self._send(state, number, client, "look")
+        if self.tries and ((phase == "asking" and client.sent == "ask") or (phase == "waiting" and not client.sent)):
+            doubtful = client.doubtful or phase == "asking"
+            trying = client._replace(phase="asking", asks=0, doubtful=doubtful)
+            yield f"{name} tries a last time", self._send(state, number, trying, "try")
+        if phase == "holding" and not client.sent and client.more < self.more:
+            longer = client._replace(more=self.more) if self.bug == "an extension counts at once" else client
+            yield f"{name} makes its lease longer", self._send(state, number, longer, "extend")
         if phase == "holding":
-            kind = "release for good" if client.doubtful else "release"
-            yield f"{name} gives it back", self._send(state, number, client._replace(phase="releasing"), kind)
-        if phase in ("asking", "waiting", "releasing") and not self.calm:
+            yield self._gives_back(state, number, client._replace(left=0, more=0))
+        if phase in ("asking", "waiting", "releasing") and not (self.steady or self.calm):
             yield f"{name} gives up, and does not know how it stands", self._give_up(state, number)
         if phase == "settling" and not client.sent:
             yield f"{name} settles: takes itself out for good", self._send(state, number, client, "settle")
 
+    def _begins(self, state: State, number: int, client: Client) -> Move:
+        asking = client._replace(phase="asking")
+        return f"{NAMES[number]} asks for the lock", self._send(state, number, asking, "ask")
+
+    def _gives_back(self, state: State, number: int, client: Client) -> Move:
+        kind = "release for good" if client.doubtful else "release"
+        releasing = client._replace(phase="releasing")
+        return f"{NAMES[number]} gives it back", self._send(state, number, releasing, kind)
+
     @staticmethod
     def _send(state: State, number: int, client: Client, kind: str) -> State:
         """Send a command and await its answer; that of an earlier one is not awaited any more."""
-        left = client.left if client.phase in ("waiting", "holding") else 0
-        client = client.heard._replace(left=left, sent=kind, asks=client.asks - (kind == "ask"))
+        client = client.heard._replace(sent=kind)
+        if kind == "ask":
+            client = client._replace(asks=client.asks - 1, token=0)
         return state.astray(number).put(number, client)
 
     def _give_up(self, state: State, number: int) -> State:
@@ -364,45 +370,67 @@ class World:
         if client.reply is not None:
             yield f"{name} has the answer to its {client.sent}", self._answered(state, number, client, client.reply)
         if client.phase == "waiting" and told:
-            read = state.tell(number, 0)
+            heard = state.tell(number, 0)
             if told <= client.token and self.bug != "old news":
-                yield f"{name} hears old news", read
+                yield f"{name} hears old news", heard
             elif client.left:
                 # It may hold the lock for as long as its place in the queue was good for.
-                yield f"{name} hears that it has the lock", self._believe(read, number, client, told)
+                yield f"{name} hears that it has the lock", self._believe(heard, number, client, told)
             else:
-                yield f"{name} hears of a grant, too late to rely on it", self._send(read, number, client, "renew")
+                yield f"{name} hears of a grant, too late to rely on it", self._send(heard, number, client, "confirm")
         if self.bug == "local read" and client.phase == "waiting" and client.left:
             for holder in state.document.holders:
                 if holder.name == name:
                     yield f"{name} reads that it has the lock", self._believe(state, number, client, holder.token)
 
     def _answered(self, state: State, number: int, client: Client, reply: Reply) -> State:
-        kind, client = client.sent, client.heard
+        answer = Answer(client.sent, reply, self._worth(client, reply))
+        client = client.heard
         if client.phase == "settling":
             return state.put(number, OVER["settled"])
         if client.phase == "releasing":
             return state.put(number, OVER["released"]) if reply.found else self._lose(state, number, client)
         if client.phase == "holding":
-            return self._renewed(state, number, client, reply)
-        return self._acquired(state, number, client, kind, reply)
+            return self._renewed(state, number, client, answer)
+        return self._acquired(state, number, client, answer)
 
-    def _acquired(self, state: State, number: int, client: Client, kind: str, reply: Reply) -> State:
+    def _worth(self, client: Client, reply: Reply) -> int:
+        """For how long one may believe in an answer: for the length that the command has asked for, from before it was
+        sent, if it was this command that gave it. A read gives nothing."""
+        since = 0 if self.bug == "deadline from the reply" else client.since
+        if client.sent == "look":
+            return max(0, reply.left - since) if self.bug == "a read lengthens" else 0
+        length = self.lease + (self.more if client.sent == "extend" else client.more)
+        if reply.state == "queued" or client.sent == "renewal of its place":
+            # However it stands by the time of the answer.
+            counts = client.phase == "holding" and self.bug == "a place counts as a lease"
+            length = self.lease if counts else self.patience
+        return max(0, length - since) if reply.whole else 0
+
+    def _acquired(self, state: State, number: int, client: Client, answer: Answer) -> State:
         """It asks or waits, and hears whether it has the lock, or where it stands."""
-        if reply.left:
-            return self._believe(state, number, client._replace(left=reply.left), reply.token)
-        if reply.queued is not None:
-            left = max(client.left, reply.queued)
-            return state.put(number, client._replace(phase="waiting", left=left, token=reply.last))
-        if kind == "renew" and reply.left is None and client.asks:  # its place was over: queue again
+        kind, reply, worth = answer
+        if reply.state == "held" and kind in ASKS and worth:
+            return self._believe(state, number, client._replace(left=worth), reply.token)
+        if reply.state == "held" and kind != "confirm":  # granted by another command, or a read: take it for a lease
+            left = max(client.left, worth) if client.phase == "waiting" else client.left
+            return self._send(state, number, client._replace(left=left), "confirm")
+        if reply.state == "queued":
+            last = client.token if kind == "renewal of its place" else reply.last
+            left = max(client.left, worth)
+            return state.put(number, client._replace(phase="waiting", left=left, token=last))
+        if kind == "try" and not client.doubtful:
+            return state.put(number, OVER["settled"])
+        if kind != "ask" and not reply.state and client.asks:  # its place was over: queue again
             return self._send(state, number, client._replace(phase="asking"), "ask")
         return self._give_up(state, number)  # the answer took longer than the lease, or it is not wanted there
 
-    def _renewed(self, state: State, number: int, client: Client, reply: Reply) -> State:
+    def _renewed(self, state: State, number: int, client: Client, answer: Answer) -> State:
         """It holds the lock and hears how its renewal, which it may have sent while it waited, found it."""
-        worth = reply.queued if reply.left is None else reply.left
-        if worth is not None:
-            return state.put(number, client._replace(left=max(client.left, worth)))
+        kind, reply, worth = answer
+        if reply.state:
+            more = self.more if kind == "extend" and reply.whole else client.more
+            return state.put(number, client._replace(left=max(client.left, worth), more=more))
         # Nothing was found: it is lost, unless that was before it was granted.
         return self._lose(state, number, client) if reply.last >= client.token else state.put(number, client)
 
@@ -416,72 +444,163 @@ class World:
         if token <= state.proud and not self.thefts:
             raise Violation(f"P2: {NAMES[number]} has token {token}, and somebody had {state.proud} before")
         proud = max(state.proud, token)
-        return state._replace(proud=proud).put(number, client._replace(phase="holding", asks=0, token=token))
+        return state._replace(proud=proud).put(number, client._replace(phase="holding", asks=0, token=token, came=0))
 
     # What happens at the server
 
-    def _arrives(self, state: State, kind: str, number: int) -> Iterator[Move]:
-        """A command whose answer is awaited. It is answered when the majority has what it did; a release at once.
-
-        An answer that is lost is one that its sender never gets around to hear.
-        """
-        name, client = NAMES[number], state.clients[number]
-        document, reply = execute(state.document, state.election, kind, name, self.bug)
-        arrived = client._replace(arrived=True, since=0)
-        answered = state._replace(document=document).put(number, arrived._replace(reply=self._worth(reply, client)))
-        if kind.startswith("release"):
-            yield f"{name}'s {kind} arrives at the primary", answered
-            return
-        yield f"{name}'s {kind} arrives, and the majority has it", answered.committed(asked=name)
-        if state.failovers:
-            unanswered = answered if self.bug == "w:1 grants" else answered.put(number, arrived)
-            yield f"{name}'s {kind} arrives at the primary, and no farther yet", unanswered
-
-    def _worth(self, reply: Reply, client: Client) -> Reply:
-        """The times in an answer as its receiver may count them: from before it sent the command, less the margin."""
-        margin = 0 if self.bug == "no margin" else MARGIN
-        since = 0 if self.bug == "deadline from the reply" else client.since
-        left, queued = (None if it is None else max(0, min(LEASE, it - margin) - since) for it in reply[:2])
-        return reply._replace(left=left, queued=queued)
-
-    def _strays_in(self, state: State, kind: str, number: int) -> Iterator[Move]:
-        """A command whose sender has given it up."""
+    def _comes(self, state: State, command: Sent, *, given_up: bool = False) -> Iterator[Move]:
+        """A command comes to the primary, which reads its clock when it parses it, and may hold it up then."""
+        kind, number, parsed = command
         name = NAMES[number]
-        document, _ = execute(state.document, state.election, kind, name, self.bug)
-        state = state._replace(document=document, stray=state.stray - {(kind, number)})
-        yield f"{name}'s {kind} arrives, which {name} had given up", state
+        what = f"{name}'s {'held-up ' if parsed else ''}{kind}" + (", which it had given up," if given_up else "")
+        if kind == "look":
+            if not given_up:
+                answered = self._answer(state, number, read(state.majority, name, self.rules))
+                yield f"{what} is answered", answered
+        elif parsed is not None:
+            yield from self._is_written(state, command, parsed, f"{what} is written", given_up)
+        else:
+            for order, when in self._cluster_times(state):
+                yield from self._is_written(state, command, Parsed(0, order), f"{what} arrives{when}", given_up)
+                if state.hold_ups:
+                    held_up = state._replace(hold_ups=state.hold_ups - 1, order=order)
+                    if given_up:
+                        held_up = held_up._replace(stray=held_up.stray | {Sent(kind, number, Parsed(0, order))})
+                    else:
+                        held_up = held_up.put(number, held_up.clients[number]._replace(parsed=Parsed(0, order)))
+                    yield f"{what} is parsed{when}, and held up", held_up
+
+    @staticmethod
+    def _cluster_times(state: State) -> Iterator[tuple[int, str]]:
+        """What a command may be given that is parsed now. It has that of another one unless something was written
+        meanwhile, if only elsewhere."""
+        yield state.order, ""
+        if any(parsed.order == state.order for parsed in state.held_up()):
+            yield state.order + 1, " after a write elsewhere"
+
+    def _is_written(self, state: State, command: Sent, parsed: Parsed, label: str, given_up: bool) -> Iterator[Move]:
+        """A command changes the document.
+
+        It is answered when the majority has what it did; a release at once. An answer that is lost is one that its
+        sender never gets around to hear.
+        """
+        kind, number, came = command
+        name, before = NAMES[number], state.document
+        document, written, reply = self._execute(state, kind, number, parsed)
+        state = state._replace(document=document, written=written, order=max(state.order, parsed.order) + reply.found)
+        if came is None and reply.found:
+            self._see_that_nothing_is_too_long(document, label)
+        if document.released is not None and before.released is None:
+            state = state._replace(kept=max(0, document.released.left))
+        elif kind == "settle" and before.released is not None and before.released.name == name:
+            state = state._replace(kept=0)
+        if given_up:
+            yield label, state
+        elif kind in RELEASES:
+            yield label, self._answer(state, number, reply)
+        else:
+            yield f"{label}, and the majority has it", self._answer(state, number, reply).committed(asked=name)
+            if state.failovers:
+                unanswered = state.put(number, _parsed_at(state.clients[number], None))
+                after = self._answer(state, number, reply) if self.bug == "w:1 grants" else unanswered
+                yield f"{label}, and goes no farther yet", after
+
+    def _execute(self, state: State, kind: str, number: int, parsed: Parsed) -> Written:
+        command = Command(kind, NAMES[number], parsed)
+        return execute(state.document, state.written, command, state.election, self.rules)
+
+    @staticmethod
+    def _answer(state: State, number: int, reply: Reply) -> State:
+        client = state.clients[number]
+        if client.phase in ("releasing", "settling"):  # it wants to know no more than that
+            reply = Reply(found=reply.found)
+        since = client.since if reply.whole or client.sent == "look" else 0
+        return state.put(number, client._replace(arrived=True, parsed=None, reply=reply, since=since))
+
+    def _see_that_nothing_is_too_long(self, document: Document, label: str) -> None:
+        """After a command that was parsed just now: whatever the clock did, nothing ends later than it should."""
+        too_long = [it for it in document.holders if not it.released and it.left > self.rules.term + it.more]
+        if too_long or any(it.left > self.patience + MARGIN for it in document.waiters):
+            raise Violation(f"P6: {label}, and leaves an entry that ends later than a lease from then")
 
     def _at_the_server(self, state: State) -> Iterator[Move]:
         if state.document != state.majority:
             yield "the majority gets what the primary has", state.committed()
         for skew in SKEWS if state.failovers else ():
-            document = state.majority.after(skew)
-            after = state._replace(document=document, majority=document, failovers=state.failovers - 1)
-            yield f"failover, to a clock that is {skew:+d} ahead", after._replace(election=state.election + 1)
+            yield f"failover, to a clock that is {skew:+d} ahead", self._failed_over(state, skew)
+        if state.set_backs:
+            yield f"the clock of the primary is set back by {FAR}", self._set_back(state)
         if state.thefts and state.document.holders:
-            document, _ = execute(state.document, state.election, "force", "", self.bug)
-            yield "somebody takes the lock away", state._replace(document=document, thefts=state.thefts - 1).committed()
+            force = Command("force", "", Parsed(0, state.order))
+            document, written, _ = execute(state.document, state.written, force, state.election, self.rules)
+            state_ = state._replace(document=document, written=written, order=state.order + 1)
+            yield "somebody takes the lock away", state_._replace(thefts=state.thefts - 1).committed()
         quiet = not state.stray and not any(client.sent for client in state.clients)
         if state.purges and quiet and not state.document.names() and state.document == state.majority:
             # A new document starts its tokens at the milliseconds of the clock, above all it gave before.
             blank = Document(token=0 if self.bug == "counter token" else state.document.token, clock=state.election)
             yield "the document is purged", state._replace(document=blank, majority=blank, purges=state.purges - 1)
 
+    def _failed_over(self, state: State, skew: int) -> State:
+        """Another member is primary. What the former one holds up never gets written."""
+        document, age = state.majority.after(skew, -FOREVER), state.written.age + skew
+        state = state.with_held_up(dict.fromkeys(state.held_up()))
+        return state._replace(
+            document=document,
+            majority=document,
+            written=Parsed(age, 0),
+            failovers=state.failovers - 1,
+            election=state.election + 1,
+        )
+
+    def _set_back(self, state: State) -> State:
+        state = state.with_held_up(self._older(state, -FAR))
+        return state._replace(
+            document=state.document.after(-FAR, -FOREVER),
+            majority=state.majority.after(-FAR, -FOREVER),
+            written=state.written._replace(age=state.written.age - FAR),
+            set_backs=state.set_backs - 1,
+        )
+
+    def _older(self, state: State, ticks: int) -> dict[Parsed, Parsed | None]:
+        """The commands that are held up when so many ticks have gone by. Of one that others have overtaken, nobody asks
+        how old it is."""
+        return {
+            parsed: parsed._replace(age=parsed.age + ticks) if parsed.age + ticks <= self.longest else None
+            for parsed in state.held_up()
+            if not self._is_overtaken(parsed, state)
+        }
+
+    def _is_overtaken(self, parsed: Parsed, state: State) -> bool:
+        return parsed.order < state.written.order and not self.bug
+
     # Time
 
-    def _ticks(self, state: State) -> Iterator[Move]:
+    def _time(self, state: State) -> Iterator[Move]:
         """Time goes by. The clock of each client may stand still once: clocks do not run equally fast."""
         yield "tick", self._ticked(state)
         for number, client in enumerate(state.clients) if self.slow_clocks else ():
-            if not client.late and (client.left or client.sent in ("ask", "renew")):
+            if not client.slowed and (client.left or client.sent in TIMED):
                 yield f"tick, which {NAMES[number]}'s clock does not notice", self._ticked(state, number)
 
     def _ticked(self, state: State, slow: int | None = None) -> State:
         clients = tuple(
-            client._replace(late=True) if number == slow else _aged(client, self.bug)
+            client._replace(slowed=True) if number == slow else _aged(client, self.lease + self.more)
             for number, client in enumerate(state.clients)
         )
-        after = state._replace(clients=clients, document=state.document.after(1), majority=state.majority.after(1))
+        after = state.with_held_up(self._older(state, 1))
+        clients = tuple(
+            client._replace(parsed=held.parsed, arrived=held.arrived)
+            for client, held in zip(clients, after.clients, strict=True)
+        )
+        floor = 0 if self.timeless else -FOREVER
+        after = after._replace(
+            clients=clients,
+            document=state.document.after(1, floor),
+            majority=state.majority.after(1, floor),
+            written=LAST if self.timeless else state.written._replace(age=state.written.age + 1),
+            kept=max(0, state.kept - 1),
+        )
         for number, client in enumerate(clients):
             if client.phase == "holding" and not client.left:  # not renewed in time: told, and taken back
                 after = self._give_up(after, number)
@@ -493,34 +612,69 @@ class World:
         """Two states that differ only in what can have no effect any more are one."""
         if not state.failovers:  # what the majority has mattered for a failover only
             state = state.committed()
-        if state.election and self.bug != "no clock stamp":  # times that another primary wrote are not judged
-            document, majority = (
-                it if it.clock == state.election else it.after(FOREVER) for it in (state.document, state.majority)
-            )
-            state = state._replace(document=document, majority=majority)
         for number, client in enumerate(state.clients):
             if state.news[number] and client.phase not in ("asking", "waiting"):
                 state = state.tell(number, 0)
-            if client.phase != "idle" and self._is_out(state, number, client):
-                state = state._replace(stray=frozenset(it for it in state.stray if it[1] != number))
-        return state
+        for number in {it.number for it in state.stray if it.parsed is None}:
+            if self._is_out(state, number, state.clients[number]):
+                state = state._replace(stray=frozenset(it for it in state.stray if it.number != number or it.parsed))
+        return self._in_its_time(state)
 
     def _is_out(self, state: State, number: int, client: Client) -> bool:
         """Is it in no document, and can no command that is on its way bring it back?"""
         name, both = NAMES[number], (state.document, state.majority)
-        if any(name in document.names() for document in both) or self.bug == "release by key":
+        # Held up, whatever anybody has sent is a threat: it has an old time.
+        if state.hold_ups or self.bug == "release by key" or any(name in document.names() for document in both):
             return False
         buried = all(name in document.graves for document in both)
-        return buried or not (("ask", number) in state.stray or (client.sent == "ask" and client.under_way))
+        asks = any(it.kind == "ask" and it.number == number for it in state.stray)
+        return buried or not (asks or (client.sent == "ask" and client.under_way))
+
+    def _in_its_time(self, state: State) -> State:
+        """Times count only as far back as anybody looks; cluster times, only in which order they are."""
+        if state.election and self.bug != "no clock stamp":  # times that another primary wrote are not judged
+            document, majority = (
+                it if it.clock == state.election else it.after(FOREVER) for it in (state.document, state.majority)
+            )
+            written = state.written if document.clock == state.election else LAST
+            state = state._replace(document=document, majority=majority, written=written)
+        if self.timeless:
+            return state if (state.written, state.order) == (LAST, 1) else state._replace(written=LAST, order=1)
+        far = FAR if state.set_backs else 0
+        if not state.held_up():
+            return self._as_old_as(state, far, far)._replace(order=1)
+        state, held_up = self._in_order(state)
+        oldest = max([far, *(parsed.age for parsed in held_up if not self._is_overtaken(parsed, state))])
+        is_behind = any(parsed.order <= 0 for parsed in held_up)
+        return self._as_old_as(state, oldest, oldest + self.longest if is_behind else oldest)
+
+    @staticmethod
+    def _as_old_as(state: State, oldest: int, written: int) -> State:
+        return state._replace(
+            document=state.document.after(0, -oldest),
+            majority=state.majority.after(0, -oldest),
+            written=Parsed(min(written, state.written.age), 0),
+        )
+
+    def _in_order(self, state: State) -> tuple[State, list[Parsed]]:
+        """With cluster times that are as small as can be: 0 for the last writer, fewer for whom it has overtaken."""
+        held_up, zero = state.held_up(), state.written.order
+        later = sorted({parsed.order for parsed in held_up if parsed.order > zero})
+        places = {order: place for place, order in enumerate(later, 1)} | {zero: 0}
+        change: dict[Parsed, Parsed | None] = {}
+        for parsed in held_up:
+            age = 0 if self._is_overtaken(parsed, state) else parsed.age
+            change[parsed] = Parsed(age, places.get(parsed.order, -1))
+        last = len(later) if later and later[-1] == state.order else len(later) + 1
+        state = state.with_held_up(change)._replace(written=state.written._replace(order=0), order=last)
+        return state, state.held_up()
 
 
 @cache
-def _aged(client: Client, bug: str) -> Client:
+def _aged(client: Client, lease: int) -> Client:
     """A client for whom a tick has gone by."""
-    reply = client.reply
-    if reply is not None and bug != "deadline from the reply":
-        left, queued = (None if it is None else max(0, it - 1) for it in reply[:2])
-        reply = reply._replace(left=left, queued=queued)
-    timed = client.sent in ("ask", "renew") and client.under_way
-    since = min(LEASE, client.since + 1) if timed else 0
-    return client._replace(left=max(0, client.left - 1), since=since, reply=reply)
+    timed = client.kind in TIMED and (not client.arrived or (client.reply is not None and client.reply.whole))
+    timed = timed or (client.sent == "look" and client.reply is not None)
+    since = min(lease, client.since + 1) if timed else 0
+    came = client.came and min(LONG_AGO, client.came + 1)
+    return client._replace(left=max(0, client.left - 1), since=since, came=came)
