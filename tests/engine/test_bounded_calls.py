@@ -151,13 +151,14 @@ async def test_after_a_storm_while_the_server_has_stopped(process: Party, mongod
 async def test_a_release_goes_before_what_others_ask_for(process: Party) -> None:
     """F67: three thousand coroutines ask at once; a lock that is given back then is free long before they are done."""
     mine = await process.lock(TERMS, "mine").aacquire()
-    began = clock.now()
     asking = [asyncio.create_task(ask(process, f"k{number}", 30)) for number in range(3000)]
     await asyncio.sleep(0)
+    before = sum(task.done() for task in asking)
     assert await mine.arelease()
-    released = clock.now() - began
+    served = sum(task.done() for task in asking) - before
+    print("SERVED", before, served)
     await asyncio.gather(*asking)
-    assert released < (clock.now() - began) / 3
+    assert served < 1000
 
 
 async def wait_in_vain(process: Party, mine: Party, count: int, wait: float) -> tuple[list[float], float]:
