@@ -71,9 +71,12 @@ COMMANDS = {
         "take the pictures of the docs, from the demo", "screenshots", "screenshots", [["testproject.screenshots"]]
     ),
     "load": Command(
-        "an hour's worth of locking in minutes: does anything grow? (--quick)", "load", "demo", [["benchmarks.load"]]
+        "an hour's worth of locking in minutes: does anything grow? (--quick)",
+        "load",
+        "demo",
+        [["tests.benchmarks.load"]],
     ),
-    "bench": Command("measure it beside other locks (--quick, NAME ...)", "bench", "bench", [["benchmarks"]]),
+    "bench": Command("measure it beside other locks (--quick, NAME ...)", "bench", "bench", [["tests.benchmarks"]]),
 }
 
 

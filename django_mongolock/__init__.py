@@ -1,8 +1,8 @@
 """Named locks shared by all processes of a Django project, kept in the MongoDB that it already runs."""
 
-from .decorators import SKIPPED, mongo_locked
+from .decorator.mongo_locked import SKIPPED, mongo_locked
 from .documents import DocumentLock, afenced_write, fenced_write
-from .engine.locks import MongoLock
+from .engine.lock import MongoLock
 from .exceptions import (
     ConflictError,
     DocumentChanged,

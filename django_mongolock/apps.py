@@ -15,10 +15,12 @@ class MongoLockConfig(AppConfig):
     def ready(self) -> None:
         from . import checks, owners  # noqa: F401 - they register themselves
         from .backends.base import load_backends
-        from .indexes import make_indexes_after_migrate
+        from .management.migrate import make_indexes_after_migrate
 
         if "celery" in sys.modules:
             from .contrib import celery  # noqa: F401 - connects to its signals
 
         load_backends()
-        post_migrate.connect(make_indexes_after_migrate, sender=self, dispatch_uid="django_mongolock.indexes")
+        post_migrate.connect(
+            make_indexes_after_migrate, sender=self, dispatch_uid="django_mongolock.management.migrate"
+        )

@@ -25,7 +25,7 @@ from .documents import declared
 from .exceptions import LockBackendError
 
 if TYPE_CHECKING:
-    from .engine.inspection import ServerFacts
+    from .inspect.server_facts import ServerFacts
 
 ROUTER: Final = "django_mongolock.router.MongoLockRouter"
 
@@ -189,7 +189,7 @@ def check_server(
         return []
     if not isinstance(get_backend(alias), MongoBackend):
         return []
-    from .engine.inspection import inspect_server
+    from .inspect.server_facts import inspect_server
 
     facts = inspect_server(mongo_store(alias), get_settings().COMMAND_TIMEOUT)
     found: list[CheckMessage] = []
@@ -341,7 +341,7 @@ def check_edit_locks(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) 
 
 def _has_edit_locks() -> bool:
     """Without importing anything that the project does not use."""
-    admin = sys.modules.get("django_mongolock.editing.admin")
+    admin = sys.modules.get("django_mongolock.editing.mixin")
     sites = sys.modules.get("django.contrib.admin.sites")
     if admin is None or sites is None:
         return False

@@ -13,7 +13,7 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from .engine.document import check_key, margin_of
-from .engine.locks import check_seconds, check_wait
+from .engine.lock import check_seconds, check_wait
 
 NAME: Final = "MONGOLOCK"
 #: The backend for tests, which needs no database.

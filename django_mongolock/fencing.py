@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from django.db import models
 from django.db.models import Model, Q, QuerySet
 
-from .engine.locks import MongoLock
+from .engine.lock import MongoLock
 from .exceptions import StaleTokenError
 
 __all__ = ["FencingTokenField", "afenced_update", "fenced_update"]

@@ -10,16 +10,16 @@ from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.client_session import ClientSession
 
-from .atomic import DjangoAtomic
+from .backends.atomic import DjangoAtomic
 from .backends.base import get_backend
+from .backends.transactions import RELEASES, HeldLock, Release, open_transactions, warn_of_open
 from .conf import get_settings
 from .context import holder_facts
 from .engine.document import UNLIMITED, Mode, Terms, check_fact, check_key
-from .engine.fence import Atomic
-from .engine.locks import UNSET, MongoLock, Options, Unset, check_seconds, check_wait
-from .engine.session import Session
+from .engine.lock import UNSET, MongoLock, Options, Unset, check_seconds, check_wait
+from .engine.session.session import Session
+from .engine.transaction import Atomic
 from .keys import as_key, template_of, unexpected
-from .transactions import RELEASES, HeldLock, Release, open_transactions, warn_of_open
 
 Key = str | Model
 #: The modes to choose from; a semaphore has a function of its own.

@@ -11,10 +11,10 @@ from django.http import HttpRequest
 
 from .backends.base import mongo_store
 from .conf import get_settings
-from .engine import upkeep
 from .engine.document import check_fact
 from .engine.logs import WARNING, log
 from .exceptions import LockError
+from .inspect import operations
 from .signals import lock_forced, send
 
 __all__ = ["asession_owner", "release_owner", "session_owner"]
@@ -37,8 +37,8 @@ def release_owner(owner: str, *, using: str | None = None) -> int:
 
 def take_from(owner: str, using: str | None = None, **which: Any) -> int:
     """See release_owner(). which: those of `upkeep.release_owner`."""
-    taken = upkeep.release_owner(mongo_store(using), owner, **which)
-    reason = upkeep.OWNER_GONE if which.get("gone") else upkeep.OWNER_DONE
+    taken = operations.release_owner(mongo_store(using), owner, **which)
+    reason = operations.OWNER_GONE if which.get("gone") else operations.OWNER_DONE
     for key in taken:
         send(lock_forced, key=key, using=using or get_settings().DATABASE, by="", reason=reason)
     return len(taken)

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from django.dispatch import Signal
 
-from .engine.locks import MongoLock
+from .engine.lock import MongoLock
 
 lock_contended: Final = Signal()
 lock_acquired: Final = Signal()

@@ -10,7 +10,7 @@ from typing import Any
 
 from django_mongolock import MongoLock, mongo_lock
 from django_mongolock.backends.base import mongo_store
-from django_mongolock.engine.survey import latest
+from django_mongolock.inspect.snapshot import latest
 
 
 def new_key(kind: str = "test") -> str:

@@ -25,7 +25,7 @@ from pytest_django import Settings
 
 from django_mongolock import mongo_lock
 from django_mongolock.admin import listing
-from django_mongolock.admin.locks import _quote
+from django_mongolock.admin.lock_admin import _quote
 from tests.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, now, waiter
 from tests.lock_fixtures import WITH_MONGO, Commands
 from tests.test_commands import run

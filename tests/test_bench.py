@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-import benchmarks.__main__ as command
-from benchmarks import machine, page
-from benchmarks.bench import Bench
-from benchmarks.contend import Liar, in_a_loop, prove
-from benchmarks.contenders import BARE, OURS, Contender
-from benchmarks.measure import Goal, Note, Piece, Spread, Table, Turn, Turns, as_json, interleaved, ratio, shown
-from benchmarks.model import Costs, Fleet, demand, first_to_break, most_processes
-from benchmarks.peers import Peer
-from benchmarks.questions import QUESTIONS, Question
-from benchmarks.simulation import Steps, simulate
-from benchmarks.workers import State, Worker, WorkerError, workers
-from benchmarks.world import Missing, World
+import tests.benchmarks.__main__ as command
+from tests.benchmarks import machine, page
+from tests.benchmarks.bench import Bench
+from tests.benchmarks.contend import Liar, in_a_loop, prove
+from tests.benchmarks.contenders import BARE, OURS, Contender
+from tests.benchmarks.measure import Goal, Note, Piece, Spread, Table, Turn, Turns, as_json, interleaved, ratio, shown
+from tests.benchmarks.model import Costs, Fleet, demand, first_to_break, most_processes
+from tests.benchmarks.peers import Peer
+from tests.benchmarks.questions import QUESTIONS, Question
+from tests.benchmarks.simulation import Steps, simulate
+from tests.benchmarks.workers import State, Worker, WorkerError, workers
+from tests.benchmarks.world import Missing, World
 
 fcntl = pytest.importorskip("fcntl")
 ROOT = Path(__file__).resolve().parent.parent
@@ -107,7 +107,7 @@ def prove_often(crew: list[Worker]) -> None:
 def test_who_lies_is_left_out_of_the_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no row in any table, and a note names it; the others are measured as if it were not there."""
     honest, lies = contender(Flock), contender(NoLock)
-    module = sys.modules["benchmarks.questions.contended"]
+    module = sys.modules["tests.benchmarks.questions.contended"]
     monkeypatch.setattr(module, "QUICK_SIZES", {2: (1, 0.2, (lies,))})
     monkeypatch.setattr(module, "OURS", honest)
     monkeypatch.setattr(module, "bare_write", lambda world: 1.0)
@@ -335,7 +335,7 @@ def test_a_quick_question_end_to_end(tmp_path: Path) -> None:
     """The command as a person runs it: real servers, real locks, a table, and the figures in the file."""
     file = tmp_path / "figures.json"
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "alone", "--quick", "--json", str(file)],
+        [sys.executable, "-m", "tests.benchmarks", "alone", "--quick", "--json", str(file)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -468,7 +468,7 @@ def as_dict(steps: Steps) -> dict[str, Any]:
 
 def test_workers_end_with_those_who_started_them(tmp_path: Path) -> None:
     """Nothing is left behind where the command is killed: a worker that nobody talks to any more ends."""
-    code = "from benchmarks.workers import Worker; w = Worker(); print(w.pid, flush=True); input()"
+    code = "from tests.benchmarks.workers import Worker; w = Worker(); print(w.pid, flush=True); input()"
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

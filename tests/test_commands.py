@@ -22,7 +22,7 @@ from pytest_django import Settings
 
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import mongo_store
-from django_mongolock.engine import patterns, upkeep
+from django_mongolock.inspect import operations, patterns
 from tests.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, waiter
 from tests.lock_fixtures import NOBODY, WITH_MONGO, Commands
 
@@ -106,13 +106,13 @@ class TestClear:
         store = mongo_store()
         locks.collection.update_one({"_id": "k"}, {"$set": {"holders": [entry(1)], "expires_at": entry()["until"]}})
         renewed = locks.read("k")
-        assert upkeep.clear_stale(store, ["k", "z"], upkeep.Which()) == upkeep.Cleared(cleared=1)
+        assert operations.clear_stale(store, ["k", "z"], operations.Which()) == operations.Cleared(cleared=1)
         assert locks.read("k") == renewed
 
     def test_taken_meanwhile(self, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
         """A lock that somebody takes between the finding and the clearing stays, and is not counted as cleared."""
         locks.stale("k")
-        find = upkeep.find_stale
+        find = operations.find_stale
 
         def find_then_take(*arguments: Any, **options: Any) -> Any:
             for seen in find(*arguments, **options):
@@ -169,7 +169,7 @@ class TestClear:
         locks.stale("a", "b")
         explained = locks.collection.database.command(
             "explain",
-            {"find": locks.collection.name, "filter": upkeep.Which().query(), "sort": {"expires_at": 1}},
+            {"find": locks.collection.name, "filter": operations.Which().query(), "sort": {"expires_at": 1}},
             verbosity="executionStats",
         )["executionStats"]
         assert explained["totalDocsExamined"] == 2
@@ -221,11 +221,11 @@ class TestWhich:
         """The update does not trust what was found before: neither time, nor owner, nor key."""
         store = mongo_store()
         for which in (
-            upkeep.Which(older_than=3_600),
-            upkeep.Which(owner="other"),
-            upkeep.Which(key=patterns.glob("x*")),
+            operations.Which(older_than=3_600),
+            operations.Which(owner="other"),
+            operations.Which(key=patterns.glob("x*")),
         ):
-            assert upkeep.clear_stale(store, ["owned"], which).cleared == 0
+            assert operations.clear_stale(store, ["owned"], which).cleared == 0
 
     def test_prefix(self, locks: Locks, settings: Settings) -> None:
         """Only the locks of this project; its prefix may be left out, and is shown."""

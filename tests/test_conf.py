@@ -22,7 +22,7 @@ from pytest_django import Settings
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import close_backends, get_backend
 from django_mongolock.conf import LockSettings, get_settings
-from django_mongolock.indexes import make_indexes_after_migrate
+from django_mongolock.management.migrate import make_indexes_after_migrate
 from django_mongolock.models import Lock
 from django_mongolock.router import MongoLockRouter
 from tests.looking import new_key
@@ -147,7 +147,7 @@ class TestMigrate:
         def fail(*args: object) -> None:
             raise AssertionError
 
-        monkeypatch.setattr("django_mongolock.indexes.ensure_indexes", fail)
+        monkeypatch.setattr("django_mongolock.management.migrate.ensure_indexes", fail)
         make_indexes_after_migrate(using="elsewhere")
         with pytest.raises(AssertionError):
             make_indexes_after_migrate(using=DEFAULT_DB_ALIAS)

@@ -24,9 +24,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from django_mongolock import lock_key, mongo_lock, mongo_semaphore
-from django_mongolock.engine import deadlock, document, survey
-from django_mongolock.engine.patterns import glob
+from django_mongolock.engine import deadlock, document
 from django_mongolock.exceptions import LockDocumentError
+from django_mongolock.inspect import snapshot
+from django_mongolock.inspect.patterns import glob
 from django_mongolock.keys import KeyTemplate
 from django_mongolock.locks import LockOptions
 from django_mongolock.models import Lock
@@ -155,7 +156,7 @@ def test_documents_that_are_read(found: dict[str, Any]) -> None:
     """F55: whatever is stored, it is judged, described and searched without an error, and never shown with a grant."""
     damage = document.find_damage(found)
     assert damage is None or len(damage) < 6_000
-    seen = survey.read(
+    seen = snapshot.read(
         {"_id": "k", **found, "now": MOMENT, "whole": damage is None, "released": False, "holding": 1, "waiting": 1}
     )
     assert (seen.damage is None) <= (damage is None)

@@ -87,13 +87,17 @@ def test_imports_go_one_way() -> None:
 @pytest.mark.parametrize(
     ("path", "source", "arrow"),
     [
-        ("engine/session.py", "import django.conf", "django.conf"),
-        ("engine/session.py", "from django import db", "django.db"),
-        ("engine/session.py", "def f():\n    from ..conf import settings", "django_mongolock.conf.settings"),
+        ("engine/session/session.py", "import django.conf", "django.conf"),
+        ("engine/session/session.py", "from django import db", "django.db"),
+        ("engine/session/session.py", "def f():\n    from ..conf import settings", "django_mongolock.conf.settings"),
         ("engine/__init__.py", "from ..locks import mongo_lock", "django_mongolock.locks.mongo_lock"),
         ("engine/__init__.py", "from .. import signals", "django_mongolock.signals"),
         ("exceptions.py", "from .engine.document import Terms", "django_mongolock.engine.document.Terms"),
-        ("backends/mongo.py", "from django_mongolock.decorators import x", "django_mongolock.decorators.x"),
+        (
+            "backends/mongo.py",
+            "from django_mongolock.decorator.mongo_locked import x",
+            "django_mongolock.decorator.mongo_locked.x",
+        ),
         ("locks.py", "if True:\n    import django_mongolock.models", "django_mongolock.models"),
         ("decorators.py", "from .contrib import celery", "django_mongolock.contrib.celery"),
     ],

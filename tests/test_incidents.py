@@ -18,8 +18,8 @@ from pytest_django import Settings
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import close_backends
 from django_mongolock.conf import find_wrong
-from django_mongolock.engine import upkeep
 from django_mongolock.exceptions import LockBackendError
+from django_mongolock.inspect import operations
 from django_mongolock.models import Lock, LockEvent
 from django_mongolock.signals import lock_forced
 from tests.lock_documents import HOSTILE_KEYS, TOKEN, Locks, entry, waiter
@@ -224,14 +224,14 @@ class TestWhoIsMeant:
         locks.held("a", "b", "c", "d")
         page = select(admin, action, "a", "b", "c", "d")
         locks.collection.update_one({"_id": "b"}, {"$set": {"acquisitions": "x"}})
-        real: Callable[..., Any] = getattr(upkeep, "force_release" if "force" in action else "ask_to_release")
+        real: Callable[..., Any] = getattr(operations, "force_release" if "force" in action else "ask_to_release")
 
         def fails_at_d(store: Any, key: str, *arguments: Any, **options: Any) -> Any:
             if key == "d":
                 raise LockBackendError("MongoDB did not answer", key)
             return real(store, key, *arguments, **options)
 
-        monkeypatch.setattr(upkeep, real.__name__, fails_at_d)
+        monkeypatch.setattr(operations, real.__name__, fails_at_d)
         done = admin.post(ACTIONS[action], {**fields_of(page), "reason": "x"}, follow=True)
         assert {each.object_id for each in LogEntry.objects.all()} == {"a", "c"}
         assert "“b” is damaged" in notes(done)

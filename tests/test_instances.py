@@ -18,8 +18,8 @@ from pytest_django import DjangoAssertNumQueries
 
 from django_mongolock import LockLostError, LockNotAcquired, mongo_lock
 from django_mongolock.exceptions import LockStateError
-from django_mongolock.instances import LockedQuerySet, locked
 from django_mongolock.models import Lock
+from django_mongolock.rows import LockedQuerySet, locked
 from testproject.shop.models import Ad, Order, Seller
 from tests.looking import held_elsewhere, holders
 

@@ -467,7 +467,7 @@ class TestExceptionHandler:
 
 def test_default_wait(settings: Settings, name: str) -> None:
     """Without wait=: views and "retry" wait shortly, "skip" not at all, and others as MONGOLOCK says."""
-    from django_mongolock.calls import LockedCall, Plan
+    from django_mongolock.decorator.calls import LockedCall, Plan
 
     settings.MONGOLOCK = {**settings.MONGOLOCK, "WAIT": 7, "SHORT_WAIT": 2}
     request = RequestFactory().get("/")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks import load
-from benchmarks.load import Row
+from tests.benchmarks import load
+from tests.benchmarks.load import Row
 
 
 def bad(rows: list[Row]) -> list[Row]:

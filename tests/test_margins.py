@@ -12,7 +12,7 @@ from pytest_django import Settings
 from django_mongolock import MongoLock, mongo_lock, mongo_semaphore
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.contrib.celery import enqueue_once
-from django_mongolock.engine.survey import latest
+from django_mongolock.inspect.snapshot import latest
 from tests.looking import holder, new_key
 from tests.waiting import eventually
 

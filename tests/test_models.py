@@ -22,7 +22,7 @@ from pytest_django import Settings
 
 from django_mongolock import LockDocumentError, LockLostError, mongo_lock
 from django_mongolock.engine.document import find_damage
-from django_mongolock.engine.survey import State
+from django_mongolock.inspect.snapshot import State
 from django_mongolock.models import Holder, Lock, LockQuerySet, Waiter
 from tests.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Document, Locks, entry, now, waiter
 from tests.lock_fixtures import WITH_MONGO, Commands

@@ -60,7 +60,7 @@ def test_translations_are_compiled(packages: Packages) -> None:
 def test_sdist_is_the_project(packages: Packages) -> None:
     """Who packages it for a distribution can run the tests and build the docs from it."""
     wanted = {"pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "SECURITY.md", "dev.py", "tox.ini"}
-    for folder in ("django_mongolock", "tests", "docs", "testproject", "benchmarks"):
+    for folder in ("django_mongolock", "tests", "docs", "testproject"):
         wanted |= {name for name in files_below(folder) if ".sqlite3" not in name and "_build" not in name}
     assert wanted - packages.in_sdist() == set()
     assert not [name for name in packages.in_sdist() if name.startswith((".git/", ".venv/", ".ci/", "dist/"))]

@@ -24,8 +24,8 @@ from django_mongolock import lock_key, mongo_lock, mongo_locked
 from django_mongolock.admin import LockAdmin, LockEventAdmin
 from django_mongolock.backends.base import get_backend
 from django_mongolock.engine.document import check_key, check_text
-from django_mongolock.engine.patterns import glob
 from django_mongolock.exceptions import LockBackendError, LockError
+from django_mongolock.inspect.patterns import glob
 from django_mongolock.models import Lock, LockEvent
 from tests.lock_documents import HOSTILE_KEYS, TOKEN, Locks, entry, waiter
 from tests.lock_fixtures import WITH_MONGO

@@ -36,12 +36,12 @@ from django_mongolock.checks import check_settings
 from django_mongolock.commands import LockedCommand
 from django_mongolock.contrib.celery import enqueue_once, once_per
 from django_mongolock.documents.source import make_source
-from django_mongolock.instances import locked
 from django_mongolock.models import Lock
 from django_mongolock.router import MongoLockRouter
+from django_mongolock.rows import locked
 from django_mongolock.testing import MemoryLocks
 from django_mongolock.versions import aversioned_update, retry_on_conflict, retrying_on_conflict, versioned_update
-from django_mongolock.versions.admin import VersionedAdmin
+from django_mongolock.versions.version_admin import VersionedAdmin
 from testproject.rates.models import Rate
 from testproject.shop.models import Ad, Order
 from tests.lock_documents import Locks

@@ -15,8 +15,8 @@ from pymongo import MongoClient, WriteConcern
 from testcontainers.community.mongodb import MongoDbContainer
 from testcontainers.core.config import ConnectionMode, testcontainers_config
 
-from django_mongolock.engine.locks import MongoLock, Options
-from django_mongolock.engine.session import Session
+from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import MongoStore, StoreConfig
 from testproject.servers import mongod_path
 from tests.waiting import eventually

@@ -27,7 +27,7 @@ from django_mongolock import (
     mongo_locked,
     mongo_semaphore,
 )
-from django_mongolock import transactions as module
+from django_mongolock.backends import transactions as module
 from django_mongolock.models import Lock
 from django_mongolock.signals import lock_released
 from django_mongolock.testing import MemoryLocks

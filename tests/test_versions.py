@@ -29,7 +29,7 @@ from tests.versioned.shapes import Bare, Base, Child, Guard, Named, Part, Rename
 __all__ = ["db", "home", "postgres"]
 
 ROOT = Path(__file__).resolve().parent.parent
-#: A quarter of an hour in all on a small machine; `python -m benchmarks.rates --runs 100` is the same.
+#: A quarter of an hour in all on a small machine; `python -m tests.benchmarks.rates --runs 100` is the same.
 LONG_RACE = [pytest.mark.long, pytest.mark.timeout(900)]
 
 

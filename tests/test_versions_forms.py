@@ -15,8 +15,8 @@ from django.http import HttpResponse
 from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory
 
-from django_mongolock.versions.admin import VersionedAdmin, VersionedForms
 from django_mongolock.versions.forms import VersionedModelForm
+from django_mongolock.versions.version_admin import VersionedAdmin, VersionedForms
 from testproject.rates.admin import RateAdmin
 from testproject.rates.models import PlainRate, Rate
 from tests.lock_fixtures import WITH_MONGO

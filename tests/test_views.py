@@ -31,7 +31,7 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
 from django_mongolock import LockBackendError, LockNotAcquired, LockReentryError, mongo_lock, mongo_locked
-from django_mongolock.contention import find_request, response
+from django_mongolock.decorator.contention import find_request, response
 from django_mongolock.signals import lock_released
 from tests.looking import held_elsewhere, holders
 from tests.row_files import Rows, row_file
@@ -429,7 +429,7 @@ class TestResponse:
     def test_store_away_is_no_contention(self) -> None:
         """Only "respond" has an answer to that; nobody skips work because nobody could be asked."""
         error = LockBackendError("away")
-        from django_mongolock.contention import resolve
+        from django_mongolock.decorator.contention import resolve
 
         for policy in ("raise", "skip", "retry", lambda error: "handled"):
             with pytest.raises(LockBackendError):

@@ -1,9 +1,9 @@
 """The admin of the locks. Django's autodiscovery imports this module; it registers `LockAdmin` and
 `LockEventAdmin`."""
 
-from ..editing.admin import EditLockMixin
-from .documents import DocumentLockAdminMixin
-from .events import LockEventAdmin
-from .locks import LockAdmin
+from ..editing.mixin import EditLockMixin
+from .document_locks import DocumentLockAdminMixin
+from .lock_admin import LockAdmin
+from .lock_events import LockEventAdmin
 
 __all__ = ["DocumentLockAdminMixin", "EditLockMixin", "LockAdmin", "LockEventAdmin"]

@@ -10,8 +10,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from .. import words
-from ..engine.survey import Entry, Seen, State
+from ..inspect import display
+from ..inspect.snapshot import Entry, Seen, State
 from ..models import Lock
 from ..templatetags.mongolock import time_ago
 
@@ -26,7 +26,7 @@ def badge(seen: Seen) -> SafeString:
         '<span class="mongolock-state mongolock-{}"><span aria-hidden="true">{}</span> {}</span>',
         seen.state.value,
         _SHAPES[seen.state],
-        words.STATES[seen.state],
+        display.STATES[seen.state],
     )
 
 
@@ -41,11 +41,11 @@ class Columns:
     def who(self, lock: Lock) -> SafeString | str:
         if lock.seen.damage:
             return lock.seen.damage
-        return _lines(lock.seen, lambda holder: format_html("<bdi>{}</bdi>", words.who(holder)))
+        return _lines(lock.seen, lambda holder: format_html("<bdi>{}</bdi>", display.who(holder)))
 
     @admin.display(description=_("where"))
     def where(self, lock: Lock) -> SafeString | str:
-        return _lines(lock.seen, lambda holder: format_html("<bdi>{}</bdi>", words.where(holder)))
+        return _lines(lock.seen, lambda holder: format_html("<bdi>{}</bdi>", display.where(holder)))
 
     @admin.display(description=_("since"))
     def since(self, lock: Lock) -> SafeString | str:
@@ -55,7 +55,7 @@ class Columns:
     @admin.display(description=_("left"), ordering="expires_at")
     def left(self, lock: Lock) -> str:
         end = lock.seen.expires_at
-        return words.left(end, lock.seen.now) if end else _NOTHING
+        return display.left(end, lock.seen.now) if end else _NOTHING
 
     @admin.display(description=_("waiting"))
     def waiting(self, lock: Lock) -> str:

@@ -12,15 +12,15 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from .. import words
-from ..engine.overview import Overview, living
-from ..engine.survey import Seen
+from ..inspect import display
+from ..inspect.overview import Overview, living
+from ..inspect.snapshot import Seen
+from ..inspect.status import Alarm, Status, Trouble, current_status
 from ..monitoring import PERMISSION
-from ..status import Alarm, Status, Trouble, current_status
 from . import graph, lanes
 
 if TYPE_CHECKING:
-    from .locks import LockAdmin
+    from .lock_admin import LockAdmin
 
 #: Seconds between two refreshes.
 EVERY: Final = 5
@@ -87,7 +87,7 @@ _TELL: Final[dict[Alarm, Callable[[Trouble], str]]] = {
     ),
     Alarm.LONG_WAIT: lambda trouble: (
         _("Somebody has waited for “%(key)s” for %(time)s.")
-        % {"key": trouble.about, "time": words.duration(trouble.amount)}
+        % {"key": trouble.about, "time": display.duration(trouble.amount)}
     ),
     Alarm.STALE: lambda trouble: (
         ngettext(
@@ -101,7 +101,7 @@ _TELL: Final[dict[Alarm, Callable[[Trouble], str]]] = {
         _("A member of the replica set does not answer: %s. Locks go on as long as a majority does.") % trouble.about
     ),
     Alarm.CLOCKS: lambda trouble: (
-        _("The clocks of the members are %s apart: have them set by NTP.") % words.duration(trouble.amount)
+        _("The clocks of the members are %s apart: have them set by NTP.") % display.duration(trouble.amount)
     ),
     Alarm.INDEXES: lambda trouble: _("Indexes are missing: %s. Run manage.py migrate.") % trouble.about,
     Alarm.STANDALONE: lambda _trouble: _(
@@ -136,4 +136,4 @@ def _ahead(seconds: float | None) -> str | Promise:
 
 def _fine(seconds: float) -> str:
     """A difference between clocks: milliseconds, as long as they say something."""
-    return words.duration(seconds) if seconds >= 1 else _("%s ms") % round(seconds * 1000)
+    return display.duration(seconds) if seconds >= 1 else _("%s ms") % round(seconds * 1000)

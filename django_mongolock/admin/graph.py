@@ -13,9 +13,9 @@ from typing import Final
 
 from django.utils.translation import ngettext
 
-from .. import words
-from ..engine.overview import living
-from ..engine.survey import Entry, Seen
+from ..inspect import display
+from ..inspect.overview import living
+from ..inspect.snapshot import Entry, Seen
 
 #: How many holders, and how many of those who wait, are drawn of one lock.
 DRAWN: Final = 3
@@ -90,7 +90,7 @@ class _Draft:
     def worker(self, entry: Entry) -> str:
         """The box of a thread or task: one, wherever it holds or waits."""
         name = entry.worker or f"{entry.host}/{entry.pid}/{entry.thread}"
-        return self.add(f"w:{name}", "worker", words.who(entry), words.where(entry))
+        return self.add(f"w:{name}", "worker", display.who(entry), display.where(entry))
 
     def lock(self, seen: Seen) -> None:
         """A lock, with the first of those who wait for it and of those who hold it."""

@@ -13,14 +13,14 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
 from ..engine.document import tidy_fact
-from ..engine.survey import State
+from ..inspect.snapshot import State
 from ..models import Lock
 from . import release
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise as StrPromise
 
-    from .locks import LockAdmin
+    from .lock_admin import LockAdmin
 
 #: How many holders one page shows; the others are left alone.
 SHOWN: Final = 100

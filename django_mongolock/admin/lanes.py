@@ -14,10 +14,10 @@ from typing import Final
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from .. import words
-from ..engine.overview import living, longest_wait
-from ..engine.overview_pipelines import LATELY
-from ..engine.survey import Entry, Seen, State
+from ..inspect import display
+from ..inspect.overview import living, longest_wait
+from ..inspect.overview_pipelines import LATELY
+from ..inspect.snapshot import Entry, Seen, State
 
 #: Nothing is drawn narrower than this, in percent.
 _NARROWEST: Final = 0.4
@@ -116,7 +116,7 @@ def _ticks(span: timedelta) -> list[tuple[str, str]]:
     """Three or four moments."""
     parts = 5 if span == LATELY else 4
     return [
-        (f"{100 * part / parts:.1f}%", f"−{words.duration((span * (parts - part) / parts).total_seconds())}")
+        (f"{100 * part / parts:.1f}%", f"−{display.duration((span * (parts - part) / parts).total_seconds())}")
         for part in range(1, parts)
     ]
 
@@ -152,10 +152,10 @@ def _text(seen: Seen) -> str:
     if seen.state is State.STALE:
         said.append(_("stale"))
     elif seen.since is not None:
-        said.append(_("held for %s") % words.duration((seen.now - seen.since).total_seconds()))
+        said.append(_("held for %s") % display.duration((seen.now - seen.since).total_seconds()))
     elif seen.last is not None and seen.last.acquired_at:
-        said.append(_("free; last granted %s") % words.ago(seen.last.acquired_at, seen.now))
+        said.append(_("free; last granted %s") % display.ago(seen.last.acquired_at, seen.now))
     if (waited := longest_wait(seen)) is not None:
         text = ngettext("%(count)d waits, for %(time)s", "%(count)d wait, the first for %(time)s", seen.waiting)
-        said.append(text % {"count": seen.waiting, "time": words.duration(waited)})
+        said.append(text % {"count": seen.waiting, "time": display.duration(waited)})
     return ", ".join(said)

@@ -22,10 +22,11 @@ from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..engine.deadlock import Cycle
 from ..engine.document import check_text
-from ..engine.patterns import KeyMatch, glob, starting
 from ..engine.store import MongoStore
-from ..engine.survey import count, find_deadlocks, ping
-from ..models import LONG_AGO, Lock, LockQuerySet
+from ..inspect.patterns import KeyMatch, glob, starting
+from ..inspect.snapshot import count, find_deadlocks, ping
+from ..models import Lock, LockQuerySet
+from ..models.lock import LONG_AGO
 
 if TYPE_CHECKING:
     from django.contrib.admin import ModelAdmin

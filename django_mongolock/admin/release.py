@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from django.core.exceptions import BadRequest
 
 from ..conf import get_settings
-from ..engine import upkeep
 from ..engine.document import check_text, tidy_fact
 from ..engine.store import MongoStore
 from ..exceptions import LockBackendError, LockDocumentError
+from ..inspect import operations
 from ..signals import lock_forced, send
 
 #: How many locks one confirmation may be about.
@@ -60,7 +60,7 @@ def forcing(by: str, reason: str) -> Act:
     """Take the lock from them."""
 
     def act(store: MongoStore, key: str, grants: Sequence[str]) -> int:
-        taken = upkeep.force_release(store, key, grants, by=by, reason=reason)
+        taken = operations.force_release(store, key, grants, by=by, reason=reason)
         if taken:
             send(lock_forced, key=key, using=get_settings().DATABASE, by=by, reason=reason)
         return len(taken)
@@ -74,7 +74,7 @@ def asking(by: str, where: str, reason: str) -> Act:
 
     def act(store: MongoStore, key: str, grants: Sequence[str]) -> int:
         timeout = get_settings().COMMAND_TIMEOUT
-        return upkeep.ask_to_release(store, key, caller, timeout, grants=grants, by=by, reason=reason)
+        return operations.ask_to_release(store, key, caller, timeout, grants=grants, by=by, reason=reason)
 
     return act
 
@@ -83,7 +83,7 @@ def carry_out(store: MongoStore, shown: dict[str, list[int]], act: Act) -> Outco
     """Do it to the holders that were shown, and to nobody else. One lock that fails stops no other."""
     outcome = Outcome()
     try:
-        grants = upkeep.find_grants(store, shown, get_settings().COMMAND_TIMEOUT)
+        grants = operations.find_grants(store, shown, get_settings().COMMAND_TIMEOUT)
         for key, tokens in shown.items():
             _carry_out(store, key, tokens, grants.get(key, []), act, outcome)
     except LockBackendError as error:

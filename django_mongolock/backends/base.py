@@ -15,7 +15,7 @@ from django.utils.module_loading import import_string
 
 from ..conf import LockSettings, get_settings
 from ..engine.grant import Grant
-from ..engine.session import Observer, Session
+from ..engine.session.session import Observer, Session
 from ..engine.store import MongoStore
 from ..exceptions import LockBackendError
 from ..signals import EVENTS, send

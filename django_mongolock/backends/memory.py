@@ -12,10 +12,10 @@ from django.core import mail
 from ..conf import LockSettings
 from ..engine.document import milliseconds
 from ..engine.logs import WARNING, log
-from ..engine.memory import MemoryServer, MemorySession, MemoryStore
-from ..engine.session import Observer
-from ..engine.sessions import Sessions
-from ..engine.step import Limits
+from ..engine.memory_server import MemoryServer, MemorySession, MemoryStore
+from ..engine.rule import Limits
+from ..engine.session.per_process import Sessions
+from ..engine.session.session import Observer
 from .base import sending
 
 #: By process and alias. A server outlives its backend, as MongoDB does: settings may change in the middle of a test.

@@ -11,9 +11,9 @@ from django.utils.connection import ConnectionDoesNotExist
 from ..conf import LockSettings
 from ..engine.document import milliseconds
 from ..engine.grant import Grant
-from ..engine.session import Observer, Session
-from ..engine.sessions import Sessions
-from ..engine.step import Limits
+from ..engine.rule import Limits
+from ..engine.session.per_process import Sessions
+from ..engine.session.session import Observer, Session
 from ..engine.store import MongoStore, StoreConfig
 from .base import sending
 

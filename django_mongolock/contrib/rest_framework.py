@@ -12,7 +12,7 @@ from rest_framework.exceptions import APIException
 from rest_framework.response import Response
 from rest_framework.views import exception_handler as default_handler
 
-from ..contention import refusal
+from ..decorator.contention import refusal
 from ..exceptions import LockBackendError, LockError, LockNotAcquired, LockReentryError
 
 __all__ = ["LockAPIException", "exception_handler"]

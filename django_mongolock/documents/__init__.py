@@ -1,8 +1,8 @@
 """Locks kept inside business documents, and writes that fencing tokens guard."""
 
+from .document_lock import DocumentLock, Hold
 from .fencing import afenced_write, fenced_write
 from .holding import Batch, HeldDocument
-from .locks import DocumentLock, Hold
 from .registry import declared
 from .sweep import StuckDocument, Swept
 

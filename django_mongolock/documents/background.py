@@ -10,7 +10,7 @@ from typing import Final
 
 from ..engine import clock
 from ..engine.logs import DEBUG, log, log_exception
-from ..engine.worker_threads import WorkerThreads
+from ..engine.session.worker_threads import WorkerThreads
 from ..exceptions import LockBackendError
 
 #: Seconds before each try. A command that was held up in the network may still arrive after the first of them.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .locks import DocumentLock
+    from .document_lock import DocumentLock
 
 _declared: dict[str, DocumentLock[Any]] = {}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..engine.document import MAX_FACT_LENGTH, check_fact, check_text
-from ..engine.locks import check_seconds
+from ..engine.lock import check_seconds
 
 #: The most that a version may be; far above any real one, and adding one to it is still a whole number of 64 bits.
 LAST_VERSION: Final = 2**62

@@ -15,8 +15,8 @@ from pymongo.collection import Collection
 from pymongo.errors import OperationFailure, PyMongoError, WriteConcernError
 from pymongo.read_concern import ReadConcern
 
-from ..engine import drivers
-from ..engine.worker_threads import WorkerThreads
+from ..engine import runner
+from ..engine.session.worker_threads import WorkerThreads
 from ..exceptions import LockBackendError, LockStateError
 from .background import in_background
 from .steps import Action, Call, Later, Send, Steps
@@ -67,14 +67,14 @@ class Sender:
         return self._pid != os.getpid()
 
     def run(self, steps: Steps[T]) -> T:
-        """Run *steps*, blocking. In the main thread the commands are sent by another one: see `engine.session`."""
+        """Run *steps*, blocking. In the main thread another one sends the commands: see `engine.session.session`."""
         if threading.current_thread() is threading.main_thread():
-            return drivers.run(steps, self._act_elsewhere, _never)
-        return drivers.run(steps, self._act, _never)
+            return runner.run(steps, self._act_elsewhere, _never)
+        return runner.run(steps, self._act, _never)
 
     async def arun(self, steps: Steps[T]) -> T:
         """See run()."""
-        return await drivers.arun(steps, self._aact, _anever)
+        return await runner.arun(steps, self._aact, _anever)
 
     def _act(self, action: Action, left: float = math.inf) -> Any:
         if isinstance(action, Later):

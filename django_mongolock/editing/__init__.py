@@ -4,7 +4,7 @@ For the admin it is `django_mongolock.admin.EditLockMixin`; for views of one's o
 a function. `EditLock` is the lock itself.
 """
 
-from .locks import EditLock, Editor, Person, Standing, edit_key
+from .edit_lock import EditLock, Editor, Person, Standing, edit_key
 from .requests import Editing
 from .views import EditLockViewMixin
 

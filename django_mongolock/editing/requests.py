@@ -13,9 +13,9 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonRes
 from ..conf import get_settings
 from ..context import view_name
 from ..owners import session_owner
-from . import pages, texts
-from .locks import EditLock, Person, Standing, edit_key, new_tab
-from .pages import Difference, Shown
+from . import form_state, texts
+from .edit_lock import EditLock, Person, Standing, edit_key, new_tab
+from .form_state import Difference, Shown
 
 #: The parameters of the page's own address: what its script wants of it, and the tab whose place it takes.
 ACTION: Final = "edit-lock"
@@ -139,9 +139,9 @@ class Editing:
         sealed = self.request.POST.get(SEAL)
         if not self.may_write:
             self.refusals.append(texts.lost(self.standing))
-        if not pages.is_unchanged(sealed, obj, names, rows):
+        if not form_state.is_unchanged(sealed, obj, names, rows):
             self.refusals.append(texts.changed())
-        self.seal = pages.seal(obj, names, rows)
+        self.seal = form_state.seal(obj, names, rows)
         return not self.refusals
 
     def refuse(self, form: Any) -> None:
@@ -151,23 +151,23 @@ class Editing:
 
     def compare(self, form: Any, stored: Model) -> None:
         """Note what a bound form would change of what is stored now. What was left alone then shows that."""
-        had = pages.unseal(self.request.POST.get(SEAL))
-        self.differences += pages.merge(form, stored, had["page"] if had else None)
+        had = form_state.unseal(self.request.POST.get(SEAL))
+        self.differences += form_state.merge(form, stored, had["page"] if had else None)
 
     def compare_rows(self, formset: Any, stored: Iterable[Model], title: str) -> None:
         """See compare(), for the rows of a formset. title: what a row is called."""
-        had = pages.unseal(self.request.POST.get(SEAL))
+        had = form_state.unseal(self.request.POST.get(SEAL))
         known = had["rows"].get(formset.prefix, {}) if had else {}
         there = {str(row.pk): row for row in stored}
         for form in formset.initial_forms:
             pk = str(form.instance.pk)
             if pk in there:
-                self.differences += pages.merge(form, there[pk], known.get(pk), f"{title} “{there[pk]}”: ")
-        self.differences += pages.merge_rows(known, there, title)
+                self.differences += form_state.merge(form, there[pk], known.get(pk), f"{title} “{there[pk]}”: ")
+        self.differences += form_state.merge_rows(known, there, title)
 
     def show(self, obj: Model, names: Any, rows: Shown | None = None) -> None:
         """Say what the page shows of *obj*, for the hidden field that `check()` looks at."""
-        self.seal = pages.seal(obj, names, rows)
+        self.seal = form_state.seal(obj, names, rows)
 
     def done(self) -> None:
         """What was sent is saved: let others edit. Without it, the lock ends with its lease."""
@@ -194,7 +194,7 @@ class Editing:
         }
         if self.held and self.takes:
             answer["tab"] = self.lock.tab
-            if obj is not None and not pages.is_unchanged(self.request.POST.get(SEAL), obj, names, rows):
+            if obj is not None and not form_state.is_unchanged(self.request.POST.get(SEAL), obj, names, rows):
                 answer |= {"text": texts.changed_meanwhile(), "changed": True}
         return _json(answer)
 

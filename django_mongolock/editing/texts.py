@@ -6,9 +6,9 @@ from typing import Final
 
 from django.utils.translation import gettext as _
 
-from .. import words
 from ..conf import get_settings
-from .locks import Editor, Standing
+from ..inspect import display
+from .edit_lock import Editor, Standing
 
 #: A state is told by word and by shape; colour only comes on top.
 SHAPES: Final = {"mine": "●", "busy": "◆", "free": "○", "idle": "○", "gone": "▲", "away": "▲", "refused": "▲"}
@@ -58,7 +58,7 @@ def away() -> str:
 
 def idle() -> str:
     """It was given back, as nobody did anything."""
-    time = words.duration(get_settings().EDIT_IDLE or 0)
+    time = display.duration(get_settings().EDIT_IDLE or 0)
     return _("Nothing was typed for %s, so others may edit this now. What you typed is still here.") % time
 
 
@@ -72,8 +72,8 @@ def detail(standing: Standing) -> str:
     editor, now = standing.editor, standing.now
     if editor is None or now is None or editor.who == "mine":
         return _asks(editor.asks) if editor is not None and editor.asks else ""
-    parts = {"since": words.moment(editor.since), "ago": words.ago(editor.since, now)}
-    seen = {"seen": words.ago(editor.seen, now), "end": words.left(editor.until, now)}
+    parts = {"since": display.moment(editor.since), "ago": display.ago(editor.since, now)}
+    seen = {"seen": display.ago(editor.seen, now), "end": display.left(editor.until, now)}
     return _("Since %(since)s (%(ago)s), last seen %(seen)s. Without a sign of life it is free in %(end)s.") % {
         **parts,
         **seen,
@@ -109,7 +109,7 @@ def deleted() -> str:
 
 def lease() -> str:
     """How long it lasts without JavaScript."""
-    return words.duration(get_settings().EDIT_LEASE)
+    return display.duration(get_settings().EDIT_LEASE)
 
 
 def changed_meanwhile() -> str:

@@ -13,7 +13,7 @@ from typing import Final, Literal
 from . import clock
 from .document import News, Terms
 from .protocol import Answer, Granted, Request
-from .wakeups import Bell
+from .session.wakeups import Bell
 
 #: Why a grant was lost that is not in its document any more.
 TAKEN: Final = "it was taken away, or its lease ended on the server"

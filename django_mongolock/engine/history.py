@@ -26,7 +26,7 @@ from pymongo.errors import BulkWriteError, OperationFailure, PyMongoError
 
 from . import clock
 from .logs import WARNING, log, log_exception
-from .worker_threads import WorkerThreads
+from .session.worker_threads import WorkerThreads
 
 if TYPE_CHECKING:
     from .grant import Grant
@@ -257,7 +257,7 @@ def read(
     timeout: float = 5.0,
 ) -> list[Document]:
     """Events that *query* finds, in that order, each with the server's time in `now`. Raises LockBackendError."""
-    from .survey import asking
+    from ..inspect.snapshot import asking
 
     with asking(store, timeout):
         found = events(store).aggregate(
@@ -274,7 +274,7 @@ def read(
 
 def count(store: MongoStore, query: Document, limit: int, timeout: float = 5.0) -> int:
     """How many events *query* finds, at most *limit*. Raises LockBackendError."""
-    from .survey import asking
+    from ..inspect.snapshot import asking
 
     with asking(store, timeout):
         return events(store).count_documents(query, limit=limit)

@@ -17,7 +17,7 @@ from ..exceptions import LockBackendError, LockCancelled, LockDeadlock, LockNotA
 from .deadlock import Cycle
 from .document import News, Reply, Terms, entry
 from .processes import Fate
-from .step import Step
+from .rule import Step
 
 #: How long an id that was given up stays under a tombstone, in milliseconds: longer than any network holds up a
 #: command that may still arrive.

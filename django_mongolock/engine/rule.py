@@ -1,249 +1,514 @@
-"""The rule of `step` once more, in plain Python, on the same documents: for locks that are kept in memory.
+"""The one update that every operation on a lock is: prune, remove, renew, add, grant.
 
-There is one rule, and two that carry it out: MongoDB's primary, and these lines. A test lets both do the same things
-in any order, and compares every field of the two documents.
+The rule is an aggregation pipeline, evaluated by the primary on the one document of a key, by the primary's own
+clock. What a single command wants is passed as the variable ``$$c`` (`Step.arguments`), all of it inside
+one ``$literal``, so that no string of a caller is ever read as an expression. The pipeline itself is a constant.
+
+The time of a command, ``$$now``, is not simply ``$$NOW``: the server reads that when it parses a command, and may
+write seconds later, after commands that it has parsed since. The cluster time, which the server reads together with
+``$$NOW`` and which never goes back, tells them apart. The document remembers both of its last writer (`written_at`,
+`cluster_time`). A command that was parsed before the last writer is *late*: it is judged by the time of that
+writer. A command that was parsed after it, and whose clock shows an earlier time all the same, tells that the clock
+was set back; then the times in the document are those of a *foreign* clock, as after an election. (The order is
+Lamport's: https://dl.acm.org/doi/10.1145/359545.359563.) So no end is ever brought nearer by a clock alone.
+
+In words:
+
+1. A document that is damaged, or not ours, stays exactly as it is (`_VALID`).
+2. *Prune* holders and waiters whose time is over. Where the times in the document are those of a foreign clock, they
+   mean nothing to this one: nobody is pruned, and every end is a whole lease from now.
+3. *Remove* the given grants; leave a tombstone for them if asked, so that a command that was held up on its way
+   cannot bring them back. A holder with a minimum hold stays until that is over, unless removed by force.
+4. *Renew* the given grants, but none that was released already. A renewal never brings an end nearer.
+5. *Add* the given entry to the queue, where its arrival belongs, unless it is there already or lies under a tombstone.
+   Where the queue is long it lives longer: each renewal costs the server a time that grows with the queue. An entry
+   that *resumes* a removed holder, which was there until now, is put at the head.
+6. *Grant*: from the head of the queue, as many as fit. The first that does not fit blocks all behind it.
+7. If this was only a trial, take what was added out of the queue again.
+
+Parsing the pipeline costs the server more than evaluating it (about 40 us per KB). So a command carries only the
+parts that it needs: `pipeline` leaves the others out of the same rule.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from bson.int64 import Int64
-from bson.timestamp import Timestamp
+from bson.raw_bson import RawBSONDocument
 
-from .document import FAR, FAR_TIMES, LEAP, MAX_HOLDERS, MAX_TOMBSTONES, SCHEMA
-from .step import PURGE_STEP, Limits, Step
-
-Document = dict[str, Any]
-Entries = list[Document]
-
-_COUNTERS = (
-    "changes", "acquisitions", "contended", "lapsed", "waited_ms", "held_ms", "longest_wait_ms", "longest_hold_ms",
-)  # fmt: skip
+from .document import (
+    DOCUMENT_FIELDS,
+    FAR,
+    FAR_TIMES,
+    GRANTED_FIELDS,
+    LAST_CLUSTER_TIME,
+    LAST_TOKEN,
+    LEAP,
+    MAX_ENTRIES,
+    MAX_HOLDERS,
+    MAX_TOMBSTONES,
+    SCHEMA,
+    WAITER_FIELDS,
+)
+from .expressions import Expression, after, encoded, for_each, has_types, let, merge, only, size
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """What the server read when it parsed a command: its wall clock, whose *clock* that is, and the cluster time."""
+class Limits:
+    """What is the same for every command of a session. Times are in milliseconds.
 
-    now: datetime
-    clock: str = ""
-    cluster_time: Timestamp | None = None
-
-
-def apply_rule(document: Document | None, step: Step, limits: Limits, moment: Moment) -> Document | None:
-    """The document as *step* leaves it, parsed at that *moment*; None where there is none, nor is one made.
-
-    *document* is not changed.
+    waiters: how long a queue may be. retention: how long the document of a free lock is kept, at least.
     """
-    if document is None and not step.upserts:
-        return None
-    return _Rule(step, limits, moment, document or _blank(moment)).apply()
+
+    waiters: int = 1_000
+    retention: int = 7 * 24 * 3_600_000
 
 
-def _blank(moment: Moment) -> Document:
-    """What an upsert starts from, without its key."""
-    return {
-        "v": SCHEMA, "holders": [], "waiters": [], "graves": [], "token": Int64(0), "granted": "",
-        "clock": moment.clock, "written_at": moment.now, "cluster_time": moment.cluster_time, "purge_at": moment.now,
-        **dict.fromkeys(_COUNTERS, Int64(0)),
-    }  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one command asks of the rule. Times are in milliseconds.
 
+    ask: the grant id that the answer is about. add: a new entry (`document.entry`). trial: it must not stay in
+    the queue. remove, renew: grant ids. bury: how long the removed ids stay under a tombstone, 0 for not at all.
+    force: end a minimum hold too. lease, term: lengthen the lease of the renewed grants to this. beat: the number
+    of the command, which it leaves on each entry that it gives a whole lease or a whole place in the queue: only who
+    finds it there may count on them. call: ids of holders that *caller* asks to release the lock. given: apply the step
+    only while this grant holds the lock. resumes: the new entry takes the place of the removed. waited: how long who
+    asks with the new entry has waited already. behind: for each renewed waiter, how many of its process wait behind it.
+    """
 
-class _Rule:
-    """One application of it; the words are those of `step`."""
+    ask: str = ""
+    add: dict[str, Any] | None = None
+    trial: bool = False
+    remove: tuple[str, ...] = ()
+    renew: tuple[str, ...] = ()
+    bury: int = 0
+    force: bool = False
+    lease: int = 0
+    term: int = 0
+    beat: int = 0
+    given: str = ""
+    call: tuple[str, ...] = ()
+    caller: str = ""
+    resumes: bool = False
+    waited: int = 0
+    behind: tuple[int, ...] = ()
 
-    def __init__(self, step: Step, limits: Limits, moment: Moment, document: Document) -> None:
-        self.step = step
-        self.limits = limits
-        self.document = document
-        op, before = moment.cluster_time, document.get("cluster_time")
-        same = document["clock"] == moment.clock
-        self.late = same and op is not None and before is not None and op < before
-        self.cluster_time = before if self.late else op
-        self.foreign = not self.late and self.is_foreign(moment)
-        self.clock = moment.clock
-        self.now = document["written_at"] if self.late else moment.now
-        if not (self.late or self.foreign):
-            self.now = max(moment.now, document["written_at"])
+    @property
+    def owner(self) -> str | None:
+        """Whose new entry it adds, if somebody's."""
+        return None if self.add is None else self.add.get("owner")
 
-    def is_foreign(self, moment: Moment) -> bool:
-        """Was the document written by the clock of another primary, or by this one before it was set?"""
-        document, leap = self.document, timedelta(milliseconds=LEAP)
-        if document["clock"] != moment.clock:
-            return True
-        if moment.cluster_time is None:
-            return False
-        if moment.cluster_time == document.get("cluster_time"):
-            return bool(moment.now > document["written_at"] + leap)
-        return bool(moment.now < document["written_at"] - leap)
+    @property
+    def upserts(self) -> bool:
+        """May the step make the document? Not with a condition: that would be seeded into the new one."""
+        return (self.add is not None or self.bury > 0) and not self.given
 
-    def apply(self) -> Document:
-        step, document = self.step, self.document
-        living, lining = self.living_holders(), self.living_waiters()
-        kept = self.renewed(self.without_removed(living), "term")
-        kept = [{**e, "asked": step.caller} if e["grant"] in step.call else e for e in kept]
-        queue = [e for e in lining if e["grant"] not in step.remove]
-        queue = self.renewed(queue, "patience")
-        if step.add is not None:
-            done = {e["grant"] for e in (*kept, *document["graves"])}
-            resumes = step.resumes and any(e["grant"] in step.remove for e in living)
-            queue = self.with_new(step.add, queue, done, resumes=resumes)
-        fitting = self.fitting(kept, queue)
-        first_token = max(document["token"] + 1, _since_1970(self.now))
-        granted = [self.granted(e, first_token + place) for place, e in enumerate(queue[:fitting])]
-        waiting = queue[fitting:]
-        if step.trial and step.add is not None:
-            waiting = [e for e in waiting if e["grant"] != step.add["grant"]]
-        stay = {e["grant"] for e in kept}
-        ended = [e for e in document["holders"] if e["grant"] not in stay]
-        written = {"clock": self.clock, "written_at": self.now, "cluster_time": self.cluster_time}
-        changed = {**document, "holders": kept + granted, "waiters": waiting, **written}
-        if granted:
-            changed["token"] = granted[-1]["token"]
-        return {**changed, **self.ends(changed), **self.counted(document, granted, ended), **self.buried(document)}
+    @property
+    def only_adds(self) -> bool:
+        """Does it do nothing but add an entry?"""
+        return self.add is not None and not (self.remove or self.renew or self.given or self.waited)
 
-    def after(self, milliseconds: int) -> datetime:
-        return self.now + timedelta(milliseconds=milliseconds)
+    def pipeline(self) -> list[RawBSONDocument]:
+        """The command's update."""
+        return _pipeline(
+            asks=bool(self.ask),
+            adds=self.add is not None,
+            resumes=self.resumes,
+            trial=self.trial,
+            removes=bool(self.remove),
+            force=self.force,
+            renews=bool(self.renew),
+            buries=self.bury > 0,
+            calls=bool(self.call),
+            arrived=self.waited > 0,
+            counts=bool(self.behind),
+        )
 
-    def living_holders(self) -> Entries:
-        """The holders whose time is not over. If the clock is foreign, each begins a whole lease anew.
-
-        One that is only kept for a minimum hold needs no whole lease.
-        """
-        holders: Entries = self.document["holders"]
-        if self.foreign:
-            wholes = [self.after(e["term"]) for e in holders]
-            holders = [
-                {**e, "until": min(whole, e["until"]) if "released" in e else whole}
-                for e, whole in zip(holders, wholes, strict=True)
-            ]
-        return [e for e in holders if e["until"] > self.now]
-
-    def living_waiters(self) -> Entries:
-        """The waiters whose time is not over. If the clock is foreign, each begins a whole place anew."""
-        waiters: Entries = self.document["waiters"]
-        if self.foreign:
-            apart = self.now - self.document["written_at"]
-            waiters = [{**e, "until": self.after(e["patience"]), "since": e["since"] + apart} for e in waiters]
-        return [e for e in waiters if e["until"] > self.now]
-
-    def without_removed(self, holders: Entries) -> Entries:
-        """Holders without the removed. One that must stay a while is renewed no more: it only waits for its end."""
-        kept = []
-        for e in holders:
-            end = min(e["acquired_at"], self.now) + timedelta(milliseconds=e["hold"])
-            if e["grant"] not in self.step.remove:
-                kept.append(e)
-            elif e["hold"] and end > self.now and not self.step.force:
-                kept.append({**e, "until": end, "term": e["hold"], "released": self.now})
-        return kept
-
-    def renewed(self, entries: Entries, length: str) -> Entries:
-        """The entries, those that the command renews pushed to a whole lease from now and never nearer."""
-        renew = self.step.renew
-        return [self.renew(e, length) if e["grant"] in renew and "released" not in e else e for e in entries]
-
-    def renew(self, entry: Document, length: str) -> Document:
-        step = self.step
-        until = max(entry["until"], self.after(max(entry[length], step.term)))
-        renewed = {**entry, "until": until, "beat": Int64(step.beat)}
-        if length == "term":
-            renewed["lease"] = Int64(max(entry["lease"], step.lease))
-            renewed["term"] = Int64(max(entry["term"], step.term))
-        elif step.behind:
-            renewed["behind"] = step.behind[step.renew.index(entry["grant"])]
-        return renewed
-
-    def with_new(self, new: Document, queue: Entries, done: set[str], *, resumes: bool) -> Entries:
-        """The queue with the new entry, unless it is there already, lies under a tombstone, or finds no room.
-
-        It stands where its arrival belongs. resumes: it takes the place of a holder that was removed, and goes to the
-        head, from wherever it stands.
-        """
-        if new["grant"] in done:
-            return queue
-        far = min(new["patience"] * FAR_TIMES, new["term"])
-        patience = Int64(far if len(queue) >= FAR else new["patience"])
-        since = self.now - timedelta(milliseconds=self.step.waited)
-        times = {"since": since, "patience": patience, "until": self.after(patience)}
-        entry = {**new, **times, "beat": Int64(self.step.beat)}
-        others = [e for e in queue if e["grant"] != new["grant"]]
-        if resumes:
-            return [entry, *others]
-        if len(others) < len(queue) or len(queue) + sum(e.get("behind", 0) for e in queue) >= self.limits.waiters:
-            return queue
-        if not self.step.waited:
-            return [*queue, entry]
-        return [
-            *(e for e in queue if e["since"] <= since),
-            entry,
-            *(e for e in queue if e["since"] > since),
-        ]
-
-    def fitting(self, kept: Entries, queue: Entries) -> int:
-        """How many fit, counted from the head of the queue; the smallest number of permits counts."""
-        mode = next((e["mode"] for e in (*kept, *queue)), None)
-        capacity = min((e["capacity"] for e in kept), default=MAX_HOLDERS)
-        for place, e in enumerate(queue):
-            capacity = min(capacity, e["capacity"], MAX_HOLDERS)
-            if e["mode"] != mode or len(kept) + place >= capacity:
-                return place
-        return len(queue)
-
-    def granted(self, entry: Document, token: int) -> Document:
-        """The entry as a holder. Unless its holder sees the answer, it knows of no more than its place in the queue."""
-        granted = {**entry, "acquired_at": self.now, "token": Int64(token)}
-        if entry["grant"] != self.step.ask:
-            return granted
-        return {**granted, "until": self.after(entry["term"]), "beat": Int64(self.step.beat)}
-
-    def ends(self, document: Document) -> Document:
-        """When the last lease ends, and when the document may go."""
-        expires_at = max((e["until"] for e in document["holders"]), default=None)
-        keep = max(self.now, expires_at or self.now) + timedelta(milliseconds=self.limits.retention)
-        stays = document["purge_at"] >= keep
-        purge_at = document["purge_at"] if stays else keep + timedelta(milliseconds=PURGE_STEP)
-        return {"expires_at": expires_at, "purge_at": purge_at}
-
-    def counted(self, document: Document, granted: Entries, ended: Entries) -> Document:
-        """The statistics; the news."""
-        now = self.now
-        waits = [_milliseconds(now - e["since"]) for e in granted]
-        holds = [_milliseconds(min(now, e["until"], e.get("released", now)) - e["acquired_at"]) for e in ended]
-        more = {
-            "changes": 1,
-            "acquisitions": len(granted),
-            # Fewer than none as well: a clock was set back meanwhile.
-            "contended": sum(wait != 0 for wait in waits),
-            "lapsed": sum(e["until"] <= now and "released" not in e for e in ended),
-            "waited_ms": sum(waits),
-            "held_ms": sum(holds),
+    def arguments(self, limits: Limits, clock: object, cluster_time: object) -> dict[str, Any]:
+        """The command's ``let``. *clock* names the primary that is going to evaluate it; *cluster_time* is an
+        expression for its cluster time, None where it has none."""
+        values: dict[str, Any] = {
+            "ask": self.ask,
+            "clock": clock,
+            "retention": Int64(limits.retention),
+            "beat": Int64(self.beat),
         }
-        fields: Document = {name: Int64(document[name] + number) for name, number in more.items()}
-        fields["longest_wait_ms"] = Int64(max(document["longest_wait_ms"], *waits, 0))
-        fields["longest_hold_ms"] = Int64(max(document["longest_hold_ms"], *holds, 0))
-        others = [e for e in granted if e["grant"] != self.step.ask]
-        if others:
-            fields["granted"] = "".join(f"{e['grant']} {e['token']} {_since_1970(now)};" for e in others)
-        if ended:
-            fields["last_holder"] = ended[-1]
-        return fields
-
-    def buried(self, document: Document) -> Document:
-        """The tombstones, where the command leaves some."""
-        if not self.step.bury:
-            return {}
-        old = [e for e in document["graves"] if e["until"] > self.now]
-        new = [{"grant": grant, "until": self.after(self.step.bury)} for grant in self.step.remove]
-        return {"graves": (old + new)[-MAX_TOMBSTONES:]}
-
-
-def _milliseconds(span: timedelta) -> int:
-    return span // timedelta(milliseconds=1)
+        if self.add is not None:
+            values |= {"add": self.add, "waiters": limits.waiters}
+        if self.waited:
+            values["waited"] = Int64(self.waited)
+        if self.behind:
+            values["behind"] = self.behind
+        if self.remove:
+            values |= {"remove": self.remove, "bury": Int64(self.bury)}
+        if self.renew:
+            values |= {
+                "renew": self.renew,
+                "lease": Int64(self.lease),
+                "term": Int64(self.term),
+            }
+        if self.call:
+            values |= {"call": self.call, "caller": self.caller}
+        return {"c": {"$literal": values}, "op": cluster_time}
 
 
-def _since_1970(moment: datetime) -> int:
-    return round(moment.timestamp() * 1000)
+#: `purge_at` is moved in steps of this many milliseconds, so that its index stays quiet.
+PURGE_STEP = 3_600_000
+
+
+#: Has an upsert only just made this document?
+_IS_BLANK: Expression = {"$eq": ["$$ROOT", {"_id": "$_id"}]}
+
+#: Is it one that we wrote, and are its fields what they should be, apart from what stands in its arrays?
+SOUND: list[Expression] = [
+    has_types("$", DOCUMENT_FIELDS),
+    {"$lte": ["$cluster_time", LAST_CLUSTER_TIME]},  # or none: nothing that would make every command late
+    {"$eq": ["$v", SCHEMA]},
+    {"$lt": ["$token", LAST_TOKEN]},
+]
+#: Is it whole, then?
+IS_WHOLE: Expression = {
+    "$and": [
+        *SOUND,
+        {"$lte": [{"$add": [size("$holders"), size("$waiters")]}, MAX_ENTRIES]},
+        {"$allElementsTrue": [for_each({"$concatArrays": ["$holders", "$waiters"]}, has_types("$$e.", WAITER_FIELDS))]},
+        {"$allElementsTrue": [for_each("$holders", has_types("$$e.", GRANTED_FIELDS))]},
+    ]
+}
+
+#: What an upsert starts from.
+_ZERO = Int64(0)
+_BLANK: dict[str, Expression] = {
+    "_id": "$_id", "v": SCHEMA, "holders": [], "waiters": [], "graves": [], "token": _ZERO, "granted": "",
+    "clock": "$$c.clock", "written_at": "$$NOW", "cluster_time": "$$op", "purge_at": "$$NOW", "changes": _ZERO,
+    "acquisitions": _ZERO, "contended": _ZERO, "lapsed": _ZERO, "waited_ms": _ZERO, "held_ms": _ZERO,
+    "longest_wait_ms": _ZERO, "longest_hold_ms": _ZERO,
+}  # fmt: skip
+
+
+def is_late(cluster_time: Expression) -> Expression:
+    """Was the command parsed before the one that left this *cluster_time* in the document?"""
+    return {"$and": ["$$op", {"$lt": ["$$op", cluster_time]}]}
+
+
+#: Was the document written by the clock of another primary, or by this one before it was set back? Two commands with
+#: one cluster time were parsed with no write in between, in an order that nobody knows: if this one shows a much later
+#: time, the clock may have been set back after it.
+_IS_FOREIGN: Expression = {
+    "$or": [
+        {"$ne": ["$$doc.clock", "$$c.clock"]},
+        {
+            "$and": [
+                "$$op",
+                {"$not": ["$$late"]},
+                {
+                    "$cond": [
+                        {"$eq": ["$$op", "$$doc.cluster_time"]},
+                        {"$gt": ["$$NOW", {"$add": ["$$doc.written_at", LEAP]}]},
+                        {"$lt": ["$$NOW", {"$subtract": ["$$doc.written_at", LEAP]}]},
+                    ]
+                },
+            ]
+        },
+    ]
+}
+#: The time by which the command is judged. A clock that went back by less than a leap stands still for as long.
+_TIME: Expression = {
+    "$cond": [
+        "$$foreign",
+        "$$NOW",
+        {"$cond": ["$$late", "$$doc.written_at", {"$max": ["$$NOW", "$$doc.written_at"]}]},
+    ]
+}
+
+
+def from_now(milliseconds: Expression) -> Expression:
+    return after("$$now", milliseconds)
+
+
+_LIVES: Expression = {"$gt": ["$$e.until", "$$now"]}
+
+
+def _living(field: str, anew: dict[str, Expression]) -> Expression:
+    """The entries whose time is not over. If the clock is foreign, they begin *anew*."""
+    entries = f"$$doc.{field}"
+    return only({"$cond": ["$$foreign", for_each(entries, merge("$$e", anew)), entries]}, _LIVES)
+
+
+#: Who has released the lock and is only kept for a minimum hold needs no whole lease after an election: nothing breaks
+#: if the clocks differ, while a job that runs once a day would miss a day after every failover.
+_HOLDER_ANEW: dict[str, Expression] = {
+    "until": {"$min": [from_now("$$e.term"), {"$cond": ["$$e.released", "$$e.until", None]}]}
+}
+#: Who waits has waited for as long as when the document was written last: so the order is kept.
+_WAITER_ANEW: dict[str, Expression] = {
+    "until": from_now("$$e.patience"),
+    "since": {"$subtract": ["$$now", {"$subtract": ["$$doc.written_at", "$$e.since"]}]},
+}
+
+_IS_REMOVED: Expression = {"$in": ["$$e.grant", "$$c.remove"]}
+_IS_NEW: Expression = {"$eq": ["$$e.grant", "$$c.add.grant"]}
+_IS_ASKED: Expression = {"$eq": ["$$e.grant", "$$c.ask"]}
+
+
+def _without_removed(holders: Expression) -> Expression:
+    """Holders without the removed. One that must stay a while is renewed no more: it only waits for its end."""
+    end = {"$add": [{"$min": ["$$e.acquired_at", "$$now"]}, "$$e.hold"]}
+    return for_each(
+        only(holders, {"$or": [{"$not": [_IS_REMOVED]}, {"$and": ["$$e.hold", {"$gt": [end, "$$now"]}]}]}),
+        {"$cond": [_IS_REMOVED, merge("$$e", {"until": end, "term": "$$e.hold", "released": "$$now"}), "$$e"]},
+    )
+
+
+def _renewed(entries: Expression, length: str, counts: bool = False) -> Expression:
+    """The entries, those that the command renews pushed to a whole lease from now and never nearer."""
+    is_renewed: Expression = {"$in": ["$$e.grant", "$$c.renew"]}
+    changes: dict[str, Expression] = {
+        "until": {"$max": ["$$e.until", from_now({"$max": [f"$$e.{length}", "$$c.term"]})]},
+        "beat": "$$c.beat",
+    }
+    if length == "term":
+        is_renewed = {"$and": [is_renewed, {"$not": ["$$e.released"]}]}
+        changes |= {
+            "lease": {"$max": ["$$e.lease", "$$c.lease"]},
+            "term": {"$max": ["$$e.term", "$$c.term"]},
+        }
+    if counts:
+        changes["behind"] = {"$arrayElemAt": ["$$c.behind", {"$indexOfArray": ["$$c.renew", "$$e.grant"]}]}
+    return for_each(entries, {"$cond": [is_renewed, merge("$$e", changes), "$$e"]})
+
+
+#: How long the new entry lives without renewal.
+_PATIENCE: Expression = {
+    "$cond": [
+        {"$gte": [size("$$queue"), FAR]},
+        {"$min": [{"$multiply": ["$$c.add.patience", FAR_TIMES]}, "$$c.add.term"]},
+        "$$c.add.patience",
+    ]
+}
+
+
+def _new_entry(arrived: bool) -> Expression:
+    """A list of the new entry. *arrived*: who asks with it has waited before."""
+    since: Expression = {"$subtract": ["$$now", "$$c.waited"]} if arrived else "$$now"
+    changes = {"since": since, "patience": "$$patience", "until": from_now("$$patience"), "beat": "$$c.beat"}
+    return [let({"patience": _PATIENCE}, merge("$$c.add", changes))]
+
+
+def _with_new(resumes: bool, arrived: bool) -> Expression:
+    """The queue with the new entry, unless it is there already, lies under a tombstone, or finds no room."""
+    known = {"$in": ["$$c.add.grant", {"$concatArrays": ["$$kept.grant", "$$queue.grant", "$$doc.graves.grant"]}]}
+    full = {"$gte": [{"$add": [size("$$queue"), {"$sum": "$$queue.behind"}]}, "$$c.waiters"]}
+    parts: list[Expression] = ["$$queue", _new_entry(arrived)]
+    if arrived:
+        came_before: Expression = {"$lte": [{"$add": ["$$e.since", "$$c.waited"]}, "$$now"]}
+        parts = [only("$$queue", came_before), parts[1], only("$$queue", {"$not": [came_before]})]
+    in_order = {"$cond": [{"$or": [known, full]}, "$$queue", {"$concatArrays": parts}]}
+    if not resumes:
+        return in_order
+    # It may stand in the queue already. Where the removed is not there any more, there is nothing to resume; so the
+    # second copy of the command changes nothing.
+    done = {"$in": ["$$c.add.grant", {"$concatArrays": ["$$kept.grant", "$$doc.graves.grant"]}]}
+    is_there = {"$gt": [size({"$setIntersection": ["$$living.grant", "$$c.remove"]}), 0]}
+    at_head = {"$concatArrays": [_new_entry(arrived), only("$$queue", {"$not": [_IS_NEW]})]}
+    return {"$cond": [{"$and": [is_there, {"$not": [done]}]}, at_head, in_order]}
+
+
+#: How many may hold the key together with the waiter at the place `$$i`, and all before it.
+_MOST: Expression = {
+    "$min": [
+        MAX_HOLDERS,
+        {"$min": "$$kept.capacity"},
+        {"$min": {"$slice": ["$$queued.capacity", {"$add": ["$$i", 1]}]}},
+    ]
+}
+#: How many fit, counted from the head of the queue: the first that does not fit blocks all behind it. Where those who
+#: use a key do not agree on the number of permits, the smallest of those who then hold it counts.
+_FITTING: Expression = let(
+    {"first": {"$ifNull": [{"$first": "$$kept"}, {"$first": "$$queued"}]}},
+    {
+        "$indexOfArray": [
+            {
+                "$concatArrays": [
+                    {
+                        "$map": {
+                            # No more than the first of them allows.
+                            "input": {"$range": [0, {"$min": [size("$$queued"), {"$first": "$$queued.capacity"}]}]},
+                            "as": "i",
+                            "in": {
+                                "$and": [
+                                    {"$eq": [{"$arrayElemAt": ["$$queued.mode", "$$i"]}, "$$first.mode"]},
+                                    {"$lt": [{"$add": [size("$$kept"), "$$i"]}, _MOST]},
+                                ]
+                            },
+                        }
+                    },
+                    [False],
+                ]
+            },
+            False,
+        ]
+    },
+)
+
+
+def _granted(asks: bool) -> Expression:
+    """The entries that fit, as holders.
+
+    The grant that the command asks about gets a whole lease: its holder sees the answer. Any other keeps the end
+    that it had as a waiter, until its holder renews it. So a waiter that has died costs the queue no more than it
+    would have anyway, and a living one can hold the lock at once, by what it knows of its last renewal.
+    """
+    granted = merge("$$e", {"acquired_at": "$$now", "token": {"$add": ["$$first_token", "$$i"]}})
+    if asks:
+        whole = {"until": from_now("$$e.term"), "beat": "$$c.beat"}
+        granted["$mergeObjects"].append({"$cond": [_IS_ASKED, whole, None]})
+    return {
+        "$map": {
+            "input": {"$range": [0, "$$fitting"]},
+            "as": "i",
+            "in": let({"e": {"$arrayElemAt": ["$$queued", "$$i"]}}, granted),
+        }
+    }
+
+
+#: Did its lease end without a release? One that was released and only kept for its minimum hold did not lapse.
+_HAS_LAPSED: Expression = {"$not": [{"$or": [_LIVES, "$$e.released"]}]}
+
+
+def _total(field: str, more: Expression) -> Expression:
+    return {"$add": [f"$$doc.{field}", {"$sum": more}]}
+
+
+def _told(asks: bool) -> Expression:
+    """News for those who were granted by somebody else's command, for the change stream: see `document.read_news`."""
+    others = only("$$granted", {"$not": [_IS_ASKED]}) if asks else "$$granted"
+    fields = ["$$this.grant", " ", {"$toString": "$$this.token"}, " ", {"$toString": {"$toLong": "$$now"}}, ";"]
+    news = {"$reduce": {"input": others, "initialValue": "", "in": {"$concat": ["$$value", *fields]}}}
+    return {"$cond": [{"$eq": [others, []]}, "$$doc.granted", news]}
+
+
+def purge_time(now: Expression, before: Expression, expires_at: Expression) -> Expression:
+    """When the document may go, if it was *before* until *now*, and the last lease ends at *expires_at*."""
+    keep = {"$add": [{"$max": [now, expires_at]}, "$$c.retention"]}
+    return {"$cond": [{"$gte": [before, keep]}, before, {"$add": [keep, PURGE_STEP]}]}
+
+
+def _result(asks: bool, buries: bool) -> dict[str, Expression]:
+    """The fields that a command changes."""
+    fields = {
+        "holders": "$$holders",
+        "waiters": "$$waiting",
+        "token": {"$max": ["$$doc.token", {"$max": "$$granted.token"}]},
+        "granted": _told(asks),
+        "clock": "$$c.clock",
+        "written_at": "$$now",
+        "cluster_time": {"$cond": ["$$late", "$$doc.cluster_time", "$$op"]},
+        "expires_at": "$$expires_at",
+        "purge_at": purge_time("$$now", "$$doc.purge_at", "$$expires_at"),
+        # So that every command writes: a primary that has lost its majority acknowledges what changes nothing.
+        "changes": {"$add": ["$$doc.changes", 1]},
+        "acquisitions": {"$add": ["$$doc.acquisitions", "$$fitting"]},
+        "contended": _total("contended", {"$map": {"input": "$$waits", "in": {"$cond": ["$$this", 1, 0]}}}),
+        "waited_ms": _total("waited_ms", "$$waits"),
+        "longest_wait_ms": {"$max": ["$$doc.longest_wait_ms", {"$max": "$$waits"}]},
+        "lapsed": _total("lapsed", for_each("$$ended", {"$cond": [_HAS_LAPSED, 1, 0]})),
+        "held_ms": _total("held_ms", "$$holds"),
+        "longest_hold_ms": {"$max": ["$$doc.longest_hold_ms", {"$max": "$$holds"}]},
+        "last_holder": {"$ifNull": [{"$last": "$$ended"}, "$$doc.last_holder"]},
+    }
+    if buries:
+        new = for_each("$$c.remove", {"grant": "$$e", "until": from_now("$$c.bury")})
+        old = only("$$doc.graves", _LIVES)
+        fields["graves"] = {"$slice": [{"$concatArrays": [old, new]}, -MAX_TOMBSTONES]}
+    return fields
+
+
+@lru_cache
+def _pipeline(
+    *,
+    asks: bool,
+    adds: bool,
+    resumes: bool,
+    trial: bool,
+    removes: bool,
+    force: bool,
+    renews: bool,
+    buries: bool,
+    calls: bool,
+    arrived: bool,
+    counts: bool,
+) -> list[RawBSONDocument]:
+    """The rule with the parts that such a command needs. Each stage binds variables for those after it."""
+    upserts = adds or buries
+    kept: Expression = "$$living"
+    queue: Expression = "$$lining"
+    if removes:
+        kept = only(kept, {"$not": [_IS_REMOVED]}) if force else _without_removed(kept)
+        queue = only(queue, {"$not": [_IS_REMOVED]})
+    if renews:
+        kept, queue = _renewed(kept, "term"), _renewed(queue, "patience", counts)
+    if calls:
+        kept = for_each(
+            kept, {"$cond": [{"$in": ["$$e.grant", "$$c.call"]}, merge("$$e", {"asked": "$$c.caller"}), "$$e"]}
+        )
+    waiting = {"$slice": ["$$queued", "$$fitting", {"$add": [size("$$queued"), 1]}]}
+    stages: list[dict[str, Expression]] = [
+        {"doc": {"$cond": [_IS_BLANK, _BLANK, "$$ROOT"]} if upserts else "$$ROOT"},
+        {"late": {"$and": [{"$eq": ["$$doc.clock", "$$c.clock"]}, is_late("$$doc.cluster_time")]}},
+        {"foreign": _IS_FOREIGN},
+        {"now": _TIME},
+        {"living": _living("holders", _HOLDER_ANEW), "lining": _living("waiters", _WAITER_ANEW)},
+        {"kept": kept, "queue": queue},
+        {
+            "queued": _with_new(resumes, arrived) if adds else "$$queue",
+            # A difference of sets is found in one go; asking of each holder whether it was kept is not.
+            "gone": {"$setDifference": ["$$doc.holders.grant", "$$kept.grant"]},
+        },
+        # At least the time, so that tokens go on growing when the document was removed, or an older copy brought back.
+        {"fitting": _FITTING, "first_token": {"$max": [{"$add": ["$$doc.token", 1]}, {"$toLong": "$$now"}]}},
+        {"granted": _granted(asks)},
+        {
+            "holders": {"$concatArrays": ["$$kept", "$$granted"]},
+            "waiting": only(waiting, {"$not": [_IS_NEW]}) if trial else waiting,
+            "ended": only("$$doc.holders", {"$in": ["$$e.grant", "$$gone"]}),
+        },
+        {
+            "expires_at": {"$max": "$$holders.until"},
+            "waits": for_each("$$granted", {"$subtract": ["$$now", "$$e.since"]}),
+            "holds": for_each(
+                "$$ended", {"$subtract": [{"$min": ["$$now", "$$e.until", "$$e.released"]}, "$$e.acquired_at"]}
+            ),
+        },
+    ]
+    rule: Expression = merge("$$doc", _result(asks, buries))
+    for variables in reversed(stages):
+        rule = let(variables, rule)
+    valid = {"$or": [_IS_BLANK, IS_WHOLE]} if upserts else IS_WHOLE
+    return [encoded({"$replaceWith": {"$cond": [valid, rule, "$$ROOT"]}})]
+
+
+#: The answer to every command, and to a read: what concerns the grant asked about, and enough of the others for
+#: a helpful error. Its size does not grow with the queue.
+_ANSWER: dict[str, Expression] = {
+    "_id": 0,
+    "now": "$$NOW",
+    "token": 1,
+    "mine": {"$first": only("$holders", _IS_ASKED)},
+    "place": {"$indexOfArray": ["$waiters.grant", "$$c.ask"]},
+    "queued": {"$first": only("$waiters", _IS_ASKED)},
+    "waiting": {"$add": [size("$waiters"), {"$sum": "$waiters.behind"}]},
+    "first_end": {"$min": "$holders.until"},
+    "holder": {"$first": "$holders"},
+}
+REPLY: RawBSONDocument = encoded(_ANSWER)
+#: To whoever asks for an owner: also which other grant of this owner holds the key, unless that was released and is
+#: only kept for its minimum hold.
+_IS_FORMER: Expression = {
+    "$and": [{"$eq": ["$$e.owner", "$$c.add.owner"]}, {"$not": [_IS_ASKED]}, {"$not": ["$$e.released"]}]
+}
+REPLY_TO_OWNER: RawBSONDocument = encoded({**_ANSWER, "former": {"$first": only("$holders", _IS_FORMER)}})

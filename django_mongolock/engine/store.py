@@ -26,9 +26,9 @@ from pymongo.server_description import ServerDescription
 from ..exceptions import LockBackendError, LockDocumentError
 from .deadlock import Cycle, chain_pipeline, cycle_of, read_chain
 from .document import Reply, find_damage, read_reply, read_taken, tidy_fact
+from .fast_path import LEAVE_ALONE, REPLY_TAKEN, TAKE_FREE, is_alone, is_free
 from .history import History
-from .short_forms import LEAVE_ALONE, REPLY_TAKEN, TAKE_FREE, is_alone, is_free
-from .step import IS_WHOLE, REPLY, REPLY_TO_OWNER, Limits, Step
+from .rule import IS_WHOLE, REPLY, REPLY_TO_OWNER, Limits, Step
 
 Document = dict[str, Any]
 

@@ -8,11 +8,19 @@ from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from django_mongolock import words
-from django_mongolock.engine.survey import Entry
+from ..inspect import display
+from ..inspect.snapshot import Entry
 
 register = template.Library()
-for function in (words.who, words.where, words.mode, words.what, words.details, words.moment, words.duration):
+for function in (
+    display.who,
+    display.where,
+    display.mode,
+    display.what,
+    display.details,
+    display.moment,
+    display.duration,
+):
     register.filter(function.__name__, function)
 
 
@@ -30,15 +38,15 @@ def time_ago(value: datetime | None, now: datetime) -> SafeString | str:
     return format_html(
         '<time datetime="{}" class="mongolock-time">{} <small>{}</small></time>',
         value.isoformat(),
-        words.ago(value, now),
-        words.moment(value),
+        display.ago(value, now),
+        display.moment(value),
     )
 
 
 @register.filter
 def time_left(value: datetime | None, now: datetime) -> str:
     """How long until then; "?" where the document does not tell."""
-    return "?" if value is None else words.left(value, now)
+    return "?" if value is None else display.left(value, now)
 
 
 @register.inclusion_tag("django_mongolock/editing/panel.html", takes_context=True)
@@ -61,12 +69,12 @@ def edit_lock_fields(editing: Any) -> dict[str, Any]:
 @register.filter
 def milliseconds(value: float) -> str:
     """A length of time that the documents have in milliseconds."""
-    return words.duration(value / 1000) if value else "–"
+    return display.duration(value / 1000) if value else "–"
 
 
 @register.simple_tag(takes_context=True)
 def lock_address(context: dict[str, Any], key: str) -> str:
     """Where the admin has the page of one lock."""
-    from django_mongolock.admin.locks import address_of
+    from ..admin.lock_admin import address_of
 
     return address_of(key, context["request"].current_app)

@@ -10,14 +10,14 @@
         rate.save()                     # ConflictError if it is not the version that was read
 
 For every database that Django knows; neither the app nor MONGOLOCK is needed. Forms are in `versions.forms`, the
-admin in `versions.admin`, what PyMongo's own collections need in `versions.collections`.
+admin in `versions.version_admin`, what PyMongo's own collections need in `versions.collections`.
 """
 
 from ..exceptions import ConflictError
 from .collections import aversioned_update, versioned_update
-from .fields import VersionField
-from .models import VersionedManager, VersionedModel, VersionedQuerySet
 from .retry import retry_on_conflict, retrying_on_conflict
+from .version_field import VersionField
+from .versioned_model import VersionedManager, VersionedModel, VersionedQuerySet
 
 __all__ = [
     "ConflictError",

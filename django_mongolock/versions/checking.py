@@ -15,12 +15,12 @@ from django.db.models.functions import Coalesce
 from ..exceptions import ConflictError
 
 if TYPE_CHECKING:
-    from .fields import VersionField
+    from .version_field import VersionField
 
 
 def version_field(model: type[Model]) -> VersionField | None:
     """The version of *model*, its own or a parent's; None if there is none."""
-    from .fields import VersionField
+    from .version_field import VersionField
 
     return next((field for field in model._meta.concrete_fields if isinstance(field, VersionField)), None)
 

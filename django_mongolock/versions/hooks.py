@@ -32,7 +32,7 @@ def check_on_update(do_update: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(do_update)
     def checked(self: Model, base_qs: QuerySet[Any], using: str, pk: Any, values: Any, *rest: Any) -> Any:
-        from .fields import FROM_SAVE, FromSave, VersionField
+        from .version_field import FROM_SAVE, FromSave, VersionField
 
         field = next((field for field in base_qs.model._meta.local_fields if isinstance(field, VersionField)), None)
         asked = next((value for column, _, value in values if column is field), FROM_SAVE)

@@ -13,7 +13,7 @@ from django.test import Client
 
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.editing import edit_key
-from django_mongolock.engine.survey import latest
+from django_mongolock.inspect.snapshot import latest
 
 _numbers = itertools.count(1)
 

@@ -17,7 +17,7 @@ from django.views.generic import UpdateView
 
 from django_mongolock.admin import EditLockMixin
 from django_mongolock.editing import Editing, EditLockViewMixin
-from django_mongolock.versions.admin import VersionedAdmin
+from django_mongolock.versions.version_admin import VersionedAdmin
 from testproject.rates.models import PastRate, PlainRate, Rate
 from testproject.shop.models import Ad, Order
 

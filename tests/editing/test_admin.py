@@ -15,7 +15,7 @@ from pytest_django import Settings
 
 from django_mongolock.backends.base import close_backends, mongo_store
 from django_mongolock.editing import edit_key
-from django_mongolock.engine import upkeep
+from django_mongolock.inspect import operations
 from testproject.rates.models import PastRate, PlainRate, Rate
 from testproject.shop.models import Ad, Order
 from tests.editing.conftest import set_locks
@@ -267,7 +267,7 @@ class TestScript:
         """Whoever asks the holder to release, in the lock admin, is heard in the form, with the reason."""
         anna = somebody("anna")
         sent = fields_of(anna.get(page_of(order)))
-        upkeep.ask_to_release(mongo_store(), edit_key(order), asks)
+        operations.ask_to_release(mongo_store(), edit_key(order), asks)
         answer = tell(anna, page_of(order), "beat", sent).json()
         assert (answer["state"], answer["detail"]) == ("mine", told)
 
@@ -280,7 +280,7 @@ class TestScript:
         assert "edit lock · user anna" in text_of(page)
         assert "session:" not in page.content.decode()  # a hash, which says nothing to people
         (holder,) = holders(order)
-        upkeep.force_release(mongo_store(), edit_key(order), [holder["grant"]])
+        operations.force_release(mongo_store(), edit_key(order), [holder["grant"]])
         assert tell(anna, page_of(order), "beat", sent).json()["state"] == "free"
 
     def test_what_is_gone(self, order: Order) -> None:

@@ -16,7 +16,7 @@ from pytest_django import Settings
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.editing import EditLock, Person, Standing
-from django_mongolock.engine import upkeep
+from django_mongolock.inspect import operations
 from django_mongolock.testing import override_locks
 from testproject.shop.models import Order
 from tests.editing.conftest import set_locks
@@ -277,7 +277,7 @@ def test_clearing_stale_locks_leaves_a_living_editor(key: str, locks: Locks) -> 
     """And clears one that is over, as any lock."""
     anna = EditLock(key, ANNA)
     anna.take()
-    assert upkeep.clear_stale(mongo_store(), [key], upkeep.Which()).cleared == 0
+    assert operations.clear_stale(mongo_store(), [key], operations.Which()).cleared == 0
     assert anna.beat().held
 
 

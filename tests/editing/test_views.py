@@ -104,7 +104,7 @@ def test_anything_that_has_a_name(locks: Locks) -> None:
 
 def test_released_after_the_commit(order: Order, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under ATOMIC_REQUESTS as well: who comes next sees what was saved."""
-    from django_mongolock.editing import admin as edited
+    from django_mongolock.editing import mixin as edited
 
     monkeypatch.setattr(edited, "open_transaction", lambda using: True)
     waiting: list[Any] = []

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from django_mongolock.engine.locks import MongoLock
+from django_mongolock.engine.lock import MongoLock
 
 #: Is given what a call returned, or what it raised.
 Then = Callable[[Any, BaseException | None], object]

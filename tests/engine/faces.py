@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from django_mongolock.engine.locks import MongoLock
+from django_mongolock.engine.lock import MongoLock
 
 
 @dataclass(frozen=True)

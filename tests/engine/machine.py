@@ -19,9 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.document import UNLIMITED, Terms
-from django_mongolock.engine.locks import MongoLock, Options
-from django_mongolock.engine.upkeep import Which, clear_stale, find_grants, force_release
+from django_mongolock.engine.lock import MongoLock, Options
 from django_mongolock.exceptions import LockBackendError, LockLostError, LockNotAcquired, LockStateError
+from django_mongolock.inspect.operations import Which, clear_stale, find_grants, force_release
 from tests.engine.actors import Actor
 from tests.engine.watching import NEVER, Grant, Kind, Watched
 from tests.engine.world import OneOfMany, World

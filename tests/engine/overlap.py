@@ -5,7 +5,7 @@ from itertools import combinations
 from typing import Self
 
 from django_mongolock.engine import clock
-from django_mongolock.engine.locks import MongoLock
+from django_mongolock.engine.lock import MongoLock
 
 #: Seconds between two looks.
 STEP = 0.0005

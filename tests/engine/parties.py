@@ -4,9 +4,9 @@ import uuid
 from typing import Any
 
 from django_mongolock.engine.document import Terms
-from django_mongolock.engine.locks import MongoLock, Options
-from django_mongolock.engine.session import Session
-from django_mongolock.engine.step import Limits
+from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.rule import Limits
+from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import MongoStore, StoreConfig
 from tests.engine.waiters import InThread, Waiter
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pymongo.collection import Collection
 
-from django_mongolock.engine.session import Session
+from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockNotAcquired
 from tests.engine.conftest import Document, LockMaker, make_lock
 from tests.waiting import eventually

@@ -10,7 +10,7 @@ from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
 from django_mongolock.engine.document import Terms
-from django_mongolock.engine.locks import MongoLock
+from django_mongolock.engine.lock import MongoLock
 from testproject.servers import Mongod, ReplicaSet
 from tests.engine.conftest import Commands, Document
 from tests.engine.overlap import Watch

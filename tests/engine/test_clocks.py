@@ -9,8 +9,8 @@ from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.document import Terms
-from django_mongolock.engine.locks import MongoLock, Options
-from django_mongolock.engine.session import Session
+from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import MongoStore, StoreConfig, _ClockEncoder
 from testproject.servers import ReplicaSet
 from tests.engine.clusters import FAKETIME, Cluster, Dial

@@ -18,8 +18,8 @@ import pytest
 from pymongo.collection import Collection
 
 from django_mongolock.engine.document import Terms
-from django_mongolock.engine.locks import MongoLock
-from django_mongolock.engine.session import Session
+from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockDeadlock, LockNotAcquired
 from tests.engine.conftest import Document, LockMaker, make_lock
 from tests.engine.faces import Face

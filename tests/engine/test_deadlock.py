@@ -15,7 +15,7 @@ from django_mongolock.engine import clock, protocol
 from django_mongolock.engine.deadlock import cycles
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.protocol import Pace
-from django_mongolock.engine.session import Session
+from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockDeadlock
 from tests.engine.conftest import Commands, Document, LockMaker, make_lock, store_of
 from tests.engine.processes import processes

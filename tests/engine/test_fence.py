@@ -17,11 +17,10 @@ from pymongo.collection import Collection
 from pymongo.errors import OperationFailure
 from pymongo.read_concern import ReadConcern
 
-from benchmarks.takeovers import Tally, Trials
-from django_mongolock.engine import fence
+from django_mongolock.engine import transaction
 from django_mongolock.engine.document import Terms
-from django_mongolock.engine.locks import MongoLock, Options
-from django_mongolock.engine.session import Session
+from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import MongoStore, StoreConfig
 from django_mongolock.exceptions import (
     LockBackendError,
@@ -31,6 +30,7 @@ from django_mongolock.exceptions import (
     LockTransactionAborted,
 )
 from testproject.servers import Mongod, ReplicaSet
+from tests.benchmarks.takeovers import Tally, Trials
 from tests.waiting import eventually
 
 Document = dict[str, Any]
@@ -321,7 +321,7 @@ def test_unknown_commit(
     hold: LockMaker, data: Pieces, config: StoreConfig, failpoint: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If MongoDB never says so, the error says that nobody knows; it is not tried again by itself."""
-    monkeypatch.setattr(fence, "COMMIT_LIMIT", 0.5)
+    monkeypatch.setattr(transaction, "COMMIT_LIMIT", 0.5)
     calls: list[int] = []
     with MongoClient[Document](**config.client) as client:
         pieces = client[data.database.name][data.name]
@@ -463,7 +463,7 @@ class TestAsync:
 
 @pytest.mark.timeout(300)
 class TestTakeOvers:
-    """Take-overs at random moments of the holder's work; `python -m benchmarks.takeovers` tries more of them."""
+    """Take-overs at random moments of the holder's work; `python -m tests.benchmarks.takeovers` tries more of them."""
 
     @pytest.fixture
     def trials(self, mongo_uri: str) -> Iterator[Trials]:

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 
-from django_mongolock.engine import deadlock, protocol, survey, upkeep
+from django_mongolock.engine import deadlock, protocol
 from django_mongolock.engine.document import MAX_ENTRIES, MAX_HOLDERS, UNLIMITED, Terms, find_damage
 from django_mongolock.engine.document import entry as new_entry
-from django_mongolock.engine.session import Session
-from django_mongolock.engine.step import IS_WHOLE, Step
+from django_mongolock.engine.rule import IS_WHOLE, Step
+from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendError, LockDocumentError, LockError, LockNotAcquired
+from django_mongolock.inspect import operations, snapshot
 from tests.engine.conftest import Document, LockMaker, make_lock
 from tests.lock_documents import clock, document, entry, waiter
 from tests.waiting import eventually
@@ -96,13 +97,13 @@ STEPS: dict[str, Callable[[MongoStore], object]] = {
     "release": lambda store: store.give_back("bad", Step(remove=("g",)), 5),
     "settle": lambda store: store.apply("bad", Step(ask="g", remove=("g",), force=True, bury=1_000), 5),
     "deadlock": lambda store: store.deadlock("bad", "g", 5),
-    "survey": lambda store: list(survey.survey(store, {})),
-    "deadlocks": lambda store: [str(cycle) for cycle in survey.find_deadlocks(store)],
-    "stale": lambda store: list(upkeep.find_stale(store, upkeep.Which())),
-    "clear": lambda store: upkeep.clear_stale(store, ["bad"], upkeep.Which()),
-    "ask": lambda store: upkeep.ask_to_release(store, "bad", "somebody"),
-    "force": lambda store: upkeep.force_release(store, "bad", ["secret-grant.1"]),
-    "grants": lambda store: upkeep.find_grants(store, {"bad": [1]}),
+    "survey": lambda store: list(snapshot.survey(store, {})),
+    "deadlocks": lambda store: [str(cycle) for cycle in snapshot.find_deadlocks(store)],
+    "stale": lambda store: list(operations.find_stale(store, operations.Which())),
+    "clear": lambda store: operations.clear_stale(store, ["bad"], operations.Which()),
+    "ask": lambda store: operations.ask_to_release(store, "bad", "somebody"),
+    "force": lambda store: operations.force_release(store, "bad", ["secret-grant.1"]),
+    "grants": lambda store: operations.find_grants(store, {"bad": [1]}),
 }
 
 
@@ -193,9 +194,9 @@ def test_a_type_that_looks_like_text(world: World, session: Session, field: byte
         with pytest.raises(LockDocumentError, match="another type"):
             make_lock(session, "bad", wait=1).acquire()
     with pytest.raises(LockDocumentError):
-        upkeep.force_release(world.store, "bad", ["secret-grant.1"])
+        operations.force_release(world.store, "bad", ["secret-grant.1"])
     with pytest.raises(LockDocumentError):
-        upkeep.ask_to_release(world.store, "bad", "somebody")
+        operations.ask_to_release(world.store, "bad", "somebody")
     assert b"\x0e" + field in world.raw()
     assert world.collection.count_documents({"_id": "bad", "changes": 3}) == 1
 
@@ -211,7 +212,7 @@ def test_a_huge_document_costs_little(world: World, session: Session) -> None:
     for step in (protocol.release("bad", many[0]["grant"]), protocol.settle("bad", "g")):
         with contextlib.suppress(LockError):
             session.run(step)
-    assert [seen.damage for seen in survey.survey(world.store, {"_id": "bad"})] != [None]
+    assert [seen.damage for seen in snapshot.survey(world.store, {"_id": "bad"})] != [None]
     assert time.monotonic() - started < 8
     world.store.renew(["healthy"], Step(renew=("mine",), beat=3), 2)
     busy = world.collection.database.client.admin.aggregate(
@@ -287,14 +288,14 @@ def test_who_asks_for_a_release_is_one_short_line(asked: Any, caplog: pytest.Log
 def test_a_name_that_cannot_be_stored_is_refused(store: MongoStore, lock: LockMaker, caller: str) -> None:
     """F54: the name of who asks goes into each holder's entry: it has a limit like any other fact."""
     with lock("k"), pytest.raises(ValueError, match="caller"):
-        upkeep.ask_to_release(store, "k", caller)
+        operations.ask_to_release(store, "k", caller)
 
 
 def test_asking_while_mongodb_is_away_is_an_error_of_ours() -> None:
     """F57: bounded in time, and not the driver's words."""
     away = MongoStore(StoreConfig({"host": "mongodb://ann:hunter2@127.0.0.1:9/"}, "d"))
     with pytest.raises(LockBackendError, match="did not answer"):
-        upkeep.ask_to_release(away, "k", "anna", 0.3)
+        operations.ask_to_release(away, "k", "anna", 0.3)
     away.close()
 
 

@@ -15,11 +15,11 @@ from pymongo.collection import Collection
 from django_mongolock.engine import clock
 from django_mongolock.engine.document import Reply, Terms
 from django_mongolock.engine.grant import Grant
-from django_mongolock.engine.locks import MongoLock
-from django_mongolock.engine.session import CALLERS, Session
+from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.session.session import CALLERS, Session
 from django_mongolock.engine.store import MongoStore
-from django_mongolock.engine.upkeep import ask_to_release
 from django_mongolock.exceptions import LockBackendError, LockLostError
+from django_mongolock.inspect.operations import ask_to_release
 from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock, renewed, store_of
 from tests.engine.processes import processes
 from tests.engine.waiters import InThread, Waiter
@@ -453,7 +453,7 @@ def test_a_storm_of_signals_leaves_nothing() -> None:
     """F29: 300 cycles in the main thread while signals strike it every few milliseconds, also two in a row."""
     import os
 
-    from benchmarks.signals import run
+    from tests.benchmarks.signals import run
 
     for seed in (1, 2):
         result = run("ours", os.environ["MONGODB_URI"], 300, seed, 0.003)

@@ -15,8 +15,8 @@ from pymongo.collection import Collection
 
 from django_mongolock.engine.document import UNLIMITED, Terms
 from django_mongolock.engine.grant import Grant
-from django_mongolock.engine.locks import MongoLock, Options, check_seconds, check_wait
-from django_mongolock.engine.session import Session
+from django_mongolock.engine.lock import MongoLock, Options, check_seconds, check_wait
+from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import (
     LockBackendError,
     LockDocumentError,

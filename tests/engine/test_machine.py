@@ -25,8 +25,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
-from django_mongolock.engine.locks import MongoLock
-from django_mongolock.engine.session import Session
+from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import MongoStore, StoreConfig
 from tests.engine.conftest import Document, LockMaker, make_lock
 from tests.engine.machine import Machine

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from django_mongolock.engine import members
 from django_mongolock.engine.store import MongoStore, StoreConfig
+from django_mongolock.inspect import servers
 from testproject.servers import Mongod, ReplicaSet
 from tests.engine.clusters import FAKETIME, Dial
 from tests.waiting import eventually
@@ -32,11 +32,11 @@ def replica_set(tmp_path: Path) -> Iterator[ReplicaSet]:
 def test_members(replica_set: ReplicaSet) -> None:
     """Who is who, whose clock is ahead, and who is away."""
     store = MongoStore(StoreConfig({"host": replica_set.uri}, "test"))
-    seen: list[members.Servers] = []
+    seen: list[servers.Servers] = []
 
     def are_there() -> bool:
         """A clock that jumps, and a busy machine, may cost a member an election."""
-        seen[:] = [members.look(store)]
+        seen[:] = [servers.look(store)]
         roles = sorted(member.role for member in seen[0].members)
         is_settled = seen[0].primary.endswith(f":{replica_set.primary().port}")
         return is_settled and roles == ["primary", "secondary", "secondary"]
@@ -48,8 +48,8 @@ def test_members(replica_set: ReplicaSet) -> None:
     assert found.watching
     lost = next(member for member in replica_set.members if member is not replica_set.primary())
     lost.kill()
-    assert eventually(lambda: members.look(store).away)
-    found = members.look(store)
+    assert eventually(lambda: servers.look(store).away)
+    found = servers.look(store)
     (away,) = found.away
     assert away.address.endswith(f":{lost.port}")
     assert len(found.members) == 3
@@ -60,6 +60,6 @@ def test_standalone() -> None:
     """A server of its own has no members, and nobody can be told of a turn."""
     with Mongod() as server:
         store = MongoStore(StoreConfig({"host": server.uri}, "test"))
-        found = members.look(store)
+        found = servers.look(store)
         assert ([member.role for member in found.members], found.apart, found.watching) == (["standalone"], None, False)
         store.close()

@@ -25,12 +25,12 @@ from django_mongolock.engine.document import (
     entry,
     find_damage,
 )
-from django_mongolock.engine.locks import MongoLock
-from django_mongolock.engine.memory import MemoryServer, MemoryStore
-from django_mongolock.engine.step import Limits, Step
+from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.memory_server import MemoryServer, MemoryStore
+from django_mongolock.engine.rule import Limits, Step
 from django_mongolock.engine.store import MongoStore, Store
-from django_mongolock.engine.upkeep import ask_to_release, force_release
 from django_mongolock.exceptions import LockDocumentError, LockLostError
+from django_mongolock.inspect.operations import ask_to_release, force_release
 from django_mongolock.models import Lock
 from tests.engine.conftest import Document, LockMaker
 from tests.engine.faces import Face

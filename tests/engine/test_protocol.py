@@ -24,7 +24,7 @@ from django_mongolock.engine.protocol import (
     QueueNext,
     Request,
 )
-from django_mongolock.engine.step import Step
+from django_mongolock.engine.rule import Step
 from django_mongolock.exceptions import (
     LockBackendError,
     LockCancelled,

@@ -37,9 +37,9 @@ from django_mongolock.engine.document import (
     find_damage,
     read_news,
 )
-from django_mongolock.engine.memory import MemoryServer, MemoryStore, reply_of
-from django_mongolock.engine.rule import Moment, apply_rule
-from django_mongolock.engine.step import Limits, Step
+from django_mongolock.engine.memory_server import MemoryServer, MemoryStore, reply_of
+from django_mongolock.engine.rule import Limits, Step
+from django_mongolock.engine.rule_in_python import Moment, apply_rule
 from django_mongolock.engine.store import MongoStore, Store, StoreConfig
 from django_mongolock.exceptions import LockBackendError, LockDocumentError
 

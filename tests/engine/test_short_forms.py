@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pymongo.errors import AutoReconnect
 
-from django_mongolock.engine import short_forms
-from django_mongolock.engine.free_keys import MOST, PENALTY, FreeKeys
-from django_mongolock.engine.session import Session
+from django_mongolock.engine import fast_path
+from django_mongolock.engine.session.free_keys import MOST, PENALTY, FreeKeys
+from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockDocumentError, LockNotAcquired
 from tests.engine.conftest import Commands, Document, LockMaker, store_of
 from tests.waiting import eventually
@@ -29,7 +29,7 @@ def sent(commands: Commands) -> list[str]:
     for document in commands.documents:
         update = document.get("update") if "findAndModify" in document else document.get("updates", [{}])[0].get("u")
         if update is not None:
-            forms.append(next((name for name in NAMES if getattr(short_forms, name) == update), "whole"))
+            forms.append(next((name for name in NAMES if getattr(fast_path, name) == update), "whole"))
     commands.clear()
     return forms
 

@@ -10,7 +10,7 @@ from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.document import Terms
-from django_mongolock.engine.locks import MongoLock
+from django_mongolock.engine.lock import MongoLock
 from tests.engine.conftest import Document
 from tests.engine.parties import Parties, Party
 from tests.engine.stuck import running, stuck

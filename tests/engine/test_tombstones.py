@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from django_mongolock.engine.document import MAX_ENTRIES, Terms, entry
-from django_mongolock.engine.memory import MemoryServer, MemoryStore
+from django_mongolock.engine.memory_server import MemoryServer, MemoryStore
 from django_mongolock.engine.protocol import BURIAL
-from django_mongolock.engine.session import Session
-from django_mongolock.engine.step import Limits, Step
+from django_mongolock.engine.rule import Limits, Step
+from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import MongoStore, Store
 from tests.engine.conftest import Document, LockMaker, make_lock
 from tests.waiting import eventually

@@ -18,11 +18,12 @@ from bson.int64 import Int64
 from pymongo import MongoClient
 from pymongo.collection import Collection
 
-from django_mongolock.engine import clock, protocol, store, wakeups
+from django_mongolock.engine import clock, protocol, store
 from django_mongolock.engine.document import Reply, Terms, entry
-from django_mongolock.engine.locks import MongoLock
-from django_mongolock.engine.session import Session
-from django_mongolock.engine.step import Limits, Step
+from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.rule import Limits, Step
+from django_mongolock.engine.session import wakeups
+from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendError, LockCancelled, LockError, LockNotAcquired, LockQueueFull
 from testproject.servers import Mongod

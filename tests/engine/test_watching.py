@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from django_mongolock.engine.locks import MongoLock
+from django_mongolock.engine.lock import MongoLock
 from tests.engine.watching import Grant, Kind, Watch, Watched
 
 EXCLUSIVE, SHARED, TWO, THREE = Kind("exclusive"), Kind("shared"), Kind("semaphore", 2), Kind("semaphore", 3)

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from django_mongolock.engine import worker_threads
-from django_mongolock.engine.worker_threads import WorkerThreads
+from django_mongolock.engine.session import worker_threads
+from django_mongolock.engine.session.worker_threads import WorkerThreads
 from django_mongolock.exceptions import LockBackendError
 from tests.waiting import eventually
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Self
 
 from django_mongolock.engine import clock
-from django_mongolock.engine.locks import MongoLock
+from django_mongolock.engine.lock import MongoLock
 from django_mongolock.exceptions import LockError
 
 InThread = Callable[..., threading.Thread]

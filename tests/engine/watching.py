@@ -15,7 +15,7 @@ from typing import Any
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.document import Mode
-from django_mongolock.engine.locks import MongoLock
+from django_mongolock.engine.lock import MongoLock
 
 NEVER = float("inf")
 #: Documents hold whole milliseconds: a time that comes from one may be off by so many seconds.

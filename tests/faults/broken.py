@@ -23,14 +23,14 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import WriteConcern
 from pymongo.read_concern import ReadConcern
 
-from django_mongolock.engine import clock, protocol, step, store
+from django_mongolock.engine import clock, protocol, rule, store
 from django_mongolock.engine.document import LEAP, Reply, Terms, entry, read_reply
 from django_mongolock.engine.expressions import after, for_each, merge, only
 from django_mongolock.engine.grant import Grant, State
 from django_mongolock.engine.protocol import Answer, Apply, Heard, Request
-from django_mongolock.engine.session import Session
-from django_mongolock.engine.sessions import Sessions
-from django_mongolock.engine.step import Limits, Step
+from django_mongolock.engine.rule import Limits, Step
+from django_mongolock.engine.session.per_process import Sessions
+from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import Beat, Found, MongoStore, read_found
 
 #: The variable that says which variant a process is.
@@ -57,15 +57,15 @@ class Patches:
         setattr(owner, name, value)
 
     def swap(self, old: Any, new: Any) -> None:
-        """Replace an expression wherever it stands in the rule (`engine/step.py`)."""
+        """Replace an expression wherever it stands in the rule (`engine/rule.py`)."""
         hits: list[None] = []
-        encode: Callable[[Document], RawBSONDocument] = vars(step)["encoded"]  # which may be swapped already
+        encode: Callable[[Document], RawBSONDocument] = vars(rule)["encoded"]  # which may be swapped already
 
         def encode_swapped(document: Document) -> RawBSONDocument:
             return encode(_swapped(document, old, new, hits))
 
-        self.set(step, "encoded", encode_swapped)
-        step._pipeline.cache_clear()
+        self.set(rule, "encoded", encode_swapped)
+        rule._pipeline.cache_clear()
         for made in _EVERY_KIND:
             made.pipeline()
         if not hits:
@@ -74,7 +74,7 @@ class Patches:
     def undo(self) -> None:
         """Make the engine whole again."""
         self._undo.close()
-        step._pipeline.cache_clear()
+        rule._pipeline.cache_clear()
 
 
 def _swapped(expression: Any, old: Any, new: Any, hits: list[None]) -> Any:
@@ -255,7 +255,7 @@ def _local_read(patches: Patches) -> None:
             return apply(self, key, made, timeout)
         local = self.collection.with_options(read_concern=ReadConcern("local"))
         let = {"c": {"$literal": {"ask": made.ask}}}
-        reply = read_reply(key, local.find_one({"_id": {"$eq": key}}, step.REPLY, let=let))
+        reply = read_reply(key, local.find_one({"_id": {"$eq": key}}, rule.REPLY, let=let))
         return replace(reply, beat=made.beat) if reply.held else reply
 
     patches.set(Request, "look", look)
@@ -282,13 +282,13 @@ def _no_op_as_proof(patches: Patches) -> None:
 
 
 def _old_time_cuts(patches: Patches) -> None:
-    holders = step._living("holders", step._HOLDER_ANEW)
+    holders = rule._living("holders", rule._HOLDER_ANEW)
     no_longer = {"$min": ["$$e.until", after("$$NOW", "$$e.term")]}
     patches.swap(holders, for_each(holders, merge("$$e", {"until": no_longer})))
 
 
 def _late_unnoticed(patches: Patches) -> None:
-    patches.swap(step.is_late("$$doc.cluster_time"), False)
+    patches.swap(rule.is_late("$$doc.cluster_time"), False)
 
 
 def _set_back_unnoticed(patches: Patches) -> None:
@@ -300,11 +300,11 @@ def _no_clock_stamp(patches: Patches) -> None:
 
 
 def _waiters_never_pruned(patches: Patches) -> None:
-    patches.swap(step._living("waiters", step._WAITER_ANEW), "$$doc.waiters")
+    patches.swap(rule._living("waiters", rule._WAITER_ANEW), "$$doc.waiters")
 
 
 def _newest_first(patches: Patches) -> None:
-    one, before = step._new_entry(False), {"$lte": [{"$add": ["$$e.since", "$$c.waited"]}, "$$now"]}
+    one, before = rule._new_entry(False), {"$lte": [{"$add": ["$$e.since", "$$c.waited"]}, "$$now"]}
     patches.swap({"$concatArrays": ["$$queue", one]}, {"$concatArrays": [one, "$$queue"]})
     patches.swap(only("$$queue", before), [])
     patches.swap(only("$$queue", {"$not": [before]}), "$$queue")
@@ -320,7 +320,7 @@ def _released_renewed(patches: Patches) -> None:
 
 
 def _no_type_guards(patches: Patches) -> None:
-    patches.swap(step.IS_WHOLE, True)
+    patches.swap(rule.IS_WHOLE, True)
 
 
 def _no_fork_guard(patches: Patches) -> None:

@@ -10,8 +10,8 @@ member with another clock becomes primary, and what the majority does not have i
 ever happen: a process that has died is one that does nothing any more. `search` goes through all states that can be
 reached (`tests/faults/search.py`).
 
-What the server does to its document is `engine/rule.py` itself. What a client does follows `engine/protocol.py` and
-`engine/session.py`. `BUGS` are defects that can be built in, to see that the search finds them.
+What the server does to its document is `engine/rule_in_python.py` itself. What a client does follows
+`engine/protocol.py` and `engine/session/session.py`. `BUGS` are defects that can be built in, to see that the search finds them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What the server has in the model of the protocol (`tests/faults/model.py`), and what a command makes of it.
 
-That is not written here once more: it is `engine/rule.py`, the rule in Python, which `tests/engine/test_rule.py`
-compares with the real pipeline on a real server.
+That is not written here once more: it is `engine/rule_in_python.py`, which `tests/engine/test_rule.py` compares with the real pipeline on a real server.
 
 All times are what is left of them, in ticks, by the clock of the server as it is now. So two states that differ only in
 the time of day are one state, and there are only so many. For the same reason a cluster time is only its place in an
@@ -18,8 +17,8 @@ from typing import Any, Final, NamedTuple
 from bson.timestamp import Timestamp
 
 from django_mongolock.engine.document import Terms, entry
-from django_mongolock.engine.rule import Moment, apply_rule
-from django_mongolock.engine.step import Limits, Step
+from django_mongolock.engine.rule import Limits, Step
+from django_mongolock.engine.rule_in_python import Moment, apply_rule
 
 #: How much longer the server lets a lease live than its holder believes.
 MARGIN: Final = 1

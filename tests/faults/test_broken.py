@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from django_mongolock.engine import clock, drivers, grant, keeper, protocol, session, sessions, step, store, wakeups
+from django_mongolock.engine import clock, grant, protocol, rule, runner, store
 from django_mongolock.engine.document import Terms, entry
-from django_mongolock.engine.step import Step
+from django_mongolock.engine.rule import Step
+from django_mongolock.engine.session import heartbeat, per_process, session, wakeups
 from testproject.servers import ReplicaSet
 from tests.engine.clusters import FAKETIME, Cluster, Dial
 from tests.faults.broken import VARIABLE, VARIANTS, NothingToBreak, Patches, broken, table
@@ -95,7 +96,7 @@ def test_a_variant_is_undone_without_a_trace(name: str) -> None:
 
 def engine() -> list[object]:
     """All that the modules and classes of the engine have, and the rule."""
-    owners: list[Any] = [clock, drivers, grant, keeper, protocol, session, sessions, step, store, wakeups]
+    owners: list[Any] = [clock, runner, grant, heartbeat, protocol, session, per_process, rule, store, wakeups]
     owners += [
         value
         for module in owners

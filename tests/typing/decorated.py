@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from django.views import View
 
 from django_mongolock import LockNotAcquired, mongo_locked
-from django_mongolock.contention import Skipped
+from django_mongolock.decorator.contention import Skipped
 from testproject.shop.models import Order
 
 

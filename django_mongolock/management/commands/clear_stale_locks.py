@@ -15,11 +15,11 @@ from django.core.management.base import CommandError, CommandParser
 
 from ...conf import get_settings
 from ...engine.store import MongoStore
-from ...engine.survey import Seen, State, count
-from ...engine.upkeep import Which, clear_stale, find_stale
+from ...inspect.operations import Which, clear_stale, find_stale
+from ...inspect.snapshot import Seen, State, count
 from ...signals import send, stale_locks_cleared
-from ..base import LockCommand, as_row, positive, seconds, write_json, write_table
-from ..documents import Report, Sweeper
+from ..document_locks import Report, Sweeper
+from ..lock_command import LockCommand, as_row, positive, seconds, write_json, write_table
 
 #: How many locks the question shows.
 FIRST = 10

@@ -12,9 +12,9 @@ from django.core.management.base import CommandParser
 
 from ...conf import get_settings
 from ...engine.deadlock import Cycle
-from ...engine.survey import Seen, find_deadlocks
+from ...inspect.snapshot import Seen, find_deadlocks
 from ...models import Lock, LockQuerySet
-from ..base import LockCommand, as_row, not_negative, write_json, write_table
+from ..lock_command import LockCommand, as_row, not_negative, write_json, write_table
 
 FOUND = 3
 

@@ -11,7 +11,7 @@ from django.core.management.base import CommandError, CommandParser
 from ...conf import get_settings
 from ...engine.document import check_fact, check_key
 from ...models import Lock
-from ..base import LockCommand, as_row, write_table
+from ..lock_command import LockCommand, as_row, write_table
 
 NOBODY = 3
 

@@ -18,9 +18,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...commands import BUSY, LOST, holding, terminated_as_exit
-from ...engine.locks import MongoLock
+from ...engine.lock import MongoLock
 from ...locks import mongo_lock
-from ..base import seconds
+from ..lock_command import seconds
 
 HELP = """\
 Runs a program while it holds a lock, for cron jobs and scripts: manage.py run_locked nightly --wait 0 -- ./import.sh -v

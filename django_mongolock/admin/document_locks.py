@@ -1,0 +1,177 @@
+"""Freeing documents in the admin: a page of all document locks, and an action for the admin of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from django.contrib import admin, messages
+from django.core import checks
+from django.core.exceptions import BadRequest, PermissionDenied
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect, JsonResponse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from ..documents import DocumentLock, StuckDocument, declared
+from ..documents.registry import find
+from ..documents.sweep import Swept, as_rows
+from ..engine.logs import INFO, log
+from ..exceptions import LockBackendError, LockError
+
+if TYPE_CHECKING:
+    from .lock_admin import LockAdmin
+
+    ModelAdmin = admin.ModelAdmin[Any]
+else:
+    ModelAdmin = object
+
+PERMISSION: Final = "django_mongolock.clear_document_lock"
+#: How many documents of one lock the page shows, and one action is about.
+SHOWN: Final = 20
+MOST: Final = 1_000
+
+
+def may_clear(request: HttpRequest) -> bool:
+    """May this user free documents?"""
+    return request.user.has_perm(PERMISSION)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The documents of one lock, as far as the page shows them. error: why they could not be looked at."""
+
+    lock: DocumentLock[Any]
+    stale: list[StuckDocument]
+    damaged: list[StuckDocument]
+    more: bool
+    error: LockError | None = None
+
+    @property
+    def problem(self) -> str:
+        """The error in words."""
+        return str(self.error or "")
+
+
+def rows() -> list[Row]:
+    """Every declared lock. One that cannot be reached hides no other."""
+    return [_row(lock) for lock in declared()]
+
+
+def _row(lock: DocumentLock[Any]) -> Row:
+    try:
+        found = lock.stale(limit=SHOWN + 1)
+    except LockError as error:
+        return Row(lock, [], [], more=False, error=error)
+    shown = found[:SHOWN]
+    stale = [stuck for stuck in shown if not stuck.damage]
+    return Row(lock, stale, [stuck for stuck in shown if stuck.damage], more=len(found) > SHOWN)
+
+
+def as_json(row: Row) -> dict[str, Any]:
+    """A row for programs."""
+    return {
+        "lock": row.lock.name,
+        "stale": list(as_rows(row.stale)),
+        "damaged": list(as_rows(row.damaged)),
+        "more": row.more,
+        "error": row.problem or None,
+    }
+
+
+def view(admin: LockAdmin, request: HttpRequest) -> HttpResponse:
+    """The page: GET shows what is stale, POST frees it, of one lock. As JSON for who accepts no HTML.
+
+    Raises LockBackendError where none of the locks can be looked at.
+    """
+    if not may_clear(request):
+        raise PermissionDenied
+    for_programs = not request.accepts("text/html")
+    if request.method == "POST":
+        return _clear(request, for_programs=for_programs)
+    if request.method not in ("GET", "HEAD"):
+        return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
+    found = rows()
+    errors = [row.error for row in found if isinstance(row.error, LockBackendError)]
+    nothing = bool(errors) and len(errors) == len(found)
+    if for_programs:
+        return JsonResponse({"documents": [as_json(row) for row in found]}, status=503 if nothing else 200)
+    if nothing:
+        raise errors[0]
+    return admin.page(request, "documents", {"title": _("Stale documents"), "rows": found})
+
+
+def _clear(request: HttpRequest, *, for_programs: bool) -> HttpResponse:
+    try:
+        lock = find(request.POST.get("lock", ""))
+    except LookupError:
+        raise BadRequest("no such document lock") from None
+    swept = lock.clear_stale()
+    for stuck in swept.cleared:
+        log(INFO, "document freed", document=stuck.id, lock=lock.name, by=request.user.get_username())
+    if for_programs:
+        return JsonResponse({"lock": lock.name, "cleared": swept.count, "stale": list(as_rows(swept.cleared))})
+    tell(request, lock, swept)
+    return HttpResponseRedirect(request.path)
+
+
+def tell(request: HttpRequest, lock: DocumentLock[Any], swept: Swept) -> None:
+    """Say what became of it."""
+    text = ngettext(
+        "%(count)d stale document of “%(lock)s” was freed.",
+        "%(count)d stale documents of “%(lock)s” were freed.",
+        swept.count,
+    )
+    level = messages.SUCCESS if swept.count else messages.WARNING
+    messages.add_message(request, level, text % {"count": swept.count, "lock": lock.name})
+    if swept.damaged:
+        text = ngettext(
+            "%d damaged document was left as it is.", "%d damaged documents were left as they are.", len(swept.damaged)
+        )
+        messages.add_message(request, messages.ERROR, text % len(swept.damaged))
+
+
+class DocumentLockAdminMixin(ModelAdmin):
+    """For the admin of a model that has a `DocumentLock`: an action that frees the selected documents if stale.
+
+    Put it before ModelAdmin, and set `document_lock`. Where you set `actions` yourself, name
+    "clear_stale_documents" among them. It needs the permission ``django_mongolock.clear_document_lock``.
+    """
+
+    document_lock: DocumentLock[Any]
+    actions = ("clear_stale_documents",)
+
+    def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
+        """The checks of any admin, and that `document_lock` is the lock of this very model."""
+        found: list[checks.CheckMessage] = super().check(**kwargs)
+        lock = getattr(self, "document_lock", None)
+        place = lock.model if isinstance(lock, DocumentLock) else None
+        if place is None or place._meta.concrete_model is not self.model._meta.concrete_model:
+            message = f"The document_lock of {type(self).__name__} is no DocumentLock of {self.model._meta.label}."
+            hint = "Set it to the lock that you declared beside the model: document_lock = ad_exports."
+            found.append(checks.Error(message, hint=hint, obj=type(self), id="mongolock.E017"))
+        return found
+
+    def has_clear_document_lock_permission(self, request: HttpRequest) -> bool:
+        """May this user free documents?"""
+        return may_clear(request)
+
+    @admin.action(
+        description=gettext_lazy("Free the selected documents if their lock is stale"),
+        permissions=["clear_document_lock"],
+    )
+    def clear_stale_documents(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
+        """Needs no question: the server looks again before it frees one, and whoever works on it is left alone."""
+        keys = list(queryset.values_list("pk", flat=True)[: MOST + 1])
+        try:
+            swept = self.document_lock.clear_stale(keys[:MOST])
+        except LockError as error:
+            self.message_user(request, str(error), messages.ERROR)
+            return
+        for stuck in swept.cleared:
+            instance = queryset.model(pk=stuck.id)
+            self.log_change(request, instance, _("Freed: it was held by %s for too long.") % stuck.holder)
+        tell(request, self.document_lock, swept)
+        if len(keys) > MOST:
+            text = _("Only the first %d of the selected documents were looked at. Do it again for the others.")
+            self.message_user(request, text % MOST, messages.WARNING)

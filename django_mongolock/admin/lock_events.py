@@ -1,0 +1,144 @@
+"""`LockEventAdmin`: the history of the locks, to look at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.db.models.expressions import Combinable
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern, path
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ..backends.base import mongo_store
+from ..conf import get_settings
+from ..inspect import display
+from ..inspect.patterns import starting
+from ..models.lock import key_condition
+from ..models.lock_event import LockEvent
+from ..templatetags.mongolock import time_ago
+from .listing import BoundedChangeList, match_of
+from .lock_admin import address_of
+from .pages import Pages, csrf, unless_away
+
+if TYPE_CHECKING:
+    from django.utils.functional import _StrPromise as StrPromise
+
+    ModelAdmin = admin.ModelAdmin[LockEvent]
+else:
+    ModelAdmin = admin.ModelAdmin
+
+
+class EventFilter(admin.SimpleListFilter):
+    """What happened."""
+
+    title = gettext_lazy("event")
+    parameter_name = "event"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, StrPromise]]:
+        return [(what.value, word) for what, word in display.EVENTS.items()]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[LockEvent]) -> QuerySet[LockEvent]:
+        return queryset.filter(event=self.value()) if self.value() in dict(self.lookup_choices) else queryset
+
+
+class LockEventChangeList(BoundedChangeList):
+    """The latest first."""
+
+    def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[str | Combinable]:
+        """No other order has an index."""
+        return ["-at", "-id"]
+
+    def fetch(self, skip: int, limit: int, timeout: float) -> list[LockEvent]:
+        """See BoundedChangeList.fetch()."""
+        queryset: Any = self.queryset
+        found: list[LockEvent] = queryset.recent(limit, skip=skip, timeout=timeout)
+        return found
+
+
+@admin.register(LockEvent)
+class LockEventAdmin(Pages, ModelAdmin):
+    """Read only, with the permission ``django_mongolock.view_lockevent``."""
+
+    list_display = ("when", "key_link", "what", "who", "where", "fencing_token", "details")
+    list_filter = (EventFilter,)
+    search_fields = ("key",)
+    search_help_text = gettext_lazy("The start of a key, such as order:5; or the whole key with * and ?.")
+    sortable_by = ()
+    actions = None
+    change_list_template = "admin/django_mongolock/lockevent/change_list.html"
+
+    def get_urls(self) -> list[URLPattern]:
+        """The list, and no other page."""
+        name = f"{self.opts.app_label}_{self.opts.model_name}_changelist"
+        return [path("", self.admin_site.admin_view(self.changelist_view), name=name)]
+
+    @csrf
+    @unless_away
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """The list."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        context = {"title": _("History of the locks"), "keeps_history": mongo_store().history is not None}
+        return super().changelist_view(request, {**context, **(extra_context or {})})
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return LockEventChangeList
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[LockEvent]:
+        """The events of this project: those of keys with its prefix."""
+        settings = get_settings()
+        queryset: QuerySet[LockEvent] = LockEvent.objects.using(settings.DATABASE)
+        return queryset.filter(key_condition(starting(settings.KEY_PREFIX))) if settings.KEY_PREFIX else queryset
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[LockEvent], search_term: str
+    ) -> tuple[QuerySet[LockEvent], bool]:
+        text, prefix = search_term.strip(), get_settings().KEY_PREFIX
+        if not text:
+            return queryset, False
+        try:
+            return queryset.filter(key_condition(match_of(text, prefix))), False
+        except ValueError:  # no key can be like that
+            return queryset.none(), False
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+        """Only the filter."""
+        return lookup == EventFilter.parameter_name
+
+    @admin.display(description=gettext_lazy("when"))
+    def when(self, event: LockEvent) -> SafeString | str:
+        return time_ago(event.at, event.now)
+
+    @admin.display(description=gettext_lazy("key"))
+    def key_link(self, event: LockEvent) -> SafeString | str:
+        if event.key is None:
+            return "?"
+        address = address_of(event.key, self.admin_site.name)
+        return format_html('<a class="mongolock-key" href="{}"><bdi>{}</bdi></a>', address, event.key)
+
+    @admin.display(description=gettext_lazy("what"))
+    def what(self, event: LockEvent) -> SafeString:
+        return display.what(event)
+
+    @admin.display(description=gettext_lazy("who"))
+    def who(self, event: LockEvent) -> SafeString:
+        return format_html("<bdi>{}</bdi>", display.who(event))
+
+    @admin.display(description=gettext_lazy("where"))
+    def where(self, event: LockEvent) -> SafeString:
+        return format_html("<bdi>{}</bdi>", display.where(event))
+
+    @admin.display(description=gettext_lazy("token"))
+    def fencing_token(self, event: LockEvent) -> str:
+        return "–" if event.token is None else str(event.token)
+
+    @admin.display(description=gettext_lazy("details"))
+    def details(self, event: LockEvent) -> SafeString:
+        return format_html("<bdi>{}</bdi>", display.details(event))

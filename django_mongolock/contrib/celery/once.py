@@ -1,0 +1,179 @@
+"""`enqueue_once`: a task that is not queued a second time while it waits, runs, or waits for its next try.
+
+The lock belongs to the id of the task. While the message is in the queue, the lock is parked (`engine.detached`): no
+process keeps it alive, its lease does. The worker that begins the task takes it up, renews it while the task runs, and
+gives it back however the task ends; a task that is to be tried again parks it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from celery import states
+from celery.exceptions import Reject, Retry
+from celery.result import AsyncResult
+from celery.signals import task_postrun, task_prerun, task_revoked
+from celery.utils import uuid
+
+from ...backends.base import get_backend
+from ...conf import get_settings
+from ...context import holder_facts
+from ...engine import detached
+from ...engine.detached import Parked
+from ...engine.document import Terms, check_key, tidy_fact
+from ...engine.lock import MongoLock, check_seconds
+from ...engine.logs import WARNING, log
+from ...exceptions import LockBackendError, LockError
+from ...keys import LockKey, escape
+from ...locks import mongo_lock
+from ...owners import take_from
+
+#: The message's header: the key, how long it may be in the queue, and the DATABASES alias.
+HEADER: Final = "mongolock_once"
+#: How often to try where the lock is busy, but whoever had it is gone at the second look.
+TRIES: Final = 5
+#: How long a worker that takes a revoked task off its list waits for MongoDB, in seconds.
+PROMPT: Final = 2.0
+
+#: What the tasks that run in this process hold, by their ids.
+_running: dict[str, MongoLock] = {}
+
+
+def enqueue_once(
+    task: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    key: str | None = None,
+    queue_lease: float = 3_600,
+    using: str | None = None,
+    **options: Any,
+) -> tuple[AsyncResult[Any], bool]:
+    """Send *task* unless it is on its way already; return its result and whether it was sent now.
+
+    The second time, the result is that of the first: until the task has ended, by success, failure or revocation, or
+    by being rejected; one that is retried has not. key: what is the same for tasks that are the same; without it, the
+    name of the task and its arguments. queue_lease: seconds that the key stays taken in the queue, from its eta on, if
+    the message gets lost there. options: those of `apply_async`.
+
+    This saves work; it does not keep two runs apart: a message may outlast its *queue_lease*, and brokers deliver
+    twice. For that, put `mongo_locked` on the task as well. In a transaction, call it when that is committed
+    (`transaction.on_commit`). Raises LockBackendError if MongoDB cannot be asked, and what `apply_async` raises;
+    then nothing is taken.
+    """
+    if not (hasattr(task, "apply_async") and hasattr(task, "AsyncResult")):
+        raise TypeError(f"enqueue_once() takes a Celery task, as enqueue_once(export_ad, [5]), not {task!r}")
+    name = key if key is not None else once_key(task.name, args, kwargs or {})
+    stored = check_key(name, get_settings().KEY_PREFIX)
+    check_seconds("queue_lease", queue_lease)
+    store = get_backend(using).session().store
+    task_id = options.pop("task_id", None) or uuid()
+    for _ in range(TRIES):
+        parked = detached.park(store, stored, _terms(task_id, get_settings().LEASE), _facts(task_id, task.name))
+        if isinstance(parked, Parked):
+            break
+        if parked.holder_owner is not None:
+            return task.AsyncResult(parked.holder_owner), False
+    else:
+        raise LockBackendError("it is held by somebody who is no task", name, passing=False)
+    headers = {**(options.pop("headers", None) or {}), HEADER: [name, queue_lease, using]}
+    try:
+        result = task.apply_async(args, kwargs, task_id=task_id, headers=headers, **options)
+    except BaseException:
+        _try("given up", name, parked.give_up)
+        raise
+    # Only now: had this process died before, the key would soon be free again.
+    _try("kept", name, lambda: parked.keep(queue_lease + _delay(options.get("countdown"), options.get("eta"))))
+    return result, True
+
+
+def once_key(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The key of a task with these arguments: plain values, which have a text of their own.
+
+    Raises TypeError for others: name a key= then.
+    """
+    try:
+        parts = [*map(escape, args), *(f"{escape(word)}={escape(kwargs[word])}" for word in sorted(kwargs))]
+    except TypeError as error:
+        raise TypeError(f"the arguments of {name} make no key ({error}): name one with key=") from None
+    return ":".join(["once", name, *parts])
+
+
+def _terms(task_id: str, lease: float) -> Terms:
+    return Terms(lease=lease, drift=get_settings().CLOCK_MARGIN, owner=tidy_fact(task_id))
+
+
+def _facts(task_id: str, task_name: str) -> dict[str, str | int]:
+    place = tidy_fact(f"queue, task {task_name} {task_id}")
+    return {**holder_facts(), "place": place, "label": tidy_fact(task_name[-200:])}
+
+
+def _delay(countdown: float | None, eta: datetime | None) -> float:
+    """For how long a task is not to begin yet. An eta is a moment of the wall clock of this machine, for Celery too."""
+    if eta is not None:
+        aware = eta if eta.tzinfo is not None else eta.replace(tzinfo=UTC)
+        return max(0.0, (aware - datetime.now(UTC)).total_seconds())
+    return max(0.0, countdown or 0.0)
+
+
+def _try(what: str, key: str, call: Callable[[], object]) -> None:
+    """A task that is sent, or ends, is not to fail for its lock: that ends with its lease."""
+    try:
+        call()
+    except LockError as error:
+        log(WARNING, f"not {what}: the lock ends with its lease", key=key, error=error)
+
+
+def _header(request: Any) -> tuple[str, float, str | None] | None:
+    match (getattr(request, "headers", None) or {}).get(HEADER):
+        case [str(key), int() | float() as lease, str() | None as using]:
+            return key, lease, using
+    return None
+
+
+@task_prerun.connect(weak=False, dispatch_uid="django_mongolock.once.begin")
+def _begin(task_id: str, task: Any, **kwargs: object) -> None:
+    """A task begins: take up its lock."""
+    if (header := _header(task.request)) is None:
+        return
+    key, _, using = header
+    settings = get_settings()
+    redelivered = bool((task.request.delivery_info or {}).get("redelivered"))
+    # After its worker has died on another machine, nobody knows before the lease has ended.
+    wait = settings.LEASE + settings.margin(settings.LEASE) + 1 if redelivered else 0
+    lock = mongo_lock(
+        LockKey(key, f"once:{task.name}"), wait=wait, owner=tidy_fact(task_id), label=task.name[-200:], using=using
+    )
+    try:
+        _running[task_id] = lock.acquire()
+    except LockError as error:
+        log(WARNING, "a task runs without the lock that it was sent with", key=key, task=task_id, error=error)
+
+
+@task_postrun.connect(weak=False, dispatch_uid="django_mongolock.once.end")
+def _end(task_id: str, task: Any, state: str | None = None, retval: object = None, **kwargs: object) -> None:
+    """A task has ended, or is to come back."""
+    lock, header = _running.pop(task_id, None), _header(task.request)
+    if lock is None or header is None:
+        return
+    key, lease, _ = header
+    comes_back = state == states.RETRY or (isinstance(retval, Reject) and bool(getattr(retval, "requeue", False)))
+    if not comes_back:
+        _try("released", key, lock.release)
+        return
+    when: Any = retval.when if isinstance(retval, Retry) else None
+    delay = _delay(None, when) if isinstance(when, datetime) else _delay(when, None)
+    terms, facts = _terms(task_id, lease + delay), _facts(task_id, task.name)
+    _try("parked", key, lambda: detached.park_held(lock, terms, facts))
+
+
+@task_revoked.connect(weak=False, dispatch_uid="django_mongolock.once.revoked")
+def _revoked(request: Any, **kwargs: object) -> None:
+    """A task was revoked, or has expired: in the worker's own process, which may not have run it."""
+    if (header := _header(request)) is None:
+        return
+    key, _, using = header
+    stored, owner = check_key(key, get_settings().KEY_PREFIX), tidy_fact(request.id)
+    _try("released", key, lambda: take_from(owner, using, key=stored, timeout=PROMPT))

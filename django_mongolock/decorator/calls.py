@@ -1,0 +1,225 @@
+"""The four ways to call a decorated function. Each call makes a lock, calls, and gives the lock back."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import _AsyncGeneratorContextManager, _GeneratorContextManager, aclosing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import HttpRequest
+
+from ..conf import get_settings
+from ..context import current_request, task_owner
+from ..engine.lock import MongoLock
+from ..exceptions import LockBackendError, LockNotAcquired
+from ..keys import KeyTemplate, LockKey, call_arguments
+from ..locks import mongo_lock
+from .atomic_requests import atomic, deferred_aliases
+from .contention import Policy, find_request, resolve
+from .streaming import hold_while_streaming
+
+Arguments = tuple[Any, ...]
+Keywords = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What `mongo_locked` was given: see there."""
+
+    templates: tuple[KeyTemplate, ...]
+    key: Callable[..., Any] | None
+    policy: Policy
+    options: dict[str, Any]
+
+
+class LockedCall:
+    """Wraps one function. Keeps nothing of a call: calls run beside one another."""
+
+    def __init__(self, plan: Plan, wrapped: Callable[..., Any]) -> None:
+        self.plan = plan
+        self.wrapped = wrapped
+        self.policy = plan.policy
+        self.name = _dotted_name(wrapped)
+        self.signature = _signature(wrapped)
+        self.options = {"label": self.name[-200:], **plan.options}
+        if not plan.templates and plan.key is None and self.name.endswith("<lambda>"):
+            raise TypeError("a lambda has no name to make a key of: give a template, or is it meant as key=?")
+        for template in plan.templates:
+            template.check(self.signature, self.name)
+
+    def lock(self, args: Arguments, kwargs: Keywords, request: HttpRequest | None = None) -> MongoLock:
+        """A fresh lock for one call. That of a Celery task that would be redelivered belongs to the task's id."""
+        options = {"wait": self._wait(request), "owner": task_owner(), **self.options}
+        if request is not None:
+            # Inside a transaction of ATOMIC_REQUESTS, the lock is given back after that.
+            options.setdefault("release", "on_commit")
+        if self.plan.key is not None:
+            return mongo_lock(self.plan.key(*args, **kwargs), **options)
+        if not self.plan.templates:
+            return mongo_lock(LockKey(self.name, self.name), **options)
+        arguments = call_arguments(self.signature, args, kwargs)
+        keys = (LockKey(template.fill(arguments), template.template) for template in self.plan.templates)
+        return mongo_lock(*keys, **options)
+
+    def _wait(self, request: HttpRequest | None) -> float | None:
+        """How long to wait if nothing is said. Who does something else instead, or serves people, waits shortly."""
+        settings = get_settings()
+        if self.policy == "skip":
+            return 0.0
+        if request is None and self.policy != "retry":
+            return settings.WAIT
+        return settings.SHORT_WAIT if settings.WAIT is None else min(settings.SHORT_WAIT, settings.WAIT)
+
+    def function(self) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            request = self._request(args, kwargs)
+            aliases = deferred_aliases(request, self.plan)
+            with _request_known(request):
+                entered = False
+                try:
+                    # No ExitStack: a signal that strikes in its Python would leave the lock behind.
+                    with self.lock(args, kwargs, request) as lock:
+                        entered = True
+                        with atomic(aliases):
+                            result = self._finished(self.wrapped(*args, **kwargs))
+                        hold_while_streaming(result, lock)
+                        return result
+                except (LockNotAcquired, LockBackendError) as error:
+                    if entered:
+                        raise  # the function's own
+                    return resolve(self.policy, error, args, kwargs)
+
+        return wrapper
+
+    def coroutine(self) -> Callable[..., Any]:
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            request = self._request(args, kwargs)
+            with _request_known(request):
+                entered = False
+                try:
+                    async with self.lock(args, kwargs, request) as lock:
+                        entered = True
+                        result = await self.wrapped(*args, **kwargs)
+                        hold_while_streaming(result, lock)
+                        return result
+                except (LockNotAcquired, LockBackendError) as error:
+                    if entered:
+                        raise
+                    result = resolve(self.policy, error, args, kwargs)
+                    return await result if inspect.isawaitable(result) else result
+
+        return wrapper
+
+    def generator(self) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            entered = False
+            try:
+                with self.lock(args, kwargs):
+                    entered = True
+                    return (yield from self.wrapped(*args, **kwargs))
+            except (LockNotAcquired, LockBackendError) as error:
+                if entered:
+                    raise
+                return resolve(self.policy, error, args, kwargs)
+
+        return wrapper
+
+    def async_generator(self) -> Callable[..., Any]:
+        async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+            entered = False
+            try:
+                async with self.lock(args, kwargs), aclosing(self.wrapped(*args, **kwargs)) as items:
+                    entered = True
+                    step = anext(items)
+                    while True:  # what `yield from` is to generators
+                        try:
+                            item = await step
+                        except StopAsyncIteration:
+                            return
+                        try:
+                            step = items.asend((yield item))
+                        except GeneratorExit:
+                            raise
+                        except BaseException as error:  # noqa: BLE001 - all of it goes to the generator
+                            step = items.athrow(error)
+            except (LockNotAcquired, LockBackendError) as error:
+                if entered:
+                    raise
+                resolve(self.policy, error, args, kwargs)
+
+        return wrapper
+
+    def _request(self, args: Arguments, kwargs: Keywords) -> HttpRequest | None:
+        request = find_request(args, kwargs)
+        if request is not None and self.policy in ("skip", "retry"):
+            raise TypeError(f'on_contention="{self.policy}" gives a view no response: use "respond" for {self.name}')
+        if request is None and self.policy == "respond":
+            raise TypeError(f'on_contention="respond" is for views: {self.name} was called without a request')
+        return request
+
+    def _finished(self, result: Any) -> Any:
+        """Return *result*, unless it is work that would only begin after the lock was given back."""
+        if inspect.isawaitable(result) or isinstance(result, _UNFINISHED):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise TypeError(
+                f"{self.name} returned a {type(result).__name__}, which would run without the lock: put @mongo_locked "
+                "right on the coroutine or generator function, or on the view class instead of its dispatch()"
+            )
+        return result
+
+
+#: What a function returns that has not done its work yet.
+_UNFINISHED = (Generator, AsyncGenerator, _GeneratorContextManager, _AsyncGeneratorContextManager)
+
+
+@contextmanager
+def _request_known(request: HttpRequest | None) -> Iterator[HttpRequest | None]:
+    """Let the lock record the view and user of *request*."""
+    if request is None:
+        yield None
+        return
+    token = current_request.set(request)
+    try:
+        yield request
+    finally:
+        current_request.reset(token)
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """How *function* is called."""
+    inner = inspect.unwrap(function, stop=lambda f: isinstance(f, functools.partial) or hasattr(f, "__signature__"))
+    if isinstance(inner, functools.partial):
+        # method_decorator() says of its partial of a bound method that it wraps the method, which has a `self` more.
+        inner = functools.partial(inner.func, *inner.args, **inner.keywords)
+    return inspect.signature(inner)
+
+
+def resolved_signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature of *function* with its annotations as objects, where they are text and can be told by now.
+
+    Who reads the annotations of a wrapper, as django-ninja does, looks names up in the wrong module otherwise.
+    """
+    try:
+        plain = inspect.signature(function)
+        annotations = [parameter.annotation for parameter in plain.parameters.values()]
+        if not any(isinstance(annotation, str) for annotation in (*annotations, plain.return_annotation)):
+            return None
+        return inspect.signature(function, eval_str=True)
+    except Exception:  # noqa: BLE001 - whatever the annotations raise: they stay text
+        return None
+
+
+def _dotted_name(function: Callable[..., Any]) -> str:
+    inner: Any = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    if inspect.ismethod(inner):
+        owner = inner.__self__ if isinstance(inner.__self__, type) else type(inner.__self__)
+        return f"{owner.__module__}.{owner.__qualname__}.{inner.__name__}"
+    if not hasattr(inner, "__qualname__"):
+        inner = type(inner)
+    return f"{inner.__module__}.{inner.__qualname__}"

@@ -1,0 +1,191 @@
+"""What a decorated callable does when its lock is not to be had: the policies of ``on_contention``."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, cast
+
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.template import TemplateDoesNotExist
+from django.template.loader import render_to_string
+from django.utils.translation import gettext as _
+from django.views import View
+
+from ..conf import get_settings
+from ..engine.logs import INFO, log
+from ..exceptions import LockBackendError, LockError, LockNotAcquired, LockReentryError
+from ..signals import lock_skipped, send
+
+Policy = Literal["raise", "skip", "respond", "retry"] | Callable[..., Any]
+POLICIES: Final = ("raise", "skip", "respond", "retry")
+#: After how many seconds to try again while MongoDB is away.
+AWAY: Final = 5
+
+
+class Skipped:
+    """The type of `SKIPPED`, which a call returns that was skipped because its lock was busy. It is false."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "SKIPPED"
+
+    def __reduce__(self) -> str:
+        return "SKIPPED"
+
+    def __json__(self) -> bool:
+        """What a Celery result backend stores that writes JSON."""
+        return False
+
+
+SKIPPED: Final = Skipped()
+
+
+def check_policy(policy: object) -> None:
+    """Raise ValueError if this is no policy."""
+    if policy not in POLICIES and not callable(policy):
+        raise ValueError(f"on_contention is one of {', '.join(map(repr, POLICIES))}, or a callable, not {policy!r}")
+
+
+def check_policy_call(policy: Policy, call: inspect.Signature, name: str) -> None:
+    """Raise TypeError if *policy* is a callable that cannot be called with the error and the arguments of a *call*."""
+    try:
+        own = inspect.signature(policy) if callable(policy) else None
+    except (TypeError, ValueError):  # written in C
+        own = None
+    if own is None:
+        return
+    plain = [each for each in call.parameters.values() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    needed = [each for each in plain if each.default is each.empty]
+    if not (_fits(own, plain) and _fits(own, needed)):
+        raise TypeError(
+            f"on_contention of {name} is called with the error and then the arguments of the call, as in "
+            f"def busy(error, *args, **kwargs): {own} does not take (error, {', '.join(each.name for each in plain)})"
+        )
+
+
+def _fits(own: inspect.Signature, given: list[inspect.Parameter]) -> bool:
+    """Is there a way to pass *given*, some by position and the rest by name?"""
+    for count in range(len(given) + 1):
+        first, rest = given[:count], given[count:]
+        if any(each.kind is each.KEYWORD_ONLY for each in first) or any(
+            each.kind is each.POSITIONAL_ONLY for each in rest
+        ):
+            continue
+        try:
+            own.bind(None, *first, **{each.name: each for each in rest})
+        except TypeError:
+            continue
+        return True
+    return False
+
+
+def resolve(policy: Policy, error: LockError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the call returns instead of its own result. Raises *error*, or what the policy raises.
+
+    A lock that this very thread holds already (LockReentryError) is a mistake in the code, not contention; and
+    while MongoDB is away nobody knows if there is contention, so only "respond" has an answer to that.
+    """
+    if policy == "raise" or isinstance(error, LockReentryError):
+        raise error
+    if policy == "respond" and (request := find_request(args, kwargs)) is not None:
+        if _is_inside_rest_framework(args, kwargs):
+            from ..contrib.rest_framework import api_exception
+
+            raise api_exception(error) from error
+        return response(request, error)
+    if policy == "respond" or not isinstance(error, LockNotAcquired):
+        raise error
+    if policy == "skip":
+        log(INFO, "skipped, the lock is busy", key=error.key, template=error.template, holder=error.holder)
+        send(lock_skipped, key=error.key, template=error.template, reason=error.holder or "")
+        return SKIPPED
+    if policy == "retry":
+        from ..contrib.celery import retry_current_task
+
+        return retry_current_task(error)
+    return policy(error, *args, **kwargs)
+
+
+def find_request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpRequest | None:
+    """The request among the arguments of a view: of a function, a method of a view class, or a DRF view.
+
+    Asks arguments only for what they are: an attribute of a model or of a lazy object could cost a query.
+    """
+    candidates = [*args[:2], kwargs.get("request")]
+    if args and issubclass(type(args[0]), View):
+        candidates.append(getattr(args[0], "request", None))
+    for candidate in candidates:
+        inner = getattr(candidate, "__dict__", {}).get("_request", candidate)
+        if issubclass(type(inner), HttpRequest):
+            return cast(HttpRequest, inner)
+    return None
+
+
+def _is_inside_rest_framework(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Is the call given a request of Django REST framework, which then makes the response of an exception?
+
+    Around its view classes it is not: the handler calls them with Django's own, and nobody would catch an exception.
+    """
+    module = sys.modules.get("rest_framework.request")
+    given = [*args[:2], kwargs.get("request")]
+    if args and issubclass(type(args[0]), View):
+        given.append(getattr(args[0], "request", None))
+    return module is not None and any(issubclass(type(argument), module.Request) for argument in given)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What a client is told: a status, the seconds to wait, a word for programs and a sentence for people."""
+
+    status: int
+    after: int
+    code: str
+    message: str
+
+
+def refusal(error: LockError) -> Refusal:
+    """423 Locked while somebody holds the lock, 503 while MongoDB cannot be asked. Raises any other *error*.
+
+    It names neither the holder nor the key: whoever sends requests need not know them.
+    """
+    if isinstance(error, LockNotAcquired):
+        message = _("Somebody else is working on this just now. Please try again in a moment.")
+        return Refusal(get_settings().CONTENTION_STATUS, max(1, math.ceil(error.retry_after)), "locked", message)
+    if isinstance(error, LockBackendError):
+        message = _("This cannot be done at the moment. Please try again later.")
+        return Refusal(503, AWAY, "unavailable", message)
+    raise error
+
+
+def response(request: HttpRequest, error: LockError) -> HttpResponseBase:
+    """The `refusal` with Retry-After, as JSON, HTML or plain text: what the client prefers.
+
+    The page is the template django_mongolock/contention.html, which a project may have of its own.
+    """
+    told = refusal(error)
+    kind = request.get_preferred_type(["text/html", "application/json", "text/plain"])
+    if kind == "application/json":
+        facts = {"code": told.code, "detail": told.message, "retry_after": told.after}
+        made: HttpResponse = JsonResponse(facts, status=told.status)
+    else:
+        page = _page(request, told) if kind == "text/html" else None
+        plain = None if page is not None else "text/plain; charset=utf-8"
+        made = HttpResponse(page or told.message, content_type=plain, status=told.status)
+    made.headers["Retry-After"] = str(told.after)
+    made.headers["Cache-Control"] = "no-store"
+    return made
+
+
+def _page(request: HttpRequest, told: Refusal) -> str | None:
+    """The page for people; None where the project's template engines do not find it."""
+    try:
+        return render_to_string("django_mongolock/contention.html", {"refusal": told}, request)
+    except (TemplateDoesNotExist, ImproperlyConfigured):
+        return None

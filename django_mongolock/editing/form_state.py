@@ -1,0 +1,168 @@
+"""What a page was made of, signed into it; and what is different when it comes back.
+
+Of a model with a version it is the version; of every model, a digest of each value that the form shows, those of the
+rows of its inlines too. It gives no value away, and cannot be made up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypedDict
+
+from django.core import signing
+from django.core.exceptions import ValidationError
+from django.db.models import Model
+from django.utils.text import capfirst
+from django.utils.translation import gettext as _
+
+from ..versions.forms import Page, columns, digest, display, page_of, show
+
+SALT: Final = "django_mongolock.editing.form_state"
+
+
+class Rows(TypedDict):
+    """The page of the object itself, and those of its rows by the prefix of their formset and their keys."""
+
+    page: Page
+    rows: dict[str, dict[str, Page]]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What a form would change of what is stored now, for people. verdict: who changed it since the page was made."""
+
+    label: str
+    stored: str
+    typed: str
+    verdict: str
+
+
+#: The rows of one formset: each an object, and the names of the fields that the form has for it.
+Shown = Mapping[str, Iterable[tuple[Model, Iterable[str]]]]
+
+
+def seal(obj: Model, names: Iterable[str], rows: Shown | None = None) -> str:
+    """What a page of *obj* with these fields and rows is made of, for its hidden field."""
+    return signing.dumps(_made_of(obj, names, rows or {}), salt=SALT, compress=True)
+
+
+def _made_of(obj: Model, names: Iterable[str], rows: Shown) -> Rows:
+    return {
+        "page": page_of(obj, list(names)),
+        "rows": {
+            prefix: {str(row.pk): page_of(row, list(fields)) for row, fields in shown if row.pk is not None}
+            for prefix, shown in rows.items()
+        },
+    }
+
+
+def unseal(sealed: str | None) -> Rows | None:
+    """What seal() has sealed; None for anything else."""
+    try:
+        found: Rows = signing.loads(sealed or "", salt=SALT)
+    except signing.BadSignature:
+        return None
+    return found
+
+
+def is_unchanged(sealed: str | None, obj: Model, names: Iterable[str], rows: Shown | None = None) -> bool:
+    """Is all that the page showed as it was? Of a page that does not say, nobody can tell: then it is not."""
+    had = unseal(sealed)
+    if had is None:
+        return False
+    now = _made_of(obj, names, rows or {})
+    pairs = [(had["page"], now["page"])]
+    for prefix in had["rows"].keys() | now["rows"].keys():
+        before, after = had["rows"].get(prefix, {}), now["rows"].get(prefix, {})
+        if before.keys() != after.keys():
+            return False
+        pairs += [(before[pk], after[pk]) for pk in before]
+    return all(_same(*pair) for pair in pairs)
+
+
+def _same(had: Page, now: Page) -> bool:
+    """Fields that the page did not show do not count, except by the version of a model that has one."""
+    if had["of"] != now["of"] or had["version"] != now["version"]:
+        return False
+    return all(had["fields"].get(name) == value for name, value in now["fields"].items())
+
+
+def merge(form: Any, stored: Model, had: Page | None, label: str = "") -> list[Difference]:
+    """What the typed values of a bound form would change. A field that was left alone then shows what is stored."""
+    found = []
+    for field in columns(stored, form.fields):
+        now = field.value_from_object(stored)
+        before = had["fields"].get(field.name) if had else None
+        value = _typed(form, field.name)
+        typed = None if value is _INVALID else digest(field, value)
+        if typed == digest(field, now):
+            continue
+        theirs, mine = before != digest(field, now), before != typed
+        name = capfirst(form.fields[field.name].label or field.verbose_name)
+        words = str(form[field.name].value() or "") if value is _INVALID else _in_words(field, value)
+        found.append(Difference(f"{label}{name}", display(field, stored), words, _verdict(theirs=theirs, mine=mine)))
+        if theirs and not mine:
+            show(form.fields[field.name], now)
+    return found
+
+
+def _verdict(*, theirs: bool, mine: bool) -> str:
+    if theirs and mine:
+        return _("both of you")
+    return _("somebody else; you had left it alone") if theirs else _("only you")
+
+
+def merge_rows(had: Mapping[str, Page], there: Mapping[str, Model], title: str) -> list[Difference]:
+    """Rows that only the page has, or only the database. had: those of the page. there: those that are stored."""
+    added = [
+        Difference(title, str(row), "", _("added meanwhile; it stays")) for pk, row in there.items() if pk not in had
+    ]
+    gone = [
+        Difference(f"{title} {pk}", "", _("in the form, as a new one"), _("deleted meanwhile"))
+        for pk in had
+        if pk not in there
+    ]
+    return added + gone
+
+
+_INVALID: Final = object()
+
+
+def _typed(form: Any, name: str) -> Any:
+    """The value that was typed into a field, also where the form complained of it for another reason."""
+    if name in (cleaned := getattr(form, "cleaned_data", {})):
+        return cleaned[name]
+    try:
+        return form.fields[name].clean(form[name].data)
+    except (ValidationError, TypeError):
+        return _INVALID
+
+
+def _in_words(field: Any, value: Any) -> str:
+    """As a page would show it if it were saved."""
+    if field.many_to_many:
+        return ", ".join(map(str, value or ()))
+    return str(dict(field.flatchoices).get(value, "" if value is None else value))
+
+
+def without_gone(data: Any, prefix: str, pk_name: str, gone: set[int]) -> None:
+    """Change the data of a formset so that the rows with these numbers, which were deleted meanwhile, are new ones.
+
+    A formset counts on the rows of its page to be there. Those that are come first, as it wants them; what was
+    typed into the others follows, to be added anew.
+    """
+    initial = int(data[f"{prefix}-INITIAL_FORMS"])
+    old = {place: data.pop(name) for name in list(data) if (place := _place(name, prefix)) is not None}
+    order = sorted({number for number, _ in old}, key=lambda number: (number >= initial or number in gone, number))
+    new = {number: place for place, number in enumerate(order)}
+    for (number, field), values in old.items():
+        data.setlist(f"{prefix}-{new[number]}-{field}", [""] if field == pk_name and number in gone else values)
+    data[f"{prefix}-INITIAL_FORMS"] = str(initial - len(gone))
+
+
+def _place(name: str, prefix: str) -> tuple[int, str] | None:
+    """The number of the row, and the field, that a name of the data stands for."""
+    rest = name.removeprefix(f"{prefix}-")
+    number, dash, field = rest.partition("-")
+    return (int(number), field) if rest != name and dash and number.isdecimal() else None

@@ -1,0 +1,89 @@
+"""Locks that no process keeps alive: they are held for an owner, who takes them up later, perhaps elsewhere.
+
+A parked lock is an entry like any other whose process is `processes.NOBODY`, so that the next who asks in the name of
+its owner resumes it. Nobody renews it: it lasts for as long as its lease says.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..exceptions import LockError, LockStateError
+from .document import Reply, Terms, entry, milliseconds
+from .lock import MongoLock
+from .processes import NOBODY
+from .protocol import BURIAL
+from .rule import Step
+from .store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A lock that waits for its owner."""
+
+    store: Store
+    key: str
+    grant: str
+    terms: Terms
+
+    def keep(self, lease: float, timeout: float = 5.0) -> bool:
+        """Let it last *lease* seconds from now; return whether it was still there. Raises LockBackendError.
+
+        By the server's clock alone: no process believes to hold what is parked.
+        """
+        length = milliseconds(lease)
+        term = milliseconds(self.terms.term_of(lease))
+        step = Step(ask=self.grant, renew=(self.grant,), lease=length, term=term, beat=1)
+        return self.store.apply(self.key, step, timeout).held
+
+    def give_up(self, timeout: float = 5.0) -> None:
+        """See to it that it is gone. Raises LockBackendError: then it ends with its lease."""
+        self.store.apply(self.key, Step(ask=self.grant, remove=(self.grant,), force=True, bury=BURIAL), timeout)
+
+
+def park(
+    store: Store, key: str, terms: Terms, facts: Mapping[str, str | int], *, former: str = "", timeout: float = 5.0
+) -> Parked | Reply:
+    """Take the lock for the owner of *terms*, if it is free now; if it is not, return what is known of it.
+
+    former: a grant whose place it takes. Raises LockBackendError; what was taken then ends with its lease.
+    """
+    if terms.owner is None:
+        raise ValueError("a lock is parked for an owner: the terms name none")
+    session = secrets.token_hex(6)
+    new = entry(f"{session}.1", session, terms, facts, process=NOBODY)
+    parked = Parked(store, key, new["grant"], terms)
+    if former:
+        step = Step(ask=parked.grant, add=new, trial=True, remove=(former,), force=True, resumes=True)
+    else:
+        step = Step(ask=parked.grant, add=new, trial=True)
+    reply = store.apply(key, step, timeout)
+    return parked if reply.held else reply
+
+
+def park_held(lock: MongoLock, terms: Terms, facts: Mapping[str, str | int]) -> Parked | None:
+    """Park what this lock holds, in one command, so that nobody gets it in between; the lock is then released.
+
+    None if it had been lost before, or was taken away. Raises LockBackendError; the lock is then released as well.
+    """
+    session, grants = lock._session, lock._grants
+    if session is None or len(grants) != 1:
+        raise LockStateError("a lock on one key that is acquired can be parked")
+    (grant,) = grants
+    if not lock.held:  # lost, or a parent's, which is not ours to park
+        lock.release()
+        return None
+    try:
+        parked = park(session.store, grant.key, terms, facts, former=grant.id, timeout=session.command_timeout)
+    except LockError:
+        lock.release()
+        raise
+    if not isinstance(parked, Parked):
+        lock.release()
+        return None
+    lock._grants, lock._handles = (), ()
+    grant.release()
+    session.released(grant)
+    return parked

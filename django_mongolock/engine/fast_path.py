@@ -1,0 +1,90 @@
+"""The rule in short, for the two cases that most commands are: a free lock is taken, and given back while nobody waits.
+
+The whole rule of `step` is up to 9 KB, which the server parses for each command; that takes it longer than to carry it
+out. In these cases it comes to something much shorter. The filter of such an update asks for just that case; where it
+does not match, nothing has happened, and the whole rule is sent. The document afterwards is the same, but that leaving
+does not move `purge_at`, nor write the `clock` and its time, nor look whether the lease was over.
+
+(To queue up behind others, and to hand the lock on to the first of them, can be said in half as many bytes too. That
+was measured, and saves the server less than a tenth of its time with 8 or 32 waiters, a sixth with 128: not worth the
+second command after a wrong guess.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bson.int64 import Int64
+from bson.raw_bson import RawBSONDocument
+
+from .document import SCHEMA
+from .expressions import Expression, after, encoded, merge
+from .rule import SOUND, is_late, purge_time
+
+Filter = dict[str, Any]
+
+_NOBODY = {"$size": 0}
+_COUNTED: Expression = {"$add": ["$changes", 1]}
+
+_NEXT_TOKEN: Expression = {"$max": [{"$add": ["$token", Int64(1)]}, {"$toLong": "$$NOW"}]}
+_END: Expression = after("$$NOW", "$$c.add.term")
+_MINE: Expression = merge(
+    "$$c.add",
+    {"since": "$$NOW", "until": _END, "beat": "$$c.beat", "acquired_at": "$$NOW", "token": _NEXT_TOKEN},
+)
+
+#: An entry is added, and nobody holds the lock or waits for it: see `is_free`.
+TAKE_FREE: list[RawBSONDocument] = [
+    encoded(
+        {
+            "$set": {
+                "holders": [_MINE],
+                "token": _NEXT_TOKEN,
+                "expires_at": _END,
+                "changes": _COUNTED,
+                "acquisitions": {"$add": ["$acquisitions", 1]},
+                "clock": "$$c.clock",
+                "written_at": "$$NOW",
+                "cluster_time": "$$op",
+                "purge_at": purge_time("$$NOW", "$purge_at", _END),
+            }
+        }
+    )
+]
+#: The answer to it, from which `document.read_taken` makes one like any other.
+REPLY_TAKEN: RawBSONDocument = encoded({"_id": 0, "now": "$$NOW", "token": 1, "mine": {"$first": "$holders"}})
+
+#: As an expression: the `$type` of a filter looks into arrays. A command that is late is judged by the whole rule.
+_IS_SOUND: RawBSONDocument = encoded({"$and": [*SOUND, {"$not": [is_late("$cluster_time")]}]})
+
+
+def is_free(grant: str) -> Filter:
+    """For whole documents with nobody in them, nor *grant* under a tombstone. Where nobody is, no time is judged: so it
+    does not matter which primary wrote last."""
+    return {"holders": _NOBODY, "waiters": _NOBODY, "graves.grant": {"$ne": grant}, "$expr": _IS_SOUND}
+
+
+_HELD: Expression = {
+    "$subtract": [{"$min": ["$$NOW", {"$first": "$holders.until"}]}, {"$first": "$holders.acquired_at"}]
+}
+
+#: The only holder gives the lock back, and nobody waits: see `is_alone`.
+LEAVE_ALONE: list[RawBSONDocument] = [
+    encoded(
+        {
+            "$set": {
+                "holders": [],
+                "expires_at": None,
+                "changes": _COUNTED,
+                "held_ms": {"$add": ["$held_ms", _HELD]},
+                "longest_hold_ms": {"$max": ["$longest_hold_ms", _HELD]},
+                "last_holder": {"$first": "$holders"},
+            }
+        }
+    )
+]
+
+
+def is_alone(grant: str) -> Filter:
+    """For documents in which *grant* is the only holder, and nobody waits."""
+    return {"v": SCHEMA, "holders": {"$size": 1}, "holders.grant": {"$eq": grant}, "waiters": _NOBODY}

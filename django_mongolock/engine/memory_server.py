@@ -1,0 +1,319 @@
+"""Locks in the memory of one process, for tests: the same rule on the same documents, by a clock that can be moved.
+
+`MemoryServer` stands in for a MongoDB, `MemoryStore` for a connection to it, and `MemorySession` for a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+from ..exceptions import LockBackendError, LockStateError
+from . import clock
+from .deadlock import Cycle, cycle_of
+from .document import Reply, read_reply
+from .grant import TAKEN, Grant
+from .processes import Fate
+from .protocol import Heard, Pause
+from .rule import Limits, Step
+from .rule_in_python import Moment, apply_rule
+from .session.session import Observer, Session
+from .store import Found, read_found
+
+Document = dict[str, Any]
+
+#: The name of the memory's clock. There is no failover to another one.
+CLOCK: Final = "memory"
+#: A wait of a test for itself that is longer than this, in seconds, is one without end.
+LONGEST_WAIT: Final = 14_400.0
+#: How far the clock is moved at a time by somebody who waits, in seconds.
+LONGEST_STEP: Final = 60.0
+
+
+class MemoryServer:
+    """What stands in for a MongoDB: documents, and the clock that decides on them.
+
+    Nothing of it is shared with another process. sessions: those that are connected. away: the thread that has it
+    answer no command, as a server that cannot be reached.
+    """
+
+    def __init__(self) -> None:
+        self.documents: dict[str, Document] = {}
+        self.sessions: list[MemorySession] = []
+        self.away: threading.Thread | None = None
+        self._streams: dict[MemoryStream, str] = {}
+        self._mutex = threading.Lock()
+        self._moved = 0.0
+        self._origin = datetime.fromtimestamp(time.time(), UTC) - timedelta(seconds=clock.now())
+
+    def now(self) -> float:
+        """Seconds on the clock of everybody here: `clock.now`, and as much more as it was moved."""
+        return clock.now() + self._moved
+
+    def advance(self, seconds: float) -> None:
+        """Let time go by, as it does for living processes: what is due meanwhile, such as renewals, is done."""
+        end = self.now() + seconds
+        while (now := self.now()) < end:
+            due = {session: session.next_due() for session in list(self.sessions)}
+            self._moved += max(0.001, min([end, *due.values()]) - now)
+            for session, moment in due.items():
+                if moment <= self.now():
+                    session.beat()
+        for session in list(self.sessions):
+            session.wake()
+
+    @property
+    def time(self) -> datetime:
+        """The time of day. In whole milliseconds, as in documents."""
+        moment = self._origin + timedelta(seconds=self.now())
+        return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+
+    def apply(
+        self, key: str, step: Step, limits: Limits, given: Callable[[Document], bool] | None = None
+    ) -> tuple[Document | None, datetime]:
+        """Apply *step* to the document of *key*, if it is *given* that; return it as it is then, and the time."""
+        with self._mutex:
+            before, now = self.documents.get(key), self.time
+            if given is not None and (before is None or not given(before)):
+                return None, now
+            after = apply_rule(before, step, limits, Moment(now, CLOCK))
+            if after is not None:
+                self.documents[key] = after
+                self._tell(after["granted"], before["granted"] if before else "")
+            return after, now
+
+    def is_hopeless(self, key: str, thread: threading.Thread) -> bool:
+        """Is it certain that nobody releases *key* while *thread* waits? It is held by the dead, or played by *thread*
+        itself, or was released already and is only kept for a minimum hold; or *thread* has the server away."""
+        if self.away is thread:
+            return True
+        others = {session.id for session in self.sessions if session.played_by is not thread}
+        holders = self.documents.get(key, {}).get("holders", [])
+        return bool(holders) and all(e["session"] not in others or "released" in e for e in holders)
+
+    @contextlib.contextmanager
+    def streaming(self, session: str) -> Iterator[MemoryStream]:
+        """A stream of what is granted to *session* from now on."""
+        stream = MemoryStream()
+        self._streams[stream] = session
+        try:
+            yield stream
+        finally:
+            del self._streams[stream]
+
+    def _tell(self, granted: str, before: str) -> None:
+        if granted != before:
+            for stream, session in list(self._streams.items()):
+                if f"{session}." in granted:
+                    stream.changes.put({"fullDocument": {"granted": granted}})
+
+
+class MemoryStream:
+    """See `store.Stream`."""
+
+    alive = True
+
+    def __init__(self) -> None:
+        self.changes: SimpleQueue[Document] = SimpleQueue()
+
+    def try_next(self) -> Document | None:
+        """See Stream.try_next()."""
+        try:
+            return self.changes.get(timeout=1.0)
+        except Empty:
+            return None
+
+
+class MemoryStore:
+    """One process's connection to a `MemoryServer`. See `store.Store`, also for the methods."""
+
+    def __init__(self, server: MemoryServer, limits: Limits) -> None:
+        self.server = server
+        self.limits = limits
+        self.is_journaled = True
+        self._closed = False
+
+    def apply(self, key: str, step: Step, timeout: float) -> Reply:
+        self._answer(key)
+        given = partial(_is_held, grants=(step.given,)) if step.given else None
+        document, now = self.server.apply(key, step, self.limits, given)
+        return reply_of(key, document, step.ask, now, step.owner)
+
+    def take_free(self, key: str, step: Step, timeout: float) -> Reply | None:
+        self._answer(key)
+        document, now = self.server.apply(key, step, self.limits, partial(_is_free, grant=step.ask))
+        return None if document is None else reply_of(key, document, step.ask, now, step.owner)
+
+    def give_back(self, key: str, step: Step, timeout: float) -> bool:
+        self._answer(key)
+        document, _ = self.server.apply(key, step, self.limits, partial(_is_held, grants=step.remove))
+        return document is not None
+
+    def give_back_alone(self, key: str, grant: str, timeout: float) -> bool:
+        self._answer(key)
+        document, _ = self.server.apply(key, Step(remove=(grant,)), self.limits, partial(_is_alone, grant=grant))
+        return document is not None
+
+    def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
+        self._answer(key)
+        return reply_of(key, self.server.documents.get(key), grant, self.server.time, owner)
+
+    def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
+        self._answer()
+        found: dict[str, Found] = {}
+        for key in keys:
+            self.server.apply(key, step, self.limits, partial(_is_there, grants=step.renew))
+            if (document := self.server.documents.get(key)) is not None:
+                found[key] = read_found(document)
+        return found
+
+    def deadlock(self, key: str, grant: str, timeout: float) -> Cycle | None:
+        self._answer(key)
+        documents = [{**document, "_id": key} for key, document in list(self.server.documents.items())]
+        return cycle_of(documents, grant, self.server.time)
+
+    def watch(self, session: str) -> Any:
+        self._answer()
+        return self.server.streaming(session)
+
+    def sent_to(self) -> str:
+        """See `primary`."""
+        return ""
+
+    def primary(self) -> str:
+        """There is no other, so nothing is ever undone."""
+        return ""
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _answer(self, key: str | None = None) -> None:
+        if self._closed:
+            raise LockBackendError("the session was closed", key, passing=False)
+        if self.server.away:
+            raise LockBackendError("MongoDB did not answer (a test says so)", key)
+
+
+class MemorySession(Session):
+    """One process, or what a test takes for one.
+
+    played_by: the thread that plays somebody else, and cannot release anything while it waits itself.
+    """
+
+    def __init__(
+        self, store: MemoryStore, observer: Observer | None = None, played_by: threading.Thread | None = None
+    ) -> None:
+        super().__init__(store, observer=observer, now=store.server.now)
+        self._server = store.server
+        self._server.sessions.append(self)
+        self.played_by = played_by
+
+    def close(self, timeout: float = 2.0) -> None:
+        """See Session.close()."""
+        super().close(timeout)
+        with contextlib.suppress(ValueError):  # closed twice
+            self._server.sessions.remove(self)
+
+    def die(self) -> None:
+        """End without giving anything back, as a process does that is killed."""
+        for grant in list(self._grants.values()):
+            grant.lose("its process died")
+            self.forget(grant)
+        self.close()
+
+    def name_process(self) -> str:
+        """See Session.name_process(). A session is a process here."""
+        return self.id
+
+    def fate(self, process: str) -> Fate:
+        """See Session.fate()."""
+        return "alive" if any(session.id == process for session in self._server.sessions) else "gone"
+
+    def _have_renewed(self, grants: list[Grant]) -> None:
+        """See Session._have_renewed(). At once: the clock may be moved next."""
+        self._renew(grants)
+
+    def holding(self, key: str) -> list[Grant]:
+        """The grants of *key* that are held here."""
+        return [grant for grant in list(self._grants.values()) if grant.key == key and grant.held]
+
+    def lose(self, key: str) -> int:
+        """Have the grants of *key* taken away, learn of it at once, and wait until `on_lost` has been called.
+
+        Returns how many there were.
+        """
+        grants = self.holding(key)
+        self.store.give_back(key, Step(remove=tuple(grant.id for grant in grants), force=True), self.command_timeout)
+        for grant in grants:
+            told = threading.Event()
+            call = None if grant.on_lost is None else grant.on_lost()
+            grant.on_lost = partial(partial, _call_and_set, call, told)
+            if grant.lose(TAKEN):
+                self.lost(grant)
+                told.wait(5.0)
+        return len(grants)
+
+    def _pause(self, pause: Pause) -> Heard:
+        """See Session._pause(). Where only time can end the wait, let it go by at once."""
+        grant = self._waiting[pause.grant]
+        if not self._server.is_hopeless(grant.key, threading.current_thread()):
+            return super()._pause(pause)
+        self._tell_contention(grant)
+        if self.now() - grant.began > LONGEST_WAIT:
+            raise LockStateError(f"this would wait for {grant.key!r} for ever, since the test itself holds it")
+        self._server.advance(min(pause.timer, LONGEST_STEP))
+        return self._hear(grant)
+
+
+def _call_and_set(callback: Callable[[], object] | None, done: threading.Event) -> None:
+    try:
+        if callback is not None:
+            callback()
+    finally:
+        done.set()
+
+
+def _is_held(document: Document, grants: Sequence[str]) -> bool:
+    return any(e["grant"] in grants for e in document["holders"])
+
+
+def _is_former(holder: Document, grant: str, owner: str | None) -> bool:
+    return owner is not None and holder.get("owner") == owner and holder["grant"] != grant and "released" not in holder
+
+
+def _is_alone(document: Document, grant: str) -> bool:
+    return [e["grant"] for e in document["holders"]] == [grant] and not document["waiters"]
+
+
+def _is_free(document: Document, grant: str) -> bool:
+    return not (document["holders"] or document["waiters"]) and all(e["grant"] != grant for e in document["graves"])
+
+
+def _is_there(document: Document, grants: Sequence[str]) -> bool:
+    return any(e["grant"] in grants for e in (*document["holders"], *document["waiters"]))
+
+
+def reply_of(key: str, document: Document | None, grant: str, now: datetime, owner: str | None = None) -> Reply:
+    """What MongoDB answers by the projection `step.REPLY`, or for an owner `step.REPLY_TO_OWNER`."""
+    if document is None:
+        return read_reply(key, None)
+    holders, waiters = document["holders"], document["waiters"]
+    places = [e["grant"] for e in waiters]
+    answer = {
+        "now": now,
+        "token": document["token"],
+        "mine": next((e for e in holders if e["grant"] == grant), None),
+        "place": places.index(grant) if grant in places else -1,
+        "queued": next((e for e in waiters if e["grant"] == grant), None),
+        "waiting": len(waiters) + sum(e.get("behind", 0) for e in waiters),
+        "first_end": min((e["until"] for e in holders), default=None),
+        "holder": next(iter(holders), None),
+        "former": next((e for e in holders if _is_former(e, grant, owner)), None),
+    }
+    return read_reply(key, answer)

@@ -1,0 +1,249 @@
+"""The rule of `step` once more, in plain Python, on the same documents: for locks that are kept in memory.
+
+There is one rule, and two that carry it out: MongoDB's primary, and these lines. A test lets both do the same things
+in any order, and compares every field of the two documents.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from bson.int64 import Int64
+from bson.timestamp import Timestamp
+
+from .document import FAR, FAR_TIMES, LEAP, MAX_HOLDERS, MAX_TOMBSTONES, SCHEMA
+from .rule import PURGE_STEP, Limits, Step
+
+Document = dict[str, Any]
+Entries = list[Document]
+
+_COUNTERS = (
+    "changes", "acquisitions", "contended", "lapsed", "waited_ms", "held_ms", "longest_wait_ms", "longest_hold_ms",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What the server read when it parsed a command: its wall clock, whose *clock* that is, and the cluster time."""
+
+    now: datetime
+    clock: str = ""
+    cluster_time: Timestamp | None = None
+
+
+def apply_rule(document: Document | None, step: Step, limits: Limits, moment: Moment) -> Document | None:
+    """The document as *step* leaves it, parsed at that *moment*; None where there is none, nor is one made.
+
+    *document* is not changed.
+    """
+    if document is None and not step.upserts:
+        return None
+    return _Rule(step, limits, moment, document or _blank(moment)).apply()
+
+
+def _blank(moment: Moment) -> Document:
+    """What an upsert starts from, without its key."""
+    return {
+        "v": SCHEMA, "holders": [], "waiters": [], "graves": [], "token": Int64(0), "granted": "",
+        "clock": moment.clock, "written_at": moment.now, "cluster_time": moment.cluster_time, "purge_at": moment.now,
+        **dict.fromkeys(_COUNTERS, Int64(0)),
+    }  # fmt: skip
+
+
+class _Rule:
+    """One application of it; the words are those of `step`."""
+
+    def __init__(self, step: Step, limits: Limits, moment: Moment, document: Document) -> None:
+        self.step = step
+        self.limits = limits
+        self.document = document
+        op, before = moment.cluster_time, document.get("cluster_time")
+        same = document["clock"] == moment.clock
+        self.late = same and op is not None and before is not None and op < before
+        self.cluster_time = before if self.late else op
+        self.foreign = not self.late and self.is_foreign(moment)
+        self.clock = moment.clock
+        self.now = document["written_at"] if self.late else moment.now
+        if not (self.late or self.foreign):
+            self.now = max(moment.now, document["written_at"])
+
+    def is_foreign(self, moment: Moment) -> bool:
+        """Was the document written by the clock of another primary, or by this one before it was set?"""
+        document, leap = self.document, timedelta(milliseconds=LEAP)
+        if document["clock"] != moment.clock:
+            return True
+        if moment.cluster_time is None:
+            return False
+        if moment.cluster_time == document.get("cluster_time"):
+            return bool(moment.now > document["written_at"] + leap)
+        return bool(moment.now < document["written_at"] - leap)
+
+    def apply(self) -> Document:
+        step, document = self.step, self.document
+        living, lining = self.living_holders(), self.living_waiters()
+        kept = self.renewed(self.without_removed(living), "term")
+        kept = [{**e, "asked": step.caller} if e["grant"] in step.call else e for e in kept]
+        queue = [e for e in lining if e["grant"] not in step.remove]
+        queue = self.renewed(queue, "patience")
+        if step.add is not None:
+            done = {e["grant"] for e in (*kept, *document["graves"])}
+            resumes = step.resumes and any(e["grant"] in step.remove for e in living)
+            queue = self.with_new(step.add, queue, done, resumes=resumes)
+        fitting = self.fitting(kept, queue)
+        first_token = max(document["token"] + 1, _since_1970(self.now))
+        granted = [self.granted(e, first_token + place) for place, e in enumerate(queue[:fitting])]
+        waiting = queue[fitting:]
+        if step.trial and step.add is not None:
+            waiting = [e for e in waiting if e["grant"] != step.add["grant"]]
+        stay = {e["grant"] for e in kept}
+        ended = [e for e in document["holders"] if e["grant"] not in stay]
+        written = {"clock": self.clock, "written_at": self.now, "cluster_time": self.cluster_time}
+        changed = {**document, "holders": kept + granted, "waiters": waiting, **written}
+        if granted:
+            changed["token"] = granted[-1]["token"]
+        return {**changed, **self.ends(changed), **self.counted(document, granted, ended), **self.buried(document)}
+
+    def after(self, milliseconds: int) -> datetime:
+        return self.now + timedelta(milliseconds=milliseconds)
+
+    def living_holders(self) -> Entries:
+        """The holders whose time is not over. If the clock is foreign, each begins a whole lease anew.
+
+        One that is only kept for a minimum hold needs no whole lease.
+        """
+        holders: Entries = self.document["holders"]
+        if self.foreign:
+            wholes = [self.after(e["term"]) for e in holders]
+            holders = [
+                {**e, "until": min(whole, e["until"]) if "released" in e else whole}
+                for e, whole in zip(holders, wholes, strict=True)
+            ]
+        return [e for e in holders if e["until"] > self.now]
+
+    def living_waiters(self) -> Entries:
+        """The waiters whose time is not over. If the clock is foreign, each begins a whole place anew."""
+        waiters: Entries = self.document["waiters"]
+        if self.foreign:
+            apart = self.now - self.document["written_at"]
+            waiters = [{**e, "until": self.after(e["patience"]), "since": e["since"] + apart} for e in waiters]
+        return [e for e in waiters if e["until"] > self.now]
+
+    def without_removed(self, holders: Entries) -> Entries:
+        """Holders without the removed. One that must stay a while is renewed no more: it only waits for its end."""
+        kept = []
+        for e in holders:
+            end = min(e["acquired_at"], self.now) + timedelta(milliseconds=e["hold"])
+            if e["grant"] not in self.step.remove:
+                kept.append(e)
+            elif e["hold"] and end > self.now and not self.step.force:
+                kept.append({**e, "until": end, "term": e["hold"], "released": self.now})
+        return kept
+
+    def renewed(self, entries: Entries, length: str) -> Entries:
+        """The entries, those that the command renews pushed to a whole lease from now and never nearer."""
+        renew = self.step.renew
+        return [self.renew(e, length) if e["grant"] in renew and "released" not in e else e for e in entries]
+
+    def renew(self, entry: Document, length: str) -> Document:
+        step = self.step
+        until = max(entry["until"], self.after(max(entry[length], step.term)))
+        renewed = {**entry, "until": until, "beat": Int64(step.beat)}
+        if length == "term":
+            renewed["lease"] = Int64(max(entry["lease"], step.lease))
+            renewed["term"] = Int64(max(entry["term"], step.term))
+        elif step.behind:
+            renewed["behind"] = step.behind[step.renew.index(entry["grant"])]
+        return renewed
+
+    def with_new(self, new: Document, queue: Entries, done: set[str], *, resumes: bool) -> Entries:
+        """The queue with the new entry, unless it is there already, lies under a tombstone, or finds no room.
+
+        It stands where its arrival belongs. resumes: it takes the place of a holder that was removed, and goes to the
+        head, from wherever it stands.
+        """
+        if new["grant"] in done:
+            return queue
+        far = min(new["patience"] * FAR_TIMES, new["term"])
+        patience = Int64(far if len(queue) >= FAR else new["patience"])
+        since = self.now - timedelta(milliseconds=self.step.waited)
+        times = {"since": since, "patience": patience, "until": self.after(patience)}
+        entry = {**new, **times, "beat": Int64(self.step.beat)}
+        others = [e for e in queue if e["grant"] != new["grant"]]
+        if resumes:
+            return [entry, *others]
+        if len(others) < len(queue) or len(queue) + sum(e.get("behind", 0) for e in queue) >= self.limits.waiters:
+            return queue
+        if not self.step.waited:
+            return [*queue, entry]
+        return [
+            *(e for e in queue if e["since"] <= since),
+            entry,
+            *(e for e in queue if e["since"] > since),
+        ]
+
+    def fitting(self, kept: Entries, queue: Entries) -> int:
+        """How many fit, counted from the head of the queue; the smallest number of permits counts."""
+        mode = next((e["mode"] for e in (*kept, *queue)), None)
+        capacity = min((e["capacity"] for e in kept), default=MAX_HOLDERS)
+        for place, e in enumerate(queue):
+            capacity = min(capacity, e["capacity"], MAX_HOLDERS)
+            if e["mode"] != mode or len(kept) + place >= capacity:
+                return place
+        return len(queue)
+
+    def granted(self, entry: Document, token: int) -> Document:
+        """The entry as a holder. Unless its holder sees the answer, it knows of no more than its place in the queue."""
+        granted = {**entry, "acquired_at": self.now, "token": Int64(token)}
+        if entry["grant"] != self.step.ask:
+            return granted
+        return {**granted, "until": self.after(entry["term"]), "beat": Int64(self.step.beat)}
+
+    def ends(self, document: Document) -> Document:
+        """When the last lease ends, and when the document may go."""
+        expires_at = max((e["until"] for e in document["holders"]), default=None)
+        keep = max(self.now, expires_at or self.now) + timedelta(milliseconds=self.limits.retention)
+        stays = document["purge_at"] >= keep
+        purge_at = document["purge_at"] if stays else keep + timedelta(milliseconds=PURGE_STEP)
+        return {"expires_at": expires_at, "purge_at": purge_at}
+
+    def counted(self, document: Document, granted: Entries, ended: Entries) -> Document:
+        """The statistics; the news."""
+        now = self.now
+        waits = [_milliseconds(now - e["since"]) for e in granted]
+        holds = [_milliseconds(min(now, e["until"], e.get("released", now)) - e["acquired_at"]) for e in ended]
+        more = {
+            "changes": 1,
+            "acquisitions": len(granted),
+            # Fewer than none as well: a clock was set back meanwhile.
+            "contended": sum(wait != 0 for wait in waits),
+            "lapsed": sum(e["until"] <= now and "released" not in e for e in ended),
+            "waited_ms": sum(waits),
+            "held_ms": sum(holds),
+        }
+        fields: Document = {name: Int64(document[name] + number) for name, number in more.items()}
+        fields["longest_wait_ms"] = Int64(max(document["longest_wait_ms"], *waits, 0))
+        fields["longest_hold_ms"] = Int64(max(document["longest_hold_ms"], *holds, 0))
+        others = [e for e in granted if e["grant"] != self.step.ask]
+        if others:
+            fields["granted"] = "".join(f"{e['grant']} {e['token']} {_since_1970(now)};" for e in others)
+        if ended:
+            fields["last_holder"] = ended[-1]
+        return fields
+
+    def buried(self, document: Document) -> Document:
+        """The tombstones, where the command leaves some."""
+        if not self.step.bury:
+            return {}
+        old = [e for e in document["graves"] if e["until"] > self.now]
+        new = [{"grant": grant, "until": self.after(self.step.bury)} for grant in self.step.remove]
+        return {"graves": (old + new)[-MAX_TOMBSTONES:]}
+
+
+def _milliseconds(span: timedelta) -> int:
+    return span // timedelta(milliseconds=1)
+
+
+def _since_1970(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)

@@ -1,0 +1,210 @@
+"""How waiters are woken: a bell for each, and one change stream for all of the process.
+
+The stream is opened while somebody waits and closed when nobody has for a while. The server sends only what
+concerns this session. Nothing here does I/O in the stream's loop but read the stream: to wake is to ring a bell.
+
+A stream that is being read is woken by the server for every change of the collection, whoever is meant: with 128
+of them that is most of what a hand-over costs. One that is not read costs nothing and misses nothing, it only has to
+catch up. So a stream rests while no news can be expected: nobody waits, or the turn of those who do is far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+from pymongo.errors import PyMongoError
+
+from ...exceptions import LockBackendError
+from .. import clock
+from ..document import News, read_news
+from ..logs import DEBUG, WARNING, log
+from ..store import Store
+
+#: How long the stream stays open after the last waiter, in seconds.
+LINGER: Final = 30.0
+#: How long after its opening everybody looks once more, in seconds: a grant from just before it may not have been
+#: majority-committed when they looked, and the stream does not tell of it.
+SECOND_LOOK: Final = 0.5
+#: How long a stream rests at most, in seconds: what has happened meanwhile is to be read through afterwards.
+LONGEST_REST: Final = 1.0
+#: Bounds of the time between two attempts to open it, in seconds.
+RETRY_FIRST, RETRY_LAST = 0.5, 30.0
+
+
+class Bell:
+    """Wakes one waiter: a thread, or a coroutine. Rung before the wait begins, it ends the wait at once."""
+
+    __slots__ = ("_future", "_lock", "_loop", "_rung")
+
+    def __init__(self) -> None:
+        self._lock: threading.Lock | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._future: asyncio.Future[None] | None = None
+        self._rung = False
+
+    def ring(self) -> None:
+        """Wake the waiter. May be called from any thread, and again."""
+        self._rung = True
+        lock, loop = self._lock, self._loop
+        if lock is not None:
+            with contextlib.suppress(RuntimeError):  # rung twice
+                lock.release()
+        elif loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is there to wake
+                loop.call_soon_threadsafe(self._wake)
+
+    def wait(self, seconds: float) -> None:
+        """Block this thread until it is rung, at most so long."""
+        self._lock = lock = threading.Lock()
+        lock.acquire()
+        try:
+            if not self._rung:
+                # A lock and no condition: a signal handler may raise here, and leaves nothing half done.
+                lock.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+        finally:
+            self._lock, self._rung = None, False
+
+    async def await_(self, seconds: float) -> None:
+        """See wait(). Holds no thread."""
+        self._loop = loop = asyncio.get_running_loop()
+        self._future = future = loop.create_future()
+        timer = None if seconds > 86_400 else loop.call_later(seconds, self._wake)
+        try:
+            if not self._rung:
+                await future
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._loop, self._future, self._rung = None, None, False
+
+    def _wake(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+
+class Listener:
+    """Reads the change stream of a session in a thread of its own.
+
+    tell: called with the news of each grant of the session. expected: when the next news may come, by the clock *now*.
+    look: called when the stream has come up or gone down, so that nobody relies on news that may have passed
+    between, with the seconds until then.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        session: str,
+        tell: Callable[[str, News], object],
+        expected: Callable[[], float],
+        look: Callable[[float], object],
+        *,
+        now: Callable[[], float] = clock.now,
+    ) -> None:
+        self.listening = False
+        self._store = store
+        self._now = now
+        self._session = session
+        self._tell = tell
+        self._expected = expected
+        self._look = look
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._rests_until = 0.0
+        self._wanted_until = 0.0
+        self._thread: threading.Thread | None = None
+        self._mutex = threading.Lock()
+        self._closed = False
+        self._complained = False
+
+    def want(self, since: float) -> bool:
+        """Somebody waits, for news that may come *since* then: keep the stream open. Return whether there is a thread
+        for it; if not, `start` one."""
+        self._wanted_until = self._now() + LINGER
+        if since < self._rests_until:
+            self._bell.put(None)
+        return self._closed or (self._thread is not None and self._thread.is_alive())
+
+    def start(self) -> None:
+        """Start the thread, unless it runs."""
+        with self._mutex:
+            if not self._closed and (self._thread is None or not self._thread.is_alive()):
+                thread = threading.Thread(target=self._run, name="mongolock-listener", daemon=True)
+                with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
+                    thread.start()
+                    self._thread = thread
+
+    def close(self) -> None:
+        self._closed = True
+        self._bell.put(None)
+
+    def _is_wanted(self) -> bool:
+        return not self._closed and self._now() < self._wanted_until
+
+    def _run(self) -> None:
+        pause = RETRY_FIRST
+        while self._is_wanted():
+            reason = self._listen()
+            pause = RETRY_FIRST if self.listening else min(RETRY_LAST, pause * 2)
+            if self.listening:
+                self.listening = False
+                self._look(0.0)
+            if self._is_wanted():
+                self._complain(reason)
+                self._give_way(pause)
+
+    def _listen(self) -> str:
+        """Read the stream for as long as somebody wants it and it lives. Returns why it ended."""
+        try:
+            with self._store.watch(self._session) as stream:
+                self.listening, self._complained = True, False
+                self._look(0.0)
+                self._look(SECOND_LOOK)
+                while True:
+                    self._rest()
+                    if not self._is_wanted():
+                        break
+                    change = stream.try_next()
+                    if change is not None:
+                        for grant, news in read_news(_granted_field(change)).items():
+                            self._tell(grant, news)
+                    elif not stream.alive:  # invalidated; it says nothing more, and raises nothing
+                        break
+        except (PyMongoError, LockBackendError) as error:
+            return f"{type(error).__name__}, code {getattr(error, 'code', None)}"
+        return "it ended"
+
+    def _rest(self) -> None:
+        """Wait until news may be expected, at most LONGEST_REST."""
+        end = self._now() + LONGEST_REST
+        while not self._closed:
+            # Whoever comes from here on rings: what it expects may be too late for this look.
+            self._rests_until = float("inf")
+            self._rests_until = until = min(self._expected(), end)
+            seconds = until - self._now()
+            if seconds <= 0:
+                break
+            with contextlib.suppress(Empty):
+                self._bell.get(timeout=seconds)
+        self._rests_until = 0.0
+
+    def _give_way(self, seconds: float) -> None:
+        end = self._now() + seconds
+        while self._is_wanted() and self._now() < end:
+            time.sleep(0.1)
+
+    def _complain(self, reason: str) -> None:
+        """Say once that waiting goes on by polling."""
+        log(DEBUG if self._complained else WARNING, "no change stream, waiting by polling", reason=reason)
+        self._complained = True
+
+
+def _granted_field(change: Mapping[str, Any]) -> object:
+    """The field `granted` of a change, which comes as an update, or whole if the document was small."""
+    whole: dict[str, Any] = change.get("fullDocument") or {}
+    updated: dict[str, Any] = change.get("updateDescription") or {}
+    return whole.get("granted") or updated.get("updatedFields", {}).get("granted")

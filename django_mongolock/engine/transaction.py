@@ -1,0 +1,265 @@
+"""A MongoDB transaction that commits only if a lock is still held by the grant that it began under.
+
+It *ends* with a write to the lock document that matches the grant. Whoever else changes that document meanwhile
+conflicts with it: somebody who took the lock over, so that nothing is committed after a loss, but also a newcomer in
+the queue. A write at the start would keep them all waiting, and the renewals of the lock with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, cast
+
+from bson.int64 import Int64
+from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.client_session import ClientSession
+from pymongo.errors import PyMongoError
+from pymongo.read_concern import ReadConcern
+
+from ..exceptions import LockBackendError, LockError, LockStateError, LockTransactionAborted
+from . import clock, runner
+from .protocol import Pause, Protocol
+from .store import MongoStore
+
+if TYPE_CHECKING:
+    from .grant import Grant
+    from .lock import MongoLock
+
+S_co = TypeVar("S_co", ClientSession, AsyncClientSession, covariant=True)
+T = TypeVar("T")
+Client = MongoClient[Any] | AsyncMongoClient[Any]
+#: What a body yields: a call to make. It is sent the outcome, or thrown the error.
+Calls = Generator[Callable[[], Any], Any, T]
+
+#: MongoDB says so of a transaction that it has aborted: nothing is committed, doing it all again may help.
+TRANSIENT: Final = "TransientTransactionError"
+#: MongoDB does not say if it has committed; to commit again is safe.
+UNKNOWN: Final = "UnknownTransactionCommitResult"
+#: For how many seconds a commit is tried: longer than a failover takes.
+COMMIT_LIMIT: Final = 30.0
+
+
+class Atomic(Generic[S_co]):
+    """What `MongoLock.atomic` returns: enter it with ``with``, or with ``async with``, for the transaction's session.
+
+    Leaving it commits, or aborts if the block has raised. Nothing is committed once the lock was lost: that raises
+    LockLostError. LockTransactionAborted: nothing is committed either, but the lock is held and the block may be run
+    again (see `MongoLock.run_atomic`). LockBackendError: nobody knows if it was committed.
+    """
+
+    def __init__(self, lock: MongoLock, client: Client) -> None:
+        if not isinstance(client, (MongoClient, AsyncMongoClient)):
+            raise TypeError(
+                f"atomic() takes a MongoClient, not a {type(client).__name__}; a DATABASES alias is given by its name, "
+                'atomic(using="locks")'
+            )
+        self._lock = lock
+        self._client = client
+        self._session: Any = None
+        self._grants: tuple[Grant, ...] = ()
+
+    def __enter__(self) -> S_co:
+        if isinstance(self._client, AsyncMongoClient):
+            raise TypeError("the client is an AsyncMongoClient: enter the transaction with `async with`")
+        session: S_co = self._run(self._begin())
+        return session
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> Literal[False]:
+        self._run(self._end(error, self._lock.extend))
+        return False
+
+    async def __aenter__(self) -> S_co:
+        session: S_co = await self._arun(self._begin())
+        return session
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> Literal[False]:
+        await self._arun(self._end(error, self._lock.aextend))
+        return False
+
+    # The bodies
+
+    def _begin(self) -> Calls[Any]:
+        if self._session is not None:
+            raise LockStateError("this transaction has begun already: call atomic() again for another one")
+        self._lock.ensure_held()
+        self._store = _transactional_store(self._lock)
+        self._grants = self._lock._acquired()
+        self._session = yield self._client.start_session
+        try:
+            yield partial(
+                self._session.start_transaction,
+                read_concern=ReadConcern("snapshot"),
+                write_concern=WriteConcern("majority"),
+                read_preference=ReadPreference.PRIMARY,
+                max_commit_time_ms=round(self._timeout * 1000),
+            )
+        except BaseException:
+            yield from self._abort()
+            raise
+        for grant in self._grants:
+            grant.renew_late()
+        return self._session
+
+    def _end(self, error: BaseException | None, confirm: Callable[[], object]) -> Calls[None]:
+        """Commit, or abort if the block has raised *error*. *confirm* asks the server if the lock is held."""
+        for grant in self._grants:
+            grant.renew_in_time()
+        try:
+            if error is not None:
+                return
+            self._lock.ensure_held()
+            if not (yield from self._match()):
+                yield from self._abort()
+                yield confirm
+                raise LockStateError(
+                    "the transaction's client does not see the lock: use a client of the MongoDB that keeps the locks"
+                )
+            yield from self._commit()
+        except PyMongoError as failure:
+            if failure.has_error_label(UNKNOWN):
+                # It may be open on the server still, and with it the lock's document be closed to everybody.
+                with contextlib.suppress(PyMongoError):
+                    yield partial(self._client.admin.command, "killSessions", [self._session.session_id])
+                raise LockBackendError("nobody knows whether the transaction was committed", self._key) from failure
+            if not failure.has_error_label(TRANSIENT):
+                raise
+            yield from self._abort()
+            with contextlib.suppress(LockBackendError):
+                yield confirm
+            raise LockTransactionAborted(self._key, self._grants[0].token, _reason(failure)) from failure
+        finally:
+            yield from self._abort()
+
+    def _match(self) -> Calls[bool]:
+        """Write to the document of every key; return whether all were there and held by our grants."""
+        collection = self._client[self._store.config.database][self._store.config.collection]
+        for grant in self._grants:
+            mine = {"grant": {"$eq": grant.id}, "released": {"$exists": False}}
+            where = {"_id": {"$eq": grant.key}, "holders": {"$elemMatch": mine}}
+            change = {"$inc": {"changes": Int64(1)}}
+            result = yield partial(collection.update_one, where, change, session=self._session)
+            if result.matched_count != 1:
+                return False
+        return True
+
+    def _commit(self) -> Calls[None]:
+        """Commit, again and again while MongoDB does not say if it has."""
+        give_up = clock.now() + COMMIT_LIMIT
+        while True:
+            try:
+                yield self._session.commit_transaction
+            except PyMongoError as error:
+                if not error.has_error_label(UNKNOWN) or clock.now() >= give_up:
+                    raise
+            else:
+                return
+
+    def _abort(self) -> Calls[None]:
+        """End the session, and the transaction unless it was committed."""
+        session = self._session
+        with contextlib.suppress(PyMongoError):
+            if session.in_transaction:
+                yield session.abort_transaction
+        with contextlib.suppress(PyMongoError):
+            yield session.end_session
+
+    @property
+    def _timeout(self) -> float:
+        return self._lock._now().command_timeout
+
+    @property
+    def _key(self) -> str:
+        return self._grants[0].key
+
+    # Two faces
+
+    def _run(self, calls: Calls[T]) -> T:
+        return runner.run(cast(Protocol[T], calls), _call, _never)
+
+    async def _arun(self, calls: Calls[T]) -> T:
+        return await runner.arun(cast(Protocol[T], calls), self._acall, _never)
+
+    async def _acall(self, call: Any) -> Any:
+        if isinstance(self._client, AsyncMongoClient) or call == self._lock.aextend:
+            outcome = call()
+            return await outcome if isinstance(outcome, Awaitable) else outcome
+        # A session is not for two threads at once: whoever is cancelled waits for its command.
+        running = asyncio.ensure_future(asyncio.to_thread(call))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait([running])
+            raise
+
+
+def _call(call: Any) -> Any:
+    return call()
+
+
+def _never(pause: Pause) -> Any:
+    raise AssertionError("a transaction makes calls, and no pauses")
+
+
+@dataclass(slots=True)
+class Pace:
+    """When to try a transaction again: at once at first, then later and later, spread by full jitter."""
+
+    give_up: float
+    attempts: int = 0
+
+    @classmethod
+    def until(cls, limit: float) -> Pace:
+        return cls(clock.now() + limit)
+
+    def next(self) -> float | None:
+        """How many seconds to wait for the next attempt; None if there is to be none."""
+        self.attempts += 1
+        if clock.now() >= self.give_up:
+            return None
+        return random.uniform(0, min(0.2, 0.005 * 2 ** min(self.attempts, 10)))  # noqa: S311 - spreads load
+
+
+def is_transient(error: BaseException) -> bool:
+    """Did MongoDB abort a transaction in a way that doing it all again may help?"""
+    if isinstance(error, LockError):
+        return isinstance(error, LockTransactionAborted)
+    # Django's backend raises its own errors from the driver's.
+    return any(
+        isinstance(cause, PyMongoError) and cause.has_error_label(TRANSIENT) for cause in (error, error.__cause__)
+    )
+
+
+def kept_in_mongodb(lock: MongoLock) -> MongoStore:
+    """Where the lock is kept. Raises LockStateError if that is no MongoDB."""
+    store = lock._now().store
+    if not isinstance(store, MongoStore):
+        raise LockStateError("this lock is not kept in MongoDB: atomic() needs a MongoDB transaction")
+    return store
+
+
+def _transactional_store(lock: MongoLock) -> MongoStore:
+    """Where the lock is kept. Raises LockStateError where there are no transactions."""
+    store = kept_in_mongodb(lock)
+    servers = store.client.topology_description.server_descriptions().values()
+    if any(server.server_type_name == "Standalone" for server in servers):
+        raise LockStateError(
+            "a standalone MongoDB server has no transactions: run it as a replica set; one node is enough to begin "
+            "with (--replSet, rs.initiate())"
+        )
+    return store
+
+
+def _reason(error: PyMongoError) -> str:
+    details = getattr(error, "details", None) or {}
+    return str(details.get("codeName", type(error).__name__))

@@ -1,0 +1,108 @@
+"""What a server is like, as far as locks are concerned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pymongo
+from pymongo.errors import OperationFailure, PyMongoError
+
+from ..engine import history
+from ..engine.indexes import missing_indexes
+from ..engine.store import MongoStore, confirms_by_journal, tls_problem
+from ..exceptions import LockBackendError
+
+#: The actions that locking needs on the collection.
+RIGHTS: Final = ("find", "insert", "update")
+#: The action without which waiters look for their turn now and then, instead of being told.
+WATCH: Final = "changeStream"
+#: What passes between an election and the first write that succeeds, at most, in seconds (measured: 10.3 to 16 s with
+#: the default election timeout of 10 s); twice that beyond the election timeout itself would be far too careful.
+_ELECTION_OVERHEAD: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """problem: why it cannot be used, in words without credentials. failover: seconds that one may take, None where
+    there is nothing to fail over to. history: why that cannot be kept, if it is wanted. journaled: does the majority
+    have in its journals what it confirms? As far as we may ask."""
+
+    problem: str = ""
+    standalone: bool = False
+    failover: float | None = None
+    missing_rights: tuple[str, ...] = ()
+    may_watch: bool = True
+    missing_indexes: tuple[str, ...] = ()
+    history: str = ""
+    journaled: bool = True
+
+
+def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
+    """Ask the server about itself. Changes nothing."""
+    try:
+        with pymongo.timeout(timeout):
+            admin = store.client.admin
+            hello = admin.command("hello")
+            status = admin.command("connectionStatus", showPrivileges=True)["authInfo"]
+            sharded = hello.get("msg") == "isdbgrid"
+            missing = _missing_rights(status, store.config.database, store.config.collection)
+            rights = tuple(right for right in RIGHTS if right in missing)
+            if not status["authenticatedUsers"]:
+                store.collection.find_one({}, {"_id": 1})  # is there no access control, or did nobody log in?
+            return ServerFacts(
+                standalone="setName" not in hello and not sharded,
+                failover=_failover(store) if len(hello.get("hosts", ())) > 1 else None,
+                missing_rights=rights,
+                may_watch=WATCH not in missing,
+                missing_indexes=() if "find" in rights else tuple(_missing_indexes(store)),
+                history=_history(store) if store.config.history else "",
+                journaled="setName" not in hello or confirms_by_journal(store.client),
+            )
+    except LockBackendError as error:
+        return ServerFacts(problem=error.problem)
+    except OperationFailure as error:
+        return ServerFacts(problem=f"it refused the connection (code {error.code})")
+    except PyMongoError as error:
+        if (problem := tls_problem(error)) is not None:
+            return ServerFacts(problem=problem)
+        return ServerFacts(problem=f"it did not answer within {timeout:g} s ({type(error).__name__})")
+
+
+def _missing_indexes(store: MongoStore) -> list[str]:
+    try:
+        return missing_indexes(store.collection)
+    except OperationFailure:  # no right to list them: then nobody can tell
+        return []
+
+
+def _history(store: MongoStore) -> str:
+    """Why no history can be kept."""
+    collection = history.events(store)
+    if history.is_there(collection):
+        return "" if history.is_bounded(collection) else f"the collection {collection.name} is not a capped one"
+    return f"there is no collection {collection.name}"
+
+
+def _failover(store: MongoStore) -> float:
+    """Seconds that a failover may take: the election timeout of the replica set, and what comes on top."""
+    try:
+        config = store.client.admin.command("replSetGetConfig")["config"]
+        election = config.get("settings", {}).get("electionTimeoutMillis", 10_000) / 1000
+    except OperationFailure:  # a plain user may not ask
+        election = 10.0
+    return float(election + _ELECTION_OVERHEAD)
+
+
+def _missing_rights(status: Mapping[str, Any], database: str, collection: str) -> tuple[str, ...]:
+    if not status["authenticatedUsers"]:
+        return ()  # no access control
+    granted: set[str] = set()
+    for privilege in status["authenticatedUserPrivileges"]:
+        resource = privilege["resource"]
+        everywhere = resource.get("anyResource", False)
+        here = resource.get("db") in ("", database) and resource.get("collection") in ("", collection)
+        if everywhere or here:
+            granted.update(privilege["actions"])
+    return tuple(right for right in (*RIGHTS, WATCH) if right not in granted)

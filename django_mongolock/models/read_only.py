@@ -1,0 +1,66 @@
+"""Looking, through Django's ORM, at documents that only the engine writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+from django.core.exceptions import EmptyResultSet
+from django.db import NotSupportedError, models
+
+from ..backends.base import mongo_store
+
+if TYPE_CHECKING:  # the backend is not typed
+    Manager = models.Manager[Any]
+
+    class MongoQuerySet(models.QuerySet[Any]):
+        def _clone(self) -> Any: ...
+else:
+    from django_mongodb_backend.queryset import MongoQuerySet
+
+    Manager = models.Manager
+
+
+class LookingQuerySet(MongoQuerySet):
+    """Filters, orders and counts like any other; writes nothing."""
+
+    #: Why, and what to do instead.
+    not_deleted: ClassVar[str]
+    not_written: ClassVar[str]
+
+    def as_query(self) -> tuple[dict[str, Any], dict[str, int]] | None:
+        """The condition and the order as MongoDB takes them; None if it is known that nothing can be found.
+
+        The backend's own pipeline copies the field that it sorts by, and so sorts without an index.
+        """
+        compiler = self.query.get_compiler(using=self.db)
+        compiler.pre_sql_setup()
+        try:
+            query = compiler.build_query()
+        except EmptyResultSet:
+            return None
+        return query.match_mql, query.ordering
+
+    def delete(self) -> NoReturn:
+        """Not supported: what was renewed or granted meanwhile would go as well."""
+        raise NotSupportedError(self.not_deleted)
+
+    def update(self, **values: Any) -> NoReturn:
+        """Not supported: only the engine writes."""
+        raise NotSupportedError(self.not_written)
+
+    def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> NoReturn:
+        """Not supported: see update()."""
+        raise NotSupportedError(self.not_written)
+
+    def bulk_update(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> NoReturn:
+        """Not supported: see update()."""
+        raise NotSupportedError(self.not_written)
+
+
+class LookingManager(Manager):
+    """Refuses to look where the locks are not in MongoDB: rather an error than the answer that there are none."""
+
+    def get_queryset(self) -> models.QuerySet[Any]:
+        mongo_store(self._db)
+        return super().get_queryset()

@@ -1,0 +1,164 @@
+"""Locking a row: take its lock, then read it, so that what you have is what the one before you left."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Generic, Literal, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.db import models, router
+from django.db.models import Model
+from django.db.models.query import ModelIterable
+
+from .engine.lock import UNSET, MongoLock, Unset
+from .exceptions import LockStateError
+from .keys import LockKey, model_key, row_key, row_template
+from .locks import LockOptions, mongo_lock
+
+__all__ = ["LockedQuerySet", "LockedRow", "locked"]
+
+M = TypeVar("M", bound=Model)
+
+#: How often a row may turn out to have another primary key than the one that was asked for.
+_SPELLINGS = 3
+
+
+class LockedQuerySet(models.QuerySet[M, M]):
+    """A queryset that locks rows: ``objects = LockedQuerySet.as_manager()``, or a base of your own queryset."""
+
+    def locked(
+        self,
+        *,
+        wait: float | Unset | None = UNSET,
+        lease: float | None = None,
+        lock_options: LockOptions | None = None,
+        **lookup: Any,
+    ) -> LockedRow[M]:
+        """See `locked`."""
+        return LockedRow(self, lookup, {**(lock_options or {}), "wait": wait, "lease": lease})
+
+
+def locked(
+    source: type[M] | models.Manager[M] | models.QuerySet[M, M],
+    *,
+    wait: float | Unset | None = UNSET,
+    lease: float | None = None,
+    lock_options: LockOptions | None = None,
+    **lookup: Any,
+) -> LockedRow[M]:
+    """The row that ``get(**lookup)`` finds, locked and then read: ``with locked(User, pk=5) as user:``.
+
+    source: a model, a manager or a queryset, with its filters and its `select_related`. wait, lease and lock_options
+    are those of `mongo_lock`; to look a row up by a field of one of these names, use ``filter()``. ``with`` and ``async
+    with`` give a fresh instance, read from the database that is written to; the lock is the same as
+    ``mongo_lock(instance)``, and there as `LockedRow.lock`. A row that is not there, or does not fit any more, raises
+    the model's DoesNotExist, and the lock is given back.
+
+    It keeps away those who lock the row as well, and nobody else. Open a transaction inside the block, not around it:
+    otherwise the lock is given back before the commit, and an older snapshot may be read.
+    """
+    given: Any = source
+    if not (
+        isinstance(given, (models.Manager, models.QuerySet)) or (isinstance(given, type) and issubclass(given, Model))
+    ):
+        raise TypeError(
+            "locked() takes a model, a manager or a queryset, and which row is meant: locked(Order, pk=5). "
+            f"This is a {type(given).__name__}"
+        )
+    queryset = source._default_manager.all() if isinstance(source, type) else source.all()
+    return LockedRow(queryset, lookup, {**(lock_options or {}), "wait": wait, "lease": lease})
+
+
+class LockedRow(Generic[M]):
+    """A row to be locked and read; make a fresh one for every use."""
+
+    def __init__(self, queryset: models.QuerySet[M, M], lookup: dict[str, Any], options: LockOptions) -> None:
+        if not issubclass(queryset._iterable_class, ModelIterable):
+            raise TypeError("only whole instances can be locked: leave out values() and values_list()")
+        # A replica may not have yet what the one before us has written.
+        inner: Any = queryset
+        self._rows = queryset.using(inner._db or router.db_for_write(queryset.model, **inner._hints))
+        self._lookup = lookup
+        self._options = options
+        self._lock: MongoLock | None = None
+
+    @property
+    def lock(self) -> MongoLock:
+        """The lock, once it was acquired: `fencing_token`, `ensure_held()` and the rest. LockStateError before."""
+        if self._lock is None:
+            raise LockStateError("this row is not locked: use it with `with` or `async with`")
+        return self._lock
+
+    def __enter__(self) -> M:
+        pk = self._find()
+        for _ in range(_SPELLINGS):
+            lock = self._new_lock(pk).acquire()
+            try:
+                row = self._read(pk)
+                if self._fits(lock, row):
+                    return row
+            except BaseException:
+                self._lock = None
+                lock.release()
+                raise
+            pk = row.pk
+            lock.release()
+        raise LockStateError(f"the primary key {pk!r} changes all the time")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> Literal[False]:
+        return self.lock.__exit__(kind, error, traceback)
+
+    async def __aenter__(self) -> M:
+        pk = await sync_to_async(self._find)()
+        for _ in range(_SPELLINGS):
+            lock = await self._new_lock(pk).aacquire()
+            try:
+                row = await sync_to_async(self._read)(pk)
+                if self._fits(lock, row):
+                    return row
+            except BaseException:
+                self._lock = None
+                await lock.arelease()
+                raise
+            pk = row.pk
+            await lock.arelease()
+        raise LockStateError(f"the primary key {pk!r} changes all the time")
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> Literal[False]:
+        return await self.lock.__aexit__(kind, error, traceback)
+
+    def _find(self) -> Any:
+        """The primary key: as it was given, or that of the row which fits. Raises the model's errors of `get`."""
+        if set(self._lookup) == {"pk"} or set(self._lookup) == {self._rows.model._meta.pk.name}:
+            (value,) = self._lookup.values()
+            return _as_pk(self._rows.model, value)
+        return self._rows.values_list("pk", flat=True).get(**self._lookup)
+
+    def _new_lock(self, pk: Any) -> MongoLock:
+        model = self._rows.model
+        return mongo_lock(LockKey(row_key(model, pk), row_template(model)), **self._options)
+
+    def _read(self, pk: Any) -> M:
+        return self._rows.get(**{**self._lookup, "pk": pk})
+
+    def _fits(self, lock: MongoLock, row: M) -> bool:
+        """Is it the lock of this row? A database may find a key in another spelling, such as in capitals."""
+        if not lock.key.endswith(model_key(row)):
+            return False
+        self._lock = lock
+        return True
+
+
+def _as_pk(model: type[Model], value: Any) -> Any:
+    """A primary key as the model has it: "5" for an integer is 5, text for a UUID is a UUID."""
+    if isinstance(value, Model):
+        return value.pk
+    key = model._meta.pk
+    fields = getattr(key, "fields", None)
+    if fields is not None and isinstance(value, (tuple, list)):
+        return tuple(field.to_python(part) for field, part in zip(fields, value, strict=True))
+    return key.to_python(value)

@@ -1,0 +1,250 @@
+"""For your tests: locks without a MongoDB, which a test can hold as somebody else, lose, let time go by for, and check.
+
+With pytest there is the fixture `mongolock`; with unittest use `LockTestMixin` or `override_locks`.
+"""
+
+from __future__ import annotations
+
+import threading
+import unittest
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Self
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db.models import Model
+from django.dispatch import Signal
+from django.test.utils import TestContextDecorator
+
+from ..backends.base import close_backends, get_backend
+from ..backends.memory import MemoryLockBackend, forget_servers
+from ..conf import MEMORY, get_settings, put_over
+from ..engine.document import check_key
+from ..engine.lock import MongoLock
+from ..engine.memory_server import MemoryServer, MemorySession
+from ..keys import as_key
+from ..locks import LockMode, mongo_lock, mongo_semaphore
+from ..signals import lock_acquired, lock_contended, lock_lost, lock_released
+
+__all__ = ["HeldLock", "LockTestMixin", "MemoryLocks", "override_locks"]
+
+Key = str | Model
+
+#: What is recorded under which name.
+_RECORDED: Final[dict[str, Signal]] = {
+    "acquired": lock_acquired,
+    "released": lock_released,
+    "lost": lock_lost,
+    "contended": lock_contended,
+}
+
+
+class HeldLock:
+    """A lock that somebody else holds: another process, as far as the code under test can tell.
+
+    It is renewed, and so held until it is released (``with`` does that too), or until the end of the test.
+    """
+
+    def __init__(self, lock: MongoLock, session: MemorySession) -> None:
+        self.lock = lock
+        self._session = session
+
+    @property
+    def held(self) -> bool:
+        """Is it still held? Not if it was forced, and that was noticed."""
+        return self.lock.held
+
+    @property
+    def release_requested(self) -> str | None:
+        """Who asked for its release, in words. Known at its next renewal: see `MemoryLocks.advance`."""
+        return self.lock.release_requested
+
+    def release(self) -> None:
+        """Give it back. Whoever waits for it gets it."""
+        self.lock.release()
+        self._session.close()
+
+    def die(self) -> None:
+        """Its process is killed: nobody renews it any more, and it ends when its lease does."""
+        self._session.die()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
+class MemoryLocks:
+    """The locks of a test.
+
+    `acquired`, `released`, `lost` and `contended` list the keys to which that happened to the code under test, in
+    order, and as it named them (without MONGOLOCK["KEY_PREFIX"]). What the test holds as somebody else is not among
+    them. *using*: the DATABASES alias, if not MONGOLOCK["DATABASE"].
+    """
+
+    def __init__(self, using: str | None = None) -> None:
+        self.acquired: list[str] = []
+        self.released: list[str] = []
+        self.lost: list[str] = []
+        self.contended: list[str] = []
+        self._using = using
+        self._held: list[HeldLock] = []
+
+    def hold(
+        self,
+        key: Key,
+        *,
+        mode: LockMode = "exclusive",
+        permits: int | None = None,
+        lease: float | None = None,
+        owner: str | None = None,
+        label: str = "somebody else",
+    ) -> HeldLock:
+        """Hold *key* as somebody else, from now on. permits: as one of a semaphore's. Raises LockNotAcquired.
+
+        Code that waits for it in this very thread would wait for nothing, since the test cannot go on meanwhile: its
+        wait ends at once, with the clock moved to its end.
+        """
+        session = self._backend.play_somebody()
+        if permits is None:
+            made = mongo_lock(key, mode=mode, wait=0, lease=lease, owner=owner, using=self._using)
+        else:
+            made = mongo_semaphore(key, permits, wait=0, lease=lease, owner=owner, using=self._using)
+        facts: dict[str, str | int] = {"host": "elsewhere", "pid": 1, "thread": "MainThread", "label": label}
+        lock = MongoLock(lambda: session, made.keys, made.options, lambda: facts)
+        try:
+            session.run(lock._acquire(0))  # not acquire(), which warns in a coroutine of what blocks
+        except BaseException:
+            session.close()
+            raise
+        self._held.append(HeldLock(lock, session))  # so that it is held although nobody may keep it
+        return self._held[-1]
+
+    def lose(self, key: Key) -> None:
+        """Take *key* from the code under test, which learns of it at once. AssertionError if it does not hold it."""
+        if not self._backend.session().lose(self._full(key)):
+            raise AssertionError(f"the code under test does not hold {self._full(key)!r}: {self._story()}")
+
+    def advance(self, seconds: float) -> None:
+        """Let *seconds* go by. Locks are renewed meanwhile, as in a process that lives; `HeldLock.die` ends that."""
+        self._server.advance(seconds)
+
+    @contextmanager
+    def unavailable(self) -> Iterator[None]:
+        """MongoDB does not answer: LockBackendError wherever a lock is taken. What is held is not renewed."""
+        self._server.away = threading.current_thread()
+        try:
+            yield
+        finally:
+            self._server.away = None
+
+    def held(self) -> list[str]:
+        """The keys that somebody holds now, in alphabetical order."""
+        now = self._server.time
+        documents = sorted(self._server.documents.items())
+        return [self._name(key) for key, document in documents if any(e["until"] > now for e in document["holders"])]
+
+    def waiting(self, key: Key) -> int:
+        """How many wait for *key*: threads and tasks. Those behind another of theirs are counted when its place in the
+        queue is renewed, within seconds."""
+        document = self._server.documents.get(self._full(key), {})
+        now = self._server.time
+        return sum(1 + e.get("behind", 0) for e in document.get("waiters", []) if e["until"] > now)
+
+    def assert_locked(self, key: Key, times: int | None = None) -> None:
+        """The code under test has acquired *key*, at least once or exactly so many *times*."""
+        found = self.acquired.count(self._name(self._full(key)))
+        if (times is None and not found) or times not in (None, found):
+            wanted = "at all" if times is None else f"{times} times, but {found} times"
+            raise AssertionError(f"{self._name(self._full(key))!r} was not locked {wanted}: {self._story()}")
+
+    def assert_not_locked(self, key: Key) -> None:
+        """The code under test has never acquired *key*."""
+        if self._name(self._full(key)) in self.acquired:
+            raise AssertionError(f"{self._name(self._full(key))!r} was locked: {self._story()}")
+
+    def assert_free(self, *keys: Key) -> None:
+        """Nobody holds any of *keys* now, or anything at all if none is named."""
+        wanted = [self._name(self._full(key)) for key in keys]
+        if found := [key for key in self.held() if key in wanted or not keys]:
+            raise AssertionError(f"still held: {', '.join(map(repr, found))}")
+
+    def _story(self) -> str:
+        return f"acquired were {', '.join(map(repr, self.acquired)) or 'none'}"
+
+    @property
+    def _backend(self) -> MemoryLockBackend:
+        backend = get_backend(self._using)
+        if not isinstance(backend, MemoryLockBackend):
+            raise ImproperlyConfigured(f'MONGOLOCK["BACKEND"] is not {MEMORY!r} any more')
+        return backend
+
+    @property
+    def _server(self) -> MemoryServer:
+        return self._backend.server
+
+    def _full(self, key: Key) -> str:
+        return check_key(as_key(key), get_settings().KEY_PREFIX)
+
+    def _name(self, key: str) -> str:
+        return key.removeprefix(get_settings().KEY_PREFIX)
+
+    def _record(self, signal: Signal, key: str, **facts: object) -> None:
+        for name, recorded in _RECORDED.items():
+            if recorded is signal:
+                getattr(self, name).append(self._name(key))
+
+    def _listen(self) -> None:
+        for signal in _RECORDED.values():
+            signal.connect(self._record)
+
+    def _close(self) -> None:
+        for signal in _RECORDED.values():
+            signal.disconnect(self._record)
+        forget_servers()
+
+
+class override_locks(TestContextDecorator):  # noqa: N801 - a sibling of override_settings
+    """Keep the locks in memory, and give a `MemoryLocks`: ``with override_locks() as locks:``.
+
+    Also a decorator, of functions, coroutine functions and test case classes, as Django's ``override_settings`` is;
+    *kwarg_name* and *attr_name* name the argument, or the attribute of the test case, that is to have the locks.
+    *values*: other settings of MONGOLOCK for the time being, such as ``WAIT=0``.
+    """
+
+    def __init__(self, attr_name: str | None = None, kwarg_name: str | None = None, **values: Any) -> None:
+        super().__init__(attr_name=attr_name, kwarg_name=kwarg_name)
+        self.values = values
+
+    def enable(self) -> MemoryLocks:
+        """Begin."""
+        self._before = put_over({"BACKEND": MEMORY, **self.values})
+        close_backends()
+        forget_servers()
+        self._locks = MemoryLocks()
+        self._locks._listen()
+        return self._locks
+
+    def __enter__(self) -> MemoryLocks:  # type: ignore[override]
+        return self.enable()
+
+    def disable(self) -> None:
+        """End; what is still held is gone."""
+        self._locks._close()
+        put_over(self._before)
+        close_backends()
+
+
+class LockTestMixin(unittest.TestCase):
+    """A test case whose locks are in memory, each test's its own, in `mongolock`: mix it into any Django test case.
+
+    No test needs a database for it. Locks of ``setUpClass`` and ``setUpTestData`` are none of its business.
+    """
+
+    mongolock: MemoryLocks
+
+    def run(self, result: unittest.TestResult | None = None) -> unittest.TestResult | None:
+        """Run one test, `setUp` and `tearDown` included."""
+        with override_locks() as self.mongolock:
+            return super().run(result)

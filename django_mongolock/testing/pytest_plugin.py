@@ -1,0 +1,20 @@
+"""The pytest plugin: the fixture `mongolock`. Installed with the package; nothing is imported until a test asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from . import MemoryLocks
+
+
+@pytest.fixture
+def mongolock() -> Iterator[MemoryLocks]:
+    """Keeps the locks of this test in memory: see `django_mongolock.testing.MemoryLocks`. Needs no database."""
+    from . import override_locks
+
+    with override_locks() as locks:
+        yield locks

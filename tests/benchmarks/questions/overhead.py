@@ -1,0 +1,107 @@
+"""What does the library cost around its commands: the decorator, the import?"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+
+from django_mongolock import mongo_lock, mongo_locked
+from django_mongolock.engine import clock
+from tests.benchmarks.bench import Bench
+from tests.benchmarks.contenders import OURS
+from tests.benchmarks.measure import Data, Piece, Spread, Table, interleaved, median
+from tests.benchmarks.ours import in_thread
+from tests.benchmarks.workers import State, workers
+
+#: What is imported, in an interpreter of its own.
+IMPORTS: Final = {
+    "nothing": "pass",
+    "django_mongolock": "import django_mongolock",
+    "pymongo": "import pymongo",
+    "pymongo, django.http, asyncio": "import asyncio, pymongo, django.http",
+    "redis": "import redis",
+    "kazoo.client": "import kazoo.client",
+    "filelock": "import filelock",
+}
+
+
+def overhead(bench: Bench) -> Iterator[Piece]:
+    """The decorator on a view, and importing the library."""
+    yield from decorator(bench)
+    yield from imports(bench)
+
+
+def decorator(bench: Bench) -> Iterator[Piece]:
+    with workers(1) as (worker,):
+        bench.open([worker], OURS)
+        count = bench.some(20, 100)
+        found = interleaved(VIEWS, bench.some(2, 20), lambda name: worker.call(call_view, name, count), bench.failed)
+    made = Table(
+        "A view, called directly",
+        ["view", "ms", "CPU, µs"],
+        note="In a thread, as most servers call it. CPU: of this process.",
+    )
+    for name, runs in found.items():
+        made.rows.append([name, Spread.of(run[0] for run in runs), round(median([run[1] for run in runs]))])
+    yield made
+    if {"decorated", "with mongo_lock(…)"} <= set(found):
+        costs = [a[1] - b[1] for a, b in zip(found["decorated"], found["with mongo_lock(…)"], strict=True)]
+        yield Data("decorator, µs of CPU", median(costs))
+
+
+def plain(request: HttpRequest, order_id: int) -> HttpResponse:
+    return HttpResponse(b"ok")
+
+
+@mongo_locked("bench-order:{order_id}")
+def decorated(request: HttpRequest, order_id: int) -> HttpResponse:
+    return HttpResponse(b"ok")
+
+
+def with_block(request: HttpRequest, order_id: int) -> HttpResponse:
+    with mongo_lock(f"bench-order:{order_id}"):
+        return HttpResponse(b"ok")
+
+
+VIEWS: Final[dict[str, Callable[..., Any]]] = {
+    "plain": plain,
+    "with mongo_lock(…)": with_block,
+    "decorated": decorated,
+}
+
+
+def call_view(state: State, name: str, count: int) -> tuple[float, float]:
+    """In the worker: milliseconds and microseconds of CPU of a call."""
+    view, request = VIEWS[name], RequestFactory().get("/")
+
+    def calls() -> list[float]:
+        times = []
+        for _ in range(count):
+            before = clock.now()
+            view(request, order_id=5)
+            times.append(clock.now() - before)
+        return times
+
+    cpu = time.process_time()
+    times = in_thread(calls)
+    return median(times) * 1000, (time.process_time() - cpu) / count * 1e6
+
+
+def imports(bench: Bench) -> Iterator[Piece]:
+    def measure(name: str) -> float:
+        before = clock.now()
+        subprocess.run([sys.executable, "-c", IMPORTS[name]], check=True, capture_output=True)
+        return (clock.now() - before) * 1000
+
+    found = interleaved(IMPORTS, bench.some(1, 7), measure, bench.failed)
+    made = Table("Importing it", ["module", "ms", "ms more than nothing"], note="In an interpreter of its own.")
+    for name, times in found.items():
+        more = [a - b for a, b in zip(times, found["nothing"], strict=True)]
+        made.rows.append([name, Spread.of(times), Spread.of(more)])
+    yield made
