@@ -67,8 +67,8 @@ def run(project: Path, *arguments: str) -> str:
 
 def test_the_examples_for_pytest(project: Path) -> None:
     """All of docs/howto/testing.md, without any database; the plugin is there if the package is installed."""
-    installed = any(point.value == "django_mongolock.testing.pytest_plugin" for point in entry_points(group="pytest11"))
-    plugin = [] if installed else ["-p", "django_mongolock.testing.pytest_plugin"]
+    installed = any(point.value == "django_mongolock.pytest_plugin" for point in entry_points(group="pytest11"))
+    plugin = [] if installed else ["-p", "django_mongolock.pytest_plugin"]
     told = run(project, "-m", "pytest", "-q", "-W", "error", "-p", "no:asyncio", "-p", "no:cacheprovider", *plugin)
     assert "7 passed" in told
 
@@ -81,7 +81,7 @@ def test_the_examples_for_unittest(project: Path) -> None:
 def test_the_plugin_is_an_entry_point() -> None:
     """What pytest looks for in an installed package."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
-    assert declared == {"mongolock": "django_mongolock.testing.pytest_plugin"}
+    assert declared == {"mongolock": "django_mongolock.pytest_plugin"}
 
 
 def test_every_metric_of_the_page_exists(mongolock: MemoryLocks) -> None:

@@ -13,10 +13,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..inspect import display
+from ..inspect.monitoring import PERMISSION
 from ..inspect.overview import Overview, living
 from ..inspect.snapshot import Seen
 from ..inspect.status import Alarm, Status, Trouble, current_status
-from ..monitoring import PERMISSION
 from . import graph, lanes
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from ..engine.document import tidy_fact
 from ..engine.history import Happened
 from ..engine.store import MongoStore
 from ..inspect import display, operations
+from ..inspect.monitoring import lock_status
 from ..inspect.patterns import starting
 from ..inspect.snapshot import State
 from ..models import Lock, LockEvent
-from ..monitoring import lock_status
 from ..signals import send, stale_locks_cleared
 from . import dashboard, document_locks, incidents, release
 from .columns import Columns, badge

@@ -1,4 +1,4 @@
-"""The race of `testproject.rates` on SQLite, PostgreSQL and MongoDB: ``python -m tests.benchmarks.rates --runs 100``."""
+"""The race of `testproject.rates` on SQLite, PostgreSQL, MongoDB: ``python -m tests.benchmarks.rates --runs 100``."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ ever happen: a process that has died is one that does nothing any more. `search`
 reached (`tests/faults/search.py`).
 
 What the server does to its document is `engine/rule_in_python.py` itself. What a client does follows
-`engine/protocol.py` and `engine/session/session.py`. `BUGS` are defects that can be built in, to see that the search finds them.
+`engine/protocol.py` and `engine/session/session.py`. `BUGS` are defects that can be built in, to see that the search
+finds them.
 """
 
 from __future__ import annotations

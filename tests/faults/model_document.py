@@ -1,6 +1,7 @@
 """What the server has in the model of the protocol (`tests/faults/model.py`), and what a command makes of it.
 
-That is not written here once more: it is `engine/rule_in_python.py`, which `tests/engine/test_rule.py` compares with the real pipeline on a real server.
+That is not written here once more: it is `engine/rule_in_python.py`, the rule in Python, which
+`tests/engine/test_rule.py` compares with the real pipeline on a real server.
 
 All times are what is left of them, in ticks, by the clock of the server as it is now. So two states that differ only in
 the time of day are one state, and there are only so many. For the same reason a cluster time is only its place in an

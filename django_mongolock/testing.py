@@ -16,15 +16,15 @@ from django.db.models import Model
 from django.dispatch import Signal
 from django.test.utils import TestContextDecorator
 
-from ..backends.base import close_backends, get_backend
-from ..backends.memory import MemoryLockBackend, forget_servers
-from ..conf import MEMORY, get_settings, put_over
-from ..engine.document import check_key
-from ..engine.lock import MongoLock
-from ..engine.memory_server import MemoryServer, MemorySession
-from ..keys import as_key
-from ..locks import LockMode, mongo_lock, mongo_semaphore
-from ..signals import lock_acquired, lock_contended, lock_lost, lock_released
+from .backends.base import close_backends, get_backend
+from .backends.memory import MemoryLockBackend, forget_servers
+from .conf import MEMORY, get_settings, put_over
+from .engine.document import check_key
+from .engine.lock import MongoLock
+from .engine.memory_server import MemoryServer, MemorySession
+from .keys import as_key
+from .locks import LockMode, mongo_lock, mongo_semaphore
+from .signals import lock_acquired, lock_contended, lock_lost, lock_released
 
 __all__ = ["HeldLock", "LockTestMixin", "MemoryLocks", "override_locks"]
 

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Final, Literal, NoReturn
 
 from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 
-from .engine.lock import MongoLock
-from .exceptions import LockBackendError, LockLostError, LockNotAcquired
-from .keys import KeyTemplate
-from .locks import LockOptions, check_options, mongo_lock
+from ..engine.lock import MongoLock
+from ..exceptions import LockBackendError, LockLostError, LockNotAcquired
+from ..keys import KeyTemplate
+from ..locks import LockOptions, check_options, mongo_lock
 
 #: Exit codes, of sysexits.h: try again later; the lock was lost; MongoDB cannot be reached.
 BUSY: Final = 75

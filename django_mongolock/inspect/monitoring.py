@@ -13,9 +13,9 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_variables
 from django.views.decorators.http import require_safe
 
-from .exceptions import LockBackendError
-from .inspect.as_json import overview_as_json, servers_as_json
-from .inspect.status import current_status
+from ..exceptions import LockBackendError
+from .as_json import overview_as_json, servers_as_json
+from .status import current_status
 
 PERMISSION: Final = "django_mongolock.view_lock_status"
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from . import MemoryLocks
+    from .testing import MemoryLocks
 
 
 @pytest.fixture
 def mongolock() -> Iterator[MemoryLocks]:
     """Keeps the locks of this test in memory: see `django_mongolock.testing.MemoryLocks`. Needs no database."""
-    from . import override_locks
+    from .testing import override_locks
 
     with override_locks() as locks:
         yield locks
