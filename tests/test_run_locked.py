@@ -16,8 +16,8 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 
 from django_mongolock import mongo_lock
+from django_mongolock.decorator.locked_command import BUSY, LOST, UNAVAILABLE
 from django_mongolock.management.commands.run_locked import Command as RunLocked
-from django_mongolock.management.locked_command import BUSY, LOST, UNAVAILABLE
 from django_mongolock.models import Lock
 from tests.locked_command import Command, Patient, Plain
 from tests.looking import document, held_elsewhere, holder, holders, new_key

@@ -34,8 +34,8 @@ from django_mongolock import (
 from django_mongolock.admin import DocumentLockAdminMixin
 from django_mongolock.checks import check_settings
 from django_mongolock.contrib.celery import enqueue_once, once_per
+from django_mongolock.decorator.locked_command import LockedCommand
 from django_mongolock.documents.source import make_source
-from django_mongolock.management.locked_command import LockedCommand
 from django_mongolock.models import Lock
 from django_mongolock.router import MongoLockRouter
 from django_mongolock.rows import locked

@@ -17,10 +17,10 @@ from typing import Any, Final
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from ...decorator.locked_command import BUSY, LOST, holding, terminated_as_exit
 from ...engine.lock import MongoLock
 from ...locks import mongo_lock
 from ..lock_command import seconds
-from ..locked_command import BUSY, LOST, holding, terminated_as_exit
 
 HELP = """\
 Runs a program while it holds a lock, for cron jobs and scripts: manage.py run_locked nightly --wait 0 -- ./import.sh -v
