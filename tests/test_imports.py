@@ -119,10 +119,8 @@ def circles(root: Path) -> list[tuple[str, ...]]:
                 found.add(other)
                 todo.append(other)
         reached[module] = found
-    return sorted(
-        {tuple(sorted(other for other in found if module in reached[other])) for module, found in reached.items()}
-        - {()}
-    )
+    groups = {tuple(sorted(o for o in found if module in reached[o])) for module, found in reached.items()}
+    return sorted(groups - {()})
 
 
 @pytest.mark.xfail(strict=True, reason="the last arrows are being turned")
