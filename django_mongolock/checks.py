@@ -22,7 +22,7 @@ from .backends.base import get_backend, mongo_store
 from .backends.mongo import ENGINE, MongoBackend, database_settings
 from .conf import KNOWN, MEMORY, NAME, LockSettings, find_wrong, get_settings, raw_settings
 from .documents import declared
-from .exceptions import LockBackendError
+from .exceptions import LockBackendFailed
 
 if TYPE_CHECKING:
     from .inspect.server_facts import ServerFacts
@@ -301,7 +301,7 @@ def check_documents(
             continue
         try:
             indexed = lock.has_index()
-        except (LockBackendError, ImproperlyConfigured):  # other checks tell of it; or there is no right to list them
+        except (LockBackendFailed, ImproperlyConfigured):  # other checks tell of it; or there is no right to list them
             continue
         if not indexed:
             fields = lock.rules.fields

@@ -11,25 +11,25 @@ from datetime import datetime
 from typing import Any
 
 __all__ = [
-    "ConflictError",
     "DocumentChanged",
     "DocumentDamaged",
     "DocumentHeld",
     "DocumentLockLost",
     "DocumentNotFound",
     "FencedOff",
-    "LockBackendError",
+    "LockBackendFailed",
     "LockCancelled",
     "LockDeadlock",
-    "LockDocumentError",
+    "LockDocumentDamaged",
     "LockError",
-    "LockLostError",
+    "LockLost",
+    "LockMisused",
     "LockNotAcquired",
     "LockQueueFull",
-    "LockReentryError",
-    "LockStateError",
+    "LockReentry",
     "LockTransactionAborted",
-    "StaleTokenError",
+    "StaleToken",
+    "VersionConflict",
 ]
 
 
@@ -96,7 +96,7 @@ class LockDeadlock(LockNotAcquired):
         return f"lock {self.key!r} would never be acquired, this is a deadlock: {self.cycle}"
 
 
-class LockReentryError(LockNotAcquired):
+class LockReentry(LockNotAcquired):
     """This thread or task holds the lock already and would wait for itself."""
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ class LockReentryError(LockNotAcquired):
         )
 
 
-class LockLostError(LockError):
+class LockLost(LockError):
     """The lease ended, or the lock was taken away, before the holder gave the lock back.
 
     Work done since may have overlapped with another holder's: check it, or fence it (`fencing_token`).
@@ -139,7 +139,7 @@ class LockTransactionAborted(LockError):
         return f"the transaction under lock {self.key!r} was aborted ({self.reason}), nothing is committed: try again"
 
 
-class StaleTokenError(LockError):
+class StaleToken(LockError):
     """A write was refused because a later holder of the lock has written since: its fencing token is larger.
 
     token: of the write that was refused. newest: what was found. field: where.
@@ -156,11 +156,11 @@ class StaleTokenError(LockError):
         return f"the fencing token {self.token} is stale: {self.field} holds {found}, of a later holder of the lock"
 
 
-class LockStateError(LockError):
+class LockMisused(LockError):
     """A lock object was used in a way that its state does not allow, such as acquired twice at once."""
 
 
-class LockBackendError(LockError):
+class LockBackendFailed(LockError):
     """MongoDB did not answer, or refused. Whether the command took effect is then unknown to the caller;
     the library settles it in the background, so that no lock stays behind.
 
@@ -177,7 +177,7 @@ class LockBackendError(LockError):
         return f"lock {self.key!r}: {self.problem}" if self.key is not None else self.problem
 
 
-class LockDocumentError(LockError):
+class LockDocumentDamaged(LockError):
     """The document stored under the key is damaged or was not written by this library. It is left as it is."""
 
     def __init__(self, key: str, problem: str = "it is not a lock document") -> None:
@@ -249,7 +249,7 @@ class DocumentHeld(LockNotAcquired):
         return f"document {self.id!r} in {self.collection} is held by {self.holder!r}{since} ({self.state})"
 
 
-class DocumentLockLost(LockLostError):
+class DocumentLockLost(LockLost):
     """The document was taken from its holder before the work was finished: it was cleared as stale, or taken over.
 
     found_holder: who has it now. found_state: its state now. Nothing was written. In a forked child, which holds
@@ -292,7 +292,7 @@ class DocumentDamaged(LockError):
         return f"document {self.id!r} in {self.collection} cannot be locked: {self.problem}. Set it right first"
 
 
-class FencedOff(StaleTokenError):
+class FencedOff(StaleToken):
     """A write came too late: a later holder of the lock has written to the document before.
 
     token: the fencing token of the write. newest: the one in the document.
@@ -311,7 +311,7 @@ class FencedOff(StaleTokenError):
         )
 
 
-class ConflictError(LockError):
+class VersionConflict(LockError):
     """What was to be written or deleted is not any more what was read: somebody was faster. Nothing was written.
 
     what: the model, or the collection. pk: which of it. read: the version that was read (None: it was never read).

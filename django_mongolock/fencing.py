@@ -11,7 +11,7 @@ from django.db import models
 from django.db.models import Model, Q, QuerySet
 
 from .engine.lock import MongoLock
-from .exceptions import StaleTokenError
+from .exceptions import StaleToken
 
 __all__ = ["FencingTokenField", "afenced_update", "fenced_update"]
 
@@ -31,14 +31,14 @@ def fenced_update(queryset: QuerySet[M], token: int | MongoLock, *, field: str =
     token: the lock, or its `fencing_token`. field: where the rows keep theirs; it is set along with *values*. Values
     may be expressions. On any database, and atomic: the comparison is part of the one UPDATE.
 
-    Raises StaleTokenError if a row has a newer token. Of several rows, those with an older one are then updated; in a
+    Raises StaleToken if a row has a newer token. Of several rows, those with an older one are then updated; in a
     transaction, let the error leave it. The same token may write again. The key of the lock must be the same wherever
     the field is written: tokens of different keys say nothing about each other.
     """
     number, older, newer = _plan(queryset, token, field, values)
     updated: int = older.update(**values, **{field: number})
     if (found := newer.first()) is not None:
-        raise StaleTokenError(number, found, field)
+        raise StaleToken(number, found, field)
     return updated
 
 
@@ -49,7 +49,7 @@ async def afenced_update(
     number, older, newer = _plan(queryset, token, field, values)
     updated: int = await older.aupdate(**values, **{field: number})
     if (found := await newer.afirst()) is not None:
-        raise StaleTokenError(number, found, field)
+        raise StaleToken(number, found, field)
     return updated
 
 

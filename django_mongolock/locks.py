@@ -124,7 +124,7 @@ def mongo_lock(
     a new fencing token. While that process may live, it waits in its turn.
     label: a word to the people who look at the locks. min_hold: seconds that the key stays locked from the grant
     on, even if it is released before. reentrant: may this thread or task take a key again that it holds? If not,
-    LockReentryError tells of it, instead of a wait for oneself. auto_renew: renew in the background; if not, the
+    LockReentry tells of it, instead of a wait for oneself. auto_renew: renew in the background; if not, the
     lease ends unless you `extend` it. max_hold: seconds after which it is renewed no more and is lost, for work that
     may hang. on_lost: called with the lock, once, from another thread, when it was lost. on_release_requested: the
     same when somebody asks for its release (`MongoLock.release_requested`). release: "on_commit" to give it back when

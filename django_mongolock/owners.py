@@ -29,7 +29,7 @@ def release_owner(owner: str, *, using: str | None = None) -> int:
     """Take every lock from *owner*; return how many locks were taken.
 
     Other holders of a shared lock or a semaphore keep theirs. A holder that lives learns of it at its next renewal,
-    and what it does until then is only stopped where its fencing token is compared. Raises LockBackendError.
+    and what it does until then is only stopped where its fencing token is compared. Raises LockBackendFailed.
     """
     name = check_fact("owner", owner)
     return 0 if name is None else take_from(name, using)

@@ -11,7 +11,7 @@ from django.db.models import Model
 from django.db.models.query import ModelIterable
 
 from .engine.lock import UNSET, MongoLock, Unset
-from .exceptions import LockStateError
+from .exceptions import LockMisused
 from .keys import LockKey, model_key, row_key, row_template
 from .locks import LockOptions, mongo_lock
 
@@ -84,9 +84,9 @@ class LockedRow(Generic[M]):
 
     @property
     def lock(self) -> MongoLock:
-        """The lock, once it was acquired: `fencing_token`, `ensure_held()` and the rest. LockStateError before."""
+        """The lock, once it was acquired: `fencing_token`, `ensure_held()` and the rest. LockMisused before."""
         if self._lock is None:
-            raise LockStateError("this row is not locked: use it with `with` or `async with`")
+            raise LockMisused("this row is not locked: use it with `with` or `async with`")
         return self._lock
 
     def __enter__(self) -> M:
@@ -103,7 +103,7 @@ class LockedRow(Generic[M]):
                 raise
             pk = row.pk
             lock.release()
-        raise LockStateError(f"the primary key {pk!r} changes all the time")
+        raise LockMisused(f"the primary key {pk!r} changes all the time")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -124,7 +124,7 @@ class LockedRow(Generic[M]):
                 raise
             pk = row.pk
             await lock.arelease()
-        raise LockStateError(f"the primary key {pk!r} changes all the time")
+        raise LockMisused(f"the primary key {pk!r} changes all the time")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

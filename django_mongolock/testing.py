@@ -132,7 +132,7 @@ class MemoryLocks:
 
     @contextmanager
     def unavailable(self) -> Iterator[None]:
-        """MongoDB does not answer: LockBackendError wherever a lock is taken. What is held is not renewed."""
+        """MongoDB does not answer: LockBackendFailed wherever a lock is taken. What is held is not renewed."""
         self._server.away = threading.current_thread()
         try:
             yield

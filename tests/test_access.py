@@ -27,7 +27,7 @@ from django_mongolock import checks, mongo_lock
 from django_mongolock.backends.base import close_backends, get_backend, mongo_store
 from django_mongolock.documents import registry
 from django_mongolock.engine.indexes import ensure_indexes
-from django_mongolock.exceptions import LockBackendError
+from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.models import Lock
 from testproject.servers import Access, Mongod, ReplicaSet
 from tests.lock_documents import Document, entry
@@ -171,7 +171,7 @@ class TestRights:
             assert root.find_one({"_id": "k"})["holders"]
         monkeypatch.setitem(connections["mongo"].settings_dict, "PASSWORD", "wrong")
         connect(guarded.uri, **found["OPTIONS"])
-        with pytest.raises(LockBackendError):
+        with pytest.raises(LockBackendFailed):
             mongo_lock("k", wait=0).acquire()
 
     def test_history(self, login: Connect, root: Any, settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
@@ -268,7 +268,7 @@ class TestRights:
     def test_a_reader_is_told_what_is_missing(self, login: Connect) -> None:
         """F14: the error of the lock names the rights, at once, and quotes neither command nor password."""
         login("reader")
-        with pytest.raises(LockBackendError, match="needs find, insert and update on the collection") as refusal:
+        with pytest.raises(LockBackendFailed, match="needs find, insert and update on the collection") as refusal:
             mongo_lock("k", wait=30).acquire()
         assert not refusal.value.passing
         assert PASSWORD not in str(refusal.value)
@@ -277,7 +277,7 @@ class TestRights:
     def test_a_wrong_password(self, login: Connect, connect: Connect, user: str, password: str) -> None:
         """F14: is told at once, as what it is."""
         login(user or "nobody", password)
-        with pytest.raises(LockBackendError, match="authentication failed") as refusal:
+        with pytest.raises(LockBackendFailed, match="authentication failed") as refusal:
             mongo_lock("k", wait=30).acquire()
         assert not refusal.value.passing
         assert password not in str(refusal.value)
@@ -358,7 +358,7 @@ class TestTLS:
     def test_clear_text(self, encrypted: ReplicaSet, connect: Connect) -> None:
         """The server takes nothing in clear text, and nobody is told that a lock is held."""
         connect(encrypted.uri.partition("&tls=")[0])
-        with pytest.raises(LockBackendError, match="did not answer"):
+        with pytest.raises(LockBackendFailed, match="did not answer"):
             mongo_lock("k", wait=0).acquire()
 
     def test_unknown_authority(self, encrypted: ReplicaSet, authority: Authority, connect: Connect) -> None:
@@ -378,7 +378,7 @@ class TestTLS:
 
     def assert_refused(self, uri: str, connect: Connect) -> None:
         connect(uri)
-        with pytest.raises(LockBackendError, match=r"no TLS connection.*CERTIFICATE_VERIFY_FAILED") as refusal:
+        with pytest.raises(LockBackendFailed, match=r"no TLS connection.*CERTIFICATE_VERIFY_FAILED") as refusal:
             mongo_lock("k", wait=30).acquire()
         assert not refusal.value.passing
         [found] = checks.check_server(app_configs=None, databases=["mongo"])
@@ -388,5 +388,5 @@ class TestTLS:
     def test_a_ca_file_that_is_not_there(self, encrypted: ReplicaSet, connect: Connect) -> None:
         """A wrong setting, told as one."""
         connect(f"{encrypted.uri.partition('&tls=')[0]}&tls=true&tlsCAFile=/nowhere/ca.pem")
-        with pytest.raises(LockBackendError, match="connection settings are wrong"):
+        with pytest.raises(LockBackendFailed, match="connection settings are wrong"):
             mongo_lock("k", wait=0).acquire()

@@ -16,11 +16,11 @@ from django.db.models import F
 from django_mongodb_backend import transaction as mongo_transaction
 
 from django_mongolock import (
-    LockLostError,
-    LockStateError,
+    LockLost,
+    LockMisused,
     LockTransactionAborted,
     MongoLock,
-    StaleTokenError,
+    StaleToken,
     afenced_update,
     fenced_update,
     mongo_lock,
@@ -93,7 +93,7 @@ class TestAtomic:
     def test_taken_over(self) -> None:
         """Nothing is committed after a loss, and the connection goes on without a transaction."""
         make_ad("first")
-        with pytest.raises(LockLostError), mongo_lock(new_key()) as lock, lock.atomic():
+        with pytest.raises(LockLost), mongo_lock(new_key()) as lock, lock.atomic():
             make_ad("second")
             take_over(lock)
         assert titles() == ["first"]
@@ -110,7 +110,7 @@ class TestAtomic:
             make_ad("second")
             mongo_transaction.on_commit(lambda: seen.append(titles()), using="mongo")
         assert seen == [["first", "second"]]
-        with pytest.raises(LockLostError), mongo_lock(new_key()) as lock, lock.atomic():
+        with pytest.raises(LockLost), mongo_lock(new_key()) as lock, lock.atomic():
             make_ad("third")
             mongo_transaction.on_commit(lambda: seen.append("never"), using="mongo")
             take_over(lock)
@@ -125,7 +125,7 @@ class TestAtomic:
                 assert titles() == ["first"]
             assert titles() == ["first", "second"]
             with mongo_transaction.atomic(using="mongo"):
-                with pytest.raises(LockStateError, match=r"open lock.atomic\(\) outside of it"):
+                with pytest.raises(LockMisused, match=r"open lock.atomic\(\) outside of it"):
                     lock.atomic().__enter__()
 
     def test_run_atomic(self) -> None:
@@ -170,7 +170,7 @@ class TestAtomic:
             await asyncio.to_thread(pieces.insert_one, {"x": 1}, session=session)
             assert pieces.count_documents({}) == 0
         assert pieces.count_documents({}) == 1
-        with pytest.raises(LockLostError):
+        with pytest.raises(LockLost):
             async with lock.atomic() as session:
                 await asyncio.to_thread(pieces.insert_one, {"x": 2}, session=session)
                 await sync_to_async(take_over)(lock)
@@ -214,7 +214,7 @@ class TestFencedUpdate:
         queryset, field, text = rows
         one = queryset.filter(pk=queryset[0].pk)
         fenced_update(one, 7, field=field, **{text: "newer"})
-        with pytest.raises(StaleTokenError, match=f"the fencing token 5 is stale: {field} holds 7") as caught:
+        with pytest.raises(StaleToken, match=f"the fencing token 5 is stale: {field} holds 7") as caught:
             fenced_update(one, 5, field=field, **{text: "older"})
         assert (caught.value.token, caught.value.newest, caught.value.field) == (5, 7, field)
         assert getattr(one.get(), text) == "newer"
@@ -224,14 +224,14 @@ class TestFencedUpdate:
         queryset, field, text = rows
         one = queryset.filter(**{text: "one"})
         assert await afenced_update(one, 7, field=field) == 1
-        with pytest.raises(StaleTokenError):
+        with pytest.raises(StaleToken):
             await afenced_update(one, 5, field=field)
 
     def test_several_rows(self, rows: Any) -> None:
         """Of several rows, those with an older token are written; the others make it an error."""
         queryset, field, _ = rows
         fenced_update(queryset.filter(pk=queryset[0].pk), 7, field=field)
-        with pytest.raises(StaleTokenError):
+        with pytest.raises(StaleToken):
             fenced_update(queryset, 5, field=field)
         assert [getattr(row, field) for row in queryset] == [7, 5]
         assert fenced_update(queryset, 8, field=field) == 2

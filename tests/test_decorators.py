@@ -21,9 +21,9 @@ from celery import Celery
 
 from django_mongolock import (
     SKIPPED,
-    LockBackendError,
+    LockBackendFailed,
     LockNotAcquired,
-    LockReentryError,
+    LockReentry,
     mongo_lock,
     mongo_locked,
 )
@@ -525,7 +525,7 @@ class TestContention:
             mongo_locked("key", on_contention=policy)
 
     @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("error", [LockNotAcquired("other"), LockBackendError("away")])
+    @pytest.mark.parametrize("error", [LockNotAcquired("other"), LockBackendFailed("away")])
     def test_errors_of_the_body(self, name: str, error: Exception, kind: str) -> None:
         """Lock errors that the body raises are its own: they are not taken for contention of its lock."""
 
@@ -562,7 +562,7 @@ class TestContention:
         @mongo_locked("again:{name}", on_contention=policy)
         def work(name: str) -> None: ...
 
-        with mongo_lock(f"again:{name}"), pytest.raises(LockReentryError):
+        with mongo_lock(f"again:{name}"), pytest.raises(LockReentry):
             work(name)
 
     def test_recursion(self, name: str) -> None:

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
 
-from django_mongolock import LockLostError, mongo_lock, signals
+from django_mongolock import LockLost, mongo_lock, signals
 from django_mongolock.contrib.prometheus import PrometheusMetrics
 from django_mongolock.testing import MemoryLocks
 from testproject import shop
@@ -123,7 +123,7 @@ def test_the_receiver_of_the_page(mongolock: MemoryLocks, capsys: pytest.Capture
     *_, block = blocks("howto/monitoring.md")
     namespace: dict[str, Any] = {}
     exec(block, namespace)  # noqa: S102
-    with pytest.raises(LockLostError), mongo_lock("a"):
+    with pytest.raises(LockLost), mongo_lock("a"):
         mongolock.lose("a")
     assert capsys.readouterr().out.startswith("lock a was lost: it was taken away")
 

@@ -23,7 +23,7 @@ from pytest_django import Settings
 from django_mongolock import (
     FencedOff,
     MongoLock,
-    StaleTokenError,
+    StaleToken,
     fenced_write,
     lock_key,
     mongo_lock,
@@ -85,7 +85,7 @@ class TestFencing:
             assert (account.balance, account.fencing_token) == (90, document("shop.account:1")["token"])
             later = account.fencing_token + 10**9
             model.objects.update(fencing_token=later)
-            with pytest.raises(StaleTokenError):
+            with pytest.raises(StaleToken):
                 names["withdraw"](account, 10)
             assert model.objects.get().balance == 90
 

@@ -23,11 +23,11 @@ from redis.exceptions import LockNotOwnedError
 
 from django_mongolock import (
     SKIPPED,
-    ConflictError,
     DocumentHeld,
     DocumentLock,
     LockNotAcquired,
-    LockReentryError,
+    LockReentry,
+    VersionConflict,
     mongo_lock,
 )
 from django_mongolock.documents import registry
@@ -277,7 +277,7 @@ class TestOneCollection:
 
         waiter = threading.Thread(target=wait)
         with mongo_lock(key) as lock:
-            with pytest.raises(LockReentryError):
+            with pytest.raises(LockReentry):
                 mongo_lock(key).acquire()
             waiter.start()
             assert eventually(lambda: document(key)["waiters"])
@@ -359,6 +359,6 @@ class TestDocuments:
         rate = Rate.objects.get(pk="EUR")
         rate.value = 3
         pre_save.connect(somebody_else, sender=Rate)
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             rate.save()
         assert Rate.objects.get(pk="EUR").value == 2

@@ -16,7 +16,7 @@ from celery.signals import task_postrun, task_prerun, task_revoked
 from django_mongolock import mongo_lock
 from django_mongolock.contrib.celery import enqueue_once
 from django_mongolock.contrib.celery.once import HEADER, once_key
-from django_mongolock.exceptions import LockBackendError
+from django_mongolock.exceptions import LockBackendFailed
 from tests.forking import FORKS, in_child
 from tests.looking import document, held_elsewhere, holder, holders, new_key
 
@@ -124,7 +124,7 @@ class TestForks:
 def test_a_key_that_somebody_else_uses() -> None:
     """A lock that is no task's is not waited for, and no result is made up."""
     key = new_key()
-    with held_elsewhere(key), pytest.raises(LockBackendError, match="no task"):
+    with held_elsewhere(key), pytest.raises(LockBackendFailed, match="no task"):
         enqueue_once(export, key=key)
 
 

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from django_mongolock import lock_key, mongo_lock, mongo_semaphore
 from django_mongolock.engine import deadlock, document
-from django_mongolock.exceptions import LockDocumentError
+from django_mongolock.exceptions import LockDocumentDamaged
 from django_mongolock.inspect import snapshot
 from django_mongolock.inspect.patterns import glob
 from django_mongolock.keys import KeyTemplate
@@ -172,9 +172,9 @@ def test_documents_that_are_read(found: dict[str, Any]) -> None:
 @given(st.dictionaries(st.sampled_from(["mine", "holder", "queued", "first_end", "place"]), VALUES | DOCUMENTS))
 @example({"mine": entry(1), "holder": {**entry(1), "until": DatetimeMS(2**62)}})
 def test_answers_that_are_read(answer: dict[str, Any]) -> None:
-    """F55: an answer made of a strange document is LockDocumentError, or says that nothing is held by us."""
+    """F55: an answer made of a strange document is LockDocumentDamaged, or says that nothing is held by us."""
     raw = {"now": MOMENT, "waiting": 0, **{k: v for k, v in answer.items() if k != "place" or isinstance(v, int)}}
-    with suppress(LockDocumentError):
+    with suppress(LockDocumentDamaged):
         reply = document.read_reply("k", raw)
         assert not reply.held or document.is_holder(raw["mine"])
 

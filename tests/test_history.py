@@ -15,7 +15,7 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 from pytest_django import Settings
 
-from django_mongolock import LockBackendError, LockDeadlock, MongoLock, mongo_lock, mongo_semaphore
+from django_mongolock import LockBackendFailed, LockDeadlock, MongoLock, mongo_lock, mongo_semaphore
 from django_mongolock.backends.base import close_backends, mongo_store
 from django_mongolock.checks import check_server, check_settings
 from django_mongolock.engine import history
@@ -335,7 +335,7 @@ class TestModel:
         with override_locks(HISTORY=5):
             with mongo_lock("k"):
                 pass
-            with pytest.raises(LockBackendError, match="memory of each process"):
+            with pytest.raises(LockBackendFailed, match="memory of each process"):
                 LockEvent.objects.count()
 
 

@@ -18,7 +18,7 @@ from pytest_django import Settings
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import close_backends
 from django_mongolock.conf import find_wrong
-from django_mongolock.exceptions import LockBackendError
+from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.inspect import operations
 from django_mongolock.models import Lock, LockEvent
 from django_mongolock.signals import lock_forced
@@ -228,7 +228,7 @@ class TestWhoIsMeant:
 
         def fails_at_d(store: Any, key: str, *arguments: Any, **options: Any) -> Any:
             if key == "d":
-                raise LockBackendError("MongoDB did not answer", key)
+                raise LockBackendFailed("MongoDB did not answer", key)
             return real(store, key, *arguments, **options)
 
         monkeypatch.setattr(operations, real.__name__, fails_at_d)

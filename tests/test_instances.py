@@ -16,8 +16,8 @@ from django.core.exceptions import ValidationError
 from django.db import connection, models, transaction
 from pytest_django import DjangoAssertNumQueries
 
-from django_mongolock import LockLostError, LockNotAcquired, mongo_lock
-from django_mongolock.exceptions import LockStateError
+from django_mongolock import LockLost, LockNotAcquired, mongo_lock
+from django_mongolock.exceptions import LockMisused
 from django_mongolock.models import Lock
 from django_mongolock.rows import LockedQuerySet, locked
 from testproject.shop.models import Ad, Order, Seller
@@ -127,13 +127,13 @@ def test_is_the_lock_of_the_instance(parcel: Parcel) -> None:
 def test_the_lock_itself(parcel: Parcel) -> None:
     """It is there while the row is locked, with all that a lock has; losing it is told at the end of the block."""
     row = Parcel.objects.locked(pk=parcel.pk, lease=44, lock_options={"label": "weighing"})
-    with pytest.raises(LockStateError, match="not locked"):
+    with pytest.raises(LockMisused, match="not locked"):
         row.lock  # noqa: B018
     with row:
         (held,) = holders(row.lock.key)
         assert (held["token"], held["lease"], held["label"]) == (row.lock.fencing_token, 44_000, "weighing")
         row.lock.ensure_held()
-    with pytest.raises(LockLostError), Parcel.objects.locked(pk=parcel.pk):
+    with pytest.raises(LockLost), Parcel.objects.locked(pk=parcel.pk):
         Lock.objects.held().force_release()
 
 

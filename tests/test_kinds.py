@@ -30,7 +30,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
-from django_mongolock import SKIPPED, LockNotAcquired, LockReentryError, mongo_lock, mongo_locked
+from django_mongolock import SKIPPED, LockNotAcquired, LockReentry, mongo_lock, mongo_locked
 from tests.looking import held_elsewhere, holders
 
 TABLE = Path(__file__).resolve().parent.parent / "docs" / "reference/decorator.md"
@@ -460,7 +460,7 @@ class TestExceptionHandler:
         """A mistake in the code stays one, and others' errors stay theirs."""
         from django.http import Http404
 
-        assert self.respond(LockReentryError("key")) is None
+        assert self.respond(LockReentry("key")) is None
         assert self.respond(ZeroDivisionError()) is None
         assert self.respond(Http404()).status_code == 404
 

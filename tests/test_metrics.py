@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from django_mongolock import (
     SKIPPED,
-    LockLostError,
+    LockLost,
     LockNotAcquired,
     lock_key,
     mongo_lock,
@@ -109,7 +109,7 @@ class TestNumbers:
 
     def test_a_loss(self, number: Number, mongolock: MemoryLocks) -> None:
         labels = {"template": "other", **EXCLUSIVE}
-        with pytest.raises(LockLostError), mongo_lock("a"):
+        with pytest.raises(LockLost), mongo_lock("a"):
             mongolock.lose("a")
         assert number("lost", **labels) == number("hold", **labels) == 1
         assert number("held", **labels) == 0
@@ -308,7 +308,7 @@ class TestLogging:
         mongolock.hold("b")
         caplog.clear()
         assert not mongo_lock("b").try_acquire()
-        with pytest.raises(LockLostError), mongo_lock(lock_key("order:{pk}", pk=5)):
+        with pytest.raises(LockLost), mongo_lock(lock_key("order:{pk}", pk=5)):
             mongolock.lose("order:5")
         told = [(record.levelname, record.getMessage()) for record in caplog.records]
         assert [level for level, _ in told] == ["DEBUG", "DEBUG", "DEBUG", "WARNING"]

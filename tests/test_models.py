@@ -20,7 +20,7 @@ from django.db import NotSupportedError, connections
 from django.utils import timezone
 from pytest_django import Settings
 
-from django_mongolock import LockDocumentError, LockLostError, mongo_lock
+from django_mongolock import LockDocumentDamaged, LockLost, mongo_lock
 from django_mongolock.engine.document import find_damage
 from django_mongolock.inspect.snapshot import State
 from django_mongolock.models import Holder, Lock, LockQuerySet, Waiter
@@ -212,7 +212,7 @@ class TestForceRelease:
             with mongo_lock("k", wait=0) as other:
                 assert other.fencing_token > lock.fencing_token
                 assert lost.wait(5)
-            with pytest.raises(LockLostError):
+            with pytest.raises(LockLost):
                 lock.ensure_held()
 
     def test_minimum_hold(self, locks: Locks) -> None:
@@ -251,7 +251,7 @@ class TestForceRelease:
         """A damaged document stays as it is, and the caller is told why."""
         locks.add("damaged", [entry(7)], change={"token": 1.5})
         before = locks.read("damaged")
-        with pytest.raises(LockDocumentError, match="token"):
+        with pytest.raises(LockDocumentDamaged, match="token"):
             Lock.objects.get(pk="damaged").force_release()
         assert locks.read("damaged") == before
 

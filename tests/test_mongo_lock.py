@@ -20,9 +20,9 @@ from django.test import SimpleTestCase, TestCase
 from pytest_django import Settings
 
 from django_mongolock import (
-    LockLostError,
+    LockLost,
     LockNotAcquired,
-    LockReentryError,
+    LockReentry,
     MongoLock,
     mongo_lock,
     mongo_semaphore,
@@ -165,7 +165,7 @@ class TestKeys:
         """A model instance, of SQL or MongoDB, is locked by its model and primary key, and needs no query."""
         with mongo_lock(instance) as lock:
             assert lock.key == key
-            with pytest.raises(LockReentryError):
+            with pytest.raises(LockReentry):
                 mongo_lock(key).acquire()
 
     def test_unsaved_instance(self) -> None:
@@ -228,7 +228,7 @@ class TestKeys:
     def test_one_key_however_composed(self) -> None:
         """F54: the two ways to write é are one key."""
         key = new_key()
-        with mongo_lock(key + "\u00e9"), pytest.raises(LockReentryError):
+        with mongo_lock(key + "\u00e9"), pytest.raises(LockReentry):
             mongo_lock(key + "e\u0301").acquire()
 
     def test_none(self) -> None:
@@ -280,7 +280,7 @@ class TestOptions:
     def test_no_renewal(self) -> None:
         """``auto_renew=False``: the lease ends, the holder is told, and the key is free a margin later."""
         key, told = new_key(), threading.Event()
-        with pytest.raises(LockLostError), mongo_lock(key, lease=0.3, auto_renew=False, on_lost=lambda _: told.set()):
+        with pytest.raises(LockLost), mongo_lock(key, lease=0.3, auto_renew=False, on_lost=lambda _: told.set()):
             assert told.wait(5)
         with mongo_lock(key, wait=5):
             pass
@@ -315,7 +315,7 @@ class TestOptions:
     def test_reentry(self) -> None:
         """Taking a key again in the same thread is told at once instead of waiting for oneself."""
         key = new_key()
-        with mongo_lock(key), pytest.raises(LockReentryError, match="pass reentrant=True"):
+        with mongo_lock(key), pytest.raises(LockReentry, match="pass reentrant=True"):
             mongo_lock(key, wait=None).acquire()
 
     def test_reentrant(self) -> None:
@@ -575,7 +575,7 @@ class TestSignals:
 
         lock_lost.connect(lost)
         try:
-            with pytest.raises(LockLostError), mongo_lock(new_key(), lease=0.2, auto_renew=False) as lock:
+            with pytest.raises(LockLost), mongo_lock(new_key(), lease=0.2, auto_renew=False) as lock:
                 assert eventually(lambda: told)
         finally:
             lock_lost.disconnect(lost)

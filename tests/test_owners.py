@@ -13,7 +13,7 @@ from django.contrib.sessions.backends.db import SessionStore
 from django.http import HttpRequest
 
 from django_mongolock import mongo_lock
-from django_mongolock.exceptions import LockBackendError
+from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.models import Lock
 from django_mongolock.owners import asession_owner, release_owner, session_owner
 from tests.looking import held_elsewhere, holders, new_key
@@ -134,7 +134,7 @@ class TestSession:
         """A logout does not fail for that."""
 
         def fail(*args: Any, **kwargs: Any) -> None:
-            raise LockBackendError("away")
+            raise LockBackendFailed("away")
 
         request = request_of()
         sign_in(request, anna)

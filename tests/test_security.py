@@ -24,7 +24,7 @@ from django_mongolock import lock_key, mongo_lock, mongo_locked
 from django_mongolock.admin import LockAdmin, LockEventAdmin
 from django_mongolock.backends.base import get_backend
 from django_mongolock.engine.document import check_key, check_text
-from django_mongolock.exceptions import LockBackendError, LockError
+from django_mongolock.exceptions import LockBackendFailed, LockError
 from django_mongolock.inspect.patterns import glob
 from django_mongolock.models import Lock, LockEvent
 from tests.lock_documents import HOSTILE_KEYS, TOKEN, Locks, entry, waiter
@@ -293,9 +293,9 @@ class TestLeaks:
     @pytest.mark.filterwarnings("ignore::UserWarning")
     def test_errors(self, wrong: None) -> None:
         """An address that cannot be used: the error, its causes, and what an error reporter shows of them."""
-        with pytest.raises((LockBackendError, PyMongoError)) as refusal:
+        with pytest.raises((LockBackendFailed, PyMongoError)) as refusal:
             mongo_lock("k", wait=0).acquire()
-        assert isinstance(refusal.value, LockBackendError)
+        assert isinstance(refusal.value, LockBackendFailed)
         assert SECRET not in everything_of(refusal.value)
 
     @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -21,7 +21,7 @@ from django.urls import path
 from django.views import View
 from pytest_django import DjangoDbBlocker
 
-from django_mongolock import LockLostError, mongo_locked
+from django_mongolock import LockLost, mongo_locked
 from tests.looking import holders
 from tests.waiting import eventually
 
@@ -258,7 +258,7 @@ class TestWsgi:
         closers: list[Any] = response._resource_closers  # type: ignore[attr-defined]
         (lock,) = (closer.__self__.lock for closer in closers if closer.__name__ == "give_back")
         lock._grants[0].lose("a test wants it so")
-        with pytest.raises(LockLostError):
+        with pytest.raises(LockLost):
             list(iterator)
         response.close()
 

@@ -23,9 +23,9 @@ from pytest_django import Settings
 
 from django_mongolock import (
     DocumentLock,
-    LockBackendError,
+    LockBackendFailed,
+    LockMisused,
     LockNotAcquired,
-    LockStateError,
     fenced_update,
     mongo_lock,
     mongo_locked,
@@ -75,7 +75,7 @@ def test_a_lock_that_is_only_kept_for_its_minimum_hold_is_never_stale(locks: Loc
 def test_a_single_try_does_not_wait_for_a_server_that_is_away() -> None:
     """One command's time, not two: a view that answers 503 must not hold its worker for longer."""
     started = time.monotonic()
-    with pytest.raises(LockBackendError):
+    with pytest.raises(LockBackendFailed):
         mongo_lock("k", wait=0).acquire()
     assert time.monotonic() - started < 3
 
@@ -209,14 +209,14 @@ def test_what_awaits_goes_with_what_awaits(mongo_uri: str) -> None:
 def test_a_transaction_under_a_lock_in_memory(mongolock: MemoryLocks) -> None:
     """In a user's test without a database: both faces say what is missing, rather than that there is no database."""
     with mongo_lock("a") as lock:
-        with pytest.raises(LockStateError, match="not kept in MongoDB"), lock.atomic():
+        with pytest.raises(LockMisused, match="not kept in MongoDB"), lock.atomic():
             pass
 
         async def enter() -> None:
             async with lock.atomic():
                 pass
 
-        with pytest.raises(LockStateError, match="not kept in MongoDB"):
+        with pytest.raises(LockMisused, match="not kept in MongoDB"):
             asyncio.run(enter())
 
 

@@ -16,10 +16,10 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, SimpleTestCase, TestCase
 
 from django_mongolock import (
-    LockBackendError,
-    LockLostError,
+    LockBackendFailed,
+    LockLost,
+    LockMisused,
     LockNotAcquired,
-    LockStateError,
     MongoLock,
     lock_key,
     mongo_lock,
@@ -169,7 +169,7 @@ class TestHold:
 
     def test_a_wait_without_end_is_told(self, mongolock: MemoryLocks) -> None:
         mongolock.hold("a")
-        with pytest.raises(LockStateError, match="for ever"):
+        with pytest.raises(LockMisused, match="for ever"):
             mongo_lock("a", wait=None).acquire()
 
     def test_a_wait_of_another_thread_is_a_wait(self, mongolock: MemoryLocks) -> None:
@@ -250,7 +250,7 @@ class TestLose:
     def test_at_once(self, mongolock: MemoryLocks) -> None:
         told: list[MongoLock] = []
         lock = mongo_lock("a", on_lost=told.append)
-        with pytest.raises(LockLostError), lock:
+        with pytest.raises(LockLost), lock:
             mongolock.lose("a")
         assert told == [lock]
         assert mongolock.lost == ["a"]
@@ -375,7 +375,7 @@ class TestBackend:
     )
     def test_the_orm_says_that_it_sees_nothing(self, mongolock: MemoryLocks, look: Callable[[], object]) -> None:
         """Rather than that nobody holds any lock; and without a database."""
-        with mongo_lock("a"), pytest.raises(LockBackendError, match="in the memory of each process"):
+        with mongo_lock("a"), pytest.raises(LockBackendFailed, match="in the memory of each process"):
             look()
 
     @pytest.mark.parametrize(

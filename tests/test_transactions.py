@@ -19,9 +19,9 @@ from pymongo import MongoClient
 from pytest_django import DjangoDbBlocker
 
 from django_mongolock import (
-    LockLostError,
-    LockReentryError,
-    LockStateError,
+    LockLost,
+    LockMisused,
+    LockReentry,
     MongoLock,
     mongo_lock,
     mongo_locked,
@@ -327,8 +327,8 @@ class TestLoss:
     """A lock that is known to be lost does not commit."""
 
     def test_before_the_end_of_the_block(self, rows: Rows) -> None:
-        """As always: LockLostError on leaving the lock's block, and so a rollback."""
-        with pytest.raises(LockLostError), transaction.atomic(using="file"):
+        """As always: LockLost on leaving the lock's block, and so a rollback."""
+        with pytest.raises(LockLost), transaction.atomic(using="file"):
             with mongo_lock(new_key(), release="on_commit") as lock:
                 rows.write("a")
                 lose(lock)
@@ -336,7 +336,7 @@ class TestLoss:
 
     def test_before_the_commit(self, rows: Rows) -> None:
         """Lost between its block and the commit: the commit is refused, and the connection goes on."""
-        with pytest.raises(LockLostError), transaction.atomic(using="file"):
+        with pytest.raises(LockLost), transaction.atomic(using="file"):
             with mongo_lock(new_key(), release="on_commit") as lock:
                 rows.write("a")
             lose(lock)
@@ -392,7 +392,7 @@ class TestMongo:
         connection: Any = connections["mongo"]
         data = connection.database["pieces"]
         data.insert_one({"before": True})
-        with pytest.raises(LockLostError), mongo_transaction.atomic(using="mongo"):
+        with pytest.raises(LockLost), mongo_transaction.atomic(using="mongo"):
             with mongo_lock(new_key(), release="on_commit") as lock:
                 data.insert_one({"inside": True}, session=connection.session)
             lose(lock)
@@ -402,7 +402,7 @@ class TestMongo:
 
 def test_memory(mongolock: MemoryLocks) -> None:
     """A lock that is kept in memory has no transaction with anything: told before anything is done."""
-    with mongo_lock("a") as lock, pytest.raises(LockStateError, match="not kept in MongoDB"):
+    with mongo_lock("a") as lock, pytest.raises(LockMisused, match="not kept in MongoDB"):
         lock.atomic(MongoClient[Any](connect=False)).__enter__()
 
 
@@ -449,7 +449,7 @@ class TestTestCase(TestCase):
                 pass
             assert len(holders(key)) == savepoint
             if savepoint:
-                with pytest.raises(LockReentryError):
+                with pytest.raises(LockReentry):
                     mongo_lock(key).acquire()
             if error is not None:
                 raise error

@@ -19,7 +19,7 @@ from django.forms.models import model_to_dict
 from pymongo import MongoClient
 from pytest_django import DjangoDbBlocker
 
-from django_mongolock import ConflictError, LockError
+from django_mongolock import LockError, VersionConflict
 from django_mongolock.versions import VersionField
 from django_mongolock.versions.checking import all_or_nothing
 from testproject.servers import Mongod
@@ -64,7 +64,7 @@ class TestSave:
         first, second = two(db)
         first.count, second.count, second.title = 1, 2, "b"
         first.save()
-        with pytest.raises(ConflictError) as caught:
+        with pytest.raises(VersionConflict) as caught:
             second.save()
         error = caught.value
         assert isinstance(error, LockError)
@@ -73,7 +73,7 @@ class TestSave:
         now = stored(first, db)
         assert (now.title, now.count, now.version) == ("a", 1, 2)
         assert second.version == 1, "the instance says what was read, so that a second try is refused as well"
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             second.save()
 
     def test_the_error_survives_pickling(self, db: str) -> None:
@@ -81,7 +81,7 @@ class TestSave:
         first, second = two(db)
         first.save()
         second.count, second.title = F("count") + 1, "secret"
-        with pytest.raises(ConflictError) as caught:
+        with pytest.raises(VersionConflict) as caught:
             second.save()
         again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301
         assert vars(again) == vars(caught.value)
@@ -97,7 +97,7 @@ class TestSave:
         first.save(update_fields=["count"])
         assert (first.version, stored(first, db).version) == (2, 2)
         second.title, second.count = "b", 9
-        with pytest.raises(ConflictError) as caught:
+        with pytest.raises(VersionConflict) as caught:
             second.save(update_fields=["title"])
         assert set(caught.value.changed) == {"title"}
         second.refresh_from_db()
@@ -110,7 +110,7 @@ class TestSave:
         first, second = two(db)
         first.delete()
         for options in ({}, {"force_update": True}, {"update_fields": ["count"]}):
-            with pytest.raises(ConflictError, match=r"deleted meanwhile: read in version 1$") as caught:
+            with pytest.raises(VersionConflict, match=r"deleted meanwhile: read in version 1$") as caught:
                 second.save(**options)
             assert caught.value.stored is None
         assert not Thing.objects.using(db).exists()
@@ -121,14 +121,14 @@ class TestSave:
     def test_what_was_never_read_is_not_written_over(self, db: str) -> None:
         """An instance with the key of a row that is there: Django would overwrite it without having seen it."""
         Named.objects.using(db).create(pk="a", value=1)
-        with pytest.raises(ConflictError, match="there before, and not read: stored in version 1") as caught:
+        with pytest.raises(VersionConflict, match="there before, and not read: stored in version 1") as caught:
             Named(pk="a", value=2).save(using=db)
         assert (caught.value.read, caught.value.changed) == (None, {"value": (2, 1)})
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             Named(pk="a", value=2).save(using=db, force_update=True)
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             Named(pk="a", value=2, version=1).save(using=db, update_fields=["value"])
-        with pytest.raises(ConflictError, match="not read before"):
+        with pytest.raises(VersionConflict, match="not read before"):
             Named(pk="a", version=1).delete(using=db)
         assert Named.objects.using(db).get().value == 1
         Named(pk="b").save(using=db)
@@ -138,7 +138,7 @@ class TestSave:
         """Where there is none, forced updates say so as always."""
         with pytest.raises(DatabaseError) as caught:
             Thing(title="x").save(using=db, force_update=True)
-        assert not isinstance(caught.value, ConflictError)
+        assert not isinstance(caught.value, VersionConflict)
 
     def test_expressions(self, db: str) -> None:
         """F() works, once per save; the version itself is not to be meddled with."""
@@ -147,7 +147,7 @@ class TestSave:
         first.save()
         assert stored(first, db).count == 3
         second.count = F("count") + 4
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             second.save()
         again = stored(first, db)
         for wrong in (F("version") + 1, "2", True, 2.5):
@@ -191,7 +191,7 @@ class TestSave:
             made.save()
             assert thing.count == made.count
             assert thing.version == version
-            with pytest.raises(ConflictError):
+            with pytest.raises(VersionConflict):
                 thing.save()
 
     def test_refresh(self, db: str) -> None:
@@ -202,7 +202,7 @@ class TestSave:
         for options in ({}, {"from_queryset": Thing.objects.using(db)}):
             second.refresh_from_db(fields=["count"], **options)
             assert (second.count, second.version) == (5, 1)
-            with pytest.raises(ConflictError):
+            with pytest.raises(VersionConflict):
                 second.save()
         second.refresh_from_db(fields=["version"])
         assert second.version == 2, "who asks for it gets it: I have seen it, and write over it"
@@ -256,7 +256,7 @@ class TestSave:
         assert first.revision is None
         first.save()
         assert [first.revision, stored(made, db).revision] == [1, 1]
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             second.save()
         models.QuerySet(Bare, using=db).update(revision=None)
         assert Bare.objects.using(db).update(title="b") == 1
@@ -273,9 +273,9 @@ class TestSave:
         first, second = two(db, Bare, title="hidden")
         first.save()
         assert first.revision == 2
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             second.save()
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             second.delete()
 
     def test_select_on_save_and_another_name(self, db: str) -> None:
@@ -283,7 +283,7 @@ class TestSave:
         first, second = two(db, Renamed, title="a")
         first.save()
         assert (first.revision, stored(first, db).revision) == (2, 2)
-        with pytest.raises(ConflictError) as caught:
+        with pytest.raises(VersionConflict) as caught:
             second.save()
         assert (caught.value.read, caught.value.stored) == (1, 2)
         assert first.version is None
@@ -295,7 +295,7 @@ class TestSave:
         proxy.save()
         assert proxy.version == 2
         for late in (first, second):
-            with pytest.raises(ConflictError):
+            with pytest.raises(VersionConflict):
                 late.save()
 
     def test_a_failed_insert_does_not_count_as_read(self, db: str) -> None:
@@ -304,7 +304,7 @@ class TestSave:
         late = Named(pk="a", value=2)
         with pytest.raises(IntegrityError):
             late.save(using=db, force_insert=True)
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             late.save(using=db)
         assert stored(there, db).value == 1
 
@@ -313,9 +313,9 @@ class TestSave:
         made = await Thing.objects.using(db).acreate(title="a")
         first, second = [await Thing.objects.using(db).aget(pk=made.pk) for _ in range(2)]
         await first.asave()
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             await second.asave()
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             await second.adelete()
         await first.adelete()
         assert not await Thing.objects.using(db).aexists()
@@ -329,13 +329,13 @@ class TestDelete:
         first, second = two(db)
         first.count = 5
         first.save()
-        with pytest.raises(ConflictError) as caught:
+        with pytest.raises(VersionConflict) as caught:
             second.delete()
         assert (caught.value.read, caught.value.stored, second.version) == (1, 2, 1)
         assert caught.value.changed == {"count": (0, 5)}
         assert stored(first, db).version == 2
         assert first.delete() == (1, {"versioned.Thing": 1})
-        with pytest.raises(ConflictError, match="deleted meanwhile"):
+        with pytest.raises(VersionConflict, match="deleted meanwhile"):
             second.delete()
 
     def test_relations(self, db: str) -> None:
@@ -355,7 +355,7 @@ class TestDelete:
         topic = Topic._base_manager.using(db).create(name="t")
         first = stored(make(db, topic=topic), db)
         topic.delete()
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             first.save()
         assert (stored(first, db).version, stored(first, db).topic_id) == (2, None)
 
@@ -374,7 +374,7 @@ class TestDelete:
         late = stored(made, db)
         made.delete()
         assert stored(made, db).deleted
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             late.delete()
 
     def test_querysets_delete_what_matches(self, db: str) -> None:
@@ -403,18 +403,18 @@ class TestInheritance:
         child.extra = "f"
         child.save(update_fields=["extra"])
         assert (child.version, stored(child, db).version) == (2, 2)
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             parent.save()
         late.name, late.extra = "x", "y"
-        with pytest.raises(ConflictError) as caught:
+        with pytest.raises(VersionConflict) as caught:
             late.save()
         assert caught.value.changed == {"name": ("x", "n"), "extra": ("y", "f")}
         assert (stored(child, db).name, stored(child, db).extra) == ("n", "f")
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             late.delete()
         parent = stored(parent, db)
         parent.save()
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             child.save()
         assert stored(child, db).delete()[0] == 2
         assert not Base.objects.using(db).exists()
@@ -426,7 +426,7 @@ class TestInheritance:
         child.__dict__.update({**parent.__dict__})
         child.save(using=db)
         assert (stored(child, db).version, stored(child, db).extra) == (2, "e")
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             parent.save()
 
 
@@ -438,9 +438,9 @@ class TestQuerySet:
         first, second = two(db)
         assert Thing.objects.using(db).filter(title="a").update(count=F("count") + 5) == 1
         assert (stored(first, db).count, stored(first, db).version) == (5, 2)
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             first.save()
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             second.delete()
         Thing.objects.using(db).update(version=40)
         assert Thing.objects.using(db).update() == 0
@@ -461,7 +461,7 @@ class TestQuerySet:
         made[2].save()
         for thing in things:
             thing.count = 99
-        with pytest.raises(ConflictError) as caught:
+        with pytest.raises(VersionConflict) as caught:
             Thing.objects.using(db).bulk_update(things, ["count"])
         assert (caught.value.pk, caught.value.read, caught.value.stored) == (made[2].pk, 2, 3)
         assert [thing.version for thing in things] == [2, 3, 2, 2]
@@ -488,7 +488,7 @@ class TestQuerySet:
         assert Child.objects.using(db).bulk_update([made], ["extra"]) == 1
         assert (stored(made, db).extra, stored(made, db).version) == ("f", 2)
         late.extra = "g"
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             Child.objects.using(db).bulk_update([late], ["extra"])
 
     async def test_async_bulk_update(self, db: str) -> None:
@@ -497,7 +497,7 @@ class TestQuerySet:
         late = await Thing.objects.using(db).aget()
         thing.count = 1
         assert await Thing.objects.using(db).abulk_update([thing], ["count"]) == 1
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             await Thing.objects.using(db).abulk_update([late], ["count"])
         assert await Thing.objects.using(db).aupdate(count=2) == 1
         assert (await Thing.objects.using(db).aget()).version == 3
@@ -559,7 +559,7 @@ class TestTransactions:
                 make(db, title="b")
                 second.save()
 
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             work()
         assert Thing.objects.using(db).count() == 1
 
@@ -572,7 +572,7 @@ class TestTransactions:
         with transaction.atomic(using=db):
             make(db, title="b")
             for fail in (second.save, second.delete):
-                with pytest.raises(ConflictError), transaction.atomic(using=db):
+                with pytest.raises(VersionConflict), transaction.atomic(using=db):
                     fail()
             assert Thing.objects.using(db).count() == 2
         assert Thing.objects.using(db).count() == 2
@@ -587,7 +587,7 @@ class TestTransactions:
                 second.delete,
                 lambda: Thing.objects.using(alias).bulk_update([second], ["count"]),
             ):
-                with pytest.raises(ConflictError):
+                with pytest.raises(VersionConflict):
                     fail()
             assert Thing.objects.using(alias).bulk_update([first], ["count"]) == 1
             assert first.delete()[0] == 1

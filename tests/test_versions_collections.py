@@ -11,7 +11,7 @@ from bson import Int64, ObjectId
 from pymongo import AsyncMongoClient
 from pymongo.collection import Collection
 
-from django_mongolock import ConflictError
+from django_mongolock import VersionConflict
 from django_mongolock.versions import aversioned_update, versioned_update
 
 Documents = Collection[dict[str, Any]]
@@ -108,7 +108,7 @@ async def test_it_gives_up(update: Update, collection: Documents) -> None:
         versioned_update(collection, 1, {"$inc": {"n": 10}})
         return {"n": 5, "other": 1}
 
-    with pytest.raises(ConflictError) as caught:
+    with pytest.raises(VersionConflict) as caught:
         await update(collection, 1, change, attempts=2, backoff=0)
     error = caught.value
     assert (error.what, error.pk, error.read, error.stored) == (collection.full_name, 1, 2, 3)
@@ -128,7 +128,7 @@ async def test_gone(update: Update, collection: Documents) -> None:
         collection.delete_one({"_id": 1})
         return {"n": 1}
 
-    with pytest.raises(ConflictError, match="deleted meanwhile"):
+    with pytest.raises(VersionConflict, match="deleted meanwhile"):
         await update(collection, 1, delete, attempts=1)
     assert collection.count_documents({}) == 0
 

@@ -15,7 +15,7 @@ from django.contrib.auth.models import User
 from django.db import DatabaseError, connections, transaction
 from django.db.transaction import TransactionManagementError
 
-from django_mongolock import ConflictError
+from django_mongolock import VersionConflict
 from django_mongolock.versions import retry_on_conflict, retrying_on_conflict
 from django_mongolock.versions.checking import all_or_nothing
 from tests.versioned.databases import db, home, postgres
@@ -23,7 +23,7 @@ from tests.versioned.shapes import Thing
 
 __all__ = ["db", "home", "postgres"]
 
-CONFLICT = ConflictError("thing", 1, 1, 2)
+CONFLICT = VersionConflict("thing", 1, 1, 2)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_pauses_are_really_random() -> None:
 def test_it_gives_up(pauses: list[float]) -> None:
     """The last conflict is raised, with a note."""
     function, calls = failing(9)
-    with pytest.raises(ConflictError) as caught:
+    with pytest.raises(VersionConflict) as caught:
         retry_on_conflict(function, attempts=3)()
     assert len(calls) == 3
     assert caught.value.__notes__[-1] == "gave up after 3 attempts"
@@ -101,7 +101,7 @@ async def test_coroutine_functions(pauses: list[float]) -> None:
     assert (work.__name__, work.__doc__) == ("work", "Doc.")
     assert await work("all ") == "all done"
     assert len(calls) == 3
-    with pytest.raises(ConflictError):
+    with pytest.raises(VersionConflict):
         await retry_on_conflict(functools.partial(_raise), attempts=2)()
 
 
@@ -179,7 +179,7 @@ class TestBlock:
                 with attempt:
                     function()
 
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             work()
         assert (len(calls), len(pauses)) == (2, 1)
 
@@ -265,7 +265,7 @@ class TestTransactions:
 
 
 class TestIsolation:
-    """Where the database itself finds out that somebody was faster, that is a ConflictError as well."""
+    """Where the database itself finds out that somebody was faster, that is a VersionConflict as well."""
 
     def test_repeatable_read(self, db: str) -> None:
         """PostgreSQL says 40001, SQLite BUSY_SNAPSHOT, MongoDB WriteConflict; each after a read in the transaction."""
@@ -279,10 +279,10 @@ class TestIsolation:
                 in_another_thread(lambda: Thing.objects.get(pk=made.pk).save())
                 write(late)
 
-        with pytest.raises(ConflictError, match="another transaction was faster: read in version 1") as caught:
+        with pytest.raises(VersionConflict, match="another transaction was faster: read in version 1") as caught:
             overtaken(Thing.save)
         assert caught.value.__cause__ is not None
-        with pytest.raises(ConflictError):
+        with pytest.raises(VersionConflict):
             overtaken(Thing.delete)
         assert Thing.objects.get().version == 3
 
@@ -325,7 +325,7 @@ from django.conf import settings
 settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
 django.setup()
 from django.db import connection, models
-from django_mongolock.versions import ConflictError, VersionedModel, retry_on_conflict
+from django_mongolock.versions import VersionConflict, VersionedModel, retry_on_conflict
 
 class Rate(VersionedModel):
     value = models.IntegerField()
@@ -338,7 +338,7 @@ rate, late = Rate.objects.create(value=1), Rate.objects.get()
 rate.save()
 try:
     late.save()
-except ConflictError as error:
+except VersionConflict as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -30,7 +30,7 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
-from django_mongolock import LockBackendError, LockNotAcquired, LockReentryError, mongo_lock, mongo_locked
+from django_mongolock import LockBackendFailed, LockNotAcquired, LockReentry, mongo_lock, mongo_locked
 from django_mongolock.decorator.contention import find_request, response
 from django_mongolock.signals import lock_released
 from tests.looking import held_elsewhere, holders
@@ -428,16 +428,16 @@ class TestResponse:
 
     def test_store_away_is_no_contention(self) -> None:
         """Only "respond" has an answer to that; nobody skips work because nobody could be asked."""
-        error = LockBackendError("away")
+        error = LockBackendFailed("away")
         from django_mongolock.decorator.contention import resolve
 
         for policy in ("raise", "skip", "retry", lambda error: "handled"):
-            with pytest.raises(LockBackendError):
+            with pytest.raises(LockBackendFailed):
                 resolve(policy, error, (), {})
 
     def test_reentry_is_no_contention(self, name: str) -> None:
         """A view that would wait for its own thread is a mistake in the code, and an error 500."""
-        with mongo_lock(f"view:{name}"), pytest.raises(LockReentryError):
+        with mongo_lock(f"view:{name}"), pytest.raises(LockReentry):
             Client().get(f"/function/{name}/")
 
     def test_least_wait(self) -> None:

@@ -17,7 +17,7 @@ from ..documents import DocumentLock, StuckDocument, declared
 from ..documents.registry import find
 from ..documents.sweep import Swept, as_rows
 from ..engine.logs import INFO, log
-from ..exceptions import LockBackendError, LockError
+from ..exceptions import LockBackendFailed, LockError
 
 if TYPE_CHECKING:
     from .lock_admin import LockAdmin
@@ -82,7 +82,7 @@ def as_json(row: Row) -> dict[str, Any]:
 def view(admin: LockAdmin, request: HttpRequest) -> HttpResponse:
     """The page: GET shows what is stale, POST frees it, of one lock. As JSON for who accepts no HTML.
 
-    Raises LockBackendError where none of the locks can be looked at.
+    Raises LockBackendFailed where none of the locks can be looked at.
     """
     if not may_clear(request):
         raise PermissionDenied
@@ -92,7 +92,7 @@ def view(admin: LockAdmin, request: HttpRequest) -> HttpResponse:
     if request.method not in ("GET", "HEAD"):
         return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
     found = rows()
-    errors = [row.error for row in found if isinstance(row.error, LockBackendError)]
+    errors = [row.error for row in found if isinstance(row.error, LockBackendFailed)]
     nothing = bool(errors) and len(errors) == len(found)
     if for_programs:
         return JsonResponse({"documents": [as_json(row) for row in found]}, status=503 if nothing else 200)

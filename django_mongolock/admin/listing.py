@@ -96,7 +96,7 @@ def search(queryset: LockQuerySet, text: str) -> LockQuerySet:
     all of the key.
 
     The start of a key is found in the index, however many keys there are. Not both in one query: the server would try
-    to go through all keys for it. Raises LockBackendError.
+    to go through all keys for it. Raises LockBackendFailed.
     """
     settings = get_settings()
     try:

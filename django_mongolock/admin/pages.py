@@ -13,7 +13,7 @@ from django.utils.decorators import method_decorator
 from django.utils.translation import gettext as _
 from django.views.decorators.csrf import csrf_protect
 
-from ..exceptions import LockBackendError
+from ..exceptions import LockBackendFailed
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -62,7 +62,7 @@ def unless_away(view: View[A, P]) -> View[A, P]:
     def guarded(self: A, request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponse:
         try:
             return view(self, request, *args, **kwargs)
-        except LockBackendError as error:
+        except LockBackendFailed as error:
             context = {"title": _("Locks"), "problem": error.problem}
             return self.page(request, "unavailable", context, status=503)
 

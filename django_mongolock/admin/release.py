@@ -11,7 +11,7 @@ from django.core.exceptions import BadRequest
 from ..conf import get_settings
 from ..engine.document import check_text, tidy_fact
 from ..engine.store import MongoStore
-from ..exceptions import LockBackendError, LockDocumentError
+from ..exceptions import LockBackendFailed, LockDocumentDamaged
 from ..inspect import operations
 from ..signals import lock_forced, send
 
@@ -86,7 +86,7 @@ def carry_out(store: MongoStore, shown: dict[str, list[int]], act: Act) -> Outco
         grants = operations.find_grants(store, shown, get_settings().COMMAND_TIMEOUT)
         for key, tokens in shown.items():
             _carry_out(store, key, tokens, grants.get(key, []), act, outcome)
-    except LockBackendError as error:
+    except LockBackendFailed as error:
         outcome.problem = error.problem
     return outcome
 
@@ -96,7 +96,7 @@ def _carry_out(  # noqa: PLR0917 - one step of the loop above
 ) -> None:
     try:
         done = act(store, key, grants) if grants else 0
-    except LockDocumentError as error:
+    except LockDocumentDamaged as error:
         outcome.damaged[key] = error.problem
         return
     if done:

@@ -13,7 +13,7 @@ from pymongo.client_session import ClientSession
 
 from ..engine.lock import MongoLock
 from ..engine.transaction import Atomic, kept_in_mongodb
-from ..exceptions import LockStateError
+from ..exceptions import LockMisused
 
 
 class DjangoAtomic(Atomic[ClientSession]):
@@ -36,7 +36,7 @@ class DjangoAtomic(Atomic[ClientSession]):
 
         connection: Any = connections[self._alias]
         if connection.in_atomic_block_mongo:
-            raise LockStateError(
+            raise LockMisused(
                 f"a transaction is open on {self._alias!r} already, and would be committed after the lock's fence: "
                 "open lock.atomic() outside of it"
             )

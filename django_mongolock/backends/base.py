@@ -17,7 +17,7 @@ from ..conf import LockSettings, get_settings
 from ..engine.grant import Grant
 from ..engine.session.session import Observer, Session
 from ..engine.store import MongoStore
-from ..exceptions import LockBackendError
+from ..exceptions import LockBackendFailed
 from ..signals import EVENTS, send
 
 
@@ -57,11 +57,11 @@ def get_backend(using: str | None = None) -> Backend:
 def mongo_store(using: str | None = None) -> MongoStore:
     """The lock documents of an alias in MongoDB, for what looks at them from outside.
 
-    Raises LockBackendError where the locks are not kept in MongoDB.
+    Raises LockBackendFailed where the locks are not kept in MongoDB.
     """
     store = get_backend(using).session().store
     if not isinstance(store, MongoStore):
-        raise LockBackendError(
+        raise LockBackendFailed(
             "the locks are kept in the memory of each process (MONGOLOCK['BACKEND']), where neither the model Lock nor "
             "the admin nor a command can see them: in a test use the fixture mongolock, or django_mongolock.testing",
             passing=False,

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..exceptions import LockLostError
+from ..exceptions import LockLost
 
 logger = logging.getLogger("django_mongolock")
 
@@ -61,7 +61,7 @@ def _blocks(connection: BaseDatabaseWrapper) -> list[Any]:
 class HeldLock:
     """A lock that is given back at the end of every transaction that was open when its block was left.
 
-    give_back: gives it back. ensure_held: raises LockLostError if it was lost meanwhile.
+    give_back: gives it back. ensure_held: raises LockLost if it was lost meanwhile.
     """
 
     def __init__(self, give_back: Callable[[], object], ensure_held: Callable[[], None]) -> None:
@@ -129,7 +129,7 @@ class _Watch:
         try:
             for lock in self.locks:
                 lock.ensure_held()
-        except LockLostError:
+        except LockLost:
             mongo = self.connection.vendor == "mongodb"
             (self.connection.rollback_mongo if mongo else self.connection.rollback)()  # type: ignore[attr-defined]
             raise

@@ -13,7 +13,7 @@ from rest_framework.response import Response
 from rest_framework.views import exception_handler as default_handler
 
 from ..decorator.contention import refusal
-from ..exceptions import LockBackendError, LockError, LockNotAcquired, LockReentryError
+from ..exceptions import LockBackendFailed, LockError, LockNotAcquired, LockReentry
 
 __all__ = ["LockAPIException", "exception_handler"]
 
@@ -38,11 +38,11 @@ def api_exception(error: LockError) -> LockAPIException:
 
 
 def exception_handler(error: Exception, context: dict[str, Any]) -> Response | None:
-    """Django REST framework's own handler, which also answers LockNotAcquired and LockBackendError.
+    """Django REST framework's own handler, which also answers LockNotAcquired and LockBackendFailed.
 
     A lock that this very thread holds already is a mistake in the code, and stays an error 500.
     """
-    if isinstance(error, (LockNotAcquired, LockBackendError)) and not isinstance(error, LockReentryError):
+    if isinstance(error, (LockNotAcquired, LockBackendFailed)) and not isinstance(error, LockReentry):
         error = api_exception(error)
     response: Response | None = default_handler(error, context)
     if response is not None and isinstance(error, LockAPIException):

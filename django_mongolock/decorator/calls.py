@@ -14,7 +14,7 @@ from django.http import HttpRequest
 from ..conf import get_settings
 from ..context import current_request, task_owner
 from ..engine.lock import MongoLock
-from ..exceptions import LockBackendError, LockNotAcquired
+from ..exceptions import LockBackendFailed, LockNotAcquired
 from ..keys import KeyTemplate, LockKey, call_arguments
 from ..locks import mongo_lock
 from .atomic_requests import atomic, deferred_aliases
@@ -87,7 +87,7 @@ class LockedCall:
                             result = self._finished(self.wrapped(*args, **kwargs))
                         hold_while_streaming(result, lock)
                         return result
-                except (LockNotAcquired, LockBackendError) as error:
+                except (LockNotAcquired, LockBackendFailed) as error:
                     if entered:
                         raise  # the function's own
                     return resolve(self.policy, error, args, kwargs)
@@ -105,7 +105,7 @@ class LockedCall:
                         result = await self.wrapped(*args, **kwargs)
                         hold_while_streaming(result, lock)
                         return result
-                except (LockNotAcquired, LockBackendError) as error:
+                except (LockNotAcquired, LockBackendFailed) as error:
                     if entered:
                         raise
                     result = resolve(self.policy, error, args, kwargs)
@@ -120,7 +120,7 @@ class LockedCall:
                 with self.lock(args, kwargs):
                     entered = True
                     return (yield from self.wrapped(*args, **kwargs))
-            except (LockNotAcquired, LockBackendError) as error:
+            except (LockNotAcquired, LockBackendFailed) as error:
                 if entered:
                     raise
                 return resolve(self.policy, error, args, kwargs)
@@ -145,7 +145,7 @@ class LockedCall:
                             raise
                         except BaseException as error:  # noqa: BLE001 - all of it goes to the generator
                             step = items.athrow(error)
-            except (LockNotAcquired, LockBackendError) as error:
+            except (LockNotAcquired, LockBackendFailed) as error:
                 if entered:
                     raise
                 resolve(self.policy, error, args, kwargs)

@@ -18,7 +18,7 @@ from django.views import View
 
 from ..conf import get_settings
 from ..engine.logs import INFO, log
-from ..exceptions import LockBackendError, LockError, LockNotAcquired, LockReentryError
+from ..exceptions import LockBackendFailed, LockError, LockNotAcquired, LockReentry
 from ..signals import lock_skipped, send
 
 Policy = Literal["raise", "skip", "respond", "retry"] | Callable[..., Any]
@@ -89,10 +89,10 @@ def _fits(own: inspect.Signature, given: list[inspect.Parameter]) -> bool:
 def resolve(policy: Policy, error: LockError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the call returns instead of its own result. Raises *error*, or what the policy raises.
 
-    A lock that this very thread holds already (LockReentryError) is a mistake in the code, not contention; and
+    A lock that this very thread holds already (LockReentry) is a mistake in the code, not contention; and
     while MongoDB is away nobody knows if there is contention, so only "respond" has an answer to that.
     """
-    if policy == "raise" or isinstance(error, LockReentryError):
+    if policy == "raise" or isinstance(error, LockReentry):
         raise error
     if policy == "respond" and (request := find_request(args, kwargs)) is not None:
         if _is_inside_rest_framework(args, kwargs):
@@ -158,7 +158,7 @@ def refusal(error: LockError) -> Refusal:
     if isinstance(error, LockNotAcquired):
         message = _("Somebody else is working on this just now. Please try again in a moment.")
         return Refusal(get_settings().CONTENTION_STATUS, max(1, math.ceil(error.retry_after)), "locked", message)
-    if isinstance(error, LockBackendError):
+    if isinstance(error, LockBackendFailed):
         message = _("This cannot be done at the moment. Please try again later.")
         return Refusal(503, AWAY, "unavailable", message)
     raise error

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Literal, NoReturn
 from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 
 from ..engine.lock import MongoLock
-from ..exceptions import LockBackendError, LockLostError, LockNotAcquired
+from ..exceptions import LockBackendFailed, LockLost, LockNotAcquired
 from ..keys import KeyTemplate
 from ..locks import LockOptions, check_options, mongo_lock
 
@@ -80,10 +80,10 @@ def holding(lock: MongoLock) -> Iterator[MongoLock]:
                 stack.enter_context(lock)
             except LockNotAcquired as error:
                 raise CommandError(str(error), returncode=BUSY) from error
-            except LockBackendError as error:
+            except LockBackendFailed as error:
                 raise CommandError(str(error), returncode=UNAVAILABLE) from error
             yield lock
-    except LockLostError as error:
+    except LockLost as error:
         raise CommandError(str(error), returncode=LOST) from error
 
 

@@ -70,7 +70,7 @@ def mongo_locked(
     Retry-After, 503 while MongoDB is away); "retry" (Celery tasks: come back later, without using up retries); or
     a callable that takes the error and the arguments of the call, and whose result is returned (awaited, where the
     function is async). Generators know "raise" and "skip", which yields nothing. While MongoDB is away nobody knows
-    if there is contention: all but "respond" raise LockBackendError then.
+    if there is contention: all but "respond" raise LockBackendFailed then.
 
     How long it waits without ``wait=``: MONGOLOCK["WAIT"]; in views and with "retry" MONGOLOCK["SHORT_WAIT"], so that
     no worker is held up; with "skip" not at all.

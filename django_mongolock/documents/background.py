@@ -11,7 +11,7 @@ from typing import Final
 from ..engine import clock
 from ..engine.logs import DEBUG, log, log_exception
 from ..engine.session.worker_threads import WorkerThreads
-from ..exceptions import LockBackendError
+from ..exceptions import LockBackendFailed
 
 #: Seconds before each try. A command that was held up in the network may still arrive after the first of them.
 PAUSES: Final = (0.0, 0.5, 2.0, 5.0, 10.0)
@@ -56,7 +56,7 @@ class Background:
         task.tries += 1
         try:
             done = task.attempt()
-        except LockBackendError as error:
+        except LockBackendFailed as error:
             log(DEBUG, "tried in vain to let go", place=task.name, error=error)
             done = False
         except Exception:  # noqa: BLE001 - it is logged

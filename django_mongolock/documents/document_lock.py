@@ -16,7 +16,7 @@ from pymongo.collection import Collection
 from ..conf import get_settings
 from ..engine import clock
 from ..engine.document import tidy_fact
-from ..exceptions import DocumentDamaged, LockStateError
+from ..exceptions import DocumentDamaged, LockMisused
 from . import registry, steps, sweep, updates
 from .holding import Batch, Desk, HeldDocument
 from .rules import Fields, Rules, check_version
@@ -121,7 +121,7 @@ class DocumentLock(Generic[D]):
     def acquire(self, document: Any, pending: str | None = None, **options: Any) -> HeldDocument[D]:
         """Acquire a document; the arguments are those of hold().
 
-        Raises DocumentNotFound, DocumentChanged, DocumentHeld, DocumentDamaged, LockBackendError.
+        Raises DocumentNotFound, DocumentChanged, DocumentHeld, DocumentDamaged, LockBackendFailed.
         """
         return self.hold(document, pending, **options).acquire()
 
@@ -142,7 +142,7 @@ class DocumentLock(Generic[D]):
     ) -> Batch[D]:
         """Acquire those of many documents that are to be had; see `Batch`. The arguments are those of hold().
 
-        Three commands for 500 documents, however many of them are refused. Raises LockBackendError.
+        Three commands for 500 documents, however many of them are refused. Raises LockBackendFailed.
         """
         desk, sent, final = self._desk(), clock.now(), self._check_final(final)
         claim, versions = self._claims(pending, owner, changes)(), self._references(documents)
@@ -291,7 +291,7 @@ class Hold(Generic[D]):
 
     def _steps(self, desk: Desk) -> Steps[Document]:
         if self._used:
-            raise LockStateError("this document was asked for before: call hold() for each time")
+            raise LockMisused("this document was asked for before: call hold() for each time")
         self._used = True
         self._claim = self._claims()
         return steps.acquire(desk.target, self._claim, self._id, self._version)

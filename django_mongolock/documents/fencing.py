@@ -36,7 +36,7 @@ def fenced_write(
     or an id. token: `MongoLock.fencing_token`. field: the field that keeps the latest token; a model need not have it.
     A token that was there before may write again. The write is one update, acknowledged by the majority.
 
-    Raises FencedOff, DocumentNotFound, DocumentDamaged, LockBackendError. Only writes that go this way are fenced.
+    Raises FencedOff, DocumentNotFound, DocumentDamaged, LockBackendFailed. Only writes that go this way are fenced.
     """
     sender, steps = _prepare(make_source(place, using), document, token, changes, field)
     return sender.run(steps)

@@ -17,7 +17,7 @@ from ..exceptions import (
     DocumentLockLost,
     DocumentNotFound,
     LockError,
-    LockStateError,
+    LockMisused,
 )
 from . import updates
 from .rules import LAST_VERSION, Rules
@@ -130,7 +130,7 @@ class HeldDocument(Generic[D]):
     def update(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> D:
         """Write changes to the document and raise its version, if it is still ours; return it as it is then.
 
-        Raises DocumentLockLost, DocumentChanged, LockBackendError.
+        Raises DocumentLockLost, DocumentChanged, LockBackendFailed.
         """
         return self._desk.sender.run(self._update({**(changes or {}), **more}))
 
@@ -271,7 +271,7 @@ class HeldDocument(Generic[D]):
         if self._desk.sender.forked:
             raise DocumentLockLost(self._desk.source.name, self.id, self.version, reason=FORKED)
         if self.ended is not None:
-            raise LockStateError(f"the work on document {self.id!r} has ended: its state is {self.ended!r}")
+            raise LockMisused(f"the work on document {self.id!r} has ended: its state is {self.ended!r}")
 
     def _changes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         if self.version >= LAST_VERSION - 1:

@@ -17,7 +17,7 @@ from pymongo.read_concern import ReadConcern
 
 from ..engine import runner
 from ..engine.session.worker_threads import WorkerThreads
-from ..exceptions import LockBackendError, LockStateError
+from ..exceptions import LockBackendFailed, LockMisused
 from .background import in_background
 from .steps import Action, Call, Later, Send, Steps
 from .updates import Document
@@ -99,7 +99,7 @@ class Sender:
 
     def _send(self, call: Call) -> Any:
         if self.forked:
-            raise LockStateError("this was begun by another process: a forked child does not go on with it")
+            raise LockMisused("this was begun by another process: a forked child does not go on with it")
         try:
             with pymongo.timeout(self._timeout):
                 return call(self._collection)
@@ -130,18 +130,18 @@ async def _anever(pause: object) -> NoReturn:
     raise AssertionError("these steps never wait")
 
 
-def problem(error: PyMongoError, timeout: float) -> LockBackendError:
+def problem(error: PyMongoError, timeout: float) -> LockBackendFailed:
     """Say in our own words what the driver met. Its words may hold the whole command, or a URI.
 
     `passing` tells that nobody knows whether the command took effect, so that it may be sent again.
     """
     name = str((getattr(error, "details", None) or {}).get("codeName", type(error).__name__))
     if isinstance(error, WriteConcernError):
-        return LockBackendError(f"the majority of the replica set did not confirm in time ({name})")
+        return LockBackendFailed(f"the majority of the replica set did not confirm in time ({name})")
     if isinstance(error, OperationFailure) and not error.timeout:
         again = error.has_error_label("RetryableWriteError")
-        return LockBackendError(f"MongoDB refused the command (code {error.code}, {name})", passing=again)
-    return LockBackendError(f"MongoDB did not answer within {timeout:.1f} s ({type(error).__name__})")
+        return LockBackendFailed(f"MongoDB refused the command (code {error.code}, {name})", passing=again)
+    return LockBackendFailed(f"MongoDB did not answer within {timeout:.1f} s ({type(error).__name__})")
 
 
 def _bare(error: PyMongoError) -> BaseException:

@@ -16,7 +16,7 @@ from ..exceptions import (
     DocumentDamaged,
     DocumentHeld,
     DocumentNotFound,
-    LockBackendError,
+    LockBackendFailed,
     LockError,
 )
 from . import updates
@@ -65,11 +65,11 @@ class Target:
 
 
 def send(call: Call) -> Steps[Any]:
-    """Send a command that may be sent again, until there is an answer. Raises LockBackendError."""
+    """Send a command that may be sent again, until there is an answer. Raises LockBackendFailed."""
     for rest in reversed(range(SENDS)):
         try:
             return (yield Send(call))
-        except LockBackendError as error:
+        except LockBackendFailed as error:
             if not rest or not error.passing:
                 raise
     raise AssertionError("not reached")
@@ -83,7 +83,7 @@ def send_or_let_go(call: Call, let_go: Call) -> Steps[Any]:
         attempt = Send(call)
         try:
             return (yield attempt)
-        except LockBackendError as error:
+        except LockBackendFailed as error:
             doubtful |= error.passing
             if rest and error.passing:
                 continue
@@ -110,7 +110,7 @@ def _letting_go(rules: Rules, claim: Claim, ids: Sequence[Any]) -> Call:
 def acquire(target: Target, claim: Claim, id_: Any, version: int) -> Steps[Document]:
     """Get one document; returns it as it is then.
 
-    Raises DocumentNotFound, DocumentChanged, DocumentHeld, DocumentDamaged, LockBackendError.
+    Raises DocumentNotFound, DocumentChanged, DocumentHeld, DocumentDamaged, LockBackendFailed.
     """
     rules = target.rules
     query, update = claim.query(rules, {id_: version}), claim.update(rules)

@@ -27,7 +27,7 @@ from ..engine.logs import INFO, log
 from ..engine.protocol import Answer, Apply, Look, Protocol
 from ..engine.rule import Step
 from ..engine.session.session import Session
-from ..exceptions import LockBackendError, LockDocumentError
+from ..exceptions import LockBackendFailed, LockDocumentDamaged
 from ..keys import row_key
 
 #: Before the key of a row. Not the key of the row itself: work that takes that for a second does not wait for people.
@@ -296,22 +296,22 @@ class EditLock:
     def _run(self, steps: Protocol[Standing]) -> Standing:
         try:
             return self._session().run(steps)
-        except (LockBackendError, LockDocumentError) as error:
+        except (LockBackendFailed, LockDocumentDamaged) as error:
             return _problem(error)
 
     async def _arun(self, steps: Protocol[Standing]) -> Standing:
         try:
             return await self._session().arun(steps)
-        except (LockBackendError, LockDocumentError) as error:
+        except (LockBackendFailed, LockDocumentDamaged) as error:
             return _problem(error)
 
     def _session(self) -> Session:
         if self._pid != os.getpid():
-            raise LockBackendError("a forked child has no part in the edit locks of its parent", passing=False)
+            raise LockBackendFailed("a forked child has no part in the edit locks of its parent", passing=False)
         return get_backend(self._using).session()
 
 
-def _problem(error: LockBackendError | LockDocumentError) -> Standing:
-    text = error.problem if isinstance(error, LockBackendError) else str(error)
+def _problem(error: LockBackendFailed | LockDocumentDamaged) -> Standing:
+    text = error.problem if isinstance(error, LockBackendFailed) else str(error)
     log(INFO, "edit lock not known", error=error)
     return Standing(problem=text)

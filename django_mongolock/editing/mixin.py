@@ -20,7 +20,7 @@ from django.utils.html import format_html
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
-from ..exceptions import ConflictError
+from ..exceptions import VersionConflict
 from ..versions.checking import all_or_nothing, is_write_conflict
 from ..versions.retry import open_transaction
 from . import texts
@@ -105,8 +105,8 @@ class EditLockMixin(ModelAdmin):
         using = router.db_for_write(self.model)
         try:
             response = self._try(request, editing, using, *args)
-        except (ConflictError, DatabaseError) as error:  # somebody who has no lock was faster in this very moment
-            if not isinstance(error, ConflictError) and not is_write_conflict(error):
+        except (VersionConflict, DatabaseError) as error:  # somebody who has no lock was faster in this very moment
+            if not isinstance(error, VersionConflict) and not is_write_conflict(error):
                 raise
             response = self._try(request, editing, using, *args)
         if not editing.shown:  # saved, and going elsewhere

@@ -8,7 +8,7 @@ from django.db import DatabaseError, router, transaction
 from django.http import HttpRequest, HttpResponse
 from django.views.generic import UpdateView
 
-from ..exceptions import ConflictError
+from ..exceptions import VersionConflict
 from ..versions.checking import all_or_nothing, is_write_conflict
 from ..versions.retry import open_transaction
 from .requests import Editing
@@ -49,8 +49,8 @@ class EditLockViewMixin(View):
             return self.editing.respond(self.object, list(self.get_form_class().base_fields))
         try:
             saved, response = self._try(using)
-        except (ConflictError, DatabaseError) as error:  # somebody who has no lock was faster in this very moment
-            if not isinstance(error, ConflictError) and not is_write_conflict(error):
+        except (VersionConflict, DatabaseError) as error:  # somebody who has no lock was faster in this very moment
+            if not isinstance(error, VersionConflict) and not is_write_conflict(error):
                 raise
             saved, response = self._try(using)
         if saved and open_transaction(using):

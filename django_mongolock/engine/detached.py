@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..exceptions import LockError, LockStateError
+from ..exceptions import LockError, LockMisused
 from .document import Reply, Terms, entry, milliseconds
 from .lock import MongoLock
 from .processes import NOBODY
@@ -29,7 +29,7 @@ class Parked:
     terms: Terms
 
     def keep(self, lease: float, timeout: float = 5.0) -> bool:
-        """Let it last *lease* seconds from now; return whether it was still there. Raises LockBackendError.
+        """Let it last *lease* seconds from now; return whether it was still there. Raises LockBackendFailed.
 
         By the server's clock alone: no process believes to hold what is parked.
         """
@@ -39,7 +39,7 @@ class Parked:
         return self.store.apply(self.key, step, timeout).held
 
     def give_up(self, timeout: float = 5.0) -> None:
-        """See to it that it is gone. Raises LockBackendError: then it ends with its lease."""
+        """See to it that it is gone. Raises LockBackendFailed: then it ends with its lease."""
         self.store.apply(self.key, Step(ask=self.grant, remove=(self.grant,), force=True, bury=BURIAL), timeout)
 
 
@@ -48,7 +48,7 @@ def park(
 ) -> Parked | Reply:
     """Take the lock for the owner of *terms*, if it is free now; if it is not, return what is known of it.
 
-    former: a grant whose place it takes. Raises LockBackendError; what was taken then ends with its lease.
+    former: a grant whose place it takes. Raises LockBackendFailed; what was taken then ends with its lease.
     """
     if terms.owner is None:
         raise ValueError("a lock is parked for an owner: the terms name none")
@@ -66,11 +66,11 @@ def park(
 def park_held(lock: MongoLock, terms: Terms, facts: Mapping[str, str | int]) -> Parked | None:
     """Park what this lock holds, in one command, so that nobody gets it in between; the lock is then released.
 
-    None if it had been lost before, or was taken away. Raises LockBackendError; the lock is then released as well.
+    None if it had been lost before, or was taken away. Raises LockBackendFailed; the lock is then released as well.
     """
     session, grants = lock._session, lock._grants
     if session is None or len(grants) != 1:
-        raise LockStateError("a lock on one key that is acquired can be parked")
+        raise LockMisused("a lock on one key that is acquired can be parked")
     (grant,) = grants
     if not lock.held:  # lost, or a parent's, which is not ours to park
         lock.release()

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from ..exceptions import LockDocumentError
+from ..exceptions import LockDocumentDamaged
 
 Mode = Literal["exclusive", "shared", "semaphore"]
 
@@ -237,7 +237,7 @@ class Reply:
 def read_reply(key: str, raw: Mapping[str, Any] | None) -> Reply:
     """Read the answer to a step. None is the answer for a document that is not there.
 
-    Raises LockDocumentError where what came back is not what we write.
+    Raises LockDocumentDamaged where what came back is not what we write.
     """
     if raw is None:
         return Reply(found=False)
@@ -246,11 +246,11 @@ def read_reply(key: str, raw: Mapping[str, Any] | None) -> Reply:
     queued = raw.get("queued")
     for entry_ in (mine, holder):
         if entry_ is not None and not is_holder(entry_):
-            raise LockDocumentError(key, "an entry of its holders is damaged")
+            raise LockDocumentDamaged(key, "an entry of its holders is damaged")
     if queued is not None and not is_waiter(queued):
-        raise LockDocumentError(key, "an entry of its waiters is damaged")
+        raise LockDocumentDamaged(key, "an entry of its waiters is damaged")
     if first_end is not None and type(first_end) is not datetime:
-        raise LockDocumentError(key, "an entry of its holders has no end that is a date")
+        raise LockDocumentDamaged(key, "an entry of its holders has no end that is a date")
     return Reply(
         held=mine is not None,
         token=mine["token"] if mine else 0,

@@ -256,7 +256,7 @@ def read(
     limit: int = 100,
     timeout: float = 5.0,
 ) -> list[Document]:
-    """Events that *query* finds, in that order, each with the server's time in `now`. Raises LockBackendError."""
+    """Events that *query* finds, in that order, each with the server's time in `now`. Raises LockBackendFailed."""
     from ..inspect.snapshot import asking
 
     with asking(store, timeout):
@@ -273,7 +273,7 @@ def read(
 
 
 def count(store: MongoStore, query: Document, limit: int, timeout: float = 5.0) -> int:
-    """How many events *query* finds, at most *limit*. Raises LockBackendError."""
+    """How many events *query* finds, at most *limit*. Raises LockBackendFailed."""
     from ..inspect.snapshot import asking
 
     with asking(store, timeout):

@@ -20,7 +20,7 @@ from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.client_session import ClientSession
 
-from ..exceptions import LockBackendError, LockError, LockLostError, LockNotAcquired, LockReentryError, LockStateError
+from ..exceptions import LockBackendFailed, LockError, LockLost, LockMisused, LockNotAcquired, LockReentry
 from . import protocol
 from .document import Terms, milliseconds
 from .grant import TAKEN, Callback, Grant, Handle, State
@@ -66,7 +66,7 @@ class MongoLock:
     """Named locks in MongoDB: held by one process, thread or task at a time, for as long as the lease is renewed.
 
     Use it as a context manager, ``with`` or ``async with``, or through `acquire` and `release`. Leaving the block
-    raises LockLostError if the lock was lost meanwhile and the block itself raised nothing.
+    raises LockLost if the lock was lost meanwhile and the block itself raised nothing.
 
     While the process lives, its leases are renewed in the background; when it dies, they end by themselves. A lease
     cannot stop work that is still running when it ends, in a process that was paused for instance: compare
@@ -112,7 +112,7 @@ class MongoLock:
 
     @property
     def key(self) -> str:
-        """The key, as it is stored. For a lock on several keys: LockStateError, see `keys`."""
+        """The key, as it is stored. For a lock on several keys: LockMisused, see `keys`."""
         return self._only(self.keys)
 
     @property
@@ -146,17 +146,17 @@ class MongoLock:
     @property
     def fencing_token(self) -> int:
         """A number larger than that of every earlier grant of this key; also after the release, that of the last one.
-        LockStateError if it was never acquired."""
+        LockMisused if it was never acquired."""
         return self._only(self._acquired()).token
 
     @property
     def fencing_tokens(self) -> dict[str, int]:
-        """The fencing token of each key, also after the release. LockStateError if the lock was never acquired."""
+        """The fencing token of each key, also after the release. LockMisused if the lock was never acquired."""
         return {grant.key: grant.token for grant in self._acquired()}
 
     @property
     def acquired_at(self) -> datetime:
-        """When the last of the keys was granted, by the server's clock. LockStateError if none was."""
+        """When the last of the keys was granted, by the server's clock. LockMisused if none was."""
         return max(grant.acquired_at for grant in self._acquired() if grant.acquired_at is not None)
 
     @property
@@ -165,7 +165,7 @@ class MongoLock:
         return max(grant.waited for grant in self._acquired())
 
     def ensure_held(self) -> None:
-        """Raise LockLostError unless the lock is held. Costs no command.
+        """Raise LockLost unless the lock is held. Costs no command.
 
         What you do next may still take longer than what is left of the lease (`remaining`).
         """
@@ -187,8 +187,8 @@ class MongoLock:
     def acquire(self, wait: float | Unset | None = UNSET) -> Self:
         """Acquire the lock, waiting at most *wait* seconds (as made if not given; 0: one try; None: no end).
 
-        Returns itself. Raises LockNotAcquired (LockReentryError, LockQueueFull) if it is not to be had,
-        LockBackendError if MongoDB cannot be reached, and LockStateError if this object is in use.
+        Returns itself. Raises LockNotAcquired (LockReentry, LockQueueFull) if it is not to be had,
+        LockBackendFailed if MongoDB cannot be reached, and LockMisused if this object is in use.
         """
         if _current_task() is not None:
             warnings.warn(
@@ -262,7 +262,7 @@ class MongoLock:
     def extend(self, lease: float | None = None) -> None:
         """Push the end of the lease to *lease* seconds from now (its own length if not given); never nearer.
 
-        A longer lease stays the lock's lease from then on. Raises LockLostError if the lock is not held any more.
+        A longer lease stays the lock's lease from then on. Raises LockLost if the lock is not held any more.
         """
         self._now().run(self._extend(lease))
 
@@ -278,11 +278,11 @@ class MongoLock:
         """A MongoDB transaction that commits only if the lock is still held: ``with lock.atomic(client) as session:``.
 
         client: of the MongoDB that keeps the lock. Only what is done with ``session=session`` is part of it. Where
-        somebody has taken the lock over, leaving the block raises LockLostError, and nothing was committed.
+        somebody has taken the lock over, leaving the block raises LockLost, and nothing was committed.
 
         It may also be aborted while the lock is held, because somebody joined the queue: LockTransactionAborted.
         Keep it short, or use `run_atomic`. It lasts at most as long as the server lets it (60 seconds by default).
-        Works with ``async with`` too, for both kinds of clients. Raises LockStateError on a standalone server.
+        Works with ``async with`` too, for both kinds of clients. Raises LockMisused on a standalone server.
 
         Of a lock made by `mongo_lock`, without a *client*: the transaction of a DATABASES alias (*using*, else that of
         the lock), of which the ORM is a part as in `django_mongodb_backend.transaction.atomic`. With ``async with``,
@@ -429,7 +429,7 @@ class MongoLock:
     def _enter_again(self, session: Session, key: str, worker: object) -> Protocol[tuple[Grant, Handle] | None]:
         """The grant of *key* that this thread or task holds, to be shared; None if it holds none.
 
-        Raises LockReentryError unless that is meant, and can be.
+        Raises LockReentry unless that is meant, and can be.
         """
         grant = session.held_by(key, worker)
         # Without a handle nobody has it any more: the keeper is about to give it back, whoever enters it now.
@@ -439,7 +439,7 @@ class MongoLock:
         if not (self.options.reentrant and same):
             # It may have been taken away by force, which is not known yet.
             if (yield from protocol.confirm(grant.request)):
-                raise LockReentryError(key)
+                raise LockReentry(key)
             if grant.lose(TAKEN):
                 session.lost(grant)
             return None
@@ -500,7 +500,7 @@ class MongoLock:
             else:
                 was_there = yield from self._hand_over(session, grant, heir, stays=stays, bury=doubtful)
             grant.doubtful = doubtful  # for `lost`, if it was not there any more
-        except LockBackendError as error:
+        except LockBackendFailed as error:
             log(WARNING, "release postponed", key=grant.key, error=error)
             session.abandon(grant)
             was_there = True
@@ -547,10 +547,10 @@ class MongoLock:
 
     def _begin(self) -> Session:
         if not self._busy.acquire(blocking=False):
-            raise LockStateError("this lock object is being acquired elsewhere: make a fresh one for every use")
+            raise LockMisused("this lock object is being acquired elsewhere: make a fresh one for every use")
         if self._grants and self._is_ours():
             self._busy.release()
-            raise LockStateError("this lock object is in use: release it first, or make a fresh one for every use")
+            raise LockMisused("this lock object is in use: release it first, or make a fresh one for every use")
         self._grants = self._last = self._handles = ()
         return self._session_now()
 
@@ -580,24 +580,24 @@ class MongoLock:
     def _acquired(self) -> tuple[Grant, ...]:
         grants = self._last
         if not grants:
-            raise LockStateError("this lock was not acquired")
+            raise LockMisused("this lock was not acquired")
         return grants
 
     def _only(self, items: tuple[T, ...]) -> T:
         if len(items) != 1:
-            raise LockStateError("this lock is on several keys: use `keys` and `fencing_tokens`")
+            raise LockMisused("this lock is on several keys: use `keys` and `fencing_tokens`")
         return items[0]
 
     def _loss(self, grants: tuple[Grant, ...]) -> LockError:
         """The error that tells why one of *grants* is not held."""
         if not grants:
-            return LockStateError("this lock is not acquired")
+            return LockMisused("this lock is not acquired")
         if not self._is_ours():
-            return LockLostError(grants[0].key, grants[0].token, "a forked child does not hold its parent's locks")
+            return LockLost(grants[0].key, grants[0].token, "a forked child does not hold its parent's locks")
         gone = [grant for grant in grants if not grant.held]
         # One that was given back along with a lost one is not what was lost.
         grant = next((grant for grant in gone if grant.state is State.LOST), (*gone, *grants)[0])
-        return LockLostError(grant.key, grant.token, grant.reason)
+        return LockLost(grant.key, grant.token, grant.reason)
 
     def _tell_loss(self, grants: tuple[Grant, ...], error: BaseException | None) -> None:
         """On leaving the block: say that the lock was lost, without hiding what the block itself raised."""

@@ -14,7 +14,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-from ..exceptions import LockBackendError, LockStateError
+from ..exceptions import LockBackendFailed, LockMisused
 from . import clock
 from .deadlock import Cycle, cycle_of
 from .document import Reply, read_reply
@@ -195,9 +195,9 @@ class MemoryStore:
 
     def _answer(self, key: str | None = None) -> None:
         if self._closed:
-            raise LockBackendError("the session was closed", key, passing=False)
+            raise LockBackendFailed("the session was closed", key, passing=False)
         if self.server.away:
-            raise LockBackendError("MongoDB did not answer (a test says so)", key)
+            raise LockBackendFailed("MongoDB did not answer (a test says so)", key)
 
 
 class MemorySession(Session):
@@ -266,7 +266,7 @@ class MemorySession(Session):
             return super()._pause(pause)
         self._tell_contention(grant)
         if self.now() - grant.began > LONGEST_WAIT:
-            raise LockStateError(f"this would wait for {grant.key!r} for ever, since the test itself holds it")
+            raise LockMisused(f"this would wait for {grant.key!r} for ever, since the test itself holds it")
         self._server.advance(min(pause.timer, LONGEST_STEP))
         return self._hear(grant)
 

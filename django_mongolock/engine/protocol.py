@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal, TypeVar
 
-from ..exceptions import LockBackendError, LockCancelled, LockDeadlock, LockNotAcquired, LockQueueFull
+from ..exceptions import LockBackendFailed, LockCancelled, LockDeadlock, LockNotAcquired, LockQueueFull
 from .deadlock import Cycle
 from .document import News, Reply, Terms, entry
 from .processes import Fate
@@ -274,7 +274,7 @@ def acquire(
             if granted is not None:
                 return granted
             if isinstance(action, Apply) and action.step.renew:
-                raise LockBackendError("the answer took longer than the lease that it grants", request.key)
+                raise LockBackendFailed("the answer took longer than the lease that it grants", request.key)
             # Granted by another command, or seen by a mere read: take it for a whole lease.
             action, answer = request.confirm(), None
             continue
@@ -328,7 +328,7 @@ def _refuse_deadlock(request: Request, waited: float) -> Protocol[None]:
     """Raise LockDeadlock if *request* is the youngest in a cycle of waits; it is then not in the queue any more."""
     try:
         cycle: Cycle | None = yield FindDeadlock(request.key, request.grant)
-    except LockBackendError:
+    except LockBackendFailed:
         return
     if cycle is not None and cycle.victim.grant == request.grant:
         yield from leave(request)
@@ -350,7 +350,7 @@ def _persistently(action: Apply | Look, request: Request, now: float, deadline: 
     while True:
         try:
             answer: Answer = yield action
-        except LockBackendError as error:
+        except LockBackendFailed as error:
             failure = error
         else:
             return answer

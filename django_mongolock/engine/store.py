@@ -23,7 +23,7 @@ from pymongo.errors import ConfigurationError, InvalidOperation, InvalidURI, Ope
 from pymongo.read_concern import ReadConcern
 from pymongo.server_description import ServerDescription
 
-from ..exceptions import LockBackendError, LockDocumentError
+from ..exceptions import LockBackendFailed, LockDocumentDamaged
 from .deadlock import Cycle, chain_pipeline, cycle_of, read_chain
 from .document import Reply, find_damage, read_reply, read_taken, tidy_fact
 from .fast_path import LEAVE_ALONE, REPLY_TAKEN, TAKE_FREE, is_alone, is_free
@@ -163,8 +163,8 @@ class Store(Protocol):
     def apply(self, key: str, step: Step, timeout: float) -> Reply:
         """Apply *step* to the document of *key*, durably, and tell how its grant stands then.
 
-        Raises LockBackendError, after which the step may have taken effect or may still do so, and LockDocumentError,
-        after which it has not.
+        Raises LockBackendFailed, after which the step may have taken effect or may still do so, and
+        LockDocumentDamaged, after which it has not.
         """
 
     def take_free(self, key: str, step: Step, timeout: float) -> Reply | None:
@@ -228,7 +228,7 @@ class MongoStore:
             client: MongoClient[Document] = MongoClient(**self._client_options())
         except (ConfigurationError, InvalidURI, ValueError, TypeError, OSError) as error:
             # The text of a URI error may quote the URI.
-            raise LockBackendError(
+            raise LockBackendFailed(
                 f"the connection settings are wrong ({type(error).__name__})", passing=False
             ) from None
         self._clock.client = client
@@ -266,8 +266,8 @@ class MongoStore:
     def apply(self, key: str, step: Step, timeout: float) -> Reply:
         """Apply *step* to the document of *key*, majority-committed, and tell how its grant stands then.
 
-        Sent once: the caller may send it again, since steps are idempotent. Raises LockBackendError, after which
-        the step may have taken effect or may still do so, and LockDocumentError, after which it has not.
+        Sent once: the caller may send it again, since steps are idempotent. Raises LockBackendFailed, after which
+        the step may have taken effect or may still do so, and LockDocumentDamaged, after which it has not.
         """
         where = {"_id": {"$eq": key}} | ({"holders.grant": {"$eq": step.given}} if step.given else {})
         fields = REPLY if step.owner is None else REPLY_TO_OWNER
@@ -311,7 +311,7 @@ class MongoStore:
         with pymongo.timeout(timeout):
             answer = collection.database.command(command, codec_options=collection.codec_options)
         if failure := answer.get("writeConcernError"):
-            raise LockBackendError(
+            raise LockBackendFailed(
                 f"the majority of the replica set did not confirm in time (code {failure.get('code')})", key
             )
         found: Document | None = answer["value"]
@@ -372,7 +372,7 @@ class MongoStore:
         """Renew the grants of *step*, which are in the documents of *keys*: one update, then one read.
 
         Returns what was found under each key that has a document. A grant was renewed only if it carries the number
-        of this step: then the update has been there, and the majority has it. Raises LockBackendError.
+        of this step: then the update has been there, and the majority has it. Raises LockBackendFailed.
         """
         collection = self.collection
         where = {
@@ -437,16 +437,16 @@ class MongoStore:
         return self.collection.watch(pipeline, max_await_time_ms=MOST_AWAIT)
 
     def diagnose(self, key: str, timeout: float = 5.0) -> None:
-        """Raise LockDocumentError if the document of *key* cannot be used, as far as it can be read."""
+        """Raise LockDocumentDamaged if the document of *key* cannot be used, as far as it can be read."""
         try:
             with pymongo.timeout(timeout):
                 seen = self.collection.find_one({"_id": {"$eq": key}}, {"document": "$$ROOT", "whole": IS_WHOLE})
         except PyMongoError:
             return
         if seen is not None and (damage := find_damage(seen["document"])):
-            raise LockDocumentError(key, damage)
+            raise LockDocumentDamaged(key, damage)
         if seen is not None and not seen["whole"]:  # to the driver, some types look like others
-            raise LockDocumentError(key, "one of its fields has another type than we write")
+            raise LockDocumentDamaged(key, "one of its fields has another type than we write")
 
     def close(self) -> None:
         """Write what the history has not yet, and close the client, if there is one."""
@@ -461,23 +461,23 @@ class MongoStore:
         servers = self.client.topology_description.server_descriptions().values()
         return all(tls_problem(server.error) is not None for server in servers)
 
-    def _problem(self, error: PyMongoError, key: str | None, timeout: float) -> LockBackendError | LockDocumentError:
+    def _problem(self, error: PyMongoError, key: str | None, timeout: float) -> LockBackendFailed | LockDocumentDamaged:
         """Say in our own words what the driver met. Its words may hold the whole command, or a URI."""
         if isinstance(error, InvalidOperation):
-            return LockBackendError("the session was closed", key, passing=False)
+            return LockBackendFailed("the session was closed", key, passing=False)
         if (problem := tls_problem(error)) is not None:
-            return LockBackendError(problem, key, passing=not self._all_refuse_tls())
+            return LockBackendFailed(problem, key, passing=not self._all_refuse_tls())
         if not isinstance(error, OperationFailure) or error.timeout:
-            return LockBackendError(f"MongoDB did not answer within {timeout:.1f} s ({type(error).__name__})", key)
+            return LockBackendFailed(f"MongoDB did not answer within {timeout:.1f} s ({type(error).__name__})", key)
         if error.code in _REFUSALS:
-            return LockBackendError(_REFUSALS[error.code], key, passing=False)
+            return LockBackendFailed(_REFUSALS[error.code], key, passing=False)
         if key is not None:
             # An expression that met a value of a type it cannot take: the document is not what it should be.
             try:
                 self.diagnose(key, timeout)
-            except LockDocumentError as damage:
+            except LockDocumentDamaged as damage:
                 return damage
-        return LockBackendError(
+        return LockBackendFailed(
             f"MongoDB refused the command (code {error.code}, {_code_name(error)})",
             key,
             passing=error.code in _PASSING or error.has_error_label("RetryableWriteError"),

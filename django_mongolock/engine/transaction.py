@@ -23,7 +23,7 @@ from pymongo.client_session import ClientSession
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from ..exceptions import LockBackendError, LockError, LockStateError, LockTransactionAborted
+from ..exceptions import LockBackendFailed, LockError, LockMisused, LockTransactionAborted
 from . import clock, runner
 from .protocol import Pause, Protocol
 from .store import MongoStore
@@ -50,8 +50,8 @@ class Atomic(Generic[S_co]):
     """What `MongoLock.atomic` returns: enter it with ``with``, or with ``async with``, for the transaction's session.
 
     Leaving it commits, or aborts if the block has raised. Nothing is committed once the lock was lost: that raises
-    LockLostError. LockTransactionAborted: nothing is committed either, but the lock is held and the block may be run
-    again (see `MongoLock.run_atomic`). LockBackendError: nobody knows if it was committed.
+    LockLost. LockTransactionAborted: nothing is committed either, but the lock is held and the block may be run
+    again (see `MongoLock.run_atomic`). LockBackendFailed: nobody knows if it was committed.
     """
 
     def __init__(self, lock: MongoLock, client: Client) -> None:
@@ -91,7 +91,7 @@ class Atomic(Generic[S_co]):
 
     def _begin(self) -> Calls[Any]:
         if self._session is not None:
-            raise LockStateError("this transaction has begun already: call atomic() again for another one")
+            raise LockMisused("this transaction has begun already: call atomic() again for another one")
         self._lock.ensure_held()
         self._store = _transactional_store(self._lock)
         self._grants = self._lock._acquired()
@@ -122,7 +122,7 @@ class Atomic(Generic[S_co]):
             if not (yield from self._match()):
                 yield from self._abort()
                 yield confirm
-                raise LockStateError(
+                raise LockMisused(
                     "the transaction's client does not see the lock: use a client of the MongoDB that keeps the locks"
                 )
             yield from self._commit()
@@ -131,11 +131,11 @@ class Atomic(Generic[S_co]):
                 # It may be open on the server still, and with it the lock's document be closed to everybody.
                 with contextlib.suppress(PyMongoError):
                     yield partial(self._client.admin.command, "killSessions", [self._session.session_id])
-                raise LockBackendError("nobody knows whether the transaction was committed", self._key) from failure
+                raise LockBackendFailed("nobody knows whether the transaction was committed", self._key) from failure
             if not failure.has_error_label(TRANSIENT):
                 raise
             yield from self._abort()
-            with contextlib.suppress(LockBackendError):
+            with contextlib.suppress(LockBackendFailed):
                 yield confirm
             raise LockTransactionAborted(self._key, self._grants[0].token, _reason(failure)) from failure
         finally:
@@ -241,19 +241,19 @@ def is_transient(error: BaseException) -> bool:
 
 
 def kept_in_mongodb(lock: MongoLock) -> MongoStore:
-    """Where the lock is kept. Raises LockStateError if that is no MongoDB."""
+    """Where the lock is kept. Raises LockMisused if that is no MongoDB."""
     store = lock._now().store
     if not isinstance(store, MongoStore):
-        raise LockStateError("this lock is not kept in MongoDB: atomic() needs a MongoDB transaction")
+        raise LockMisused("this lock is not kept in MongoDB: atomic() needs a MongoDB transaction")
     return store
 
 
 def _transactional_store(lock: MongoLock) -> MongoStore:
-    """Where the lock is kept. Raises LockStateError where there are no transactions."""
+    """Where the lock is kept. Raises LockMisused where there are no transactions."""
     store = kept_in_mongodb(lock)
     servers = store.client.topology_description.server_descriptions().values()
     if any(server.server_type_name == "Standalone" for server in servers):
-        raise LockStateError(
+        raise LockMisused(
             "a standalone MongoDB server has no transactions: run it as a replica set; one node is enough to begin "
             "with (--replSet, rs.initiate())"
         )

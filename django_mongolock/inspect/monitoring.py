@@ -13,7 +13,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_variables
 from django.views.decorators.http import require_safe
 
-from ..exceptions import LockBackendError
+from ..exceptions import LockBackendFailed
 from .as_json import overview_as_json, servers_as_json
 from .status import current_status
 
@@ -40,7 +40,7 @@ def lock_status(request: HttpRequest) -> HttpResponse:
         return JsonResponse({"error": f"this needs the permission {PERMISSION}"}, status=403)
     try:
         status = current_status()
-    except LockBackendError as error:
+    except LockBackendFailed as error:
         troubles = [{"alarm": "server", "amount": 1, "about": error.problem}]
         return JsonResponse({"error": error.problem, "troubles": troubles}, status=503)
     troubles = [

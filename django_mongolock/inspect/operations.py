@@ -22,7 +22,7 @@ from ..engine.logs import INFO, log
 from ..engine.processes import fate
 from ..engine.rule import IS_WHOLE, Step
 from ..engine.store import MongoStore, arguments
-from ..exceptions import LockDocumentError
+from ..exceptions import LockDocumentDamaged
 from .patterns import EVERY_KEY, KeyMatch
 from .snapshot import RELEASED, Seen, asking, latest, survey
 
@@ -74,7 +74,7 @@ def find_stale(store: MongoStore, which: Which, limit: int = 0) -> Iterator[Seen
 def clear_stale(store: MongoStore, keys: Sequence[str], which: Which, timeout: float = 60.0) -> Cleared:
     """Clear those of *keys* that are stale when the server gets to them: prune their holders, grant who waits.
 
-    Damaged documents stay as they are. Raises LockBackendError.
+    Damaged documents stay as they are. Raises LockBackendFailed.
     """
     cleared = _apply(store, keys, which, "$eq", timeout)
     return Cleared(cleared, _apply(store, keys, which, "$ne", timeout) if cleared < len(keys) else 0)
@@ -97,7 +97,7 @@ def _apply(store: MongoStore, keys: Sequence[str], which: Which, clock: str, tim
 def find_grants(store: MongoStore, tokens: Mapping[str, Sequence[int]], timeout: float = 5.0) -> dict[str, list[str]]:
     """The ids of the grants that have these fencing tokens, by key; none for a grant that is gone.
 
-    Raises LockBackendError.
+    Raises LockBackendFailed.
     """
     fields = {"holders.grant": 1, "holders.token": 1}
     with asking(store, timeout):
@@ -128,7 +128,7 @@ def force_release(
 
     Returns the ids that it was taken from; a grant that was given since then is left alone. A holder learns of it at
     its next renewal; what it does until then is only stopped where its fencing token is compared. by, reason: who does
-    it and why, for the log and the history. Raises LockDocumentError, LockBackendError.
+    it and why, for the log and the history. Raises LockDocumentDamaged, LockBackendFailed.
     """
     step = Step(remove=tuple(grants), force=True)
     fields = {f"holders.{name}": 1 for name in _TOLD}
@@ -172,7 +172,7 @@ def ask_to_release(
 
     They learn of it at their next renewal, within a third of their lease. It is up to them what they do. by, reason:
     the same in two parts, for the history. Raises TypeError, ValueError for a *caller* that cannot be stored,
-    LockDocumentError, LockBackendError.
+    LockDocumentDamaged, LockBackendFailed.
     """
     name = check_fact("caller", caller) or "?"
     with asking(store, timeout):
@@ -196,7 +196,7 @@ def release_owner(
     """Take every lock, or that of *key*, from the holders that have this *owner*; return the keys of what was taken.
 
     gone: only from those whose process has ended for sure. Other holders, and those who wait, are left alone; so are
-    damaged documents. Raises LockBackendError.
+    damaged documents. Raises LockBackendFailed.
     """
     query: Document = {"_id": {"$eq": key}} if key else {"expires_at": {"$type": "date"}}
     fields = {f"holders.{name}": 1 for name in ("grant", "owner", "process")}
@@ -205,7 +205,7 @@ def release_owner(
     taken: list[str] = []
     for document in found:
         grants = [grant for grant in map(partial(_of_owner, owner, gone), _entries(document)) if grant]
-        with suppress(LockDocumentError):
+        with suppress(LockDocumentDamaged):
             if force_release(store, document["_id"], grants, timeout, reason=OWNER_GONE if gone else OWNER_DONE):
                 taken.append(document["_id"])
     return taken

@@ -108,7 +108,7 @@ def living(seen: Seen) -> list[Entry]:
 
 
 def overview(store: MongoStore, match: KeyMatch = EVERY_KEY, timeout: float = 5.0) -> Overview:
-    """Look at the locks whose keys are like that. Raises LockBackendError."""
+    """Look at the locks whose keys are like that. Raises LockBackendFailed."""
     held, waits, stale = (
         _ask(store, pipeline(match), timeout)[0] for pipeline in (held_pipeline, waits_pipeline, stale_pipeline)
     )

@@ -12,7 +12,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from ..engine import history
 from ..engine.indexes import missing_indexes
 from ..engine.store import MongoStore, confirms_by_journal, tls_problem
-from ..exceptions import LockBackendError
+from ..exceptions import LockBackendFailed
 
 #: The actions that locking needs on the collection.
 RIGHTS: Final = ("find", "insert", "update")
@@ -60,7 +60,7 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
                 history=_history(store) if store.config.history else "",
                 journaled="setName" not in hello or confirms_by_journal(store.client),
             )
-    except LockBackendError as error:
+    except LockBackendFailed as error:
         return ServerFacts(problem=error.problem)
     except OperationFailure as error:
         return ServerFacts(problem=f"it refused the connection (code {error.code})")

@@ -178,7 +178,7 @@ class Bounds(TypedDict, total=False):
 def survey(
     store: MongoStore, query: Document, sort: Mapping[str, int] | None = None, **bounds: Unpack[Bounds]
 ) -> Iterator[Seen]:
-    """The locks that *query* finds, read in batches. Raises LockBackendError."""
+    """The locks that *query* finds, read in batches. Raises LockBackendFailed."""
     limit, timeout = bounds.get("limit", 0), bounds.get("timeout", 60.0)
     stages: list[Document] = [{"$match": query}]
     stages += [{"$sort": dict(sort)}] if sort else []
@@ -200,7 +200,7 @@ def survey(
 def count(store: MongoStore, query: Document, limit: int | None = None, timeout: float = 60.0) -> int:
     """How many locks *query* finds, at most *limit*; about how many there are, where it finds all.
 
-    Raises LockBackendError.
+    Raises LockBackendFailed.
     """
     with asking(store, timeout):
         if not query:
@@ -216,7 +216,7 @@ def find_deadlocks(
     """Deadlocks among the locks that somebody waits for, and whose keys are like that; at most `MOST_WAITED` of them.
 
     among: the keys of all that somebody waits for, if they are known. A deadlock that is there now is gone in a moment,
-    once its youngest waiter gives up. Raises LockBackendError.
+    once its youngest waiter gives up. Raises LockBackendFailed.
     """
     query = {"expires_at": {"$gt": EVER}, "waiters.0": {"$exists": True}, **key.query()}
     if among is not None:
@@ -227,7 +227,7 @@ def find_deadlocks(
 
 
 def ping(store: MongoStore, timeout: float = 5.0) -> None:
-    """Raises LockBackendError if the server does not answer."""
+    """Raises LockBackendFailed if the server does not answer."""
     with asking(store, timeout):
         store.client.admin.command("ping")
 

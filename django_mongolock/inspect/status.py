@@ -58,7 +58,7 @@ class Status:
 
 
 def current_status() -> Status:
-    """Look at the locks of this project. Raises LockBackendError."""
+    """Look at the locks of this project. Raises LockBackendFailed."""
     settings = get_settings()
     store = mongo_store()
     return Status(overview(store, starting(settings.KEY_PREFIX), settings.COMMAND_TIMEOUT), servers(store))

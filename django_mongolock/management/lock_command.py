@@ -53,7 +53,7 @@ class LockCommand(BaseCommand):
             raise CommandError(str(error)) from error
 
     def store(self, options: dict[str, Any]) -> MongoStore:
-        """The store of the alias. Raises LockBackendError, and soon, if its server does not answer."""
+        """The store of the alias. Raises LockBackendFailed, and soon, if its server does not answer."""
         store = mongo_store(options["database"])
         ping(store, get_settings().COMMAND_TIMEOUT)
         return store

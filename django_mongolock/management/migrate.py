@@ -13,7 +13,7 @@ from ..backends.mongo import MongoBackend
 from ..conf import get_settings
 from ..engine import history
 from ..engine.indexes import ensure_indexes
-from ..exceptions import LockBackendError
+from ..exceptions import LockBackendFailed
 from ..inspect.snapshot import ping
 
 logger = logging.getLogger("django_mongolock")
@@ -36,5 +36,5 @@ def make_indexes_after_migrate(*, using: str, **kwargs: Any) -> None:
         if size := store.config.history:
             events = history.events(store)
             history.make(events.database, events.name, size, resize=True)
-    except (LockBackendError, PyMongoError) as error:
+    except (LockBackendFailed, PyMongoError) as error:
         logger.warning("indexes not made database=%s error=%s", home, type(error).__name__)

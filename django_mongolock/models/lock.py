@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from django_mongodb_backend.models import EmbeddedModel
 
 from ..backends.base import mongo_store
-from ..exceptions import LockDocumentError
+from ..exceptions import LockDocumentDamaged
 from ..inspect import operations
 from ..inspect.patterns import KeyMatch
 from ..inspect.snapshot import Bounds, Seen, count, survey
@@ -162,14 +162,14 @@ class LockQuerySet(LookingQuerySet):
     def survey(self, **bounds: Unpack[Bounds]) -> Iterator[Lock]:
         """These locks, each with what the server says of it just now in `seen`; nothing else of them is read.
 
-        Bounded in size, and judged by the server's clock. Raises LockBackendError.
+        Bounded in size, and judged by the server's clock. Raises LockBackendFailed.
         """
         if (query := self.as_query()) is not None:
             for seen in survey(mongo_store(self.db), *query, **bounds):
                 yield Lock.as_seen(seen, self.db)
 
     def count_up_to(self, limit: int, timeout: float) -> int:
-        """How many there are, but do not count beyond *limit*. Raises LockBackendError."""
+        """How many there are, but do not count beyond *limit*. Raises LockBackendFailed."""
         query = self.as_query()
         return 0 if query is None else count(mongo_store(self.db), query[0], limit, timeout)
 
@@ -193,7 +193,7 @@ class LockQuerySet(LookingQuerySet):
 def _force_release(lock: Lock, owner: str | None, by: str, reason: str) -> bool:
     try:
         return lock.force_release(owner, by=by, reason=reason)
-    except LockDocumentError as error:
+    except LockDocumentDamaged as error:
         logger.warning("not released key=%s problem=%s", error.key, error.problem)
         return False
 
@@ -269,7 +269,7 @@ class Lock(models.Model):
         """Take the lock from those who held it when this object was read; return whether it was taken.
 
         owner, token: only from this one. A grant that was given since then is left alone. by, reason: who does it and
-        why, for the log, the history and the signal `lock_forced`. Raises LockDocumentError, LockBackendError.
+        why, for the log, the history and the signal `lock_forced`. Raises LockDocumentDamaged, LockBackendFailed.
         """
         using = self._state.db
         grants = [
@@ -286,8 +286,8 @@ class Lock(models.Model):
     def ask_to_release(self, caller: str, *, token: int | None = None) -> int:
         """Ask its holders to release this lock, in the name of *caller*; return how many were asked.
 
-        token: only the one with this fencing token, which had it when this object was read. Raises LockDocumentError,
-        LockBackendError.
+        token: only the one with this fencing token, which had it when this object was read. Raises LockDocumentDamaged,
+        LockBackendFailed.
         """
         grants = None if token is None else [holder.grant for holder in self.holders if holder.token == token]
         return operations.ask_to_release(mongo_store(self._state.db), self.key, caller, grants=grants)

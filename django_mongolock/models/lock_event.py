@@ -25,14 +25,14 @@ class LockEventQuerySet(LookingQuerySet):
     not_written = _NOT_WRITTEN
 
     def recent(self, limit: int = 100, *, skip: int = 0, timeout: float = 5.0) -> list[LockEvent]:
-        """The latest of these, or the first in the order that was given; read by an index. Raises LockBackendError."""
+        """The latest of these, or the first in the order that was given; read by an index. Raises LockBackendFailed."""
         if (query := self.as_query()) is None:
             return []
         found = history.read(mongo_store(self.db), *query, skip=skip, limit=limit, timeout=timeout)
         return [LockEvent.from_document(document, self.db) for document in found]
 
     def count_up_to(self, limit: int, timeout: float) -> int:
-        """How many there are, but do not count beyond *limit*. Raises LockBackendError."""
+        """How many there are, but do not count beyond *limit*. Raises LockBackendFailed."""
         query = self.as_query()
         return 0 if query is None else history.count(mongo_store(self.db), query[0], limit, timeout)
 

@@ -7,20 +7,20 @@
     def raise_rate(pk, by):
         rate = Rate.objects.get(pk=pk)
         rate.value += by
-        rate.save()                     # ConflictError if it is not the version that was read
+        rate.save()                     # VersionConflict if it is not the version that was read
 
 For every database that Django knows; neither the app nor MONGOLOCK is needed. Forms are in `versions.forms`, the
 admin in `versions.version_admin`, what PyMongo's own collections need in `versions.collections`.
 """
 
-from ..exceptions import ConflictError
+from ..exceptions import VersionConflict
 from .collections import aversioned_update, versioned_update
 from .retry import retry_on_conflict, retrying_on_conflict
 from .version_field import VersionField
 from .versioned_model import VersionedManager, VersionedModel, VersionedQuerySet
 
 __all__ = [
-    "ConflictError",
+    "VersionConflict",
     "VersionField",
     "VersionedManager",
     "VersionedModel",

@@ -12,7 +12,7 @@ from django.db.models import F, Field, Model, Q
 from django.db.models.expressions import CombinedExpression
 from django.db.models.functions import Coalesce
 
-from ..exceptions import ConflictError
+from ..exceptions import VersionConflict
 
 if TYPE_CHECKING:
     from .version_field import VersionField
@@ -45,7 +45,7 @@ def version_read(instance: Model, field: VersionField) -> int | None:
 def claim(instances: Sequence[Model], field: VersionField, using: str) -> Iterator[None]:
     """Run the block in a transaction that owns the rows of *instances*, each in the version that it was read in.
 
-    Their versions are raised; if the block fails, everything is as before. Raises ConflictError before the block.
+    Their versions are raised; if the block fails, everything is as before. Raises VersionConflict before the block.
     On a MongoDB without transactions (a standalone server) another writer may come between claim and block.
     """
     read = [(instance, version_read(instance, field)) for instance in instances]
@@ -121,7 +121,7 @@ def _raise_versions(read: Sequence[tuple[Model, int | None]], field: VersionFiel
                 raise _NotClaimed
 
 
-def _find_conflict(read: Sequence[tuple[Model, int | None]], field: VersionField, using: str) -> ConflictError:
+def _find_conflict(read: Sequence[tuple[Model, int | None]], field: VersionField, using: str) -> VersionConflict:
     """The first of those that are not stored in the version in which they were read."""
     keys = {instance._get_pk_val(field.model._meta) for instance, _ in read}
     rows = field.model._base_manager.using(using).filter(pk__in=keys)
@@ -133,8 +133,8 @@ def _find_conflict(read: Sequence[tuple[Model, int | None]], field: VersionField
     return lost_race(*read[0])  # it was rolled back, or is a copy of another one in the list
 
 
-def lost_race(instance: Model, read: int | None) -> ConflictError:
-    return ConflictError(instance._meta.label, instance.pk, read, problem="another transaction was faster")
+def lost_race(instance: Model, read: int | None) -> VersionConflict:
+    return VersionConflict(instance._meta.label, instance.pk, read, problem="another transaction was faster")
 
 
 def conflict(
@@ -143,12 +143,12 @@ def conflict(
     using: str,
     names: Collection[str] | None = None,
     problem: str = "it was changed meanwhile",
-) -> ConflictError:
+) -> VersionConflict:
     """The error, with what is stored now; *names* are the fields that were to be written."""
     label, field = instance._meta.label, version_field(type(instance))
     row = type(instance)._base_manager.using(using).filter(pk=instance.pk).first()
     if row is None or field is None:
-        return ConflictError(label, instance.pk, read, problem="it was deleted meanwhile")
+        return VersionConflict(label, instance.pk, read, problem="it was deleted meanwhile")
     changed = {
         other.name: (mine, theirs)
         for other in instance._meta.concrete_fields
@@ -156,7 +156,7 @@ def conflict(
         if other is not field and not other.primary_key and not getattr(other, "auto_now", False)
         if (mine := _plain(other, instance)) != (theirs := _plain(other, row))
     }
-    return ConflictError(label, instance.pk, read, row.__dict__[field.attname], changed, problem)
+    return VersionConflict(label, instance.pk, read, row.__dict__[field.attname], changed, problem)
 
 
 def _plain(field: Field[Any, Any], instance: Model) -> Any:

@@ -13,7 +13,7 @@ from pymongo import ReadPreference, ReturnDocument
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.collection import Collection
 
-from ..exceptions import ConflictError
+from ..exceptions import VersionConflict
 from .retry import ATTEMPTS, BACKOFF, LONGEST, Retrying
 
 Document: TypeAlias = dict[str, Any]
@@ -41,7 +41,7 @@ def versioned_update(
     document read again, for as long as somebody else is faster; if it changes nothing, nothing is written. A
     document without the version field counts as version 0.
 
-    Raises LookupError if there is no such document, and ConflictError after the last of the *attempts*; see
+    Raises LookupError if there is no such document, and VersionConflict after the last of the *attempts*; see
     `retry_on_conflict` for *backoff* and *longest*. It is not part of any transaction.
     """
     _check(collection, Collection)
@@ -159,7 +159,7 @@ def _update(collection: Any, key: Any, change: AsyncChange, field: str) -> Steps
     after: Document | None = yield Command("find_one_and_update", (same, operators), _AFTER)
     if after is None:
         stored = yield Command("find_one", ({"_id": {"$eq": key}},), {})
-        conflict = ConflictError(collection.full_name, key, read or 0, problem="it was deleted meanwhile")
+        conflict = VersionConflict(collection.full_name, key, read or 0, problem="it was deleted meanwhile")
         raise _conflict(conflict, stored, operators["$set"], field) if stored else conflict
     return after
 
@@ -206,7 +206,7 @@ def _difference(before: Document, after: Document, field: str, codec: Any) -> di
     return {name: body for name, body in made.items() if _operators({name: body}, field, {}) and body}
 
 
-def _conflict(gone: ConflictError, stored: Document, written: Document, field: str) -> ConflictError:
+def _conflict(gone: VersionConflict, stored: Document, written: Document, field: str) -> VersionConflict:
     pairs = {name: (mine, stored.get(name)) for name, mine in written.items() if name != field}
     changed = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-    return ConflictError(gone.what, gone.pk, gone.read, stored.get(field), changed)
+    return VersionConflict(gone.what, gone.pk, gone.read, stored.get(field), changed)

@@ -12,7 +12,7 @@ from django.core.exceptions import ValidationError
 from django.db import models, router
 from django.utils.translation import gettext as _
 
-from ..exceptions import ConflictError
+from ..exceptions import VersionConflict
 from .checking import all_or_nothing, version_field, version_read
 
 __all__ = ["VersionedModelForm"]
@@ -55,7 +55,7 @@ class VersionedModelForm(ModelForm):
     value. The page then carries the new version: sending it again is a decision, and is saved. A page without a
     version, or with one that was tampered with, is treated as one that has seen nothing.
 
-    What happens between is_valid() and the save raises ConflictError; `try_save` makes the same page of that.
+    What happens between is_valid() and the save raises VersionConflict; `try_save` makes the same page of that.
     """
 
     version_read = SignedVersion()
@@ -86,7 +86,7 @@ class VersionedModelForm(ModelForm):
         try:
             with all_or_nothing(using):
                 self.save()
-        except ConflictError:
+        except VersionConflict:
             stored = self._meta.model._base_manager.using(using).filter(pk=self.instance.pk).first()
             if stored is None:
                 self.instance._state.adding = True

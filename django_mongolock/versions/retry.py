@@ -16,7 +16,7 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 from django.db.transaction import TransactionManagementError
 
-from ..exceptions import ConflictError
+from ..exceptions import VersionConflict
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,12 +27,12 @@ logger = logging.getLogger("django_mongolock.versions")
 
 
 class Attempt:
-    """One run of the block. It swallows the ConflictError that makes another one necessary, and nothing else."""
+    """One run of the block. It swallows the VersionConflict that makes another one necessary, and nothing else."""
 
     def __init__(self, number: int, attempts: int) -> None:
         self.number = number
         self.attempts = attempts
-        self.conflict: ConflictError | None = None
+        self.conflict: VersionConflict | None = None
         self._entered = False
 
     def __repr__(self) -> str:
@@ -45,7 +45,7 @@ class Attempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        if not isinstance(error, ConflictError):
+        if not isinstance(error, VersionConflict):
             return False
         if self.number == self.attempts:
             error.add_note(f"gave up after {self.attempts} attempts")
@@ -135,7 +135,7 @@ def retrying_on_conflict(
                 rate.value += 1
                 rate.save()
 
-    A ConflictError inside of `with attempt` leads to the next attempt, the last one raises it; other errors are not
+    A VersionConflict inside of `with attempt` leads to the next attempt, the last one raises it; other errors are not
     touched. See `retry_on_conflict` for the arguments. Leave the loop by its end, or by return.
     """
     return Retrying(attempts, backoff, longest, None if using is None else [using])
@@ -172,7 +172,7 @@ def retry_on_conflict(
     longest: float = LONGEST,
     using: str | None = None,
 ) -> Any:
-    """Call the function again when it raises ConflictError: it has to read what it writes, and to bear a second run.
+    """Call the function again when it raises VersionConflict: it has to read what it writes, and to bear a second run.
 
     attempts: how often in all; the last conflict is raised. backoff, longest: seconds; before attempt n + 1 it waits
     anything between 0 and backoff * 2 ** (n - 1), at most *longest*. Functions and `async def` alike; not generators.

@@ -13,7 +13,7 @@ from django.db import router
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
-from ..exceptions import ConflictError
+from ..exceptions import VersionConflict
 from .checking import all_or_nothing, version_field
 from .forms import FIELD, VersionedModelForm, is_current, read_page, show, sign
 
@@ -64,14 +64,14 @@ class VersionedAdmin(VersionedForms, ModelAdmin):
         try:
             with all_or_nothing(router.db_for_write(self.model)):
                 return super().changeform_view(request, *args, **kwargs)
-        except ConflictError:
+        except VersionConflict:
             return super().changeform_view(request, *args, **kwargs)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
         """With list_editable: the versions of the rows go into the page, and conflicts into their rows."""
         try:
             response = super().changelist_view(request, extra_context)
-        except ConflictError:
+        except VersionConflict:
             response = super().changelist_view(request, extra_context)
         formset = getattr(getattr(response, "context_data", {}).get("cl"), "formset", None)
         if formset is not None:
@@ -94,7 +94,7 @@ class VersionedAdmin(VersionedForms, ModelAdmin):
         try:
             with all_or_nothing(router.db_for_write(self.model)):
                 return super().delete_view(request, object_id, extra_context)
-        except ConflictError:
+        except VersionConflict:
             self.message_user(
                 request, _("This was changed meanwhile. Look again before you delete it."), messages.ERROR
             )
@@ -104,7 +104,7 @@ class VersionedAdmin(VersionedForms, ModelAdmin):
         """Delete what was shown, in that version."""
         shown = read_page(request.GET.get(FIELD))
         if not is_current(shown, obj):
-            raise ConflictError(obj._meta.label, obj.pk, shown["version"] if shown else None)
+            raise VersionConflict(obj._meta.label, obj.pk, shown["version"] if shown else None)
         super().delete_model(request, obj)
 
     def _get_obj_does_not_exist_redirect(self, request: HttpRequest, opts: Any, object_id: str) -> Any:

@@ -43,7 +43,7 @@ class VersionAttribute(DeferredAttribute):
 class VersionField(BigIntegerField):
     """How often a row was written. Its model saves and deletes only where this is what was read.
 
-    The first save makes it 1, each one after that one more. Everything else raises ConflictError, and writes nothing:
+    The first save makes it 1, each one after that one more. Everything else raises VersionConflict, and writes nothing:
     the row was changed, it is gone, or it was there before an instance that was never read. A stored version of 0
     or null is one from before the field was added.
 

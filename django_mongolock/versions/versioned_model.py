@@ -42,7 +42,7 @@ class VersionedQuerySet(models.QuerySet[M, M]):
         return super().update(**values)
 
     def bulk_update(self, objs: Iterable[M], fields: Iterable[str], batch_size: int | None = None) -> int:
-        """Write *fields* of all *objs*, or raise ConflictError: each has to be in the version that it was read in."""
+        """Write *fields* of all *objs*, or raise VersionConflict: each has to be in the version that it was read in."""
         objs, names = tuple(objs), [name for name in fields if name != self._version.name]
         self._for_write = True
         plain = models.QuerySet[M](self.model, self.query.chain(), self.db)

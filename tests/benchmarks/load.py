@@ -35,7 +35,7 @@ from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock, Options
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import MongoStore, StoreConfig
-from django_mongolock.exceptions import LockBackendError, LockError, LockLostError, LockNotAcquired
+from django_mongolock.exceptions import LockBackendFailed, LockError, LockLost, LockNotAcquired
 from testproject.servers import ReplicaSet, mongodb
 
 DATABASE: Final = "mongolock_load"
@@ -291,7 +291,7 @@ def pool(uri: str, seconds: float) -> list[Row]:
             try:
                 with lock(session, f"k{number % 2}", lease=5, margin=1, patience=5):
                     time.sleep(0.05)
-            except LockLostError:
+            except LockLost:
                 lost += 1
 
     with lock(session, "kept", lease=5, margin=1) as kept:
@@ -326,7 +326,7 @@ def restarts(times: int) -> list[Row]:
                         time.sleep(0.002)
                         if mine.held:
                             held.append((mine.fencing_token, entered, clock.now()))
-                except (LockBackendError, LockLostError, LockNotAcquired) as error:
+                except (LockBackendFailed, LockLost, LockNotAcquired) as error:
                     refused.append(type(error).__name__)
 
         worker = threading.Thread(target=in_threads, args=(THREADS, work))

@@ -27,7 +27,7 @@ from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock, Options
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import MongoStore, StoreConfig
-from django_mongolock.exceptions import LockLostError, LockTransactionAborted
+from django_mongolock.exceptions import LockLost, LockTransactionAborted
 from testproject.servers import mongodb
 
 DATABASE: Final = "mongolock_benchmarks"
@@ -112,7 +112,7 @@ class Trials:
             else:
                 lock.ensure_held()
                 self._count(key, None)
-        except LockLostError:
+        except LockLost:
             return "lost"
         except LockTransactionAborted:
             return "aborted"

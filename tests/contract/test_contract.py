@@ -14,14 +14,14 @@ from django.test import RequestFactory
 
 from django_mongolock import (
     SKIPPED,
-    LockBackendError,
+    LockBackendFailed,
     LockCancelled,
     LockDeadlock,
-    LockLostError,
+    LockLost,
+    LockMisused,
     LockNotAcquired,
     LockQueueFull,
-    LockReentryError,
-    LockStateError,
+    LockReentry,
     MongoLock,
     lock_key,
     mongo_lock,
@@ -86,14 +86,14 @@ class TestOne:
 
     def test_taking_it_again_is_an_error_or_meant(self, key: str) -> None:
         with mongo_lock(key) as outer:
-            with pytest.raises(LockReentryError):
+            with pytest.raises(LockReentry):
                 mongo_lock(key).acquire()
             with mongo_lock(key, reentrant=True) as inner:
                 assert inner.fencing_token == outer.fencing_token
             assert outer.held
 
     def test_one_object_is_one_acquisition(self, key: str) -> None:
-        with mongo_lock(key) as lock, pytest.raises(LockStateError):
+        with mongo_lock(key) as lock, pytest.raises(LockMisused):
             lock.acquire()
 
     def test_release_twice(self, key: str, face: Face) -> None:
@@ -251,14 +251,14 @@ class TestTime:
         lock = face.acquire(mongo_lock(key, lease=0.3, auto_renew=False, on_lost=lost.append))
         world.let_pass(0.4)
         assert lock.lost
-        with pytest.raises(LockLostError):
+        with pytest.raises(LockLost):
             lock.ensure_held()
         assert eventually(lambda: lost == [lock])
         elsewhere(key, wait=5).acquire()
         assert not face.release(lock)
 
     def test_leaving_the_block_tells_of_the_loss(self, key: str, world: World, face: Face) -> None:
-        with pytest.raises(LockLostError), face.block(mongo_lock(key, lease=0.3, auto_renew=False)):
+        with pytest.raises(LockLost), face.block(mongo_lock(key, lease=0.3, auto_renew=False)):
             world.let_pass(0.4)
 
     def test_extend(self, key: str, world: World, face: Face) -> None:
@@ -417,6 +417,6 @@ def test_a_closed_session_says_so(key: str, world: World, elsewhere: Elsewhere) 
     world.sessions[-1].close()
     assert lock.lost
     again = MongoLock(lock._session_now, lock.keys, lock.options)
-    with pytest.raises(LockBackendError, match="closed"):
+    with pytest.raises(LockBackendFailed, match="closed"):
         again.acquire()
     assert mongo_lock(key).try_acquire()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from django_mongolock import DocumentChanged, DocumentLock, LockBackendError
+from django_mongolock import DocumentChanged, DocumentLock, LockBackendFailed
 from django_mongolock.documents import sender as senders
 from django_mongolock.documents.sender import Sender
 from tests.documents.conftest import FINAL, PENDING, USUAL, Document, Ground
@@ -35,7 +35,7 @@ class Lossy:
             answer = send(sender, call)
             self.calls += 1
             if self.calls <= self.times:
-                raise LockBackendError("the answer was lost")
+                raise LockBackendFailed("the answer was lost")
             return answer
 
         monkeypatch.setattr(Sender, "_send", lose)
@@ -56,7 +56,7 @@ class TestLostAnswers:
         """Not reported as held; what it may have got is let go in the background."""
         id_ = ground.add(1)
         Lossy(monkeypatch, 2)
-        with pytest.raises(LockBackendError):
+        with pytest.raises(LockBackendFailed):
             ground.lock.acquire((id_, 1), "exporting")
         assert eventually(lambda: ground.read(id_, "state", "holder") == ("failed", None))
 
@@ -102,7 +102,7 @@ class TestLostAnswers:
         lossy = Lossy(monkeypatch, 1)
         arguments = {"finish": ("exported", {"price": 9}), "update": ({"price": 9},)}.get(name, ())
         if name == "fail":
-            with pytest.raises(LockBackendError):
+            with pytest.raises(LockBackendFailed):
                 held.fail()
             assert eventually(lambda: lossy.calls > 1)
         else:
@@ -122,7 +122,7 @@ class TestLostAnswers:
         with batch:
             pass
         Lossy(monkeypatch, 2)
-        with pytest.raises(LockBackendError):
+        with pytest.raises(LockBackendFailed):
             ground.lock.acquire_many([(id_, 2) for id_ in ids], "exporting")
         assert eventually(lambda: {ground.read(id_, "state") for id_ in ids} == {"failed"})
 
@@ -137,7 +137,7 @@ class TestLostAnswers:
             answer = send(sender, call)
             lost.append(1)
             if len(lost) == 2:
-                raise LockBackendError("the answer was lost")
+                raise LockBackendFailed("the answer was lost")
             return answer
 
         monkeypatch.setattr(Sender, "_send", lose_second)
@@ -158,7 +158,7 @@ class TestLateCommands:
         def never(sender: Sender, call: Any) -> Any:
             if len(copies) < 2:
                 copies.append(lambda: send(sender, call))
-                raise LockBackendError("the command is on its way")
+                raise LockBackendFailed("the command is on its way")
             return send(sender, call)
 
         def arrive_afterwards(self: Any, task: Any) -> bool:
@@ -170,7 +170,7 @@ class TestLateCommands:
         monkeypatch.setattr(background.Background, "_try", arrive_afterwards)
         id_ = plain.add(1)
         monkeypatch.setattr(Sender, "_send", never)
-        with pytest.raises(LockBackendError):
+        with pytest.raises(LockBackendFailed):
             plain.lock.acquire((id_, 1), "exporting")
         assert eventually(lambda: plain.read(id_, "state", "version") == ("failed", 2))
 
@@ -181,15 +181,15 @@ class TestLateCommands:
         def lose_then_refuse(sender: Sender, call: Any) -> Any:
             calls.append(1)
             if len(calls) == 2:
-                raise LockBackendError("it may not do this any more", passing=False)
+                raise LockBackendFailed("it may not do this any more", passing=False)
             answer = send(sender, call)
             if len(calls) == 1:
-                raise LockBackendError("the answer was lost")
+                raise LockBackendFailed("the answer was lost")
             return answer
 
         monkeypatch.setattr(Sender, "_send", lose_then_refuse)
         id_ = plain.add(1)
-        with pytest.raises(LockBackendError, match="any more"):
+        with pytest.raises(LockBackendFailed, match="any more"):
             plain.lock.acquire((id_, 1), "exporting")
         assert eventually(lambda: plain.read(id_, "state", "holder") == ("failed", None))
 
@@ -217,7 +217,7 @@ class TestServer:
         """A refusal is told at once, in our own words, and quotes no command."""
         id_ = plain.add(1)
         failpoint("findAndModify", errorCode=13)
-        with pytest.raises(LockBackendError, match="code 13") as caught:
+        with pytest.raises(LockBackendFailed, match="code 13") as caught:
             plain.lock.acquire((id_, 1), "exporting", owner="a-secret-owner")
         assert not caught.value.passing
         assert "secret" not in str(caught.value.__cause__)
@@ -229,7 +229,7 @@ class TestServer:
         id_ = ground.add(1)
         failpoint("findAndModify", times=2, blockConnection=True, blockTimeMS=700)
         started = time.monotonic()
-        with pytest.raises(LockBackendError, match="did not answer"):
+        with pytest.raises(LockBackendFailed, match="did not answer"):
             ground.lock.acquire((id_, 1), "exporting")
         assert time.monotonic() - started < 5
         assert eventually(lambda: ground.read(id_, "holder") is None and _settles(ground, id_), 15)
@@ -242,7 +242,7 @@ class TestServer:
         lock = DocumentLock[Document](
             client["x"]["y"], **USUAL, pending=PENDING, final=FINAL, stale_after=1, name="away", timeout=0.2
         )
-        with pytest.raises(LockBackendError, match="did not answer") as caught:
+        with pytest.raises(LockBackendFailed, match="did not answer") as caught:
             lock.acquire(("x", 1), "exporting")
         assert "hunter2" not in str(caught.value)
         client.close()

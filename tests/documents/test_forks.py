@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_mongolock import DocumentChanged, DocumentLockLost, LockBackendError, LockStateError
+from django_mongolock import DocumentChanged, DocumentLockLost, LockBackendFailed, LockMisused
 from django_mongolock.documents import background
 from django_mongolock.documents.sender import Sender
 from django_mongolock.documents.steps import send
@@ -154,7 +154,7 @@ class TestAskedFor:
         sent: list[Any] = []
 
         def go_on() -> None:
-            with pytest.raises(LockStateError, match="forked"):
+            with pytest.raises(LockMisused, match="forked"):
                 sender.run(send(sent.append))
             assert not sent
 
@@ -168,7 +168,7 @@ class TestAskedFor:
 
         def ask(id_: Any) -> None:
             Lossy(monkeypatch, 2)
-            with pytest.raises(LockBackendError):
+            with pytest.raises(LockBackendFailed):
                 plain.lock.acquire((id_, 1), "exporting")
 
         ask(mine)

@@ -18,8 +18,8 @@ from django_mongolock import (
     DocumentNotFound,
     FencedOff,
     LockError,
+    LockMisused,
     LockNotAcquired,
-    LockStateError,
 )
 from tests.documents.conftest import Ground
 from tests.lock_fixtures import WITH_MONGO
@@ -64,7 +64,7 @@ class TestGranted:
         held = ground.lock.acquire((id_, 2), "exporting", owner="task-5")
         with pytest.raises(DocumentLockLost):
             former.update({"price": 9})
-        with pytest.raises(LockStateError):
+        with pytest.raises(LockMisused):
             former.finish("exported")
         held.finish("exported")
         assert ground.read(id_, "state", "version", "price") == ("exported", 3, 5)
@@ -279,5 +279,5 @@ class TestWrongCalls:
         hold = plain.lock.hold((plain.add(1), 1), "exporting", final="exported")
         with hold:
             pass
-        with pytest.raises(LockStateError, match="each time"), hold:
+        with pytest.raises(LockMisused, match="each time"), hold:
             pass

@@ -14,7 +14,7 @@ from django_mongolock import (
     DocumentLock,
     DocumentLockLost,
     DocumentNotFound,
-    LockStateError,
+    LockMisused,
 )
 from django_mongolock.documents import HeldDocument
 from testproject.shop.models import Ad
@@ -59,7 +59,7 @@ class TestMethods:
         assert held.remaining == 0
         assert "withdrawn" in repr(held)
         for name in ("finish", "fail", "renew"):
-            with pytest.raises(LockStateError):
+            with pytest.raises(LockMisused):
                 call(held, name)
 
     def test_finish_with_changes(self, ground: Ground, call: Callable[..., Any], held: Any) -> None:

@@ -14,7 +14,7 @@ from django.core.management import CommandError, call_command
 from django.urls import reverse
 from pymongo import MongoClient
 
-from django_mongolock import DocumentLock, DocumentLockLost, LockBackendError
+from django_mongolock import DocumentLock, DocumentLockLost, LockBackendFailed
 from django_mongolock.documents import Swept, declared, sweep
 from testproject.shop.models import Ad, ad_exports
 from tests.documents.conftest import FINAL, PENDING, USUAL, Document, Ground
@@ -335,7 +335,7 @@ class TestAdmin:
         """Where none can be looked at, the page says so as every other does: with status 503."""
 
         def fail(*arguments: Any, **options: Any) -> None:
-            raise LockBackendError("it is away")
+            raise LockBackendFailed("it is away")
 
         stuck(plain)
         for lock in declared():
@@ -344,13 +344,13 @@ class TestAdmin:
         page, said = client.get(ADDRESS), client.get(ADDRESS, HTTP_ACCEPT="application/json")
         assert (page.status_code, said.status_code) == (503, 503)
         assert "The locks cannot be shown just now" in page.content.decode()
-        assert {row["error"] for row in said.json()["documents"]} == {str(LockBackendError("it is away"))}
+        assert {row["error"] for row in said.json()["documents"]} == {str(LockBackendFailed("it is away"))}
 
     def test_away(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
         """A lock that cannot be looked at hides no other."""
 
         def fail(*arguments: Any, **options: Any) -> None:
-            raise LockBackendError("it is away")
+            raise LockBackendFailed("it is away")
 
         stuck(plain)
         monkeypatch.setattr(ad_exports, "stale", fail)

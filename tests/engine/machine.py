@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from django_mongolock.engine import clock
 from django_mongolock.engine.document import UNLIMITED, Terms
 from django_mongolock.engine.lock import MongoLock, Options
-from django_mongolock.exceptions import LockBackendError, LockLostError, LockNotAcquired, LockStateError
+from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired
 from django_mongolock.inspect.operations import Which, clear_stale, find_grants, force_release
 from tests.engine.actors import Actor
 from tests.engine.watching import NEVER, Grant, Kind, Watched
@@ -31,7 +31,7 @@ PATIENCE = 0.5
 #: Between two actions others come to theirs, in seconds.
 PAUSE = 0.01
 #: What asking for a lock may come to, at any time.
-REFUSALS = (LockNotAcquired, LockBackendError, CancelledError)
+REFUSALS = (LockNotAcquired, LockBackendFailed, CancelledError)
 NUMBERS = st.integers(0, 63)
 
 #: What can be done: how often, and with what. Never with anything that depends on what was before, so that Hypothesis
@@ -153,7 +153,7 @@ class Machine(RuleBasedStateMachine):
             # What was given back in the background is given back with force.
             watch.released(watched, keeps=keeps if result and not self.world.plan.weather else 0.0)
             self.world.tell(f"released {grant}: {result} {error!r}")
-            if error is not None and not isinstance(error, (LockBackendError, CancelledError)):
+            if error is not None and not isinstance(error, (LockBackendFailed, CancelledError)):
                 self.world.fail(f"release: {error!r}")
 
         actor.do(lock, "release", early=early, then=over, join=PATIENCE if join else 0)
@@ -173,7 +173,7 @@ class Machine(RuleBasedStateMachine):
             self.world.tell(f"extended {grant}: {error!r}")
             if error is None:
                 grant.good = max(grant.good, min(began + (lease or 0.0), grant.last - grant.had + grant.asked))
-            elif not isinstance(error, (LockLostError, LockBackendError, LockStateError, CancelledError)):
+            elif not isinstance(error, (LockLost, LockBackendFailed, LockMisused, CancelledError)):
                 self.world.fail(f"extend: {error!r}")
 
         actor.do(watched.lock, "extend", lease, then=over, join=PATIENCE if join else 0)
@@ -210,7 +210,7 @@ class Machine(RuleBasedStateMachine):
             self.world.watch.cut(grant)
         self._count(f"force {[grant.token for grant in grants]} of {watched.grant.key}")
         key = watched.grant.key
-        with contextlib.suppress(LockBackendError):
+        with contextlib.suppress(LockBackendFailed):
             found = find_grants(self.world.outside, {key: [grant.token for grant in grants]}).get(key, [])
             force_release(self.world.outside, key, found)
 
@@ -224,7 +224,7 @@ class Machine(RuleBasedStateMachine):
     def clear(self) -> None:
         """Somebody clears what is stale."""
         self._count("clear")
-        with contextlib.suppress(LockBackendError):
+        with contextlib.suppress(LockBackendFailed):
             clear_stale(self.world.outside, self.keys, Which())
 
     def advance(self, seconds: float) -> None:
@@ -340,7 +340,7 @@ class Asking:
             return
         try:
             token = lock.fencing_token
-        except LockStateError:
+        except LockMisused:
             self.world.fail(f"acquired, and without a token: {self}")
             return
         options = lock.options
@@ -362,5 +362,5 @@ class Asking:
         name = type(error).__name__
         self.world.counts[name] += 1
         self.world.tell(f"refused {self}: {error!r}")
-        if not isinstance(error, REFUSALS) and not (self.session.dies and isinstance(error, LockStateError)):
+        if not isinstance(error, REFUSALS) and not (self.session.dies and isinstance(error, LockMisused)):
             self.world.fail(f"acquire: {error!r}")

@@ -26,7 +26,7 @@ from django_mongolock.engine.document import (
     read_reply,
     tidy_fact,
 )
-from django_mongolock.exceptions import LockDocumentError
+from django_mongolock.exceptions import LockDocumentDamaged
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -223,7 +223,7 @@ def test_a_reply_tells_how_a_grant_stands() -> None:
 def test_a_damaged_entry_in_a_reply_is_an_error(name: str) -> None:
     """F55: a grant is never read out of an entry that we did not write."""
     raw = {"now": NOW, "place": -1, "waiting": 0, "first_end": None, name: {"grant": "g", "until": NOW}}
-    with pytest.raises(LockDocumentError, match="damaged"):
+    with pytest.raises(LockDocumentDamaged, match="damaged"):
         read_reply("k", raw)
 
 

@@ -21,7 +21,7 @@ from django_mongolock.engine.lock import MongoLock, Options
 from django_mongolock.engine.rule import Step
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import MongoStore, StoreConfig
-from django_mongolock.exceptions import LockBackendError, LockError, LockLostError, LockNotAcquired
+from django_mongolock.exceptions import LockBackendFailed, LockError, LockLost, LockNotAcquired
 from testproject.servers import Mongod, ReplicaSet
 from tests.engine.conftest import Document, make_lock
 from tests.engine.waiters import InThread, Waiter
@@ -124,7 +124,7 @@ class Traffic:
                 if mine.held:
                     self.held[key].append((mine.fencing_token, entered, clock.now()))
                 mine.release()
-            except (LockBackendError, LockNotAcquired, LockLostError):
+            except (LockBackendFailed, LockNotAcquired, LockLost):
                 self.longest = max(self.longest, clock.now() - called)
             except BaseException as error:  # noqa: BLE001 - told by the test
                 self.strange.append(error)
@@ -182,10 +182,10 @@ def test_a_primary_that_hangs_ends_every_call_in_time(sessions: Sessions) -> Non
     """F3, F18: no other member, no RST, no answer: acquiring, trying, releasing and closing end by themselves."""
     with ReplicaSet() as alone:
         session = sessions(alone.uri, timeout=1.0)
-        with contextlib.suppress(LockLostError), lock(session, "held", Terms(lease=4, margin=0.2)) as held:
+        with contextlib.suppress(LockLost), lock(session, "held", Terms(lease=4, margin=0.2)) as held:
             alone.members[0].pause()
             started = clock.now()
-            with pytest.raises(LockBackendError, match="did not answer"):
+            with pytest.raises(LockBackendFailed, match="did not answer"):
                 lock(session).acquire()
             assert clock.now() - started < 6
             assert eventually(lambda: held.in_danger or held.lost, 10)
@@ -206,7 +206,7 @@ def test_without_the_majority_nothing_is_granted(cluster: ReplicaSet, sessions: 
     for other in others:
         other.pause()
     started, mine = clock.now(), lock(session)
-    with pytest.raises(LockBackendError):
+    with pytest.raises(LockBackendFailed):
         mine.acquire()
     assert not mine.held
     assert clock.now() - started < 10
@@ -225,7 +225,7 @@ def test_a_primary_that_was_left_behind_grants_nothing(cluster: ReplicaSet, sess
     asking = [sessions(old.uri, timeout=20) for _ in range(6)]  # each with a connection that is there already
     for one in asking:
         one.store.read("k", "g", 5)
-    with contextlib.suppress(LockLostError), lock(before, "old", Terms(lease=3, margin=0.2)) as lost_one:
+    with contextlib.suppress(LockLost), lock(before, "old", Terms(lease=3, margin=0.2)) as lost_one:
         old.pause()
         assert eventually(lambda: any(member is not old for member in cluster.primaries()), 60)
         with lock(session, wait=30, terms=CALM) as mine:
@@ -324,7 +324,7 @@ def test_all_members_are_away_for_a_while(sessions: Sessions, in_thread: InThrea
         assert eventually(lambda: left(one) == 2)
         alone.members[0].kill()
         assert eventually(lambda: holder.in_danger or holder.lost, 20)
-        with pytest.raises(LockBackendError, match="did not answer"):
+        with pytest.raises(LockBackendFailed, match="did not answer"):
             lock(two, "other", wait=1).acquire()
         assert not waiter.done
         alone.members[0].restart()

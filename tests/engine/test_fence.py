@@ -23,10 +23,10 @@ from django_mongolock.engine.lock import MongoLock, Options
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import MongoStore, StoreConfig
 from django_mongolock.exceptions import (
-    LockBackendError,
+    LockBackendFailed,
     LockCancelled,
-    LockLostError,
-    LockStateError,
+    LockLost,
+    LockMisused,
     LockTransactionAborted,
 )
 from testproject.servers import Mongod, ReplicaSet
@@ -108,8 +108,8 @@ def test_majority(hold: LockMaker, mongo: Client) -> None:
 
 
 def test_taken_over(hold: LockMaker, take_over: Callable[..., MongoLock], data: Pieces, mongo: Client) -> None:
-    """Somebody took the lock over meanwhile: LockLostError, nothing is committed, and the lock knows."""
-    with pytest.raises(LockLostError) as caught, hold() as lock:
+    """Somebody took the lock over meanwhile: LockLost, nothing is committed, and the lock knows."""
+    with pytest.raises(LockLost) as caught, hold() as lock:
         with lock.atomic(mongo) as session:
             data.insert_one({"x": 1}, session=session)
             take_over()
@@ -120,7 +120,7 @@ def test_taken_over(hold: LockMaker, take_over: Callable[..., MongoLock], data: 
 
 def test_taken_over_before(hold: LockMaker, take_over: Callable[..., MongoLock], data: Pieces, mongo: Client) -> None:
     """Taken over before the transaction began, and nobody has noticed: no conflict, and still nothing is committed."""
-    with pytest.raises(LockLostError), hold() as lock:
+    with pytest.raises(LockLost), hold() as lock:
         take_over()
         assert lock.held  # it does not know yet
         with lock.atomic(mongo) as session:
@@ -131,17 +131,17 @@ def test_taken_over_before(hold: LockMaker, take_over: Callable[..., MongoLock],
 def test_known_loss(hold: LockMaker, data: Pieces, mongo: Client) -> None:
     """A lock that is known to be lost begins nothing, and commits nothing."""
     lock = hold().acquire()
-    with pytest.raises(LockLostError), lock.atomic(mongo) as session:
+    with pytest.raises(LockLost), lock.atomic(mongo) as session:
         data.insert_one({"x": 1}, session=session)
         lock._grants[0].lose("a test wants it so")
-    with pytest.raises(LockLostError):
+    with pytest.raises(LockLost):
         lock.atomic(mongo).__enter__()
     assert data.count_documents({}) == 0
 
 
 def test_not_acquired(hold: LockMaker, mongo: Client) -> None:
     """Without the lock there is no transaction."""
-    with pytest.raises(LockStateError, match="not acquired"):
+    with pytest.raises(LockMisused, match="not acquired"):
         hold().atomic(mongo).__enter__()
 
 
@@ -177,7 +177,7 @@ def test_released_and_kept_for_its_minimum_hold(
     striker = Striker(lambda: released.append(lock.release()))
     with MongoClient[Document](mongo_uri, event_listeners=[striker]) as client:
         pieces = client[data.database.name][data.name]
-        with pytest.raises((LockStateError, LockLostError)), lock.atomic(client) as session:
+        with pytest.raises((LockMisused, LockLost)), lock.atomic(client) as session:
             if writes:
                 pieces.insert_one({"x": 1}, session=session)
     assert released == [True]
@@ -255,7 +255,7 @@ def test_run_atomic_gives_up(hold: LockMaker, join_queue: Callable[[], None], mo
 
     attempts.clear()
     lock = hold("b").acquire()
-    with pytest.raises(LockLostError):
+    with pytest.raises(LockLost):
         lock.run_atomic(lose, mongo)
     assert attempts == [1]
 
@@ -264,7 +264,7 @@ def test_several_keys(hold: LockMaker, take_over: Callable[..., MongoLock], data
     """A lock on several keys commits only if all of them are held."""
     with hold("a", "b") as lock, lock.atomic(mongo) as session:
         data.insert_one({"x": 1}, session=session)
-    with pytest.raises(LockLostError) as caught, hold("a", "b") as lock:
+    with pytest.raises(LockLost) as caught, hold("a", "b") as lock:
         take_over("b")
         with lock.atomic(mongo) as session:
             data.insert_one({"x": 2}, session=session)
@@ -287,7 +287,7 @@ def test_another_mongodb(hold: LockMaker) -> None:
     with ReplicaSet(1) as elsewhere, MongoClient[Document](elsewhere.uri) as stranger, hold() as lock:
         stranger["somewhere"].create_collection("data")
         with (
-            pytest.raises(LockStateError, match="use a client of the MongoDB that keeps the locks"),
+            pytest.raises(LockMisused, match="use a client of the MongoDB that keeps the locks"),
             lock.atomic(stranger) as session,
         ):
             stranger["somewhere"]["data"].insert_one({"x": 1}, session=session)
@@ -300,7 +300,7 @@ def test_standalone() -> None:
     with Mongod() as server, server.client() as client:
         session = Session(MongoStore(StoreConfig({"host": server.uri}, "locks")))
         with MongoLock(lambda: session, ("k",), Options(terms=TERMS)) as lock:
-            with pytest.raises(LockStateError, match="run it as a replica set"):
+            with pytest.raises(LockMisused, match="run it as a replica set"):
                 lock.atomic(client).__enter__()
         session.close()
 
@@ -332,7 +332,7 @@ def test_unknown_commit(
             failpoint(["commitTransaction"], closeConnection=True)
 
         lock = hold().acquire()
-        with pytest.raises(LockBackendError, match="nobody knows"):
+        with pytest.raises(LockBackendFailed, match="nobody knows"):
             lock.run_atomic(work, client)
         failpoint([])
         assert calls == [1]
@@ -352,7 +352,7 @@ def test_used_twice(hold: LockMaker, mongo: Client) -> None:
         block = lock.atomic(mongo)
         with block:
             pass
-        with pytest.raises(LockStateError, match=r"call atomic\(\) again"):
+        with pytest.raises(LockMisused, match=r"call atomic\(\) again"):
             block.__enter__()
 
 
@@ -366,7 +366,7 @@ def test_no_session_stays(hold: LockMaker, mongo: Client, take_over: Callable[..
         sessions.append(session)
         raise ZeroDivisionError
     take_over()
-    with contextlib.suppress(LockLostError), lock.atomic(mongo) as session:
+    with contextlib.suppress(LockLost), lock.atomic(mongo) as session:
         sessions.append(session)
     assert [session.has_ended for session in sessions] == [True] * 3
     assert not any(session.in_transaction for session in sessions)
@@ -412,7 +412,7 @@ class TestAsync:
     ) -> None:
         """Not committed after a take-over."""
         lock = await hold().aacquire()
-        with pytest.raises(LockLostError):
+        with pytest.raises(LockLost):
             async with lock.atomic(client) as session:
                 await self.insert(client, data, session)
                 await asyncio.to_thread(take_over)

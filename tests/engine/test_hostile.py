@@ -22,7 +22,7 @@ from django_mongolock.engine.document import entry as new_entry
 from django_mongolock.engine.rule import IS_WHOLE, Step
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import MongoStore, StoreConfig
-from django_mongolock.exceptions import LockBackendError, LockDocumentError, LockError, LockNotAcquired
+from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged, LockError, LockNotAcquired
 from django_mongolock.inspect import operations, snapshot
 from tests.engine.conftest import Document, LockMaker, make_lock
 from tests.lock_documents import clock, document, entry, waiter
@@ -191,11 +191,11 @@ def test_a_type_that_looks_like_text(world: World, session: Session, field: byte
     raw = bson.encode(lively({}, {})).replace(b"\x02" + field, b"\x0e" + field)
     assert world.put(raw)
     for _ in range(2):
-        with pytest.raises(LockDocumentError, match="another type"):
+        with pytest.raises(LockDocumentDamaged, match="another type"):
             make_lock(session, "bad", wait=1).acquire()
-    with pytest.raises(LockDocumentError):
+    with pytest.raises(LockDocumentDamaged):
         operations.force_release(world.store, "bad", ["secret-grant.1"])
-    with pytest.raises(LockDocumentError):
+    with pytest.raises(LockDocumentDamaged):
         operations.ask_to_release(world.store, "bad", "somebody")
     assert b"\x0e" + field in world.raw()
     assert world.collection.count_documents({"_id": "bad", "changes": 3}) == 1
@@ -207,7 +207,7 @@ def test_a_huge_document_costs_little(world: World, session: Session) -> None:
     many = [entry(number, mode="shared", capacity=UNLIMITED) for number in range(30_000)]
     world.collection.insert_one(document("bad", many, change={"clock": world.clock}))
     started = time.monotonic()
-    with pytest.raises(LockDocumentError, match="30000 holders and waiters"):
+    with pytest.raises(LockDocumentDamaged, match="30000 holders and waiters"):
         make_lock(session, "bad", terms=Terms(mode="shared", capacity=UNLIMITED), wait=3).acquire()
     for step in (protocol.release("bad", many[0]["grant"]), protocol.settle("bad", "g")):
         with contextlib.suppress(LockError):
@@ -294,7 +294,7 @@ def test_a_name_that_cannot_be_stored_is_refused(store: MongoStore, lock: LockMa
 def test_asking_while_mongodb_is_away_is_an_error_of_ours() -> None:
     """F57: bounded in time, and not the driver's words."""
     away = MongoStore(StoreConfig({"host": "mongodb://ann:hunter2@127.0.0.1:9/"}, "d"))
-    with pytest.raises(LockBackendError, match="did not answer"):
+    with pytest.raises(LockBackendFailed, match="did not answer"):
         operations.ask_to_release(away, "k", "anna", 0.3)
     away.close()
 

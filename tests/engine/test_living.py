@@ -18,7 +18,7 @@ from django_mongolock.engine.grant import Grant
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.session.session import CALLERS, Session
 from django_mongolock.engine.store import MongoStore
-from django_mongolock.exceptions import LockBackendError, LockLostError
+from django_mongolock.exceptions import LockBackendFailed, LockLost
 from django_mongolock.inspect.operations import ask_to_release
 from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock, renewed, store_of
 from tests.engine.processes import processes
@@ -113,7 +113,7 @@ def test_a_longest_hold_ends_the_lock(lock: LockMaker, timer: Timer, other: Lock
     assert mine.held
     timer.move(20)
     assert eventually(lambda: mine.lost)
-    with pytest.raises(LockLostError, match="max_hold"):
+    with pytest.raises(LockLost, match="max_hold"):
         mine.ensure_held()
     assert eventually(lambda: other().try_acquire())
     assert eventually(lambda: told == [mine])
@@ -355,7 +355,7 @@ def test_a_told_holder_that_is_stopped_past_its_first_deadline(
     terms = Terms(lease=10, margin=0.3, patience=3)
 
     def stop(*_: object) -> None:
-        raise LockBackendError("stopped")
+        raise LockBackendFailed("stopped")
 
     theirs = other(terms=CALM).acquire()
     mine = lock(wait=None, terms=terms)
@@ -470,7 +470,7 @@ def test_who_loses_its_lock_in_its_last_moment_is_told(
     busy = threading.Event()
     for _ in range(CALLERS):  # so that the call can only be made when everything else is over
         session._callers.submit(busy.wait)
-    with pytest.raises(LockLostError), lock(terms=CALM, on_lost=lambda lost: told.append(lost.key)):
+    with pytest.raises(LockLost), lock(terms=CALM, on_lost=lambda lost: told.append(lost.key)):
         collection.update_one({"_id": "k"}, {"$set": {"holders": []}})
     gc.collect()
     busy.set()

@@ -18,14 +18,14 @@ from django_mongolock.engine.grant import Grant
 from django_mongolock.engine.lock import MongoLock, Options, check_seconds, check_wait
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import (
-    LockBackendError,
-    LockDocumentError,
+    LockBackendFailed,
+    LockDocumentDamaged,
     LockError,
-    LockLostError,
+    LockLost,
+    LockMisused,
     LockNotAcquired,
     LockQueueFull,
-    LockReentryError,
-    LockStateError,
+    LockReentry,
 )
 from tests.engine.conftest import CALM, QUICK, Document, LockMaker, make_lock
 from tests.engine.faces import ASYNC, BLOCKING, Face
@@ -43,9 +43,9 @@ def test_a_lock_tells_how_it_stands(lock: LockMaker, face: Face) -> None:
     mine = lock()
     assert (mine.held, mine.lost, mine.remaining, repr(mine)) == (False, False, 0.0, "<MongoLock 'k' not held>")
     for fact in ("fencing_token", "fencing_tokens", "acquired_at", "waited"):
-        with pytest.raises(LockStateError):
+        with pytest.raises(LockMisused):
             getattr(mine, fact)
-    with pytest.raises(LockStateError):
+    with pytest.raises(LockMisused):
         mine.ensure_held()
     with face.block(mine):
         assert mine.held
@@ -126,15 +126,15 @@ def test_seconds_are_checked() -> None:
 
 
 def test_a_loss_is_told_at_the_end_of_the_block(lock: LockMaker, face: Face, take_away: Callable[..., None]) -> None:
-    """P7: LockLostError names key, token and reason."""
+    """P7: LockLost names key, token and reason."""
     mine = lock()
-    with pytest.raises(LockLostError) as loss, face.block(mine):  # noqa: PT012
+    with pytest.raises(LockLost) as loss, face.block(mine):  # noqa: PT012
         token = mine.fencing_token
         take_away()
         assert eventually(lambda: mine.lost)
         assert not mine.held
         assert repr(mine) == f"<MongoLock 'k' lost, token {token}>"
-        with pytest.raises(LockLostError):
+        with pytest.raises(LockLost):
             mine.ensure_held()
     assert (loss.value.key, loss.value.token) == ("k", token)
     assert "taken away" in str(loss.value)
@@ -146,7 +146,7 @@ def test_a_loss_that_only_the_release_finds_out_is_told_too(
 ) -> None:
     """P7: between two beats the holder cannot know; the release does."""
     mine = lock(terms=Terms(lease=30))
-    with pytest.raises(LockLostError), face.block(mine):
+    with pytest.raises(LockLost), face.block(mine):
         take_away()
 
 
@@ -220,7 +220,7 @@ def test_an_object_in_use_is_refused(
 ) -> None:
     """One object is one acquisition at a time, held or waiting."""
     mine = face.acquire(lock())
-    with pytest.raises(LockStateError, match="in use"):
+    with pytest.raises(LockMisused, match="in use"):
         face.acquire(mine)
     assert mine.held
     assert face.release(mine)
@@ -228,7 +228,7 @@ def test_an_object_in_use_is_refused(
         waiting = lock()
         thread = in_thread(lambda: waiting.acquire(3).release())
         assert eventually(waiting._busy.locked)
-        with pytest.raises(LockStateError, match="being acquired"):
+        with pytest.raises(LockMisused, match="being acquired"):
             face.acquire(waiting)
     thread.join()
 
@@ -249,7 +249,7 @@ def test_extend_pushes_the_end_and_never_nearer(lock: LockMaker, face: Face, ent
         with pytest.raises((TypeError, ValueError)):
             face.extend(mine, wrong)
     assert face.release(mine)
-    with pytest.raises(LockStateError):
+    with pytest.raises(LockMisused):
         face.extend(mine)
 
 
@@ -257,7 +257,7 @@ def test_extend_after_a_loss_is_refused(lock: LockMaker, face: Face, take_away: 
     """P7: what is gone cannot be prolonged; the holder is told."""
     mine = face.acquire(lock(terms=Terms(lease=30)))
     take_away()
-    with pytest.raises(LockLostError):
+    with pytest.raises(LockLost):
         face.extend(mine)
     assert mine.lost
 
@@ -269,14 +269,14 @@ def test_who_would_wait_for_itself_is_told_at_once(lock: LockMaker) -> None:
     """F45: the same thread, or the same task, taking a key again gets an error instead of waiting for itself."""
     with lock() as mine:
         started = time.monotonic()
-        with pytest.raises(LockReentryError, match="reentrant=True"):
+        with pytest.raises(LockReentry, match="reentrant=True"):
             lock(wait=60).acquire()
         assert time.monotonic() - started < 30
         assert mine.held
 
     async def task() -> None:
         async with lock():
-            with pytest.raises(LockReentryError):
+            with pytest.raises(LockReentry):
                 await lock(wait=60).aacquire()
 
     asyncio.run(task())
@@ -315,10 +315,10 @@ def test_a_weaker_lock_is_never_taken_for_a_stronger_one(lock: LockMaker, other:
     """P1: who holds a key as one of its readers does not get it as its writer by reentry, nor as its reader who holds
     it as its writer: that would be a reader whom other readers cannot join."""
     with lock(terms=READER), other(terms=READER) as theirs:
-        with pytest.raises(LockReentryError):
+        with pytest.raises(LockReentry):
             lock(reentrant=True).acquire()
         assert theirs.held
-    with lock(), pytest.raises(LockReentryError):
+    with lock(), pytest.raises(LockReentry):
         lock(reentrant=True, terms=READER).acquire()
 
 
@@ -333,7 +333,7 @@ def test_several_keys_are_held_together(lock: LockMaker, other: LockMaker, face:
         assert not other("a").try_acquire()
         assert not other("b").try_acquire()
         for name in ("key", "fencing_token"):
-            with pytest.raises(LockStateError):
+            with pytest.raises(LockMisused):
                 getattr(both, name)
         assert "'a', 'b' held" in repr(both)
     assert other("a").try_acquire()
@@ -356,7 +356,7 @@ def test_one_key_lost_is_all_lost(
 ) -> None:
     """P7: the loss of one is told, and the others are given back."""
     both = lock("a", "b")
-    with pytest.raises(LockLostError) as loss, face.block(both):  # noqa: PT012
+    with pytest.raises(LockLost) as loss, face.block(both):  # noqa: PT012
         take_away("b")
         assert eventually(lambda: both.lost)
     assert loss.value.key == "b"
@@ -501,7 +501,7 @@ def test_a_damaged_document_is_told_to_whoever_takes_the_lock(
     """F55: that key a clear error, left as it is; every other key works."""
     collection.insert_one({"_id": "k", "lockedBy": "somebody"})
     for wait in (0, 5):
-        with pytest.raises(LockDocumentError, match="missing"):
+        with pytest.raises(LockDocumentDamaged, match="missing"):
             face.acquire(lock(wait=wait))
     assert collection.find_one({"_id": "k"}) == {"_id": "k", "lockedBy": "somebody"}
     assert face.try_acquire(lock("k2"))
@@ -512,11 +512,11 @@ def test_a_damaged_document_is_told_to_whoever_takes_the_lock(
     [
         LockNotAcquired("k", 1.5, "somebody", 2.0),
         LockQueueFull("k", 1.5),
-        LockReentryError("k"),
-        LockLostError("k", 5, "why"),
-        LockStateError("x"),
-        LockBackendError("p", "k", False),
-        LockDocumentError("k", "p"),
+        LockReentry("k"),
+        LockLost("k", 5, "why"),
+        LockMisused("x"),
+        LockBackendFailed("p", "k", False),
+        LockDocumentDamaged("k", "p"),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -29,7 +29,7 @@ from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.memory_server import MemoryServer, MemoryStore
 from django_mongolock.engine.rule import Limits, Step
 from django_mongolock.engine.store import MongoStore, Store
-from django_mongolock.exceptions import LockDocumentError, LockLostError
+from django_mongolock.exceptions import LockDocumentDamaged, LockLost
 from django_mongolock.inspect.operations import ask_to_release, force_release
 from django_mongolock.models import Lock
 from tests.engine.conftest import Document, LockMaker
@@ -235,7 +235,7 @@ def test_from_outside(next_version: Callable[[], None], lock: LockMaker, store: 
     assert {name: stored()["holders"][0][name] for name in NEW} == NEW
     assert force_release(store, "k", [stored()["holders"][0]["grant"]])
     assert {name: stored()[name] for name in NEW} == NEW
-    with pytest.raises(LockLostError):
+    with pytest.raises(LockLost):
         mine.__exit__(None, None, None)
 
 
@@ -318,6 +318,6 @@ def test_another_version_is_not_guessed_at(store: MongoStore, lock: LockMaker, s
     store.collection.update_one({"_id": "k"}, {"$inc": {"v": 1}})
     before = stored()
     taken: MongoLock = lock(wait=0)
-    with pytest.raises(LockDocumentError, match="version"):
+    with pytest.raises(LockDocumentDamaged, match="version"):
         taken.acquire()
     assert stored() == before

@@ -26,7 +26,7 @@ from django_mongolock.engine.protocol import (
 )
 from django_mongolock.engine.rule import Step
 from django_mongolock.exceptions import (
-    LockBackendError,
+    LockBackendFailed,
     LockCancelled,
     LockDeadlock,
     LockNotAcquired,
@@ -61,7 +61,7 @@ class Play:
 
     def fail(self, passing: bool = True, took: float = 1.0) -> Any:
         self.now += took
-        self.action = self.steps.throw(LockBackendError("gone", "k", passing))
+        self.action = self.steps.throw(LockBackendFailed("gone", "k", passing))
         return self.action
 
     def pause(self, beyond: float = 0.0) -> Any:
@@ -254,7 +254,7 @@ def test_a_single_try_is_repeated_once_and_then_fails() -> None:
     play = Play(wait=0)
     play.fail()
     play.pause()
-    with pytest.raises(LockBackendError):
+    with pytest.raises(LockBackendFailed):
         play.fail()
 
 
@@ -262,7 +262,7 @@ def test_a_single_try_does_not_wait_twice_for_a_server_that_is_away() -> None:
     """F9: what failed after seconds is not tried again when there is no time left to wait."""
     play = Play(wait=0)
     play.fail(took=5.0)
-    with pytest.raises(LockBackendError):
+    with pytest.raises(LockBackendFailed):
         play.pause()
 
 
@@ -270,7 +270,7 @@ def test_failures_end_with_the_wait() -> None:
     """F9: while all servers are down it goes on within `wait`, then tells what was wrong."""
     play = Play(wait=10)
     failures = 0
-    with pytest.raises(LockBackendError):  # noqa: PT012 - one of many steps raises, and when is the point
+    with pytest.raises(LockBackendFailed):  # noqa: PT012 - one of many steps raises, and when is the point
         while True:
             play.fail() if isinstance(play.action, Apply) else play.pause()
             failures += 1
@@ -280,7 +280,7 @@ def test_failures_end_with_the_wait() -> None:
 def test_a_final_refusal_is_told_at_once() -> None:
     """F14: what cannot pass (no rights, wrong password) is not repeated."""
     play = Play(wait=60)
-    with pytest.raises(LockBackendError):
+    with pytest.raises(LockBackendFailed):
         play.fail(passing=False)
 
 
@@ -295,7 +295,7 @@ def test_an_answer_that_took_longer_than_its_lease_grants_nothing() -> None:
     play = Play(wait=60)
     action = play.answer(WHOLE, took=TERMS.lease)
     assert action.step.renew == ("g",)
-    with pytest.raises(LockBackendError, match="longer than the lease"):
+    with pytest.raises(LockBackendFailed, match="longer than the lease"):
         play.answer(WHOLE, took=TERMS.lease)
     play = Play(wait=60)
     play.answer(WHOLE, took=TERMS.lease - 0.001)

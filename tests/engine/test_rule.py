@@ -41,7 +41,7 @@ from django_mongolock.engine.memory_server import MemoryServer, MemoryStore, rep
 from django_mongolock.engine.rule import Limits, Step
 from django_mongolock.engine.rule_in_python import Moment, apply_rule
 from django_mongolock.engine.store import MongoStore, Store, StoreConfig
-from django_mongolock.exceptions import LockBackendError, LockDocumentError
+from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged
 
 Document = dict[str, Any]
 Entries = Callable[..., list[Any]]
@@ -850,7 +850,7 @@ def damaged() -> Iterator[Document]:
 def test_damage_of_every_kind_is_left_alone_and_told(
     store: MongoStore, mongo: MongoClient[Document], collection: Collection[Document]
 ) -> None:
-    """F55: whatever is damaged, no step changes a byte of it and each ends in LockDocumentError for that key; the
+    """F55: whatever is damaged, no step changes a byte of it and each ends in LockDocumentDamaged for that key; the
     renewal of all other keys goes on."""
     raw = collection.with_options(codec_options=bson.CodecOptions(document_class=bson.raw_bson.RawBSONDocument))
     documents = [{**document, "_id": f"d{number}"} for number, document in enumerate(damaged())]
@@ -880,9 +880,9 @@ def test_damage_of_every_kind_is_left_alone_and_told(
 def _is_told(store: MongoStore, key: str, step: Step) -> bool:
     try:
         store.apply(key, step, TIMEOUT)
-    except LockDocumentError:
+    except LockDocumentDamaged:
         return True
-    except LockBackendError:
+    except LockBackendFailed:
         return False
     return False
 
@@ -900,7 +900,7 @@ def test_a_single_try_never_takes_over_a_damaged_document(
     if end > 0:
         assert not store.apply("k", step, TIMEOUT).held
     else:
-        with pytest.raises(LockDocumentError, match="purge_at"):
+        with pytest.raises(LockDocumentDamaged, match="purge_at"):
             store.apply("k", step, TIMEOUT)
 
 
@@ -911,7 +911,7 @@ def test_a_number_beyond_all_dates_stops_only_its_own_key(store: MongoStore, col
         Client(store, key).add(f"{key}-g")
     collection.update_one({"_id": "k3"}, {"$set": {"holders.0.term": Int64(2**63 - 1)}})
     grants = {key: (f"{key}-g",) for key in keys}
-    with pytest.raises(LockBackendError):  # who renews takes the keys one by one then, see `session`
+    with pytest.raises(LockBackendFailed):  # who renews takes the keys one by one then, see `session`
         store.renew(keys, Step(renew=tuple(f"{key}-g" for key in keys), beat=5), TIMEOUT)
     for key in set(keys) - {"k3"}:
         assert store.renew([key], Step(renew=grants[key], beat=6), TIMEOUT)[key].holders[f"{key}-g"].number == 6
@@ -931,6 +931,6 @@ def test_a_date_beyond_all_calendars_is_damage(client: Client, collection: Colle
     for call in calls:
         try:
             reply = call()
-        except LockDocumentError:
+        except LockDocumentDamaged:
             continue
         assert not reply.held

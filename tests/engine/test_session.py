@@ -24,7 +24,7 @@ from django_mongolock.engine.session import heartbeat as keeping
 from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import Found, MongoStore, StoreConfig
-from django_mongolock.exceptions import LockBackendError, LockError, LockLostError
+from django_mongolock.exceptions import LockBackendFailed, LockError, LockLost
 from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock, renewed
 from tests.engine.processes import processes
 from tests.waiting import eventually
@@ -299,7 +299,7 @@ def test_a_loss_that_its_holder_saw_first_is_told_all_the_same(
         while mine.held:
             time.sleep(0.01)
         looked.set()
-        raise LockBackendError("no answer")
+        raise LockBackendFailed("no answer")
 
     monkeypatch.setattr(session.store, "renew", hang)
     timer.move(CALM.lease / 2)
@@ -392,7 +392,7 @@ def test_the_deadline_counts_from_before_the_command(session: Session, monkeypat
     monkeypatch.setattr(session.store, "apply", slow)
     with make_lock(session, terms=CALM) as mine:
         assert mine.remaining <= CALM.lease - 0.3
-    with pytest.raises(LockBackendError, match="longer than the lease"):
+    with pytest.raises(LockBackendFailed, match="longer than the lease"):
         make_lock(session, "k2", terms=Terms(lease=0.2, margin=0.1)).acquire()
 
 
@@ -457,7 +457,7 @@ def test_a_forked_child_holds_nothing_and_releases_nothing(config: StoreConfig, 
 
     def in_child() -> None:
         assert not lock.held
-        with pytest.raises(LockLostError, match="forked"):
+        with pytest.raises(LockLost, match="forked"):
             lock.ensure_held()
         assert not lock.release()
         lock.__exit__(None, None, None)
@@ -554,7 +554,7 @@ def test_the_key_of_a_killed_holder_is_free_within_its_lease(
 
 
 def test_a_stopped_holder_wakes_up_without_the_lock(lock: LockMaker, collection: Collection[Document]) -> None:
-    """F28: `held` is false at once, the block ends in LockLostError, and the token it has is smaller than ours."""
+    """F28: `held` is false at once, the block ends in LockLost, and the token it has is smaller than ours."""
     with processes(1, "paused", collection.name) as (holder,):
         token = holder.hear()["token"]
         holder.send(signal.SIGSTOP)

@@ -13,7 +13,7 @@ from pymongo.errors import AutoReconnect
 from django_mongolock.engine import fast_path
 from django_mongolock.engine.session.free_keys import MOST, PENALTY, FreeKeys
 from django_mongolock.engine.session.session import Session
-from django_mongolock.exceptions import LockDocumentError, LockNotAcquired
+from django_mongolock.exceptions import LockDocumentDamaged, LockNotAcquired
 from tests.engine.conftest import Commands, Document, LockMaker, store_of
 from tests.waiting import eventually
 
@@ -128,7 +128,7 @@ def test_a_damaged_document_is_told_all_the_same(lock: LockMaker, session: Sessi
     with lock():
         pass
     store_of(session).collection.update_one({"_id": "k"}, {"$set": {"changes": "many"}})
-    with pytest.raises(LockDocumentError, match="changes"):
+    with pytest.raises(LockDocumentDamaged, match="changes"):
         lock().acquire()
 
 

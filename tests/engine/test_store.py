@@ -15,7 +15,7 @@ from django_mongolock.engine.document import Terms, entry
 from django_mongolock.engine.rule import Step
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import MongoStore, StoreConfig
-from django_mongolock.exceptions import LockBackendError, LockError
+from django_mongolock.exceptions import LockBackendFailed, LockError
 from tests.engine.conftest import CALM, Commands, Document, LockMaker, make_lock, store_of
 from tests.waiting import eventually
 
@@ -124,7 +124,7 @@ CALLS: dict[str, Callable[[MongoStore], object]] = {
 def test_an_unreachable_server_is_a_clear_error_in_time(call: Callable[[MongoStore], object]) -> None:
     """F3, F57: bounded by the command's own limit, may pass, and shows neither password nor grant id."""
     store = MongoStore(StoreConfig({"host": f"mongodb://ann:{SECRET}@127.0.0.1:1/"}, "d"))
-    with pytest.raises(LockBackendError, match=r"did not answer within 0\.3 s") as refusal:
+    with pytest.raises(LockBackendFailed, match=r"did not answer within 0\.3 s") as refusal:
         call(store)
     assert refusal.value.passing
     assert_clean(refusal.value)
@@ -136,7 +136,7 @@ def test_an_unreachable_server_is_a_clear_error_in_time(call: Callable[[MongoSto
 def test_a_wrong_uri_is_a_clear_error_without_the_uri(host: str) -> None:
     """F57: the driver's complaint may quote the URI; ours does not, and it is final."""
     store = MongoStore(StoreConfig({"host": host}, "d"))
-    with pytest.raises(LockBackendError, match="connection settings are wrong") as refusal:
+    with pytest.raises(LockBackendFailed, match="connection settings are wrong") as refusal:
         store.apply("k", ADD, 0.3)
     assert not refusal.value.passing
     assert_clean(refusal.value)
@@ -163,7 +163,7 @@ def test_what_the_server_refuses_is_told_in_our_words(
     failpoint(["findAndModify", "find", "update"], errorCode=code, errorLabels=[])
     calls: list[Callable[[], object]] = [lambda: store.apply("k", ADD, 2), lambda: store.read("k", GRANT, 2)]
     for call in calls:
-        with pytest.raises(LockBackendError, match=words) as refusal:
+        with pytest.raises(LockBackendFailed, match=words) as refusal:
             call()
         assert refusal.value.passing == passing
         assert_clean(refusal.value)
@@ -177,7 +177,7 @@ def test_the_servers_words_are_not_shown(store: MongoStore, monkeypatch: pytest.
         raise pymongo.errors.OperationFailure(text, 13, {"errmsg": text, "code": 13, "codeName": "Unauthorized"})
 
     monkeypatch.setattr(Database, "command", refuse)
-    with pytest.raises(LockBackendError, match="needs find, insert and update") as refusal:
+    with pytest.raises(LockBackendFailed, match="needs find, insert and update") as refusal:
         store.apply("k", ADD, 1)
     assert_clean(refusal.value)
     assert str(refusal.value.__cause__).startswith("Unauthorized")
@@ -201,7 +201,7 @@ def test_a_write_concern_error_is_no_grant(
 ) -> None:
     """F4, F8, P3: applied, but not confirmed by the majority: not reported as acquired."""
     failpoint(["findAndModify"], times=1, writeConcernError={"code": 64, "errmsg": f"waiting timed out {SECRET}"})
-    with pytest.raises(LockBackendError, match="majority") as refusal:
+    with pytest.raises(LockBackendFailed, match="majority") as refusal:
         store.apply("k", ADD, 5)
     assert refusal.value.passing
     assert_clean(refusal.value)
@@ -234,7 +234,7 @@ def test_an_outcome_that_stays_unknown_is_settled(
 ) -> None:
     """F8, F15: the caller gets an error, and the lock that was applied all the same is taken back in the background."""
     failpoint(["findAndModify"], times=2, writeConcernError={"code": 64, "errmsg": "x"})
-    with pytest.raises(LockBackendError):
+    with pytest.raises(LockBackendFailed):
         lock(wait=0).acquire()
     assert eventually(lambda: not session._unsettled, 5)
     assert entries() == []
@@ -253,7 +253,7 @@ def test_a_copy_of_a_command_that_arrives_after_the_release_is_refused(
         if held_up:
             return apply(*arguments)
         held_up.append(arguments)
-        raise LockBackendError("no answer", "k")
+        raise LockBackendFailed("no answer", "k")
 
     monkeypatch.setattr(session.store, "apply", hold_up)
     with make_lock(session):
@@ -274,7 +274,7 @@ def test_a_copy_that_arrives_after_a_failed_try_is_refused(
         if held_up:
             return apply(*arguments)
         held_up.append(arguments)
-        raise LockBackendError("no answer", "k")
+        raise LockBackendFailed("no answer", "k")
 
     monkeypatch.setattr(session.store, "apply", hold_up)
     with make_lock(owner):

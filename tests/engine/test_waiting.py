@@ -25,7 +25,7 @@ from django_mongolock.engine.rule import Limits, Step
 from django_mongolock.engine.session import wakeups
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import MongoStore, StoreConfig
-from django_mongolock.exceptions import LockBackendError, LockCancelled, LockError, LockNotAcquired, LockQueueFull
+from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockError, LockNotAcquired, LockQueueFull
 from testproject.servers import Mongod
 from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock
 from tests.engine.processes import processes
@@ -335,7 +335,7 @@ def test_what_a_waiter_renewed_is_its_place_although_it_holds_the_lock_when_the_
 
     def renew_once(*arguments: Any) -> Any:
         if written.is_set():
-            raise LockBackendError("only one renewal gets through")
+            raise LockBackendFailed("only one renewal gets through")
         found = renew(*arguments)
         written.set()
         assert granted.wait(30)
@@ -745,7 +745,7 @@ class Straggler:
             self.key, self.step = key, step
             raise self.error
         if self.key and not self._arrived.is_set() and self.step.given in step.remove:
-            raise LockBackendError("no answer", key)
+            raise LockBackendFailed("no answer", key)
         return self._apply(key, step, timeout)
 
     def arrive(self) -> None:
@@ -754,7 +754,7 @@ class Straggler:
         self._arrived.set()
 
 
-@pytest.mark.parametrize("error", [LockBackendError("no answer", "k"), KeyboardInterrupt()], ids=["error", "struck"])
+@pytest.mark.parametrize("error", [LockBackendFailed("no answer", "k"), KeyboardInterrupt()], ids=["error", "struck"])
 @pytest.mark.parametrize("heir_has", ["been", "given up"])
 def test_a_hand_over_without_an_answer_does_not_bring_back_its_heir(
     session: Session,
@@ -827,7 +827,7 @@ def test_another_thread_ends_the_wait(
     cancelled = clock.now()
     waiter.lock.cancel()
     # While MongoDB is away it cannot be said whether the place in the queue is given up: that is settled later.
-    ended = LockBackendError if phase == "in trouble" else LockCancelled
+    ended = LockBackendFailed if phase == "in trouble" else LockCancelled
     assert isinstance(waiter.end().error, ended)
     failpoint([])
     assert waiter.at - cancelled < SOON

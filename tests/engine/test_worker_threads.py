@@ -20,7 +20,7 @@ import pytest
 
 from django_mongolock.engine.session import worker_threads
 from django_mongolock.engine.session.worker_threads import WorkerThreads
-from django_mongolock.exceptions import LockBackendError
+from django_mongolock.exceptions import LockBackendFailed
 from tests.waiting import eventually
 
 #: More than any of these calls needs, on a loaded machine as well.
@@ -275,7 +275,7 @@ def test_a_call_that_comes_too_late_is_never_begun(threads: WorkerThreads) -> No
     """F67: its caller is told so when its time is over, and not when a thread is free."""
     hold, begun, told = Hold(threads, 1), list[float](), list[bool]()
     started = time.monotonic()
-    with pytest.raises(LockBackendError, match=r"not sent: no thread was free for it within 0\.2 s"):
+    with pytest.raises(LockBackendFailed, match=r"not sent: no thread was free for it within 0\.2 s"):
         threads.call(begun.append, 0.2, on_withdrawn=lambda: told.append(True))
     assert time.monotonic() - started < LONG / 2
     assert told == [True]
@@ -292,7 +292,7 @@ async def test_a_coroutine_whose_call_comes_too_late_is_told(threads: WorkerThre
     started = time.monotonic()
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert time.monotonic() - started < LONG / 2
-    assert all(isinstance(outcome, LockBackendError) for outcome in outcomes)
+    assert all(isinstance(outcome, LockBackendFailed) for outcome in outcomes)
     assert len(told) == 200
     assert waiting(threads) == 0
     hold.let_go()
@@ -304,7 +304,7 @@ def test_a_call_without_a_chance_is_not_begun(threads: WorkerThreads, monkeypatc
     """F67: a command that is sent with hardly any time left only fails, and then has to be cleaned up."""
     monkeypatch.setattr(worker_threads, "LEAST", 1.0)
     begun, told = list[float](), list[bool]()
-    with pytest.raises(LockBackendError, match="not sent"):
+    with pytest.raises(LockBackendFailed, match="not sent"):
         threads.call(begun.append, 0.2, on_withdrawn=lambda: told.append(True))
     assert (begun, told) == ([], [True])
 
@@ -337,7 +337,7 @@ def test_a_call_that_does_not_end_is_given_up(
             return asyncio.run(threads.acall(stuck, 0.2, on_withdrawn=lambda: told.append(True)))
         return threads.call(stuck, 0.2, on_withdrawn=lambda: told.append(True))
 
-    with pytest.raises(LockBackendError, match=r"was sent, but did not end within 0\.2 s"):
+    with pytest.raises(LockBackendFailed, match=r"was sent, but did not end within 0\.2 s"):
         ask()
     assert time.monotonic() - started < LONG / 2
     assert told == []

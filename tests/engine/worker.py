@@ -20,7 +20,7 @@ from django_mongolock.engine.lock import MongoLock, Options
 from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import MongoStore, StoreConfig
-from django_mongolock.exceptions import LockDeadlock, LockError, LockLostError
+from django_mongolock.exceptions import LockDeadlock, LockError, LockLost
 from tests.waiting import eventually
 
 DATABASE = "mongolock_tests"
@@ -191,7 +191,7 @@ class Worker:
                 self.say(token=lock.fencing_token)
                 self.hear()
                 held = lock.held
-        except LockLostError as error:
+        except LockLost as error:
             self.say(held=held, lost=str(error))
 
     def count(self, path: str, times: str) -> None:

@@ -21,7 +21,7 @@ from django_mongolock.engine.lock import MongoLock, Options
 from django_mongolock.engine.processes import Fate
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import MongoStore, StoreConfig
-from django_mongolock.exceptions import LockBackendError, LockNotAcquired
+from django_mongolock.exceptions import LockBackendFailed, LockNotAcquired
 from tests.engine.actors import Actor, TaskActor, ThreadActor
 from tests.engine.watching import NEVER, Kind, Watch
 
@@ -74,26 +74,26 @@ class Weather:
     def carry(self, call: Callable[[], Any]) -> Any:
         """Make the call, or have it made."""
         if clock.now() < self._away_until:
-            raise LockBackendError("no connection")
+            raise LockBackendFailed("no connection")
         try:
             way, seconds = self._next.pop()
         except IndexError:
             return call()
         if way == "held up":  # the sender hears nothing, and it arrives when nobody reckons with it any more
             threading.Timer(seconds, functools.partial(_quietly, call)).start()
-            raise LockBackendError("the connection broke")
+            raise LockBackendFailed("the connection broke")
         if way == "late":
             time.sleep(seconds)
         result = call()
         if way == "answered late":
             time.sleep(seconds)
         if way == "no answer":
-            raise LockBackendError("the answer was lost")
+            raise LockBackendFailed("the answer was lost")
         return result
 
 
 def _quietly(call: Callable[[], object]) -> None:
-    with contextlib.suppress(LockBackendError):
+    with contextlib.suppress(LockBackendFailed):
         call()
 
 
@@ -237,7 +237,7 @@ class World:
             busy[0].wait(0.1)
         for watched in self.watch.open():
             self.watch.releases(watched)
-            with contextlib.suppress(LockBackendError):
+            with contextlib.suppress(LockBackendFailed):
                 assert watched.lock is not None
                 watched.lock.release()
         if self._holding_up is not None:

@@ -293,7 +293,7 @@ def _suffering(history: History, attempt: Attempt) -> Iterator[Violation]:
     excused = min(history.excused(attempt, key) for key in attempt.keys)
     if at is not None and attempt.renew and at < excused and _is_calm(history, attempt, at - attempt.term, at, IDLE):
         yield Violation("suffered", at, f"{attempt} was lost, and nothing had happened to its keys")
-    failed = attempt.refused if attempt.error == "LockBackendError" else None
+    failed = attempt.refused if attempt.error == "LockBackendFailed" else None
     if failed is not None and _is_calm(history, attempt, attempt.asked, failed, IDLE):
         yield Violation("suffered", failed, f"{attempt} met an error, and nothing had happened to its keys")
 

@@ -13,7 +13,7 @@ from pymongo.database import Database
 from pymongo.errors import PyMongoError
 
 from django_mongolock.documents import DocumentLock, HeldDocument, Hold, Swept
-from django_mongolock.exceptions import LockBackendError
+from django_mongolock.exceptions import LockBackendFailed
 
 Document = dict[str, Any]
 
@@ -61,7 +61,7 @@ class Documents:
         return self._client[self._database][COLLECTION]
 
     def read(self, name: str) -> Document:
-        """A document as whoever wants to lock it has read it. Raises LockBackendError."""
+        """A document as whoever wants to lock it has read it. Raises LockBackendFailed."""
         with _our_errors(), pymongo.timeout(self._timeout):
             collection = self.collection().with_options(read_preference=ReadPreference.PRIMARY)
             return collection.find_one({"_id": name}) or {"_id": name, "documentVersion": 0}
@@ -79,7 +79,7 @@ def _our_errors() -> Iterator[None]:
     try:
         yield
     except PyMongoError as error:
-        raise LockBackendError(type(error).__name__) from None
+        raise LockBackendFailed(type(error).__name__) from None
 
 
 class OurDocument:

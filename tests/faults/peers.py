@@ -21,7 +21,7 @@ from django_mongolock.engine.lock import MongoLock, Options
 from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import MongoStore, StoreConfig
-from django_mongolock.exceptions import LockError, LockLostError
+from django_mongolock.exceptions import LockError, LockLost
 from tests.faults.documents import STALE, Documents, OurDocument
 from tests.faults.records import now
 
@@ -301,4 +301,4 @@ def _wall() -> datetime:
 SITES: Final[dict[str, type[Site]]] = {"mongolock": Ours, "redis": RedisSite, "shedlock": ShedLockSite}
 #: What a worker may meet that is no fault of its own.
 ERRORS: Final = (LockError, Refused, Lost, Unknown)
-LOSSES: Final = (LockLostError, Lost)
+LOSSES: Final = (LockLost, Lost)

@@ -465,7 +465,7 @@ class TestNobodyElse:
     def test_an_error(self) -> None:
         """An attempt that ends in an error, and what had happened."""
         for key, found in ((None, set()), ("k", set()), ("l", {"suffered"})):
-            story = Story().ask(18, "a").tell("refused", 20, "a", id="a", error="LockBackendError")
+            story = Story().ask(18, "a").tell("refused", 20, "a", id="a", error="LockBackendFailed")
             assert story.fault(15, 20, key=key).end().rules() == found
         story = Story().ask(18, "a").tell("refused", 20, "a", id="a", error="LockNotAcquired")
         assert story.end().rules() == set()
@@ -534,7 +534,7 @@ class TestWaiting:
         """What is asked of a document takes more commands than one."""
         for kind, found in (("lock", {"wait", "hung"}), ("document", set())):
             story = Story(timeout=4.0).ask(10, "a", kind=kind, wait=0.0).fault(9, 30)
-            assert story.tell("refused", 26, "a", id="a", error="LockBackendError").end().rules() == found
+            assert story.tell("refused", 26, "a", id="a", error="LockBackendFailed").end().rules() == found
 
     def test_a_process_that_does_not_end(self) -> None:
         """The harness says so."""

@@ -25,7 +25,7 @@ from ...engine.detached import Parked
 from ...engine.document import Terms, check_key, tidy_fact
 from ...engine.lock import MongoLock, check_seconds
 from ...engine.logs import WARNING, log
-from ...exceptions import LockBackendError, LockError
+from ...exceptions import LockBackendFailed, LockError
 from ...keys import LockKey, escape
 from ...locks import mongo_lock
 from ...owners import take_from
@@ -60,7 +60,7 @@ def enqueue_once(
 
     This saves work; it does not keep two runs apart: a message may outlast its *queue_lease*, and brokers deliver
     twice. For that, put `mongo_locked` on the task as well. In a transaction, call it when that is committed
-    (`transaction.on_commit`). Raises LockBackendError if MongoDB cannot be asked, and what `apply_async` raises;
+    (`transaction.on_commit`). Raises LockBackendFailed if MongoDB cannot be asked, and what `apply_async` raises;
     then nothing is taken.
     """
     if not (hasattr(task, "apply_async") and hasattr(task, "AsyncResult")):
@@ -77,7 +77,7 @@ def enqueue_once(
         if parked.holder_owner is not None:
             return task.AsyncResult(parked.holder_owner), False
     else:
-        raise LockBackendError("it is held by somebody who is no task", name, passing=False)
+        raise LockBackendFailed("it is held by somebody who is no task", name, passing=False)
     headers = {**(options.pop("headers", None) or {}), HEADER: [name, queue_lease, using]}
     try:
         result = task.apply_async(args, kwargs, task_id=task_id, headers=headers, **options)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
-from ...exceptions import LockBackendError, LockError, LockQueueFull, LockStateError
+from ...exceptions import LockBackendFailed, LockError, LockMisused, LockQueueFull
 from .. import clock, processes, protocol, runner
 from ..document import News, Reply, Terms, milliseconds
 from ..grant import CLOSED, TAKEN, Callback, Grant, Guard, Handle, LineKey, State
@@ -191,7 +191,7 @@ class Session:
             step = self._with_arrival(step, step.add, grant, sent)
         try:
             reply = self._take(key, step, timeout)
-        except LockBackendError:
+        except LockBackendFailed:
             if step.add is not None and grant is not None:
                 grant.doubtful = True
             raise
@@ -313,7 +313,7 @@ class Session:
 
     def _hear(self, grant: Grant) -> Heard:
         if self._closed:
-            raise LockStateError("the session was closed while somebody waited in it")
+            raise LockMisused("the session was closed while somebody waited in it")
         grant.listens_from = float("inf")
         answer, grant.answer = grant.answer, None
         turn, first = self._turn(grant)
@@ -728,7 +728,7 @@ class Session:
         found: dict[str, Found] = {}
         try:
             found = self.store.renew(sorted({grant.key for grant in grants}), step, timeout)
-        except LockBackendError as error:
+        except LockBackendFailed as error:
             news = any(not grant.failures for grant in grants)
             log(WARNING if news else DEBUG, "renewal failed", grants=len(grants), error=error)
         finally:

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from pymongo.errors import PyMongoError
 
-from ...exceptions import LockBackendError
+from ...exceptions import LockBackendFailed
 from .. import clock
 from ..document import News, read_news
 from ..logs import DEBUG, WARNING, log
@@ -174,7 +174,7 @@ class Listener:
                             self._tell(grant, news)
                     elif not stream.alive:  # invalidated; it says nothing more, and raises nothing
                         break
-        except (PyMongoError, LockBackendError) as error:
+        except (PyMongoError, LockBackendFailed) as error:
             return f"{type(error).__name__}, code {getattr(error, 'code', None)}"
         return "it ended"
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
-from ...exceptions import LockBackendError
+from ...exceptions import LockBackendFailed
 from ..logs import log_exception
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class WorkerThreads:
 
     A call gets the number of seconds that are left of its *timeout* (infinity if it has none) and must end within
     them. A call that has not begun when its timeout is over (or so nearly that it has no chance, see `LEAST`) is never
-    begun; the caller gets LockBackendError when it is over. One that has begun is waited for `OVERTIME` seconds more.
+    begun; the caller gets LockBackendFailed when it is over. One that has begun is waited for `OVERTIME` seconds more.
 
     A call that nobody waits for any more, because its coroutine was cancelled or a signal handler raised, is withdrawn
     if it has not begun. `on_withdrawn` is called, in the caller's thread, for every call that was withdrawn and for no
@@ -312,9 +312,9 @@ def _tell(future: asyncio.Future[Any], result: Any, error: BaseException | None 
         future.set_result(result) if error is None else future.set_exception(error)
 
 
-def _not_begun(timeout: float) -> LockBackendError:
-    return LockBackendError(f"the command was not sent: no thread was free for it within {timeout:.1f} s")
+def _not_begun(timeout: float) -> LockBackendFailed:
+    return LockBackendFailed(f"the command was not sent: no thread was free for it within {timeout:.1f} s")
 
 
-def _not_ended(timeout: float) -> LockBackendError:
-    return LockBackendError(f"the command was sent, but did not end within {timeout:.1f} s")
+def _not_ended(timeout: float) -> LockBackendFailed:
+    return LockBackendFailed(f"the command was sent, but did not end within {timeout:.1f} s")
