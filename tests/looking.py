@@ -10,7 +10,6 @@ from typing import Any
 
 from django_mongolock import MongoLock, mongo_lock
 from django_mongolock.backends.base import mongo_store
-from django_mongolock.inspect.snapshot import latest
 
 
 def new_key(kind: str = "test") -> str:
@@ -20,7 +19,7 @@ def new_key(kind: str = "test") -> str:
 
 def document(key: str, using: str | None = None) -> dict[str, Any]:
     """The stored document of *key*; an empty one if there is none."""
-    return latest(mongo_store(using)).find_one({"_id": {"$eq": key}}) or {}
+    return mongo_store(using).latest.find_one({"_id": {"$eq": key}}) or {}
 
 
 def holders(key: str, using: str | None = None) -> list[dict[str, Any]]:

@@ -12,7 +12,6 @@ from pytest_django import Settings
 from django_mongolock import MongoLock, mongo_lock, mongo_semaphore
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.contrib.celery import enqueue_once
-from django_mongolock.inspect.snapshot import latest
 from tests.looking import holder, new_key
 from tests.waiting import eventually
 
@@ -33,7 +32,7 @@ def stored_margin(key: str) -> float:
 def left_on_server(key: str) -> float:
     """How many seconds the holder of *key* has left, by the server's clock."""
     now = {"$subtract": [{"$max": "$holders.until"}, "$$NOW"]}
-    (found,) = latest(mongo_store()).aggregate([{"$match": {"_id": {"$eq": key}}}, {"$project": {"left": now}}])
+    (found,) = mongo_store().latest.aggregate([{"$match": {"_id": {"$eq": key}}}, {"$project": {"left": now}}])
     return float(found["left"]) / 1000
 
 

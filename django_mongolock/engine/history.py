@@ -257,9 +257,7 @@ def read(
     timeout: float = 5.0,
 ) -> list[Document]:
     """Events that *query* finds, in that order, each with the server's time in `now`. Raises LockBackendFailed."""
-    from ..inspect.snapshot import asking
-
-    with asking(store, timeout):
+    with store.bounded(timeout):
         found = events(store).aggregate(
             [
                 {"$match": query},
@@ -274,7 +272,5 @@ def read(
 
 def count(store: MongoStore, query: Document, limit: int, timeout: float = 5.0) -> int:
     """How many events *query* finds, at most *limit*. Raises LockBackendFailed."""
-    from ..inspect.snapshot import asking
-
-    with asking(store, timeout):
+    with store.bounded(timeout):
         return events(store).count_documents(query, limit=limit)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Protocol
@@ -262,6 +262,21 @@ class MongoStore:
                 write_concern=MAJORITY,
                 read_concern=ReadConcern("majority"),
             )
+
+    @property
+    def latest(self) -> Collection[Document]:
+        """The collection, reading what is there just now, even if the majority has not confirmed it yet."""
+        return self.collection.with_options(read_concern=ReadConcern("local"))
+
+    @contextlib.contextmanager
+    def bounded(self, timeout: float, key: str | None = None) -> Iterator[None]:
+        """Give the commands inside *timeout* seconds, and raise what goes wrong as LockBackendFailed, which quotes no
+        command and no URI. key: the only key that they are about; then also LockDocumentDamaged, if it is damaged."""
+        try:
+            with pymongo.timeout(timeout):
+                yield
+        except PyMongoError as error:
+            raise self._problem(error, key, timeout) from _bare(error)
 
     def apply(self, key: str, step: Step, timeout: float) -> Reply:
         """Apply *step* to the document of *key*, majority-committed, and tell how its grant stands then.

@@ -24,7 +24,7 @@ from ..engine.rule import IS_WHOLE, Step
 from ..engine.store import MongoStore, arguments
 from ..exceptions import LockDocumentDamaged
 from .patterns import EVERY_KEY, KeyMatch
-from .snapshot import RELEASED, Seen, asking, latest, survey
+from .snapshot import RELEASED, Seen, survey
 
 Document = dict[str, Any]
 
@@ -84,7 +84,7 @@ def _apply(store: MongoStore, keys: Sequence[str], which: Which, clock: str, tim
     """Apply the rule to the stale among *keys* whose last primary is today's ("$eq"), or another ("$ne")."""
     mine = {"_id": {"$in": list(keys)}, "$expr": {clock: ["$clock", "$$c.clock"]}}
     step = Step()
-    with asking(store, timeout):
+    with store.bounded(timeout):
         result = store.collection.update_many(
             {"$and": [mine, which.query()]},
             step.pipeline(),
@@ -100,8 +100,8 @@ def find_grants(store: MongoStore, tokens: Mapping[str, Sequence[int]], timeout:
     Raises LockBackendFailed.
     """
     fields = {"holders.grant": 1, "holders.token": 1}
-    with asking(store, timeout):
-        found = list(latest(store).find({"_id": {"$in": list(tokens)}}, fields))
+    with store.bounded(timeout):
+        found = list(store.latest.find({"_id": {"$in": list(tokens)}}, fields))
     return {document["_id"]: _grants(document, tokens[document["_id"]]) for document in found}
 
 
@@ -132,7 +132,7 @@ def force_release(
     """
     step = Step(remove=tuple(grants), force=True)
     fields = {f"holders.{name}": 1 for name in _TOLD}
-    with asking(store, timeout):
+    with store.bounded(timeout):
         before = store.collection.find_one_and_update(
             {"_id": {"$eq": key}, "holders.grant": {"$in": list(grants)}, "$expr": IS_WHOLE},
             step.pipeline(),
@@ -175,7 +175,7 @@ def ask_to_release(
     LockDocumentDamaged, LockBackendFailed.
     """
     name = check_fact("caller", caller) or "?"
-    with asking(store, timeout):
+    with store.bounded(timeout):
         fields = {f"holders.{name}": 1 for name in _TOLD}
         document = store.collection.find_one({"_id": {"$eq": key}}, {**fields, "now": "$$NOW"})
     if document is None:
@@ -200,8 +200,8 @@ def release_owner(
     """
     query: Document = {"_id": {"$eq": key}} if key else {"expires_at": {"$type": "date"}}
     fields = {f"holders.{name}": 1 for name in ("grant", "owner", "process")}
-    with asking(store, timeout):
-        found = list(latest(store).find({**query, "holders.owner": {"$eq": owner}}, fields))
+    with store.bounded(timeout):
+        found = list(store.latest.find({**query, "holders.owner": {"$eq": owner}}, fields))
     taken: list[str] = []
     for document in found:
         grants = [grant for grant in map(partial(_of_owner, owner, gone), _entries(document)) if grant]

@@ -25,7 +25,7 @@ from .overview_pipelines import (
     waits_pipeline,
 )
 from .patterns import EVERY_KEY, KeyMatch
-from .snapshot import Document, Entry, Seen, State, _date, _number, _text, asking, count, find_deadlocks, latest, survey
+from .snapshot import Document, Entry, Seen, State, _date, _number, _text, count, find_deadlocks, survey
 
 #: How many holders, and how many of those who wait, are read of one lock.
 ENTRIES: Final = 10
@@ -151,8 +151,8 @@ def _sum(found: Document, name: str) -> int:
 
 
 def _ask(store: MongoStore, pipeline: list[Document], timeout: float) -> list[Document]:
-    with asking(store, timeout):
-        return list(latest(store).aggregate(pipeline))
+    with store.bounded(timeout):
+        return list(store.latest.aggregate(pipeline))
 
 
 def _keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:

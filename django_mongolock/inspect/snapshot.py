@@ -7,22 +7,16 @@ for what it is only where it has the right type: a damaged document is reported 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from itertools import islice
 from typing import Any, Final, TypedDict, Unpack
 
-import pymongo
-from pymongo.collection import Collection
-from pymongo.errors import PyMongoError
-from pymongo.read_concern import ReadConcern
-
 from ..engine.deadlock import EVER, Cycle, cycles
 from ..engine.document import DOCUMENT_FIELDS, find_damage
 from ..engine.rule import IS_WHOLE
-from ..engine.store import MongoStore, _bare
+from ..engine.store import MongoStore
 from .patterns import EVERY_KEY, KeyMatch
 
 Document = dict[str, Any]
@@ -150,21 +144,6 @@ def count_of(waiters: Document | str) -> Document:
     return {"$let": {"vars": {"waiters": waiters}, "in": {"$add": [{"$size": "$$waiters"}, behind]}}}
 
 
-@contextmanager
-def asking(store: MongoStore, timeout: float) -> Iterator[None]:
-    """Bound what is asked inside; tell what goes wrong in our own words, which quote no command and no URI."""
-    try:
-        with pymongo.timeout(timeout):
-            yield
-    except PyMongoError as error:
-        raise store._problem(error, None, timeout) from _bare(error)
-
-
-def latest(store: MongoStore) -> Collection[Document]:
-    """The locks collection, for looking at what is there just now, even if the majority has not confirmed it yet."""
-    return store.collection.with_options(read_concern=ReadConcern("local"))
-
-
 class Bounds(TypedDict, total=False):
     """How much of it to read. limit 0: all. holders, waiters: of each lock. timeout: for each batch, in seconds."""
 
@@ -185,12 +164,12 @@ def survey(
     stages += [{"$skip": skip}] if (skip := bounds.get("skip")) else []
     stages += [{"$limit": limit}] if limit else []
     stages.append({"$project": _projection(bounds.get("holders", 3), bounds.get("waiters", 1))})
-    with asking(store, timeout):
+    with store.bounded(timeout):
         # One more than is wanted: the server then closes the cursor with the first batch.
-        cursor = latest(store).aggregate(stages, batchSize=min(limit or BATCH, BATCH) + 1)
+        cursor = store.latest.aggregate(stages, batchSize=min(limit or BATCH, BATCH) + 1)
     with cursor:
         while True:
-            with asking(store, timeout):
+            with store.bounded(timeout):
                 batch = list(islice(cursor, BATCH))
             yield from map(read, batch)
             if len(batch) < BATCH:
@@ -202,7 +181,7 @@ def count(store: MongoStore, query: Document, limit: int | None = None, timeout:
 
     Raises LockBackendFailed.
     """
-    with asking(store, timeout):
+    with store.bounded(timeout):
         if not query:
             total = store.collection.estimated_document_count()
             return total if limit is None else min(total, limit)
@@ -221,14 +200,14 @@ def find_deadlocks(
     query = {"expires_at": {"$gt": EVER}, "waiters.0": {"$exists": True}, **key.query()}
     if among is not None:
         query = {"_id": {"$in": list(among)}}
-    with asking(store, timeout):
-        found = list(latest(store).find(query, {"holders": 1, "waiters": 1, "now": "$$NOW"}).limit(MOST_WAITED))
+    with store.bounded(timeout):
+        found = list(store.latest.find(query, {"holders": 1, "waiters": 1, "now": "$$NOW"}).limit(MOST_WAITED))
     return cycles(found, found[0]["now"]) if found else []
 
 
 def ping(store: MongoStore, timeout: float = 5.0) -> None:
     """Raises LockBackendFailed if the server does not answer."""
-    with asking(store, timeout):
+    with store.bounded(timeout):
         store.client.admin.command("ping")
 
 

@@ -32,7 +32,6 @@ from django_mongolock.engine.lock import MongoLock, Options
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockError
-from django_mongolock.inspect.snapshot import latest
 from testproject.servers import mongodb
 
 DATABASE = "mongolock_benchmarks"
@@ -118,7 +117,7 @@ def our_run(uri: str, collection: str, cycles: int, seed: int, mean: float) -> d
     with MongoLock(lambda: session, ("usable",), Options(terms, wait=0)) as last:
         usable = last.held
     known = len(session._grants) + len(session._unsettled) + len(session._waiting) + len(session._lines)
-    documents = list(latest(store).find())
+    documents = list(store.latest.find())
     left = sum(len(document["holders"]) + len(document["waiters"]) for document in documents)
     return {"strikes": storm.strikes, "left": left, "known": known, "errors": errors, "usable": usable}
 

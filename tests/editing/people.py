@@ -13,7 +13,6 @@ from django.test import Client
 
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.editing import edit_key
-from django_mongolock.inspect.snapshot import latest
 
 _numbers = itertools.count(1)
 
@@ -76,6 +75,6 @@ def tell(client: Client, address: str, action: str, fields: dict[str, str], **mo
 
 def holders(obj: Model | str) -> list[dict[str, Any]]:
     """Who holds the edit lock, as it is stored."""
-    found = latest(mongo_store()).find_one({"_id": edit_key(obj)}) or {}
+    found = mongo_store().latest.find_one({"_id": edit_key(obj)}) or {}
     held: list[dict[str, Any]] = found.get("holders", [])
     return held
