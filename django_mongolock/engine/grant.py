@@ -13,7 +13,7 @@ from typing import Final, Literal
 from . import clock
 from .document import News, Terms
 from .protocol import Answer, Granted, Request
-from .session.wakeups import Bell
+from .session.wakeups import Wakeup
 
 #: Why a grant was lost that is not in its document any more.
 TAKEN: Final = "it was taken away, or its lease ended on the server"
@@ -55,7 +55,7 @@ class Grant:
     The deadline is by the session's clock, counted from before the command was sent that granted or renewed it, and it
     ends earlier than the lease does on the server. So whoever sees `held` knows that nobody else was let in.
 
-    While it waits, `bell` wakes whoever waits for it, and `news`, `answer` and `cancelled` tell what there is to hear.
+    While it waits, `wakeup` wakes its waiter, and `news`, `answer` and `cancelled` say what there is to hear.
 
     worker: the thread or task that asked. nested: did that hold another lock when it asked? users: ids of
     the lock objects that share the grant (reentrant locks). acquired_from: the line of the program. max_hold: seconds
@@ -88,7 +88,6 @@ class Grant:
         "auto_renew",
         "back_by",
         "began",
-        "bell",
         "busy",
         "cancelled",
         "claimed",
@@ -121,6 +120,7 @@ class Grant:
         "told",
         "users",
         "waited",
+        "wakeup",
         "worker",
     )
 
@@ -172,7 +172,7 @@ class Grant:
         self.on_release_requested: Callback | None = None
         self._last = float("inf")
         self._since = self._until = 0.0
-        self.bell = Bell()
+        self.wakeup = Wakeup()
         self.news: News | None = None
         self.answer: Answer | None = None
         self.cancelled = False

@@ -94,7 +94,7 @@ class History:
         self._store = store
         self._now = now
         self._notes: SimpleQueue[Note] = SimpleQueue()
-        self._bell: SimpleQueue[bool] = SimpleQueue()
+        self._wakeup: SimpleQueue[bool] = SimpleQueue()
         self._writer = WorkerThreads(1)
         self._writing = threading.Lock()
         self._started = self._closed = self._ready = self._failing = False
@@ -128,8 +128,8 @@ class History:
             self._lost += 1
             return
         self._notes.put(Note(key, what, self._now(), at, entry, facts))
-        if not self._bell.qsize():
-            self._bell.put(True)
+        if not self._wakeup.qsize():
+            self._wakeup.put(True)
         if not self._started:
             self._started = self._writer.submit(self._run)
 
@@ -138,7 +138,7 @@ class History:
         if self._closed:
             return
         self._closed = True
-        self._bell.put(False)
+        self._wakeup.put(False)
         self._writer.close()
         if self._writing.acquire(timeout=LAST):
             try:
@@ -148,7 +148,7 @@ class History:
                 self._writing.release()
 
     def _run(self) -> None:
-        while self._bell.get():
+        while self._wakeup.get():
             time.sleep(PAUSE)
             with self._writing:
                 while batch := self._gather():

@@ -38,7 +38,7 @@ class Keeper:
         self._mutex = threading.Lock()
         #: Wakes the thread, and takes what was dropped: its `put` may be called anywhere, also by the garbage
         #: collector, and no signal handler can strike in it. Not an Event: see `worker_threads`.
-        self.bell: SimpleQueue[Dropped | None] = SimpleQueue()
+        self.inbox: SimpleQueue[Dropped | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -47,16 +47,16 @@ class Keeper:
         if self._thread is None or not self._thread.is_alive():
             self._elsewhere(self._start)
         if due < self._wakes_at:
-            self.bell.put(None)
+            self.inbox.put(None)
 
     def wake(self) -> None:
         """Have it look again at what is due."""
-        self.bell.put(None)
+        self.inbox.put(None)
 
     def close(self) -> None:
         """End the thread, once it has done what it is doing."""
         self._closed = True
-        self.bell.put(None)
+        self.inbox.put(None)
 
     def _start(self) -> None:
         with self._mutex:
@@ -83,12 +83,12 @@ class Keeper:
                 time.sleep(0.1)
 
     def _sleep(self, due: float) -> list[Dropped]:
-        """Sleep until something is *due* or the bell rings. Returns what was dropped."""
+        """Sleep until something is *due* or something comes into the inbox; return what was dropped."""
         dropped: list[Dropped] = []
         with contextlib.suppress(Empty):
-            item = self.bell.get(timeout=None if due == float("inf") else max(0.0, due - self._now()))
+            item = self.inbox.get(timeout=None if due == float("inf") else max(0.0, due - self._now()))
             while True:
                 if item is not None:
                     dropped.append(item)
-                item = self.bell.get_nowait()
+                item = self.inbox.get_nowait()
         return dropped

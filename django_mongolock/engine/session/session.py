@@ -293,13 +293,13 @@ class Session:
     def _pause(self, pause: Pause) -> Heard:
         grant = self._waiting[pause.grant]
         self._tell_contention(grant)
-        grant.bell.wait(self._seconds(pause))
+        grant.wakeup.wait(self._seconds(pause))
         return self._hear(grant)
 
     async def _apause(self, pause: Pause) -> Heard:
         grant = self._waiting[pause.grant]
         self._tell_contention(grant)
-        await grant.bell.await_(self._seconds(pause))
+        await grant.wakeup.await_(self._seconds(pause))
         return self._hear(grant)
 
     def _seconds(self, pause: Pause) -> float:
@@ -329,7 +329,7 @@ class Session:
         if (grant := self._waiting.get(grant_id)) is not None:
             grant.news = news
             grant.listens_from = float("inf")  # at once: the stream must not be read on for it
-            grant.bell.ring()
+            grant.wakeup.wake()
 
     def _expected(self) -> float:
         """When the next news from the change stream may come."""
@@ -345,7 +345,7 @@ class Session:
             self._keeper.see_to(self._look_at)
             return
         for grant in list(self._waiting.values()):
-            grant.bell.ring()
+            grant.wakeup.wake()
 
     def pace(self, key: str) -> float:
         """How many seconds a place in the queue of *key* took when we last stood there."""
@@ -367,7 +367,7 @@ class Session:
     def cancel(self, grant: Grant) -> None:
         """End the wait for *grant*, from any thread."""
         grant.cancelled = True
-        grant.bell.ring()
+        grant.wakeup.wake()
 
     # The line of those of this process who want the same key
 
@@ -405,13 +405,13 @@ class Session:
             if not line:
                 self._lines.pop(grant.line, None)
         if was_first:
-            self._ring_first(grant.line)
+            self._wake_first(grant.line)
 
-    def _ring_first(self, key: LineKey) -> None:
+    def _wake_first(self, key: LineKey) -> None:
         with self._mutex:
             first = self._first(key)
         if first is not None:
-            first.bell.ring()
+            first.wakeup.wake()
 
     def _first(self, key: LineKey) -> Grant | None:
         """Who stands first in that line. Call it with the mutex held."""
@@ -441,7 +441,7 @@ class Session:
         heir.doubtful |= answer is None
         heir.answer = answer
         heir.claimed = False
-        heir.bell.ring()
+        heir.wakeup.wake()
 
     # The grants of this process
 
@@ -518,7 +518,7 @@ class Session:
             if not held:
                 self._holding.pop(grant.worker, None)
         if was_held:
-            self._ring_first(grant.line)
+            self._wake_first(grant.line)
         return known
 
     def guard(self, grant: Grant) -> Handle:
@@ -529,7 +529,7 @@ class Session:
         """
         handle = Handle()
         # The callback is no Python, which a signal could strike.
-        guard = Guard(handle, self._keeper.bell.put)
+        guard = Guard(handle, self._keeper.inbox.put)
         guard.grant = grant
         grant.guard = guard
         return handle
@@ -628,7 +628,7 @@ class Session:
         for grant in grants:
             grant.used_no_more(user)
             if not grant.users and grant.state is State.HELD:
-                self._keeper.bell.put(grant)
+                self._keeper.inbox.put(grant)
 
     def _look_after(self, dropped: list[Grant | Guard]) -> None:
         for item in dropped:
@@ -651,7 +651,7 @@ class Session:
             self._let_go(grant, "nobody has it any more")
         else:
             self.abandon(grant)
-        self._ring_first(grant.line)
+        self._wake_first(grant.line)
 
     def _let_go(self, grant: Grant, why: str) -> None:
         """Release what nobody is going to release any more."""
@@ -659,7 +659,7 @@ class Session:
         self.abandon(grant)
 
     def next_due(self) -> float:
-        """When there is something to do, if nobody rings before."""
+        """When there is something to do, if nothing comes up before."""
         with self._mutex:
             times = [min(g.renew_at, g.ends_at) if g.renewable else g.ends_at for g in self._grants.values()]
             times += [unsettled.try_at for unsettled in self._unsettled.values()]
@@ -756,10 +756,10 @@ class Session:
             grant.postpone(self.now(), at_once=not grant.failures)
         if grant.state is State.WAITING and found is not None:
             if grant.id not in found.waiters:
-                grant.bell.ring()  # granted, and the news was missed; or gone from the queue
+                grant.wakeup.wake()  # granted, and the news was missed; or gone from the queue
             elif not grant.at_head and next(iter(found.waiters)) == grant.id:
                 grant.at_head = True
-                grant.bell.ring()  # it has moved up, and must know when the holder's lease ends
+                grant.wakeup.wake()  # it has moved up, and must know when the holder's lease ends
 
     def _ask(self, grant: Grant, caller: str) -> None:
         """Somebody wants the lock: tell its holder, once."""

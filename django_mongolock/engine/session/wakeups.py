@@ -1,7 +1,7 @@
-"""How waiters are woken: a bell for each, and one change stream for all of the process.
+"""How waiters are woken: a `Wakeup` for each, and one change stream for all of the process.
 
 The stream is opened while somebody waits and closed when nobody has for a while. The server sends only what
-concerns this session. Nothing here does I/O in the stream's loop but read the stream: to wake is to ring a bell.
+concerns this session. Nothing here does I/O in the stream's loop but read the stream: waking is left to `Wakeup`.
 
 A stream that is being read is woken by the server for every change of the collection, whoever is meant: with 128
 of them that is most of what a hand-over costs. One that is not read costs nothing and misses nothing, it only has to
@@ -37,53 +37,53 @@ LONGEST_REST: Final = 1.0
 RETRY_FIRST, RETRY_LAST = 0.5, 30.0
 
 
-class Bell:
-    """Wakes one waiter: a thread, or a coroutine. Rung before the wait begins, it ends the wait at once."""
+class Wakeup:
+    """Wakes one waiter: a thread, or a coroutine. Woken before the wait begins, it ends the wait at once."""
 
-    __slots__ = ("_future", "_lock", "_loop", "_rung")
+    __slots__ = ("_future", "_lock", "_loop", "_woken")
 
     def __init__(self) -> None:
         self._lock: threading.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._future: asyncio.Future[None] | None = None
-        self._rung = False
+        self._woken = False
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the waiter. May be called from any thread, and again."""
-        self._rung = True
+        self._woken = True
         lock, loop = self._lock, self._loop
         if lock is not None:
-            with contextlib.suppress(RuntimeError):  # rung twice
+            with contextlib.suppress(RuntimeError):  # woken twice
                 lock.release()
         elif loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is there to wake
-                loop.call_soon_threadsafe(self._wake)
+                loop.call_soon_threadsafe(self._wake_coroutine)
 
     def wait(self, seconds: float) -> None:
-        """Block this thread until it is rung, at most so long."""
+        """Block this thread until it is woken, at most so long."""
         self._lock = lock = threading.Lock()
         lock.acquire()
         try:
-            if not self._rung:
+            if not self._woken:
                 # A lock and no condition: a signal handler may raise here, and leaves nothing half done.
                 lock.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
         finally:
-            self._lock, self._rung = None, False
+            self._lock, self._woken = None, False
 
     async def await_(self, seconds: float) -> None:
         """See wait(). Holds no thread."""
         self._loop = loop = asyncio.get_running_loop()
         self._future = future = loop.create_future()
-        timer = None if seconds > 86_400 else loop.call_later(seconds, self._wake)
+        timer = None if seconds > 86_400 else loop.call_later(seconds, self._wake_coroutine)
         try:
-            if not self._rung:
+            if not self._woken:
                 await future
         finally:
             if timer is not None:
                 timer.cancel()
-            self._loop, self._future, self._rung = None, None, False
+            self._loop, self._future, self._woken = None, None, False
 
-    def _wake(self) -> None:
+    def _wake_coroutine(self) -> None:
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
 
@@ -113,7 +113,7 @@ class Listener:
         self._tell = tell
         self._expected = expected
         self._look = look
-        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._wakeup: SimpleQueue[None] = SimpleQueue()
         self._rests_until = 0.0
         self._wanted_until = 0.0
         self._thread: threading.Thread | None = None
@@ -126,7 +126,7 @@ class Listener:
         for it; if not, `start` one."""
         self._wanted_until = self._now() + LINGER
         if since < self._rests_until:
-            self._bell.put(None)
+            self._wakeup.put(None)
         return self._closed or (self._thread is not None and self._thread.is_alive())
 
     def start(self) -> None:
@@ -140,7 +140,7 @@ class Listener:
 
     def close(self) -> None:
         self._closed = True
-        self._bell.put(None)
+        self._wakeup.put(None)
 
     def _is_wanted(self) -> bool:
         return not self._closed and self._now() < self._wanted_until
@@ -182,14 +182,14 @@ class Listener:
         """Wait until news may be expected, at most LONGEST_REST."""
         end = self._now() + LONGEST_REST
         while not self._closed:
-            # Whoever comes from here on rings: what it expects may be too late for this look.
+            # A waiter that comes from here on wakes this thread: what it expects may be too late for this look.
             self._rests_until = float("inf")
             self._rests_until = until = min(self._expected(), end)
             seconds = until - self._now()
             if seconds <= 0:
                 break
             with contextlib.suppress(Empty):
-                self._bell.get(timeout=seconds)
+                self._wakeup.get(timeout=seconds)
         self._rests_until = 0.0
 
     def _give_way(self, seconds: float) -> None:
