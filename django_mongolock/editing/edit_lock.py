@@ -255,7 +255,7 @@ class EditLock:
 
     def _release(self) -> Protocol[Standing]:
         grant = self._grant()
-        step = Step(ask=grant, remove=(grant,), force=True, bury=milliseconds(self._terms().term))
+        step = Step(ask=grant, remove=(grant,), force=True, tombstone_ttl=milliseconds(self._terms().term))
         standing = yield from self._apply(step)
         return standing
 

@@ -14,7 +14,7 @@ from ..exceptions import LockError, LockMisused
 from .document import Reply, Terms, entry, milliseconds
 from .lock import MongoLock
 from .processes import NOBODY
-from .protocol import BURIAL
+from .protocol import TOMBSTONE_TTL
 from .rule import Step
 from .store import Store
 
@@ -40,7 +40,9 @@ class Parked:
 
     def give_up(self, timeout: float = 5.0) -> None:
         """See to it that it is gone. Raises LockBackendFailed: then it ends with its lease."""
-        self.store.apply(self.key, Step(ask=self.grant, remove=(self.grant,), force=True, bury=BURIAL), timeout)
+        self.store.apply(
+            self.key, Step(ask=self.grant, remove=(self.grant,), force=True, tombstone_ttl=TOMBSTONE_TTL), timeout
+        )
 
 
 def park(

@@ -61,7 +61,7 @@ _IS_SOUND: RawBSONDocument = encoded({"$and": [*SOUND, {"$not": [is_late("$clust
 def is_free(grant: str) -> Filter:
     """For whole documents with nobody in them, nor *grant* under a tombstone. Where nobody is, no time is judged: so it
     does not matter which primary wrote last."""
-    return {"holders": _NOBODY, "waiters": _NOBODY, "graves.grant": {"$ne": grant}, "$expr": _IS_SOUND}
+    return {"holders": _NOBODY, "waiters": _NOBODY, "tombstones.grant": {"$ne": grant}, "$expr": _IS_SOUND}
 
 
 _HELD: Expression = {

@@ -495,10 +495,10 @@ class MongoLock:
         try:
             if heir is None:
                 was_there = yield from protocol.release(
-                    grant.key, grant.id, alone=grant.alone, stays=stays, bury=doubtful
+                    grant.key, grant.id, alone=grant.alone, stays=stays, leave_tombstone=doubtful
                 )
             else:
-                was_there = yield from self._hand_over(session, grant, heir, stays=stays, bury=doubtful)
+                was_there = yield from self._hand_over(session, grant, heir, stays=stays, leave_tombstone=doubtful)
             grant.doubtful = doubtful  # for `lost`, if it was not there any more
         except LockBackendFailed as error:
             log(WARNING, "release postponed", key=grant.key, error=error)
@@ -511,11 +511,13 @@ class MongoLock:
             session.lost(grant)
         return was_there
 
-    def _hand_over(self, session: Session, grant: Grant, heir: Grant, *, stays: bool, bury: bool) -> Protocol[bool]:
+    def _hand_over(
+        self, session: Session, grant: Grant, heir: Grant, *, stays: bool, leave_tombstone: bool
+    ) -> Protocol[bool]:
         """Give the grant back and put the next of this process into the queue, in one command."""
         answer = None
         try:
-            answer = yield from protocol.hand_over(heir.request, grant.id, stays=stays, bury=bury)
+            answer = yield from protocol.hand_over(heir.request, grant.id, stays=stays, leave_tombstone=leave_tombstone)
         finally:
             session.deliver(heir, answer)
         return answer is not None

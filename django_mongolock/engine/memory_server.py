@@ -292,7 +292,7 @@ def _is_alone(document: Document, grant: str) -> bool:
 
 
 def _is_free(document: Document, grant: str) -> bool:
-    return not (document["holders"] or document["waiters"]) and all(e["grant"] != grant for e in document["graves"])
+    return not (document["holders"] or document["waiters"]) and all(e["grant"] != grant for e in document["tombstones"])
 
 
 def _is_there(document: Document, grants: Sequence[str]) -> bool:

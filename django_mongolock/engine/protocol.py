@@ -21,7 +21,7 @@ from .rule import Step
 
 #: How long an id that was given up stays under a tombstone, in milliseconds: longer than any network holds up a
 #: command that may still arrive.
-BURIAL: Final = 600_000
+TOMBSTONE_TTL: Final = 600_000
 #: How long the head of the queue waits after the end of a dead holder's lease before it asks for the lock, in seconds.
 SLACK: Final = 0.005
 #: How long who holds a lock waits for another before it looks for a deadlock, in seconds; then twice as long each time.
@@ -403,24 +403,37 @@ def _removal(request: Request) -> Apply:
     return Apply(request.key, Step(ask=request.grant, remove=(request.grant,), force=True))
 
 
-def hand_over(request: Request, giver: str, *, stays: bool = False, bury: bool = False) -> Protocol[Answer | None]:
+def hand_over(
+    request: Request, giver: str, *, stays: bool = False, leave_tombstone: bool = False
+) -> Protocol[Answer | None]:
     """Give the grant *giver* back and queue *request*, in one command. None if *giver* was not there any more; then
-    nothing was done. stays: it may have a minimum hold. bury: a copy of the giver's command may still arrive."""
-    buried = BURIAL if bury else 0
-    step = Step(ask=request.grant, add=request.entry, remove=(giver,), force=not stays, given=giver, bury=buried)
+    nothing was done. stays: it may have a minimum hold. leave_tombstone: a copy of the giver's command may still
+    arrive."""
+    step = Step(
+        ask=request.grant,
+        add=request.entry,
+        remove=(giver,),
+        force=not stays,
+        given=giver,
+        tombstone_ttl=TOMBSTONE_TTL if leave_tombstone else 0,
+    )
     answer: Answer = yield Apply(request.key, step)
     return answer if answer.reply.found else None
 
 
-def release(key: str, grant: str, *, alone: bool = False, stays: bool = False, bury: bool = False) -> Protocol[bool]:
-    """Give the grant back; *bury* its id if a copy of its command may still arrive. Returns whether it was there.
+def release(
+    key: str, grant: str, *, alone: bool = False, stays: bool = False, leave_tombstone: bool = False
+) -> Protocol[bool]:
+    """Release the grant; return whether it was there. leave_tombstone: a copy of its command may still arrive.
 
     alone: try first what is only possible, and much cheaper, while nobody else wants the key. For exclusive grants
     without a minimum hold. stays: it may have one. (Where it has none, the command says so and is shorter.)
     """
-    if alone and not bury and (yield GiveBackAlone(key, grant)):
+    if alone and not leave_tombstone and (yield GiveBackAlone(key, grant)):
         return True
-    was_there: bool = yield GiveBack(key, Step(remove=(grant,), force=not stays, bury=BURIAL if bury else 0))
+    was_there: bool = yield GiveBack(
+        key, Step(remove=(grant,), force=not stays, tombstone_ttl=TOMBSTONE_TTL if leave_tombstone else 0)
+    )
     return was_there
 
 
@@ -438,7 +451,7 @@ def extend(key: str, grant: str, lease: int, term: int) -> Protocol[Answer]:
 
 def settling(key: str, grant: str) -> Apply:
     """What sees to it that the grant is gone and stays so, whatever became of the commands that were sent for it."""
-    return Apply(key, Step(ask=grant, remove=(grant,), force=True, bury=BURIAL))
+    return Apply(key, Step(ask=grant, remove=(grant,), force=True, tombstone_ttl=TOMBSTONE_TTL))
 
 
 def settle(key: str, grant: str) -> Protocol[Answer]:

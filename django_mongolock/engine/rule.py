@@ -72,7 +72,7 @@ class Step:
     """What one command asks of the rule. Times are in milliseconds.
 
     ask: the grant id that the answer is about. add: a new entry (`document.entry`). trial: it must not stay in
-    the queue. remove, renew: grant ids. bury: how long the removed ids stay under a tombstone, 0 for not at all.
+    the queue. remove, renew: grant ids. tombstone_ttl: how long a tombstone keeps the removed ids out, 0 for none.
     force: end a minimum hold too. lease, term: lengthen the lease of the renewed grants to this. beat: the number
     of the command, which it leaves on each entry that it gives a whole lease or a whole place in the queue: only who
     finds it there may count on them. call: ids of holders that *caller* asks to release the lock. given: apply the step
@@ -85,7 +85,7 @@ class Step:
     trial: bool = False
     remove: tuple[str, ...] = ()
     renew: tuple[str, ...] = ()
-    bury: int = 0
+    tombstone_ttl: int = 0
     force: bool = False
     lease: int = 0
     term: int = 0
@@ -105,7 +105,7 @@ class Step:
     @property
     def upserts(self) -> bool:
         """May the step make the document? Not with a condition: that would be seeded into the new one."""
-        return (self.add is not None or self.bury > 0) and not self.given
+        return (self.add is not None or self.tombstone_ttl > 0) and not self.given
 
     @property
     def only_adds(self) -> bool:
@@ -122,7 +122,7 @@ class Step:
             removes=bool(self.remove),
             force=self.force,
             renews=bool(self.renew),
-            buries=self.bury > 0,
+            leaves_tombstones=self.tombstone_ttl > 0,
             calls=bool(self.call),
             arrived=self.waited > 0,
             counts=bool(self.behind),
@@ -144,7 +144,7 @@ class Step:
         if self.behind:
             values["behind"] = self.behind
         if self.remove:
-            values |= {"remove": self.remove, "bury": Int64(self.bury)}
+            values |= {"remove": self.remove, "tombstone_ttl": Int64(self.tombstone_ttl)}
         if self.renew:
             values |= {
                 "renew": self.renew,
@@ -183,7 +183,7 @@ IS_WHOLE: Expression = {
 #: What an upsert starts from.
 _ZERO = Int64(0)
 _BLANK: dict[str, Expression] = {
-    "_id": "$_id", "v": SCHEMA, "holders": [], "waiters": [], "graves": [], "token": _ZERO, "granted": "",
+    "_id": "$_id", "v": SCHEMA, "holders": [], "waiters": [], "tombstones": [], "token": _ZERO, "granted": "",
     "clock": "$$c.clock", "written_at": "$$NOW", "cluster_time": "$$op", "purge_at": "$$NOW", "changes": _ZERO,
     "acquisitions": _ZERO, "contended": _ZERO, "lapsed": _ZERO, "waited_ms": _ZERO, "held_ms": _ZERO,
     "longest_wait_ms": _ZERO, "longest_hold_ms": _ZERO,
@@ -301,7 +301,7 @@ def _new_entry(arrived: bool) -> Expression:
 
 def _with_new(resumes: bool, arrived: bool) -> Expression:
     """The queue with the new entry, unless it is there already, lies under a tombstone, or finds no room."""
-    known = {"$in": ["$$c.add.grant", {"$concatArrays": ["$$kept.grant", "$$queue.grant", "$$doc.graves.grant"]}]}
+    known = {"$in": ["$$c.add.grant", {"$concatArrays": ["$$kept.grant", "$$queue.grant", "$$doc.tombstones.grant"]}]}
     full = {"$gte": [{"$add": [size("$$queue"), {"$sum": "$$queue.behind"}]}, "$$c.waiters"]}
     parts: list[Expression] = ["$$queue", _new_entry(arrived)]
     if arrived:
@@ -312,7 +312,7 @@ def _with_new(resumes: bool, arrived: bool) -> Expression:
         return in_order
     # It may stand in the queue already. Where the removed is not there any more, there is nothing to resume; so the
     # second copy of the command changes nothing.
-    done = {"$in": ["$$c.add.grant", {"$concatArrays": ["$$kept.grant", "$$doc.graves.grant"]}]}
+    done = {"$in": ["$$c.add.grant", {"$concatArrays": ["$$kept.grant", "$$doc.tombstones.grant"]}]}
     is_there = {"$gt": [size({"$setIntersection": ["$$living.grant", "$$c.remove"]}), 0]}
     at_head = {"$concatArrays": [_new_entry(arrived), only("$$queue", {"$not": [_IS_NEW]})]}
     return {"$cond": [{"$and": [is_there, {"$not": [done]}]}, at_head, in_order]}
@@ -398,7 +398,7 @@ def purge_time(now: Expression, before: Expression, expires_at: Expression) -> E
     return {"$cond": [{"$gte": [before, keep]}, before, {"$add": [keep, PURGE_STEP]}]}
 
 
-def _result(asks: bool, buries: bool) -> dict[str, Expression]:
+def _result(asks: bool, leaves_tombstones: bool) -> dict[str, Expression]:
     """The fields that a command changes."""
     fields = {
         "holders": "$$holders",
@@ -421,10 +421,10 @@ def _result(asks: bool, buries: bool) -> dict[str, Expression]:
         "longest_hold_ms": {"$max": ["$$doc.longest_hold_ms", {"$max": "$$holds"}]},
         "last_holder": {"$ifNull": [{"$last": "$$ended"}, "$$doc.last_holder"]},
     }
-    if buries:
-        new = for_each("$$c.remove", {"grant": "$$e", "until": from_now("$$c.bury")})
-        old = only("$$doc.graves", _LIVES)
-        fields["graves"] = {"$slice": [{"$concatArrays": [old, new]}, -MAX_TOMBSTONES]}
+    if leaves_tombstones:
+        new = for_each("$$c.remove", {"grant": "$$e", "until": from_now("$$c.tombstone_ttl")})
+        old = only("$$doc.tombstones", _LIVES)
+        fields["tombstones"] = {"$slice": [{"$concatArrays": [old, new]}, -MAX_TOMBSTONES]}
     return fields
 
 
@@ -438,13 +438,13 @@ def _pipeline(
     removes: bool,
     force: bool,
     renews: bool,
-    buries: bool,
+    leaves_tombstones: bool,
     calls: bool,
     arrived: bool,
     counts: bool,
 ) -> list[RawBSONDocument]:
     """The rule with the parts that such a command needs. Each stage binds variables for those after it."""
-    upserts = adds or buries
+    upserts = adds or leaves_tombstones
     kept: Expression = "$$living"
     queue: Expression = "$$lining"
     if removes:
@@ -485,7 +485,7 @@ def _pipeline(
             ),
         },
     ]
-    rule: Expression = merge("$$doc", _result(asks, buries))
+    rule: Expression = merge("$$doc", _result(asks, leaves_tombstones))
     for variables in reversed(stages):
         rule = let(variables, rule)
     valid = {"$or": [_IS_BLANK, IS_WHOLE]} if upserts else IS_WHOLE

@@ -46,7 +46,7 @@ def apply_rule(document: Document | None, step: Step, limits: Limits, moment: Mo
 def _blank(moment: Moment) -> Document:
     """What an upsert starts from, without its key."""
     return {
-        "v": SCHEMA, "holders": [], "waiters": [], "graves": [], "token": Int64(0), "granted": "",
+        "v": SCHEMA, "holders": [], "waiters": [], "tombstones": [], "token": Int64(0), "granted": "",
         "clock": moment.clock, "written_at": moment.now, "cluster_time": moment.cluster_time, "purge_at": moment.now,
         **dict.fromkeys(_COUNTERS, Int64(0)),
     }  # fmt: skip
@@ -88,7 +88,7 @@ class _Rule:
         queue = [e for e in lining if e["grant"] not in step.remove]
         queue = self.renewed(queue, "patience")
         if step.add is not None:
-            done = {e["grant"] for e in (*kept, *document["graves"])}
+            done = {e["grant"] for e in (*kept, *document["tombstones"])}
             resumes = step.resumes and any(e["grant"] in step.remove for e in living)
             queue = self.with_new(step.add, queue, done, resumes=resumes)
         fitting = self.fitting(kept, queue)
@@ -103,7 +103,7 @@ class _Rule:
         changed = {**document, "holders": kept + granted, "waiters": waiting, **written}
         if granted:
             changed["token"] = granted[-1]["token"]
-        return {**changed, **self.ends(changed), **self.counted(document, granted, ended), **self.buried(document)}
+        return {**changed, **self.ends(changed), **self.counted(document, granted, ended), **self.tombstones(document)}
 
     def after(self, milliseconds: int) -> datetime:
         return self.now + timedelta(milliseconds=milliseconds)
@@ -232,13 +232,13 @@ class _Rule:
             fields["last_holder"] = ended[-1]
         return fields
 
-    def buried(self, document: Document) -> Document:
+    def tombstones(self, document: Document) -> Document:
         """The tombstones, where the command leaves some."""
-        if not self.step.bury:
+        if not self.step.tombstone_ttl:
             return {}
-        old = [e for e in document["graves"] if e["until"] > self.now]
-        new = [{"grant": grant, "until": self.after(self.step.bury)} for grant in self.step.remove]
-        return {"graves": (old + new)[-MAX_TOMBSTONES:]}
+        old = [e for e in document["tombstones"] if e["until"] > self.now]
+        new = [{"grant": grant, "until": self.after(self.step.tombstone_ttl)} for grant in self.step.remove]
+        return {"tombstones": (old + new)[-MAX_TOMBSTONES:]}
 
 
 def _milliseconds(span: timedelta) -> int:

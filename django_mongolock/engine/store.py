@@ -393,7 +393,7 @@ class MongoStore:
         where = {
             "_id": {"$in": list(keys)},
             "$or": [{"holders.grant": {"$in": step.renew}}, {"waiters.grant": {"$in": step.renew}}],
-            **{name: {"$type": "array"} for name in ("holders", "waiters", "graves")},
+            **{name: {"$type": "array"} for name in ("holders", "waiters", "tombstones")},
         }
         entry = {"grant": 1, "beat": 1, "asked": 1}
         fields = {"holders": entry, "waiters": entry, "token": 1}

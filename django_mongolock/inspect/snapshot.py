@@ -132,7 +132,7 @@ def _projection(holders: int, waiters: int) -> Document:
         "released": {"$in": ["date", {"$map": {"input": _list("holders"), "in": {"$type": "$$this.released"}}}]},
         "holders": _first("holders", holders),
         "waiters": _first("waiters", waiters),
-        "graves": _first("graves", 1),
+        "tombstones": _first("tombstones", 1),
         "holding": {"$size": _list("holders")},
         "waiting": count_of(living),
     }

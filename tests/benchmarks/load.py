@@ -117,7 +117,7 @@ def measure(world: World) -> dict[str, float]:
         ),
         "documents": world.locks.count_documents({}),
         "bytes of the largest document": max(
-            (len(str(found)) for found in world.locks.find({}, {"graves": 0})), default=0
+            (len(str(found)) for found in world.locks.find({}, {"tombstones": 0})), default=0
         ),
         "holders and waiters": world.left(),
     }

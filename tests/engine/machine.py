@@ -217,7 +217,7 @@ class Machine(RuleBasedStateMachine):
     def purge(self, where: int) -> None:
         """The document of a key that nobody uses is removed, as it is when nobody has used it for a week."""
         self._count("purge")
-        free = {"_id": self._of(self.keys, where), "holders": [], "waiters": [], "graves": []}
+        free = {"_id": self._of(self.keys, where), "holders": [], "waiters": [], "tombstones": []}
         if self.world.documents.delete_one(free).deleted_count:
             self.world.counts["purged"] += 1
 

@@ -107,7 +107,7 @@ async def test_what_one_gave_up_is_not_refused_to_the_other(
         task = asyncio.create_task(take(first, wait=None).aacquire())
         assert await asyncio.to_thread(eventually, lambda: field("waiters"))
         task.cancel()
-        assert await asyncio.to_thread(eventually, lambda: field("graves") and not field("waiters"))
+        assert await asyncio.to_thread(eventually, lambda: field("tombstones") and not field("waiters"))
     async with take(second, wait=2) as mine:
         assert mine.held
 

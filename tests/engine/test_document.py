@@ -58,8 +58,9 @@ def document(**changes: Any) -> dict[str, Any]:
         "longest_hold_ms",
     )
     return {
-        "_id": "k", "v": 1, "holders": [holder()], "waiters": [waiter()], "graves": [], "clock": "c", "token": Int64(5),
-        "granted": "", "written_at": NOW, "purge_at": NOW, **dict.fromkeys(counters, Int64(0)), **changes,
+        "_id": "k", "v": 1, "holders": [holder()], "waiters": [waiter()], "tombstones": [], "clock": "c",
+        "token": Int64(5), "granted": "", "written_at": NOW, "purge_at": NOW, **dict.fromkeys(counters, Int64(0)),
+        **changes,
     }  # fmt: skip
 
 

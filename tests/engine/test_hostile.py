@@ -95,7 +95,7 @@ STEPS: dict[str, Callable[[MongoStore], object]] = {
     "look": lambda store: store.read("bad", "g", 5),
     "extend": lambda store: store.apply("bad", Step(ask="g", renew=("g",), beat=1), 5),
     "release": lambda store: store.give_back("bad", Step(remove=("g",)), 5),
-    "settle": lambda store: store.apply("bad", Step(ask="g", remove=("g",), force=True, bury=1_000), 5),
+    "settle": lambda store: store.apply("bad", Step(ask="g", remove=("g",), force=True, tombstone_ttl=1_000), 5),
     "deadlock": lambda store: store.deadlock("bad", "g", 5),
     "survey": lambda store: list(snapshot.survey(store, {})),
     "deadlocks": lambda store: [str(cycle) for cycle in snapshot.find_deadlocks(store)],

@@ -427,7 +427,7 @@ def test_a_loss_is_told_also_where_the_grant_was_in_doubt(
     assert told.wait(5)
     assert "lost" in events
     assert "released" not in events
-    assert eventually(lambda: grant.id in [grave["grant"] for grave in stored()["graves"]])
+    assert eventually(lambda: grant.id in [tombstone["grant"] for tombstone in stored()["tombstones"]])
 
 
 def test_observers_and_callbacks_that_fail_do_no_harm(

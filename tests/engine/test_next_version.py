@@ -167,10 +167,10 @@ def test_kept_through_a_minimum_hold_and_a_failover(key: Key) -> None:
 def test_kept_with_tombstones(key: Key) -> None:
     """F53: a tombstone of the next version is one, and keeps what it has."""
     later = dt.datetime.now(dt.UTC).replace(microsecond=0) + dt.timedelta(hours=1)
-    key.write({**key.read(), "graves": [{"grant": "dead", "until": later, **NEW}]})
+    key.write({**key.read(), "tombstones": [{"grant": "dead", "until": later, **NEW}]})
     assert not key.add("dead")
-    key.apply(ask="g1", remove=("g1",), force=True, bury=60_000)
-    first, second = key.read()["graves"]
+    key.apply(ask="g1", remove=("g1",), force=True, tombstone_ttl=60_000)
+    first, second = key.read()["tombstones"]
     assert first == {"grant": "dead", "until": later, **NEW}
     assert second["grant"] == "g1"
 
@@ -271,12 +271,12 @@ def reduced(document: Document) -> Document:
         name: [{field: e[field] for field in fields} for e in document[name]]
         for name, fields in (("holders", HOLDER_FIELDS), ("waiters", WAITER_FIELDS))
     }
-    graves = [{field: grave[field] for field in ("grant", "until")} for grave in document["graves"]]
+    tombstones = [{field: tombstone[field] for field in ("grant", "until")} for tombstone in document["tombstones"]]
     return {
         "_id": document.get("_id", "k"),
         **{name: document[name] for name in DOCUMENT_FIELDS},
         **lists,
-        "graves": graves,
+        "tombstones": tombstones,
     }
 
 
@@ -307,7 +307,7 @@ def test_what_is_optional_may_be_missing(key: Key) -> None:
     assert forget() == []
     assert key.store.take_free("k", Step(ask="g4", add=new["g4"]), TIMEOUT)
     assert forget() == ["g4"]
-    key.apply(ask="g4", remove=("g4",), force=True, bury=60_000)
+    key.apply(ask="g4", remove=("g4",), force=True, tombstone_ttl=60_000)
     assert forget() == []
     assert not key.store.apply("k", Step(ask="g4", add=new["g4"], trial=True), TIMEOUT).held
 

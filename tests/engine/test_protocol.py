@@ -312,8 +312,8 @@ def test_who_was_alone_tries_the_short_release_first() -> None:
     steps = protocol.release("k", "g", alone=True)
     next(steps)
     assert steps.send(False) == GiveBack("k", Step(remove=("g",), force=True))
-    assert next(protocol.release("k", "g", alone=True, bury=True)) == GiveBack(
-        "k", Step(remove=("g",), force=True, bury=protocol.BURIAL)
+    assert next(protocol.release("k", "g", alone=True, leave_tombstone=True)) == GiveBack(
+        "k", Step(remove=("g",), force=True, tombstone_ttl=protocol.TOMBSTONE_TTL)
     )
 
 
@@ -346,7 +346,11 @@ def test_release_extend_and_settle_are_one_command_each() -> None:
     extension: Any = next(protocol.extend("k", "g", 1000, 1100))
     assert (extension.step.renew, extension.step.lease, extension.step.term) == (("g",), 1000, 1100)
     settling: Any = next(protocol.settle("k", "g"))
-    assert (settling.step.remove, settling.step.force, settling.step.bury) == (("g",), True, protocol.BURIAL)
+    assert (settling.step.remove, settling.step.force, settling.step.tombstone_ttl) == (
+        ("g",),
+        True,
+        protocol.TOMBSTONE_TTL,
+    )
 
 
 # The change stream, the line of the process, deadlocks

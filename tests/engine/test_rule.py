@@ -66,8 +66,8 @@ class Client:
     def add(self, grant: str, terms: Terms = TERMS, trial: bool = False, **facts: Any) -> Reply:
         return self.apply(ask=grant, add=entry(grant, "s", terms, facts), trial=trial)
 
-    def remove(self, *grants: str, bury: int = 0, force: bool = False) -> Reply:
-        return self.apply(ask=grants[0], remove=grants, bury=bury, force=force)
+    def remove(self, *grants: str, tombstone_ttl: int = 0, force: bool = False) -> Reply:
+        return self.apply(ask=grants[0], remove=grants, tombstone_ttl=tombstone_ttl, force=force)
 
     def renew(self, *grants: str, **step: Any) -> Reply:
         return self.apply(ask=grants[0], renew=grants, beat=next(_numbers), **step)
@@ -90,7 +90,7 @@ def travel(collection: Collection[Document], key: str, seconds: float) -> None:
     changes = {
         "holders": shifted("$holders", ("until", "since", "acquired_at"), milliseconds),
         "waiters": shifted("$waiters", ("until", "since"), milliseconds),
-        "graves": shifted("$graves", ("until",), milliseconds),
+        "tombstones": shifted("$tombstones", ("until",), milliseconds),
         "written_at": {"$subtract": ["$written_at", milliseconds]},
     }
     collection.update_one({"_id": key}, [{"$set": changes}])
@@ -222,10 +222,14 @@ class Machine(RuleBasedStateMachine):
             remove = (former["grant"],)
             self.apply(Step(ask=new["grant"], add=new, remove=remove, force=True, resumes=True, trial=trial))
 
-    @rule(removed=st.lists(grants, min_size=1, max_size=2), bury=st.sampled_from([0, 25_000]), force=st.booleans())
-    def remove(self, removed: list[Document], bury: int, force: bool) -> None:
+    @rule(
+        removed=st.lists(grants, min_size=1, max_size=2),
+        tombstone_ttl=st.sampled_from([0, 25_000]),
+        force=st.booleans(),
+    )
+    def remove(self, removed: list[Document], tombstone_ttl: int, force: bool) -> None:
         ids = tuple(dict.fromkeys(new["grant"] for new in removed))
-        self.apply(Step(ask=ids[0], remove=ids, bury=bury, force=force))
+        self.apply(Step(ask=ids[0], remove=ids, tombstone_ttl=tombstone_ttl, force=force))
 
     @rule(new=grants, giver=grants)
     def hand_over(self, new: Document, giver: Document) -> None:
@@ -282,7 +286,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(gone=consumes(grants))
     def settle(self, gone: Document) -> None:
-        self.apply(Step(ask=gone["grant"], remove=(gone["grant"],), force=True, bury=615_000))
+        self.apply(Step(ask=gone["grant"], remove=(gone["grant"],), force=True, tombstone_ttl=615_000))
 
     @rule(renewed=st.lists(grants, min_size=1, max_size=4), longer=st.sampled_from([0, 0, 65]))
     def renew(self, renewed: list[Document], longer: int) -> None:
@@ -375,8 +379,8 @@ def news_of(granted: str) -> list[Any]:
 
 
 def test_the_rule_is_the_same_in_mongodb_and_in_python(mongo: MongoClient[Document], config: StoreConfig) -> None:
-    """P1, P2, P5: prune, remove, renew, add, grant, resume, ask, bury, clamp and failover, in any order: every field of
-    the document, the statistics included, is what a hundred lines of Python say."""
+    """P1, P2, P5: prune, remove, renew, add, grant, resume, ask, leave tombstones, clamp and failover, in any order:
+    every field of the document, the statistics included, is what a hundred lines of Python say."""
     config = StoreConfig(config.client, config.database, config.collection, Limits(waiters=4))
     store = MongoStore(config)
     machine = type("Machine", (Machine,), {"place": Place(mongo, store)})
@@ -428,7 +432,7 @@ def test_the_short_release_does_what_the_whole_one_does(
     short, whole = results
     assert short.keys() == whole.keys()
     assert short["expires_at"] is whole["expires_at"] is None
-    assert (short["holders"], short["waiters"], short["graves"]) == ([], [], [])
+    assert (short["holders"], short["waiters"], short["tombstones"]) == ([], [], [])
     for name in ("held_ms", "longest_hold_ms"):
         assert type(short[name]) is type(whole[name]) is Int64
         assert abs(short[name] - whole[name]) < 1_000
@@ -489,7 +493,7 @@ def test_the_short_acquisition_does_what_the_whole_one_does(
         spans = [holder[name] - holder["since"] for name in ("acquired_at", "until")]
         spans += [after["purge_at"] - (holder["since"] if purged_soon else before["purge_at"])]
         facts = [(name, value) for name, value in holder.items() if type(value) in (str, int)]
-        others = [after[name] for name in ("v", "waiters", "graves", "granted", "clock")]
+        others = [after[name] for name in ("v", "waiters", "tombstones", "granted", "clock")]
         assert reply.token == reply.last_token == holder["token"] == after["token"]
         answer = replace(reply, mine=None, theirs=None, now=None, acquired_at=None, token=0, last_token=0, holder=None)
         names = (list(holder), list(after), after["last_holder"]["grant"])
@@ -510,18 +514,18 @@ def test_the_short_acquisition_takes_what_another_primary_left(
     assert stored()["clock"] == clock
 
 
-@pytest.mark.parametrize("buried", ["g1", "g2"])
+@pytest.mark.parametrize("removed", ["g1", "g2"])
 def test_the_short_acquisition_is_for_a_free_lock_only(
-    client: Client, store: MongoStore, stored: Stored, buried: str
+    client: Client, store: MongoStore, stored: Stored, removed: str
 ) -> None:
-    """F17: not for one that nobody has made yet, nor for a command that is late and was buried."""
+    """F17: not for one that nobody has made yet, nor for a command that is late and finds a tombstone."""
     step = Step(ask="g2", add=entry("g2", "s", TERMS, {}))
     assert store.take_free("k", step, TIMEOUT) is None
     client.add("g1")
     assert store.take_free("k", step, TIMEOUT) is None
-    client.remove("g1", buried, bury=60_000)
+    client.remove("g1", removed, tombstone_ttl=60_000)
     reply = store.take_free("k", step, TIMEOUT)
-    assert (reply is not None) is (buried == "g1")
+    assert (reply is not None) is (removed == "g1")
     if reply is not None:
         assert (reply.held, reply.token, reply.waiting) == (True, stored()["token"], 0)
 
@@ -595,7 +599,7 @@ def test_tokens_go_on_growing_after_a_purge(client: Client, collection: Collecti
 
 def test_a_tombstone_refuses_a_command_that_comes_after_its_removal(client: Client, entries: Entries) -> None:
     """F17: acquire is held up, its removal overtakes it, also where there was no document yet; no orphan."""
-    client.remove("g1", bury=60_000, force=True)
+    client.remove("g1", tombstone_ttl=60_000, force=True)
     assert not client.add("g1").held
     assert not client.add("g1", trial=True).held
     assert entries() == []
@@ -603,14 +607,14 @@ def test_a_tombstone_refuses_a_command_that_comes_after_its_removal(client: Clie
 
 
 def test_a_tombstone_is_dug_up_when_its_time_is_over(client: Client, collection: Collection[Document]) -> None:
-    """Tombstones do not pile up: the next burial clears away what is over."""
+    """Tombstones do not pile up: the next one that is left clears away what is over."""
     for number in range(5):
-        client.remove(f"g{number}", bury=60_000)
+        client.remove(f"g{number}", tombstone_ttl=60_000)
     travel(collection, "k", 61)
-    client.remove("g9", bury=60_000)
+    client.remove("g9", tombstone_ttl=60_000)
     document = collection.find_one({"_id": "k"})
     assert document is not None
-    assert [grave["grant"] for grave in document["graves"]] == ["g9"]
+    assert [tombstone["grant"] for tombstone in document["tombstones"]] == ["g9"]
 
 
 @pytest.mark.parametrize(
@@ -620,7 +624,7 @@ def test_a_tombstone_is_dug_up_when_its_time_is_over(client: Client, collection:
         Step(ask="g3", add=entry("g3", "s", TERMS, {})),
         Step(ask="g1", renew=("g1", "g2"), beat=5),
         Step(ask="g1", remove=("g1",)),
-        Step(ask="g1", remove=("g1",), force=True, bury=60_000),
+        Step(ask="g1", remove=("g1",), force=True, tombstone_ttl=60_000),
         Step(ask="g4", add=entry("g4", "s", TERMS, {}), trial=True),
         Step(ask="g5", add=entry("g5", "s", TERMS, {}), remove=("g0",), force=True, resumes=True),
         Step(ask="g1", add=entry("g1", "s", TERMS, {}), remove=("g0",), force=True, resumes=True),
@@ -644,9 +648,11 @@ def test_a_step_that_is_sent_again_changes_nothing_but_really_writes(
     for document in (once, twice):
         for name in ("expires_at", "purge_at", "held_ms", "waited_ms", "written_at", "cluster_time"):
             document.pop(name, None)
-        for item in document["holders"] + document["waiters"] + document["graves"]:
+        for item in document["holders"] + document["waiters"] + document["tombstones"]:
             item.pop("until")
-    once["graves"], twice["graves"] = ([grave["grant"] for grave in d["graves"]][:1] for d in (once, twice))
+    once["tombstones"], twice["tombstones"] = (
+        [tombstone["grant"] for tombstone in d["tombstones"]][:1] for d in (once, twice)
+    )
     assert once == twice
 
 
@@ -779,7 +785,7 @@ def test_every_string_is_stored_as_it_is(store: MongoStore, text: str, stored: S
     again = client.add("again", terms)
     assert again.former is not None
     assert again.former.grant == text
-    client.remove(text, "again", bury=1000)
+    client.remove(text, "again", tombstone_ttl=1000)
     assert [e["grant"] for e in stored(text)["holders"]] == ["other"]
 
 
@@ -808,7 +814,7 @@ def whole(key: str) -> Document:
     )
     return {
         "_id": key, "v": 1, "holders": [{**e, **later, "acquired_at": now, "token": Int64(7)}],
-        "waiters": [{**e, **later, "grant": "gw"}], "graves": [], "token": Int64(7), "granted": "", "clock": "",
+        "waiters": [{**e, **later, "grant": "gw"}], "tombstones": [], "token": Int64(7), "granted": "", "clock": "",
         "written_at": now, "purge_at": now, **dict.fromkeys(counters, Int64(0)),
     }  # fmt: skip
 
@@ -816,7 +822,18 @@ def whole(key: str) -> Document:
 def damaged() -> Iterator[Document]:
     """Documents that differ from a whole one in one place, each in its own way."""
     good = whole("")
-    for name in ("v", "holders", "waiters", "graves", "token", "clock", "granted", "purge_at", "changes", "held_ms"):
+    for name in (
+        "v",
+        "holders",
+        "waiters",
+        "tombstones",
+        "token",
+        "clock",
+        "granted",
+        "purge_at",
+        "changes",
+        "held_ms",
+    ):
         for value in WRONG:
             if type(value) is not type(good[name]) or (name in ("v", "token") and value != good[name]):
                 yield {**good, name: value}
@@ -865,7 +882,7 @@ def test_damage_of_every_kind_is_left_alone_and_told(
     for document in documents[:: len(documents) // 40]:
         for step in (
             Step(ask="g1", add=entry("g1", "s", TERMS, {}), trial=True),
-            Step(ask="gx", remove=("gx",), force=True, bury=1000),
+            Step(ask="gx", remove=("gx",), force=True, tombstone_ttl=1000),
             Step(ask="gx", renew=("gx", "gw"), beat=3),
             Step(ask="g5", add=entry("g5", "s", TERMS, {}), remove=("gx",), force=True, resumes=True),
         ):

@@ -102,7 +102,8 @@ def test_a_key_that_somebody_waited_for_is_not_guessed(
 def test_an_answer_that_is_lost_is_settled_as_ever(
     lock: LockMaker, session: Session, monkeypatch: pytest.MonkeyPatch, entries: Entries
 ) -> None:
-    """F17: the short command has taken the lock and nobody knows: the whole one finds the grant; its id is buried."""
+    """F17: the short command has taken the lock and nobody knows: the whole one finds the grant, whose id gets a
+    tombstone."""
     with lock():
         pass
     store = store_of(session)
@@ -120,7 +121,7 @@ def test_an_answer_that_is_lost_is_settled_as_ever(
     found = store.collection.find_one({"_id": "k"})
     assert found is not None
     assert found["holders"] == []
-    assert len(found["graves"]) == 1
+    assert len(found["tombstones"]) == 1
 
 
 def test_a_damaged_document_is_told_all_the_same(lock: LockMaker, session: Session) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from django_mongolock.engine.document import MAX_ENTRIES, Terms, entry
 from django_mongolock.engine.memory_server import MemoryServer, MemoryStore
-from django_mongolock.engine.protocol import BURIAL
+from django_mongolock.engine.protocol import TOMBSTONE_TTL
 from django_mongolock.engine.rule import Limits, Step
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import MongoStore, Store
@@ -21,18 +21,18 @@ Stored = Callable[..., Document]
 
 TERMS = Terms(lease=60, margin=1, patience=60)
 TIMEOUT = 20.0
-#: So many commands are given up; one command buries as many as `BATCH`, where a program's would bury one.
+#: So many commands are given up; one command leaves tombstones for as many as `BATCH`, a program's for one.
 MANY, BATCH = 14_000, 100
 #: No document may have more tombstones. (Measured on 6.0.5: a pair takes 1.3 times as long with a thousand of them, 1.9
 #: to 2.5 times with four thousand, five times with fourteen thousand.)
 MOST = 1_000
 
 
-def bury(store: Store, first: int, last: int, key: str = "k", batch: int = BATCH) -> None:
+def leave_tombstones(store: Store, first: int, last: int, key: str = "k", batch: int = BATCH) -> None:
     """Give up the commands of the grants g*first* to g*last* - 1."""
     for start in range(first, last, batch):
         grants = tuple(f"0123456789ab.{number}" for number in range(start, min(last, start + batch)))
-        store.apply(key, Step(ask=grants[0], remove=grants, force=True, bury=BURIAL), TIMEOUT)
+        store.apply(key, Step(ask=grants[0], remove=grants, force=True, tombstone_ttl=TOMBSTONE_TTL), TIMEOUT)
 
 
 @pytest.fixture(params=["mongodb", "memory"])
@@ -44,32 +44,32 @@ def twin(request: pytest.FixtureRequest, store: MongoStore, stored: Stored) -> t
     return MemoryStore(server, Limits()), lambda key="k": server.documents[key]
 
 
-def graves(document: Document) -> list[str]:
-    return [grave["grant"] for grave in document["graves"]]
+def tombstones(document: Document) -> list[str]:
+    return [tombstone["grant"] for tombstone in document["tombstones"]]
 
 
 def test_their_number_is_bounded(twin: tuple[Store, Stored]) -> None:
     """F77: after thousands of given-up commands on one key, and it grows no more after more of them."""
     store, read = twin
-    bury(store, 0, 5_000)
-    assert len(graves(read())) <= MOST
-    bury(store, 5_000, 6_000)
-    assert len(graves(read())) <= MOST
+    leave_tombstones(store, 0, 5_000)
+    assert len(tombstones(read())) <= MOST
+    leave_tombstones(store, 5_000, 6_000)
+    assert len(tombstones(read())) <= MOST
 
 
 def test_a_single_command_that_buries_too_many(twin: tuple[Store, Stored]) -> None:
     """F77: the bound is one of the document, however many one command gives up."""
     store, read = twin
-    bury(store, 0, 2 * MOST, batch=2 * MOST)
-    assert 0 < len(graves(read())) <= MOST
+    leave_tombstones(store, 0, 2 * MOST, batch=2 * MOST)
+    assert 0 < len(tombstones(read())) <= MOST
 
 
 def test_the_newest_stay(twin: tuple[Store, Stored]) -> None:
     """F77, F17: where they are too many, the oldest go: of a command that was given up last, a copy comes soonest."""
     store, read = twin
-    bury(store, 0, 5_000)
-    bury(store, 5_000, 5_100, batch=1)
-    assert graves(read())[-100:] == [f"0123456789ab.{number}" for number in range(5_000, 5_100)]
+    leave_tombstones(store, 0, 5_000)
+    leave_tombstones(store, 5_000, 5_100, batch=1)
+    assert tombstones(read())[-100:] == [f"0123456789ab.{number}" for number in range(5_000, 5_100)]
     late = "0123456789ab.5099"
     assert not store.apply("k", Step(ask=late, add=entry(late, "s", TERMS, {})), TIMEOUT).held
     assert read()["holders"] == []
@@ -78,20 +78,20 @@ def test_the_newest_stay(twin: tuple[Store, Stored]) -> None:
 def test_those_that_are_needed_stay(twin: tuple[Store, Stored]) -> None:
     """F17: a bound that is reached only by what nobody does on purpose: two hundred within ten minutes all stay."""
     store, read = twin
-    bury(store, 0, 200)
-    assert len(graves(read())) == 200
+    leave_tombstones(store, 0, 200)
+    assert len(tombstones(read())) == 200
 
 
 def test_a_document_full_of_them_stays_usable(store: MongoStore, lock: LockMaker, stored: Stored) -> None:
     """F77, F55: nobody takes it for damaged, whatever an earlier release has left there."""
-    bury(store, 0, 1)
-    (grave,) = stored()["graves"]
-    many = [{**grave, "grant": f"old.{number}"} for number in range(MAX_ENTRIES + 2_000)]
-    store.collection.update_one({"_id": "k"}, {"$set": {"graves": many}})
+    leave_tombstones(store, 0, 1)
+    (tombstone,) = stored()["tombstones"]
+    many = [{**tombstone, "grant": f"old.{number}"} for number in range(MAX_ENTRIES + 2_000)]
+    store.collection.update_one({"_id": "k"}, {"$set": {"tombstones": many}})
     with lock(terms=TERMS) as mine:
         assert mine.held
-    bury(store, 1, 2)
-    assert len(graves(stored())) <= MOST
+    leave_tombstones(store, 1, 2)
+    assert len(tombstones(stored())) <= MOST
 
 
 def pair(lock: LockMaker, key: str) -> float:
@@ -107,7 +107,7 @@ def test_a_pair_costs_not_noticeably_more(store: MongoStore, lock: LockMaker, ot
     keys = ("many", "none")
     for key in keys:
         lock(key).acquire().release()
-    bury(store, 0, MANY, "many")
+    leave_tombstones(store, 0, MANY, "many")
     times: dict[str, list[float]] = {key: [] for key in keys}
     with contextlib.ExitStack() as stack:
         if face == "contended":  # then the whole rule is sent, not the short forms
@@ -145,5 +145,5 @@ async def test_tasks_that_are_cancelled(session: Session, other: LockMaker, stor
             await asyncio.gather(*tasks, return_exceptions=True)
         assert await asyncio.to_thread(eventually, quiet, 80)
         document = await asyncio.to_thread(stored)
-        assert len(graves(document)) <= MOST
+        assert len(tombstones(document)) <= MOST
         assert len(document["holders"] + document["waiters"]) == 1

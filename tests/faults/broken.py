@@ -95,7 +95,7 @@ _EVERY_KIND: Final = (
     Step(add=entry("g", "s", Terms(), {}), waited=1),
     Step(remove=("g",)),
     Step(renew=("g",)),
-    Step(remove=("g",), force=True, bury=1),
+    Step(remove=("g",), force=True, tombstone_ttl=1),
 )
 
 
@@ -217,7 +217,7 @@ def _renewal_without_grant(patches: Patches) -> None:
 
 
 def _no_tombstone(patches: Patches) -> None:
-    patches.set(protocol, "BURIAL", 0)
+    patches.set(protocol, "TOMBSTONE_TTL", 0)
 
 
 def _unknown_outcome_forgotten(patches: Patches) -> None:

@@ -627,9 +627,9 @@ class World:
         # Held up, whatever anybody has sent is a threat: it has an old time.
         if state.hold_ups or self.bug == "release by key" or any(name in document.names() for document in both):
             return False
-        buried = all(name in document.graves for document in both)
+        tombstone = all(name in document.tombstones for document in both)
         asks = any(it.kind == "ask" and it.number == number for it in state.stray)
-        return buried or not (asks or (client.sent == "ask" and client.under_way))
+        return tombstone or not (asks or (client.sent == "ask" and client.under_way))
 
     def _in_its_time(self, state: State) -> State:
         """Times count only as far back as anybody looks; cluster times, only in which order they are."""

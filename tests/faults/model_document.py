@@ -24,8 +24,8 @@ from django_mongolock.engine.rule_in_python import Moment, apply_rule
 #: How much longer the server lets a lease live than its holder believes.
 MARGIN: Final = 1
 #: Longer than any command is on its way. This is the one thing about the network that the protocol relies on.
-BURIAL: Final = 1_000_000
-FOREVER: Final = BURIAL
+TOMBSTONE_TTL: Final = 1_000_000
+FOREVER: Final = TOMBSTONE_TTL
 #: A tick is so many seconds: no clock is set back by less than a tick, and each time that it is gets noticed.
 TICK: Final = 10
 #: Who has waited for so long has waited longest.
@@ -35,7 +35,7 @@ NOW: Final = datetime(1950, 1, 1, tzinfo=UTC)
 #: The cluster time of the last writer.
 ORDER: Final = 1_000
 LIMITS: Final = Limits()
-BLANK: Final = apply_rule(None, Step(bury=1), LIMITS, Moment(NOW)) or {}
+BLANK: Final = apply_rule(None, Step(tombstone_ttl=1), LIMITS, Moment(NOW)) or {}
 
 #: Commands that do nothing unless their sender holds the lock.
 CONDITIONAL: Final = ("release", "release for good", "hand over")
@@ -91,7 +91,7 @@ class Document(NamedTuple):
 
     holders: tuple[Holder, ...] = ()
     waiters: tuple[Waiter, ...] = ()
-    graves: frozenset[str] = frozenset()
+    tombstones: frozenset[str] = frozenset()
     token: int = 0
     clock: int = 0
 
@@ -224,7 +224,7 @@ def _stored(document: Document, written: Parsed, rules: Rules) -> dict[str, Any]
         "waiters": [
             {**asked[w.name], "until": _at(w.left), "since": _at(-w.waited), "beat": 0} for w in document.waiters
         ],
-        "graves": [{"grant": name, "until": _at(BURIAL)} for name in sorted(document.graves)],
+        "tombstones": [{"grant": name, "until": _at(TOMBSTONE_TTL)} for name in sorted(document.tombstones)],
         "token": document.token,
         "clock": str(document.clock),
         "written_at": _at(-written.age),
@@ -260,7 +260,7 @@ def _read(stored: dict[str, Any], rules: Rules) -> Document:
             )
             for e in stored["waiters"]
         ),
-        frozenset(grave["grant"] for grave in stored["graves"]),
+        frozenset(tombstone["grant"] for tombstone in stored["tombstones"]),
         int(stored["token"]),
         int(stored["clock"]),
     )
@@ -279,7 +279,7 @@ def _ticks(span: timedelta) -> int:
 
 def _step(command: Command, document: Document, rules: Rules) -> Step:
     kind, name, _, heir, _ = command
-    buried = 0 if rules.bug == "no tombstone" else BURIAL * TICK * 1_000
+    tombstone_ttl = 0 if rules.bug == "no tombstone" else TOMBSTONE_TTL * TICK * 1_000
     everybody = tuple(holder.name for holder in document.holders)
     steps = {
         "ask": Step(ask=name, add=_asked(name, rules)),
@@ -290,8 +290,8 @@ def _step(command: Command, document: Document, rules: Rules) -> Step:
         "extend": _extension(name, rules),
         "release": Step(remove=everybody if rules.bug == "release by key" else (name,), force=not rules.hold),
         # Another command that asks for it may still be on its way.
-        "release for good": Step(remove=(name,), force=not rules.hold, bury=buried),
-        "settle": Step(ask=name, remove=(name,), force=True, bury=buried),
+        "release for good": Step(remove=(name,), force=not rules.hold, tombstone_ttl=tombstone_ttl),
+        "settle": Step(ask=name, remove=(name,), force=True, tombstone_ttl=tombstone_ttl),
         "hand over": Step(ask=heir, add=_asked(heir, rules), remove=(name,), force=True, given=name),
         "force": Step(remove=everybody, force=True),
     }

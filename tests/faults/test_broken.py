@@ -120,7 +120,7 @@ def test_a_patch_that_finds_nothing_is_an_error() -> None:
 def test_a_process_is_broken_by_its_environment() -> None:
     """MONGOLOCK_BROKEN says which variant a process is; a name that there is not is an error, not a healthy process."""
     code = "from tests.faults import broken; from django_mongolock.engine import protocol; \
-print(broken.from_environment(), protocol.BURIAL)"
+print(broken.from_environment(), protocol.TOMBSTONE_TTL)"
 
     def said(name: str) -> str:
         command = [sys.executable, "-c", code]
@@ -128,5 +128,5 @@ print(broken.from_environment(), protocol.BURIAL)"
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False).stdout
 
     assert said("no-tombstone").split() == ["no-tombstone", "0"]
-    assert said("").split() == [str(protocol.BURIAL)]
+    assert said("").split() == [str(protocol.TOMBSTONE_TTL)]
     assert said("no-such-variant") == ""

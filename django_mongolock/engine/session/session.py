@@ -550,7 +550,7 @@ class Session:
         self.forget(grant)
         if self.pid != os.getpid():
             return
-        give_up = self.now() + grant.terms.term + protocol.BURIAL / 1000
+        give_up = self.now() + grant.terms.term + protocol.TOMBSTONE_TTL / 1000
         self._unsettle(grant.id, protocol.settling(grant.key, grant.id), give_up)
         self._keeper.see_to(self.now())
         self.finish(grant)
@@ -565,7 +565,7 @@ class Session:
         """See whether there was a failover that may have undone what was released."""
         for release in self._releases.undone(self.store.primary(), self.now()):
             log(DEBUG, "released again after a failover", key=release.again.key)
-            self._unsettle(release.again.step.remove[0], release.again, self.now() + protocol.BURIAL / 1000)
+            self._unsettle(release.again.step.remove[0], release.again, self.now() + protocol.TOMBSTONE_TTL / 1000)
 
     def _settle(self, grant_id: str) -> None:
         """Try once to have a grant removed."""
