@@ -90,12 +90,12 @@ class Grant:
         "began",
         "busy",
         "cancelled",
-        "claimed",
         "contended",
         "counts",
         "doubtful",
         "failures",
         "guard",
+        "handover_reserved",
         "held_by",
         "id",
         "key",
@@ -176,7 +176,7 @@ class Grant:
         self.news: News | None = None
         self.answer: Answer | None = None
         self.cancelled = False
-        self.claimed = False
+        self.handover_reserved = False
         self.queued: tuple[int, float] | None = None
         self.listens_from = float("inf")
         self.at_head = False

@@ -406,8 +406,8 @@ class MongoLock:
         except LockNotAcquired as error:
             error.template = grant.template
             session.leave(grant)
-            # In this order: `deliver` writes the other two before it says that the claim is over.
-            if grant.claimed or grant.doubtful or grant.answer is not None:
+            # In this order: `finish_handover` writes the other two before it says that the hand-over is over.
+            if grant.handover_reserved or grant.doubtful or grant.answer is not None:
                 session.abandon(grant)
             session.forget(grant)
             session.finish(grant)
@@ -416,7 +416,7 @@ class MongoLock:
         except BaseException as error:
             session.leave(grant)
             # Nobody knows whether the last command took effect, or whether it still will.
-            if grant.sent or grant.claimed or grant.doubtful or grant.answer is not None:
+            if grant.sent or grant.handover_reserved or grant.doubtful or grant.answer is not None:
                 session.abandon(grant)
             session.forget(grant)
             session.finish(grant)
@@ -488,17 +488,19 @@ class MongoLock:
         if not grant.release():
             session.lost(grant)
             return False
-        # While it is claimed, a command that queues it is on its way: it must not be queued again by that.
-        doubtful = grant.claimed or grant.doubtful
+        # While a hand-over to it is reserved, a command that queues it is on its way: that must not queue it again.
+        doubtful = grant.handover_reserved or grant.doubtful
         stays = grant.terms.hold > 0 and not early
-        heir = session.claim(grant)
+        next_waiter = session.reserve_handover(grant)
         try:
-            if heir is None:
+            if next_waiter is None:
                 was_there = yield from protocol.release(
                     grant.key, grant.id, alone=grant.alone, stays=stays, leave_tombstone=doubtful
                 )
             else:
-                was_there = yield from self._hand_over(session, grant, heir, stays=stays, leave_tombstone=doubtful)
+                was_there = yield from self._hand_over(
+                    session, grant, next_waiter, stays=stays, leave_tombstone=doubtful
+                )
             grant.doubtful = doubtful  # for `lost`, if it was not there any more
         except LockBackendFailed as error:
             log(WARNING, "release postponed", key=grant.key, error=error)
@@ -512,14 +514,16 @@ class MongoLock:
         return was_there
 
     def _hand_over(
-        self, session: Session, grant: Grant, heir: Grant, *, stays: bool, leave_tombstone: bool
+        self, session: Session, grant: Grant, next_waiter: Grant, *, stays: bool, leave_tombstone: bool
     ) -> Protocol[bool]:
         """Give the grant back and put the next of this process into the queue, in one command."""
         answer = None
         try:
-            answer = yield from protocol.hand_over(heir.request, grant.id, stays=stays, leave_tombstone=leave_tombstone)
+            answer = yield from protocol.hand_over(
+                next_waiter.request, grant.id, stays=stays, leave_tombstone=leave_tombstone
+            )
         finally:
-            session.deliver(heir, answer)
+            session.finish_handover(next_waiter, answer)
         return answer is not None
 
     def _extend(self, lease: float | None) -> Protocol[None]:

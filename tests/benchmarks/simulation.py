@@ -99,14 +99,14 @@ class Simulation:
     def _grant(self) -> None:
         """The release was written: the next one is told when it is on the disk, and not only that one's stream."""
         self._holder = self._queue.popleft() if self._queue else None
-        if (heir := self._holder) is None:
+        if (holder := self._holder) is None:
             return
         others = min(len(self._queue), self.steps.reading - 1)
 
         def tell() -> None:
             for _ in range(others):
                 self._use(self.steps.stream_cpu, None)
-            self._use(self.steps.wake_cpu, heir)
+            self._use(self.steps.wake_cpu, holder)
 
         self._at(self.now + self.steps.journal, tell)
 

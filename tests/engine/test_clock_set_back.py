@@ -80,8 +80,8 @@ class HandOver:
         self.parties = Parties(servers.replica_set.uri, collection, in_thread)
         self.commands = Commands()
         self.giver, self.newcomer = self.parties.new(), self.parties.new()
-        self.heir = self.parties.new(event_listeners=[self.commands])
-        self.mine, self.theirs = self.giver.lock(TERMS), self.heir.lock(TERMS)
+        self.next_waiter = self.parties.new(event_listeners=[self.commands])
+        self.mine, self.theirs = self.giver.lock(TERMS), self.next_waiter.lock(TERMS)
 
     def begin(self) -> None:
         """Have the lock be held, and waited for."""
@@ -90,18 +90,18 @@ class HandOver:
         assert eventually(lambda: "findAndModify" in self.commands.names)
 
     def sends(self, name: str) -> None:
-        """Wait until the heir has sent such a command, if it has not done so already."""
+        """Wait until the next waiter has sent such a command, if it has not done so already."""
         assert eventually(lambda: name in self.commands.names, 20)
 
     @contextlib.contextmanager
     def cut_off(self, member: Mongod) -> Iterator[None]:
-        """The heir can read, and hears the news, but cannot write."""
-        with member.client() as client, cut_off(client[DATABASE][self.collection], self.heir.appname, WRITES):
+        """The next waiter can read, and hears the news, but cannot write."""
+        with member.client() as client, cut_off(client[DATABASE][self.collection], self.next_waiter.appname, WRITES):
             yield
 
     def end(self, seconds: float) -> float:
-        """Give the lock back, and have the newcomer try for it, until it has it and the heir has lost it, but no longer
-        than so. Returns for how long two of them held it."""
+        """Give the lock back, and have the newcomer try for it, until it has it and the next waiter has lost it, but no
+        longer than so. Returns for how long two of them held it."""
         taken: list[MongoLock] = []
         with Watch(self.mine, self.theirs) as watch:
             assert self.mine.release()

@@ -162,15 +162,15 @@ def test_a_late_renewal_does_not_cut_what_a_waiter_lives_by(
 ) -> None:
     """F61: who is handed the lock believes in it by its own last renewal as a waiter. It was renewed while somebody
     else's renewal was held up, is handed the lock after that, and is then cut off but for its news."""
-    giver, heir, newcomer = parties.new(), parties.new(), parties.new()
+    giver, next_waiter, newcomer = parties.new(), parties.new(), parties.new()
     mine = giver.lock(Terms(lease=60, margin=0.6)).acquire()
-    next_one = parties.waiter(heir.lock(Terms(lease=6, margin=0.6, patience=6)))
+    next_one = parties.waiter(next_waiter.lock(Terms(lease=6, margin=0.6, patience=6)))
     assert eventually(lambda: queue(collection) == 1)
     theirs = slow.waits()
     with contextlib.ExitStack() as cut, Watch(mine, next_one.lock, theirs.lock) as watch:
         with slow.held_up():
             slow.sleep_until(HELD_UP - 0.2)
-            cut.enter_context(cut_off(collection, heir.appname, WRITES))
+            cut.enter_context(cut_off(collection, next_waiter.appname, WRITES))
         assert eventually(lambda: not running(collection, appName=slow.party.appname, writeConflicts={"$gt": 1}))
         assert mine.release()
         # Whoever tries has the server look who is there still, and who is next.

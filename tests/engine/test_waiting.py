@@ -569,7 +569,7 @@ class Gate:
 
 @pytest.mark.parametrize("where", ["before", "after"])
 @pytest.mark.parametrize("how", ["cancel", "deadline", "task"])
-def test_an_heir_that_goes_while_the_lock_is_handed_to_it(
+def test_a_next_waiter_that_goes_while_the_lock_is_handed_to_it(
     session: Session,
     lock: LockMaker,
     other: LockMaker,
@@ -582,11 +582,11 @@ def test_an_heir_that_goes_while_the_lock_is_handed_to_it(
     """F43, F36: whether the command has been at the server or not, the lock is handed on, and nothing is left."""
     gate = Gate(session, where)
     first = lock(terms=CALM).acquire()
-    heir = lock(terms=CALM, wait=2.0 if how == "deadline" else None)
+    next_waiter = lock(terms=CALM, wait=2.0 if how == "deadline" else None)
     errors: list[BaseException] = []
 
     async def task() -> None:
-        waiting = asyncio.create_task(heir.aacquire())
+        waiting = asyncio.create_task(next_waiter.aacquire())
         await asyncio.to_thread(gate.reached.wait)
         waiting.cancel()
         await asyncio.wait([waiting])
@@ -597,7 +597,7 @@ def test_an_heir_that_goes_while_the_lock_is_handed_to_it(
             if how == "task":
                 asyncio.run(task())
             else:
-                heir.acquire().release()
+                next_waiter.acquire().release()
         except LockError as error:
             errors.append(error)
 
@@ -606,7 +606,7 @@ def test_an_heir_that_goes_while_the_lock_is_handed_to_it(
     giving = in_thread(first.release)
     assert gate.reached.wait(10)
     if how == "cancel":
-        heir.cancel()
+        next_waiter.cancel()
     if (where, how) != ("after", "deadline"):
         waiting.join(10)
         assert len(errors) == 1
@@ -619,7 +619,7 @@ def test_an_heir_that_goes_while_the_lock_is_handed_to_it(
 
 
 @pytest.mark.parametrize("moment", ["before the answer", "with the answer", "after the answer"])
-def test_an_heir_that_is_cancelled_in_the_moment_of_the_answer(
+def test_a_next_waiter_that_is_cancelled_in_the_moment_of_the_answer(
     session: Session,
     lock: LockMaker,
     in_thread: InThread,
@@ -629,21 +629,21 @@ def test_an_heir_that_is_cancelled_in_the_moment_of_the_answer(
     moment: str,
 ) -> None:
     """F43: it has the lock, or it has not and nobody has; never an entry that nobody knows of."""
-    deliver = session.deliver
+    finish = session.finish_handover
     first = lock(terms=CALM).acquire()
     waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
     assert in_line(session, 1)
 
-    def cancelled(heir: Any, answer: Any) -> None:
+    def cancelled(next_waiter: Any, answer: Any) -> None:
         if moment == "before the answer":
-            session.cancel(heir)
+            session.cancel(next_waiter)
             assert eventually(lambda: waiter.done)
-        heir.cancelled = heir.cancelled or moment == "with the answer"
-        deliver(heir, answer)
+        next_waiter.cancelled = next_waiter.cancelled or moment == "with the answer"
+        finish(next_waiter, answer)
         if moment == "after the answer":
-            session.cancel(heir)
+            session.cancel(next_waiter)
 
-    monkeypatch.setattr(session, "deliver", cancelled)
+    monkeypatch.setattr(session, "finish_handover", cancelled)
     first.release()
     waiter.end().let_go()
     assert isinstance(waiter.error, LockCancelled if moment == "before the answer" else type(None))
@@ -655,31 +655,31 @@ def test_an_heir_that_is_cancelled_in_the_moment_of_the_answer(
 def test_a_giver_that_is_struck_while_handing_over(
     session: Session, lock: LockMaker, in_thread: InThread, entries: Entries, where: str
 ) -> None:
-    """F36, F29: the giver's lock is removed in the background, and the heir goes on by itself."""
+    """F36, F29: the giver's lock is removed in the background, and the next waiter goes on by itself."""
     gate = Gate(session, where, KeyboardInterrupt())
     first = lock(terms=CALM).acquire()
-    heir = Waiter(in_thread, lock(terms=CALM, wait=None))
+    next_waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
     assert in_line(session, 1)
     gate.open.set()
     with pytest.raises(KeyboardInterrupt):
         first.release()
-    assert heir.end().has_it
-    heir.let_go()
+    assert next_waiter.end().has_it
+    next_waiter.let_go()
     assert nothing_left(session)
     assert entries() == []
 
 
 async def test_a_giver_that_is_cancelled_while_handing_over(session: Session, entries: Entries) -> None:
-    """F36: the command is on its way, and nobody waits for its answer: the heir gets the lock, once."""
+    """F36: the command is on its way, and nobody waits for its answer: the next waiter gets the lock, once."""
     gate = Gate(session, "before")
     first = await make_lock(session, terms=CALM).aacquire()
-    heir = asyncio.create_task(make_lock(session, terms=CALM, wait=None).aacquire())
+    next_waiter = asyncio.create_task(make_lock(session, terms=CALM, wait=None).aacquire())
     assert await asyncio.to_thread(in_line, session, 1)
     giving = asyncio.create_task(first.arelease())
     await asyncio.to_thread(gate.reached.wait)
     giving.cancel()
     await asyncio.wait([giving])
-    lock = await asyncio.wait_for(heir, 10)
+    lock = await asyncio.wait_for(next_waiter, 10)
     gate.open.set()
     await asyncio.sleep(0.1)
     assert lock.held
@@ -694,16 +694,16 @@ def test_a_giver_that_had_lost_the_lock(
 ) -> None:
     """P7, F38: it is told so, and who was next in line goes on and waits for whoever has the lock now."""
     mine = lock(terms=CALM).acquire()
-    heir = Waiter(in_thread, lock(terms=CALM, wait=None))
+    next_waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
     assert in_line(session, 1)
     take_away()
     theirs = other(terms=CALM, wait=0).acquire()
     assert not mine.release()
     assert mine.lost or not mine.held
-    assert not eventually(lambda: heir.done, 0.3)
+    assert not eventually(lambda: next_waiter.done, 0.3)
     theirs.release()
-    assert heir.end().has_it
-    heir.let_go()
+    assert next_waiter.end().has_it
+    next_waiter.let_go()
 
 
 def test_a_late_hand_over_does_not_bring_back_who_has_been(
@@ -714,14 +714,14 @@ def test_a_late_hand_over_does_not_bring_back_who_has_been(
     gate = Gate(session, "before")
     first = lock(terms=PERMIT).acquire()
     second = Waiter(in_thread, lock(terms=PERMIT)).end()
-    heir = Waiter(in_thread, lock(terms=PERMIT, wait=None))
+    next_waiter = Waiter(in_thread, lock(terms=PERMIT, wait=None))
     assert eventually(lambda: len(entries()) == 3)
-    heir.let_go()
+    next_waiter.let_go()
     giving = in_thread(first.release)
     assert gate.reached.wait(10)
     second.let_go()
-    assert heir.end().has_it
-    heir.thread.join(10)
+    assert next_waiter.end().has_it
+    next_waiter.thread.join(10)
     gate.open.set()
     giving.join(10)
     assert nothing_left(session)
@@ -755,34 +755,34 @@ class Straggler:
 
 
 @pytest.mark.parametrize("error", [LockBackendFailed("no answer", "k"), KeyboardInterrupt()], ids=["error", "struck"])
-@pytest.mark.parametrize("heir_has", ["been", "given up"])
-def test_a_hand_over_without_an_answer_does_not_bring_back_its_heir(
+@pytest.mark.parametrize("waiter_has", ["been", "given up"])
+def test_a_hand_over_without_an_answer_does_not_bring_back_its_next_waiter(
     session: Session,
     lock: LockMaker,
     other: LockMaker,
     in_thread: InThread,
     entries: Entries,
     *,
-    heir_has: str,
+    waiter_has: str,
     error: BaseException,
 ) -> None:
     """F17, F29, F39: the command is held up on its way, and the giver learns that, or was struck and learns nothing.
-    When it arrives, its heir has had a permit and given it back, or has waited in vain: it must not be queued again,
-    where nobody knows of it."""
-    terms = PERMIT if heir_has == "been" else CALM
+    When it arrives, its next waiter has had a permit and given it back, or has waited in vain: it must not be queued
+    again, where nobody knows of it."""
+    terms = PERMIT if waiter_has == "been" else CALM
     straggler = Straggler(session, error)
     first = lock(terms=terms).acquire()
-    second = Waiter(in_thread, lock(terms=terms)).end() if heir_has == "been" else None
-    heir = Waiter(in_thread, lock(terms=terms, wait=None if heir_has == "been" else 2.0))
+    second = Waiter(in_thread, lock(terms=terms)).end() if waiter_has == "been" else None
+    next_waiter = Waiter(in_thread, lock(terms=terms, wait=None if waiter_has == "been" else 2.0))
     assert in_line(session, 1)
     with contextlib.suppress(KeyboardInterrupt):
         assert first.release()
     assert straggler.step.add is not None
     if second is not None:
-        assert not heir.let_go().done
+        assert not next_waiter.let_go().done
         second.let_go()
-    assert heir.end().has_it == (heir_has == "been")
-    heir.thread.join(10)
+    assert next_waiter.end().has_it == (waiter_has == "been")
+    next_waiter.thread.join(10)
     straggler.arrive()
     assert nothing_left(session)
     assert eventually(lambda: entries() == [])
@@ -856,10 +856,10 @@ def test_a_full_queue_refuses_at_once(
     with pytest.raises(LockQueueFull, match="queue is full"):
         make_lock(sessions[3], terms=CALM, wait=None).acquire()
     assert len(entries()) == 3
-    heir = Waiter(in_thread, make_lock(sessions[0], terms=CALM, wait=None))
+    next_waiter = Waiter(in_thread, make_lock(sessions[0], terms=CALM, wait=None))
     assert in_line(sessions[0], 1)
     holder.release()
-    assert isinstance(heir.end().error, LockQueueFull)
+    assert isinstance(next_waiter.end().error, LockQueueFull)
     for waiter in waiters:
         assert waiter.end().let_go().has_it
     assert nothing_left(*sessions)

@@ -26,7 +26,7 @@ from tests.faults.records import read
 #: is next in its own process stands in the document half a second later, and a command of a calm day takes no second.
 GRACE: Final = 2.0
 #: Within how many seconds of the grant the line of a process may have been without an entry in the document: whoever
-#: stood there for all of it went without naming an heir, and the next learns of that at its next renewal.
+#: stood there for all of it went without naming the next waiter, and the next learns of that at its next renewal.
 HEADLESS: Final = 2.0
 #: Within how many seconds after somebody gave up waiting that is written down.
 GIVING_UP: Final = 1.0
@@ -260,8 +260,8 @@ def _overtook(history: History, key: str, waiter: Attempt, other: Attempt, end: 
 def _is_headless(history: History, key: str, waiter: Attempt, other: Attempt) -> bool:
     """Had the line of its process perhaps nobody in the document when *other* got the key?
 
-    One stands there for all, and hands the key on to the next. One that gives up, dies, or loses it names no heir; nor
-    does one that shares it with others. Until the next knows, the line has no entry.
+    One stands there for all, and hands the key on to the next. One that gives up, dies, or loses it names no next
+    waiter; nor does one that shares it with others. Until the next knows, the line has no entry.
     """
     got = other.got or 0.0
     for mate in history.mates(waiter, key):

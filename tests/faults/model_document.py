@@ -152,13 +152,13 @@ class Reply(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command that is carried out: what it does, for whom, and when it was parsed. heir: to whom it hands the lock
-    over. waited: for how long whoever asks has waited, from 1 on, where the order of arrival counts."""
+    """A command that is carried out: what it does, for whom, and when it was parsed. next_waiter: to whom it hands the
+    lock over. waited: for how long whoever asks has waited, from 1 on, where the order of arrival counts."""
 
     kind: str
     name: str
     parsed: Parsed = Parsed()
-    heir: str = ""
+    next_waiter: str = ""
     waited: int = 0
 
 
@@ -176,7 +176,7 @@ def execute(document: Document, written: Parsed, command: Command, election: int
 
     written: when the command was parsed that wrote the document last.
     """
-    kind, name, parsed, heir, _ = command
+    kind, name, parsed, next_waiter, _ = command
     found = kind not in CONDITIONAL or name in {holder.name for holder in document.holders}
     if not found and rules.bug != "release by key":
         return Written(document, written, Reply(last=document.token, found=False))  # it is sent with that condition
@@ -189,7 +189,7 @@ def execute(document: Document, written: Parsed, command: Command, election: int
     if rules.bug == "a renewal revives what was released":
         stored["holders"] = [_revived(e, step) for e in stored["holders"]]
     wrote = Parsed(_ticks(NOW - stored["written_at"]), stored["cluster_time"].time - ORDER)
-    return Written(_read(stored, rules), wrote, _reply(stored, heir or name, found=found))
+    return Written(_read(stored, rules), wrote, _reply(stored, next_waiter or name, found=found))
 
 
 def read(document: Document, name: str, rules: Rules) -> Reply:
@@ -278,7 +278,7 @@ def _ticks(span: timedelta) -> int:
 
 
 def _step(command: Command, document: Document, rules: Rules) -> Step:
-    kind, name, _, heir, _ = command
+    kind, name, _, next_waiter, _ = command
     tombstone_ttl = 0 if rules.bug == "no tombstone" else TOMBSTONE_TTL * TICK * 1_000
     everybody = tuple(holder.name for holder in document.holders)
     steps = {
@@ -292,7 +292,7 @@ def _step(command: Command, document: Document, rules: Rules) -> Step:
         # Another command that asks for it may still be on its way.
         "release for good": Step(remove=(name,), force=not rules.hold, tombstone_ttl=tombstone_ttl),
         "settle": Step(ask=name, remove=(name,), force=True, tombstone_ttl=tombstone_ttl),
-        "hand over": Step(ask=heir, add=_asked(heir, rules), remove=(name,), force=True, given=name),
+        "hand over": Step(ask=next_waiter, add=_asked(next_waiter, rules), remove=(name,), force=True, given=name),
         "force": Step(remove=everybody, force=True),
     }
     waited = 0 if rules.bug == "arrivals are forgotten" else command.waited

@@ -16,7 +16,7 @@ from typing import Final
 from tests.faults.model import NAMES, OVER, RELEASES, Answer, Client, Move, Sent, State, Violation, World
 from tests.faults.model_document import Command, Document, Parsed, Reply, Rules, Written, execute
 
-WAITING: Final = ("line", "asking", "waiting", "claimed")
+WAITING: Final = ("line", "asking", "waiting", "reserved")
 BUSY: Final = (*WAITING, "holding", "handing over", "releasing")
 
 
@@ -69,29 +69,29 @@ class Lines(World):
         line = self._mates(state, number, *WAITING)
         if not line or state.clients[line[0]].phase != "line":
             return super()._gives_back(state, number, client)
-        heir = line[0]
-        state = state.put(heir, state.clients[heir]._replace(phase="claimed"))
-        kind = f"hand over to {NAMES[heir]}"
+        next_waiter = line[0]
+        state = state.put(next_waiter, state.clients[next_waiter]._replace(phase="reserved"))
+        kind = f"hand over to {NAMES[next_waiter]}"
         handing = client._replace(phase="handing over")
-        return f"{NAMES[number]} hands it over to {NAMES[heir]}", self._send(state, number, handing, kind)
+        return f"{NAMES[number]} hands it over to {NAMES[next_waiter]}", self._send(state, number, handing, kind)
 
     def _answered(self, state: State, number: int, client: Client, reply: Reply) -> State:
         if client.kind != "hand over":
             return super()._answered(state, number, client, reply)
-        heir, answer = NAMES.index(client.sent[-1]), Answer("ask", reply, self._worth(client, reply))
-        other = state.clients[heir]
+        next_waiter, answer = NAMES.index(client.sent[-1]), Answer("ask", reply, self._worth(client, reply))
+        other = state.clients[next_waiter]
         if not reply.found:  # it had lost the lock: the other one asks by itself
-            return self._lose(state, number, client.heard).put(heir, other._replace(phase="line"))
+            return self._lose(state, number, client.heard).put(next_waiter, other._replace(phase="line"))
         state = state.put(number, OVER["released"])
-        return self._acquired(state, heir, other._replace(phase="asking"), answer)
+        return self._acquired(state, next_waiter, other._replace(phase="asking"), answer)
 
     # What happens at the server
 
     def _execute(self, state: State, kind: str, number: int, parsed: Parsed) -> Written:
-        kind, _, heir = kind.partition(" to ")
-        whose = state.clients[NAMES.index(heir) if heir else number]
+        kind, _, next_waiter = kind.partition(" to ")
+        whose = state.clients[NAMES.index(next_waiter) if next_waiter else number]
         waited = whose.came if kind in ("ask", "hand over") else 0
-        command = Command(kind, NAMES[number], parsed, heir, waited)
+        command = Command(kind, NAMES[number], parsed, next_waiter, waited)
         return execute(state.document, state.written, command, state.election, self.rules)
 
     def _is_written(self, state: State, command: Sent, parsed: Parsed, label: str, given_up: bool) -> Iterator[Move]:

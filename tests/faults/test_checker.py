@@ -357,8 +357,9 @@ class TestOrder:
         assert story.got(16, "a.1", 2).leave(17, "a.1").end().rules() == {"order"}
 
     @pytest.mark.parametrize("how", ["refused", "lost", "dropped", "forced"])
-    def test_without_an_heir(self, how: str) -> None:
-        """Who stood in the document for its whole process has left it and named no heir: the next is a little late."""
+    def test_without_a_next_waiter(self, how: str) -> None:
+        """Who stood in the document for its whole process has left it and named no next waiter: the next is a little
+        late."""
         story = Story().ask(10, "a.0").ask(10.1, "a.1", wait=20.0).ask(13, "b")
         match how:
             case "refused":

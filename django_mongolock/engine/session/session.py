@@ -215,16 +215,16 @@ class Session:
     def _queue_next(self, key: str, grant_id: str, timeout: float) -> None:
         """See protocol.QueueNext."""
         grant = self._waiting.get(grant_id)
-        heir = None if grant is None else self.claim(grant)
-        if heir is None:
+        next_waiter = None if grant is None else self.reserve_handover(grant)
+        if next_waiter is None:
             return
         answer = None
         try:
-            answer = self._send(heir.request.enter(False), timeout)
+            answer = self._send(next_waiter.request.enter(False), timeout)
         except LockError as error:
             log(DEBUG, "the next in line was not queued", key=key, error=error)
         finally:
-            self.deliver(heir, answer)
+            self.finish_handover(next_waiter, answer)
 
     def _take(self, key: str, step: Step, timeout: float) -> Reply:
         """Apply the step; if the key is probably free, first in the form that is short for the server."""
@@ -418,30 +418,31 @@ class Session:
         line = self._lines.get(key)
         return next(iter(line.values())) if line else None
 
-    def claim(self, grant: Grant) -> Grant | None:
-        """Who is next in line behind *grant*, to hand its key over to. Deliver the answer, or that there is none."""
+    def reserve_handover(self, grant: Grant) -> Grant | None:
+        """Reserve the hand-over of *grant*'s key to the next in line, and return that grant; `finish_handover` ends
+        it."""
         with self._mutex:
             line = iter(self._lines.get(grant.line, {}).values())
-            heir = next(line, None)
+            next_waiter = next(line, None)
             if grant.id in self._waiting:  # it stands in line itself
-                while heir is not None and heir is not grant:
-                    heir = next(line, None)
-                heir = next(line, None)
-            # Claimed twice, a second command would be on its way after the first has been answered.
-            if heir is None or heir.cancelled or heir.claimed:
+                while next_waiter is not None and next_waiter is not grant:
+                    next_waiter = next(line, None)
+                next_waiter = next(line, None)
+            # Reserved twice, a second command would be on its way after the first has been answered.
+            if next_waiter is None or next_waiter.cancelled or next_waiter.handover_reserved:
                 return None
-            heir.claimed = True
-            heir.enters(self.now())
-            self._grants[heir.id] = heir
-        self._keeper.see_to(heir.renew_at)
-        return heir
+            next_waiter.handover_reserved = True
+            next_waiter.enters(self.now())
+            self._grants[next_waiter.id] = next_waiter
+        self._keeper.see_to(next_waiter.renew_at)
+        return next_waiter
 
-    def deliver(self, heir: Grant, answer: Answer | None) -> None:
-        """Tell who was claimed what came of it; None if it is not known."""
-        heir.doubtful |= answer is None
-        heir.answer = answer
-        heir.claimed = False
-        heir.wakeup.wake()
+    def finish_handover(self, next_waiter: Grant, answer: Answer | None) -> None:
+        """Pass the *answer* on to the waiter that the hand-over was reserved for; None if it is not known."""
+        next_waiter.doubtful |= answer is None
+        next_waiter.answer = answer
+        next_waiter.handover_reserved = False
+        next_waiter.wakeup.wake()
 
     # The grants of this process
 
