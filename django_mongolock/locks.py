@@ -209,7 +209,7 @@ def check_options(options: Mapping[str, Any], also: Iterable[str] = ()) -> None:
         check_wait(options["wait"])
     for name in ("owner", "label"):
         check_fact(name, options.get(name))
-    check_hold(options.get("min_hold", 0))
+    check_min_hold(options.get("min_hold", 0))
     check_mode(options.get("mode", "exclusive"))
     if options.get("release") not in (None, *RELEASES):
         raise ValueError(f'release is "on_commit" or "now", not {options["release"]!r}')
@@ -220,7 +220,7 @@ def check_options(options: Mapping[str, Any], also: Iterable[str] = ()) -> None:
         check_seconds("max_hold", options["max_hold"])
 
 
-def check_hold(value: object) -> float:
+def check_min_hold(value: object) -> float:
     """Return *value* if it is a time to hold a lock at least: seconds, or 0. Raises TypeError, ValueError."""
     return 0.0 if value == 0 and not isinstance(value, bool) else check_seconds("min_hold", value)
 
@@ -253,8 +253,8 @@ def _make(keys: tuple[Key, ...], mode: Mode, capacity: int, options: LockOptions
         capacity=capacity,
         lease=length,
         drift=settings.CLOCK_MARGIN,
-        patience=min(settings.WAITER_LEASE, length),
-        hold=check_hold(options["min_hold"]),
+        waiter_lease=min(settings.WAITER_LEASE, length),
+        min_hold=check_min_hold(options["min_hold"]),
         owner=check_fact("owner", options["owner"]),
     )
     templates = {check_key(as_key(key), settings.KEY_PREFIX): template_of(key) for key in keys}

@@ -307,7 +307,9 @@ class TestHostile:
         assert "damaged" in {trouble["alarm"] for trouble in monitor.get(STATUS).json()["troubles"]}
 
     @pytest.mark.parametrize("value", ["x", 7, 1.5, None, [1], {"a": 1}, b"x", now()])
-    @pytest.mark.parametrize("name", ["until", "since", "acquired_at", "term", "session", "worker", "pid", "released"])
+    @pytest.mark.parametrize(
+        "name", ["until", "since", "acquired_at", "server_lease", "session", "worker", "pid", "released"]
+    )
     def test_entries(self, locks: Locks, admin: Client, monitor: Client, name: str, value: Any) -> None:
         """Nothing in an entry makes the server refuse, or the page fall over."""
         locks.held("good")

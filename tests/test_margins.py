@@ -26,7 +26,7 @@ def export() -> None:
 def stored_margin(key: str) -> float:
     """How much longer than its lease the server lets the holder of *key* live, in seconds."""
     found = holder(key)
-    return float(found["term"] - found["lease"]) / 1000
+    return float(found["server_lease"] - found["lease"]) / 1000
 
 
 def left_on_server(key: str) -> float:

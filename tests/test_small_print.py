@@ -247,7 +247,7 @@ def test_the_smallest_number_counts_for_the_queue(
     """P1, P5: of those who wait, as many get it as all who then hold it agree to, in their order."""
     key, grants = new_key(), {}
     for number, permits in enumerate(asked):
-        terms = Terms("semaphore", permits, lease=60, margin=1, patience=60)
+        terms = Terms("semaphore", permits, lease=60, margin=1, waiter_lease=60)
         grants[f"g{number}"] = permits
         twin.apply(key, Step(ask=f"g{number}", add=entry(f"g{number}", "s", terms, {})), 10)
     assert capacities(twin, key, grants) == first

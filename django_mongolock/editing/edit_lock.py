@@ -214,7 +214,7 @@ class EditLock:
 
     def _terms(self) -> Terms:
         drift = get_settings().CLOCK_MARGIN
-        return Terms(lease=self.lease, drift=drift, patience=self.lease, owner=self.person.owner)
+        return Terms(lease=self.lease, drift=drift, waiter_lease=self.lease, owner=self.person.owner)
 
     def _entry(self) -> dict[str, Any]:
         grant = self._grant()
@@ -225,8 +225,8 @@ class EditLock:
 
     def _beat(self) -> Protocol[Standing]:
         terms, grant = self._terms(), self._grant()
-        lease, term = milliseconds(terms.lease), milliseconds(terms.term)
-        standing = yield from self._apply(Step(ask=grant, renew=(grant,), lease=lease, term=term))
+        lease, server_lease = milliseconds(terms.lease), milliseconds(terms.server_lease)
+        standing = yield from self._apply(Step(ask=grant, renew=(grant,), lease=lease, server_lease=server_lease))
         return standing
 
     def _take(self, former: str = "") -> Protocol[Standing]:
@@ -255,7 +255,7 @@ class EditLock:
 
     def _release(self) -> Protocol[Standing]:
         grant = self._grant()
-        step = Step(ask=grant, remove=(grant,), force=True, tombstone_ttl=milliseconds(self._terms().term))
+        step = Step(ask=grant, remove=(grant,), force=True, tombstone_ttl=milliseconds(self._terms().server_lease))
         standing = yield from self._apply(step)
         return standing
 
@@ -271,7 +271,7 @@ class EditLock:
         # For people, by the server's clock: whoever acts on it sends a command, by which the server decides.
         if holder is None or reply.now is None or holder["until"] <= reply.now:
             return Standing(None, reply.now)
-        renewed = holder["until"] - timedelta(milliseconds=holder["term"])
+        renewed = holder["until"] - timedelta(milliseconds=holder["server_lease"])
         editor = Editor(
             who=self._who(holder),
             name=holder.get("user") or "",

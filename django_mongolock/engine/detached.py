@@ -34,8 +34,8 @@ class Parked:
         By the server's clock alone: no process believes to hold what is parked.
         """
         length = milliseconds(lease)
-        term = milliseconds(self.terms.term_of(lease))
-        step = Step(ask=self.grant, renew=(self.grant,), lease=length, term=term, beat=1)
+        server_lease = milliseconds(self.terms.server_lease_of(lease))
+        step = Step(ask=self.grant, renew=(self.grant,), lease=length, server_lease=server_lease, beat=1)
         return self.store.apply(self.key, step, timeout).held
 
     def give_up(self, timeout: float = 5.0) -> None:

@@ -132,9 +132,9 @@ class Terms:
     """On what terms a lock is asked for. Times are in seconds.
 
     lease: how long a grant lives without renewal. margin: the least that the server lets it live longer than its
-    holder believes; drift: the same as a part of the lease. patience: how long an entry in the queue lives without
-    renewal, no longer than the lease; one that comes when the queue is long lives `FAR_TIMES` as long. hold: for how
-    long a grant stays at least, even if it is given back before. capacity: how many may hold the key at once, in this
+    holder believes; drift: the same as a part of the lease. waiter_lease: how long an entry in the queue lives without
+    renewal, no longer than the lease; one that comes when the queue is long lives `FAR_TIMES` as long. min_hold: for
+    how long a grant stays at least, even if it is released before. capacity: how many may hold the key at once, in this
     mode.
     """
 
@@ -142,23 +142,23 @@ class Terms:
     capacity: int = 1
     lease: float = 30.0
     margin: float = LEAST_MARGIN
-    patience: float = 10.0
-    hold: float = 0.0
+    waiter_lease: float = 10.0
+    min_hold: float = 0.0
     owner: str | None = None
     drift: float = MARGIN
 
-    def term_of(self, lease: float) -> float:
+    def server_lease_of(self, lease: float) -> float:
         """How long the server lets a grant of that *lease* live without renewal."""
         return lease + margin_of(lease, self.drift, self.margin)
 
-    def belief_of(self, term: float) -> float:
-        """For how long one believes in what the server lets live for *term*."""
-        return term - margin_of(term, self.drift, self.margin)
+    def holder_lease_of(self, server_lease: float) -> float:
+        """How long the holder may count on what the server lets live for *server_lease*."""
+        return server_lease - margin_of(server_lease, self.drift, self.margin)
 
     @property
-    def term(self) -> float:
+    def server_lease(self) -> float:
         """How long the server lets a grant live without renewal."""
-        return self.term_of(self.lease)
+        return self.server_lease_of(self.lease)
 
 
 def entry(
@@ -176,9 +176,9 @@ def entry(
         "mode": terms.mode,
         "capacity": terms.capacity,
         "lease": Int64(milliseconds(terms.lease)),
-        "term": Int64(milliseconds(terms.term)),
-        "patience": Int64(milliseconds(terms.term_of(terms.patience))),
-        "hold": Int64(milliseconds(terms.hold)),
+        "server_lease": Int64(milliseconds(terms.server_lease)),
+        "waiter_lease": Int64(milliseconds(terms.server_lease_of(terms.waiter_lease))),
+        "min_hold": Int64(milliseconds(terms.min_hold)),
     }
     made = {**facts, **made}
     if terms.owner is not None:
@@ -203,8 +203,8 @@ class Reply:
 
     held: does the grant hold the key? token, acquired_at: of the grant. beat: the number of the command that last gave
     it a whole lease, or a whole place in the queue. place: how many are ahead in the queue (None: not in it).
-    patience: how long the server lets that place live without renewal. waiting: how long the queue is, with those of
-    each process who stand behind its entry. first_end: until the first of the holders would end (None: nobody holds
+    waiter_lease: how long the server lets that place live without renewal. waiting: how long the queue is, with those
+    of each process who stand behind its entry. first_end: until the first of the holders would end (None: nobody holds
     it). holder: one of them, in words, unless it is the grant itself. found: was there a document that the command
     fitted? last_token: the last that was given to anybody. former: another grant of the asking owner. holder_owner: the
     owner of that holder. now: the server's time. mine, theirs: the grant's own entry among the holders, and the first
@@ -216,7 +216,7 @@ class Reply:
     acquired_at: datetime | None = None
     beat: int = 0
     place: int | None = None
-    patience: float = 0.0
+    waiter_lease: float = 0.0
     waiting: int = 0
     first_end: float | None = None
     holder: str | None = None
@@ -257,7 +257,7 @@ def read_reply(key: str, raw: Mapping[str, Any] | None) -> Reply:
         acquired_at=mine["acquired_at"] if mine else None,
         beat=_read_beat(mine or queued),
         place=place if place is not None and place >= 0 else None,
-        patience=queued["patience"] / 1000 if queued else 0.0,
+        waiter_lease=queued["waiter_lease"] / 1000 if queued else 0.0,
         waiting=raw["waiting"],
         first_end=_until(first_end, now, holder) if first_end else None,
         holder=None if holder is None or holder == mine else describe(holder, now),
@@ -285,7 +285,7 @@ def _until(end: datetime, now: datetime, holder: Mapping[str, Any] | None) -> fl
     """How many seconds are left until *end*, for a timer. A mere read may show it by a clock that is none any more:
     so it is no more than a whole lease."""
     left = (end - now).total_seconds()
-    return min(left, holder["term"] / 1000) if holder else left
+    return min(left, holder["server_lease"] / 1000) if holder else left
 
 
 def _read_former(raw: object) -> Former | None:
@@ -297,8 +297,8 @@ def _read_former(raw: object) -> Former | None:
 
 #: The type that every field has which we write; the same as in `step`, for the driver's side.
 WAITER_FIELDS: Final[dict[str, type]] = {
-    "grant": str, "session": str, "worker": str, "mode": str, "capacity": int, "lease": Int64, "term": Int64,
-    "patience": Int64, "hold": Int64, "since": datetime, "until": datetime,
+    "grant": str, "session": str, "worker": str, "mode": str, "capacity": int, "lease": Int64, "server_lease": Int64,
+    "waiter_lease": Int64, "min_hold": Int64, "since": datetime, "until": datetime,
 }  # fmt: skip
 #: What a grant adds to them.
 GRANTED_FIELDS: Final[dict[str, type]] = {"acquired_at": datetime, "token": Int64}

@@ -27,7 +27,7 @@ _NOBODY = {"$size": 0}
 _COUNTED: Expression = {"$add": ["$changes", 1]}
 
 _NEXT_TOKEN: Expression = {"$max": [{"$add": ["$token", Int64(1)]}, {"$toLong": "$$NOW"}]}
-_END: Expression = after("$$NOW", "$$c.add.term")
+_END: Expression = after("$$NOW", "$$c.add.server_lease")
 _MINE: Expression = merge(
     "$$c.add",
     {"since": "$$NOW", "until": _END, "beat": "$$c.beat", "acquired_at": "$$NOW", "token": _NEXT_TOKEN},

@@ -67,7 +67,7 @@ class Grant:
     alone: when last heard of, nobody else held the key or waited for it. queued: the place in the document's queue that
     it got, and when. listens_from: when news of it may come by the change stream.
     template: what its key was made from, for statistics. busy: somebody else has the key; held_by: who, in words.
-    contended: that was told. told: which part of its life was told to the session's observer. patience: how long it
+    contended: that was told. told: which part of its life was told to the session's observer. waiter_lease: how long it
     lives in the queue without renewal, in seconds. back_by: when its caller is to be back at the latest.
     """
 
@@ -106,7 +106,6 @@ class Grant:
         "news",
         "on_lost",
         "on_release_requested",
-        "patience",
         "queued",
         "reason",
         "renew_at",
@@ -120,6 +119,7 @@ class Grant:
         "told",
         "users",
         "waited",
+        "waiter_lease",
         "wakeup",
         "worker",
     )
@@ -163,10 +163,10 @@ class Grant:
         self.reason = ""
         self.state = State.WAITING
         self.lease = terms.lease
-        self.patience = terms.patience
+        self.waiter_lease = terms.waiter_lease
         self._now = now
         self.began = now()
-        self.renew_at = self.began + terms.patience / 3
+        self.renew_at = self.began + terms.waiter_lease / 3
         self.back_by = float("inf")
         self.on_lost: Callback | None = None
         self.on_release_requested: Callback | None = None
@@ -222,7 +222,7 @@ class Grant:
     @property
     def length(self) -> float:
         """How long it lives without renewal, in seconds: as a holder, or as a waiter."""
-        return self.patience if self.state is State.WAITING else self.lease
+        return self.waiter_lease if self.state is State.WAITING else self.lease
 
     @property
     def renewable(self) -> bool:
@@ -244,7 +244,7 @@ class Grant:
 
     def enters(self, now: float) -> None:
         """It is about to be queued. It may have stood in line for long before, which nobody renews."""
-        self.renew_at = max(self.renew_at, now + self.patience / 3)
+        self.renew_at = max(self.renew_at, now + self.waiter_lease / 3)
 
     def hold(self, granted: Granted, waited: float) -> None:
         """It was granted."""
@@ -273,7 +273,7 @@ class Grant:
 
     def _span(self, now: float) -> float:
         """How long it lives from a renewal on. A grant that was queued for has the time of a waiter at first."""
-        return self.patience if self._deadline - now <= self.patience else self.lease
+        return self.waiter_lease if self._deadline - now <= self.waiter_lease else self.lease
 
     def postpone(self, now: float, at_once: bool = False) -> None:
         """The renewal did not get through: try again soon, and a waiter less and less often.

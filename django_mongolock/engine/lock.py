@@ -490,7 +490,7 @@ class MongoLock:
             return False
         # While a hand-over to it is reserved, a command that queues it is on its way: that must not queue it again.
         doubtful = grant.handover_reserved or grant.doubtful
-        stays = grant.terms.hold > 0 and not early
+        stays = grant.terms.min_hold > 0 and not early
         next_waiter = session.reserve_handover(grant)
         try:
             if next_waiter is None:
@@ -533,8 +533,8 @@ class MongoLock:
         self.ensure_held()
         for grant in self._grants:
             length = max(lease or 0.0, grant.lease)
-            term = milliseconds(grant.terms.term_of(length))
-            answer = yield from protocol.extend(grant.key, grant.id, milliseconds(length), term)
+            server_lease = milliseconds(grant.terms.server_lease_of(length))
+            answer = yield from protocol.extend(grant.key, grant.id, milliseconds(length), server_lease)
             if not answer.reply.held:
                 grant.lose(TAKEN)
                 session.lost(grant)

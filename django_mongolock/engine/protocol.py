@@ -205,7 +205,7 @@ class Request:
     @property
     def enough(self) -> float:
         """How many seconds a grant must have left to be used before it is renewed."""
-        return FOREVER if self.whole else self.terms.patience / 4
+        return FOREVER if self.whole else self.terms.waiter_lease / 4
 
     def quiet(self, place: int) -> float:
         """For how many seconds the lock does not come to who has so many ahead: most of what they took last time."""
@@ -340,7 +340,7 @@ def _granted(reply: Reply, answer: Answer, request: Request) -> Granted | None:
     until = answer.sent + request.terms.lease
     if not answer.whole or reply.acquired_at is None or until <= answer.now:
         return None
-    alone = reply.waiting == 0 and request.terms.mode == "exclusive" and not request.terms.hold
+    alone = reply.waiting == 0 and request.terms.mode == "exclusive" and not request.terms.min_hold
     return Granted(reply.token, reply.acquired_at, until, answer.now, alone)
 
 
@@ -443,9 +443,9 @@ def confirm(request: Request) -> Protocol[bool]:
     return answer.reply.held
 
 
-def extend(key: str, grant: str, lease: int, term: int) -> Protocol[Answer]:
+def extend(key: str, grant: str, lease: int, server_lease: int) -> Protocol[Answer]:
     """Push the end of the grant to *lease* milliseconds from now, never nearer. The answer tells if it is held."""
-    answer: Answer = yield Apply(key, Step(ask=grant, renew=(grant,), lease=lease, term=term))
+    answer: Answer = yield Apply(key, Step(ask=grant, renew=(grant,), lease=lease, server_lease=server_lease))
     return answer
 
 

@@ -73,11 +73,12 @@ class Step:
 
     ask: the grant id that the answer is about. add: a new entry (`document.entry`). trial: it must not stay in
     the queue. remove, renew: grant ids. tombstone_ttl: how long a tombstone keeps the removed ids out, 0 for none.
-    force: end a minimum hold too. lease, term: lengthen the lease of the renewed grants to this. beat: the number
-    of the command, which it leaves on each entry that it gives a whole lease or a whole place in the queue: only who
-    finds it there may count on them. call: ids of holders that *caller* asks to release the lock. given: apply the step
-    only while this grant holds the lock. resumes: the new entry takes the place of the removed. waited: how long who
-    asks with the new entry has waited already. behind: for each renewed waiter, how many of its process wait behind it.
+    force: end a minimum hold too. lease, server_lease: lengthen the lease of the renewed grants to this. beat: the
+    number of the command, which it leaves on each entry that it gives a whole lease or a whole place in the queue: only
+    who finds it there may count on them. call: ids of holders that *caller* asks to release the lock. given: apply the
+    step only while this grant holds the lock. resumes: the new entry takes the place of the removed. waited: how long
+    who asks with the new entry has waited already. behind: for each renewed waiter, how many of its process wait behind
+    it.
     """
 
     ask: str = ""
@@ -88,7 +89,7 @@ class Step:
     tombstone_ttl: int = 0
     force: bool = False
     lease: int = 0
-    term: int = 0
+    server_lease: int = 0
     beat: int = 0
     given: str = ""
     call: tuple[str, ...] = ()
@@ -149,7 +150,7 @@ class Step:
             values |= {
                 "renew": self.renew,
                 "lease": Int64(self.lease),
-                "term": Int64(self.term),
+                "server_lease": Int64(self.server_lease),
             }
         if self.call:
             values |= {"call": self.call, "caller": self.caller}
@@ -242,11 +243,11 @@ def _living(field: str, anew: dict[str, Expression]) -> Expression:
 #: Who has released the lock and is only kept for a minimum hold needs no whole lease after an election: nothing breaks
 #: if the clocks differ, while a job that runs once a day would miss a day after every failover.
 _HOLDER_ANEW: dict[str, Expression] = {
-    "until": {"$min": [from_now("$$e.term"), {"$cond": ["$$e.released", "$$e.until", None]}]}
+    "until": {"$min": [from_now("$$e.server_lease"), {"$cond": ["$$e.released", "$$e.until", None]}]}
 }
 #: Who waits has waited for as long as when the document was written last: so the order is kept.
 _WAITER_ANEW: dict[str, Expression] = {
-    "until": from_now("$$e.patience"),
+    "until": from_now("$$e.waiter_lease"),
     "since": {"$subtract": ["$$now", {"$subtract": ["$$doc.written_at", "$$e.since"]}]},
 }
 
@@ -257,10 +258,16 @@ _IS_ASKED: Expression = {"$eq": ["$$e.grant", "$$c.ask"]}
 
 def _without_removed(holders: Expression) -> Expression:
     """Holders without the removed. One that must stay a while is renewed no more: it only waits for its end."""
-    end = {"$add": [{"$min": ["$$e.acquired_at", "$$now"]}, "$$e.hold"]}
+    end = {"$add": [{"$min": ["$$e.acquired_at", "$$now"]}, "$$e.min_hold"]}
     return for_each(
-        only(holders, {"$or": [{"$not": [_IS_REMOVED]}, {"$and": ["$$e.hold", {"$gt": [end, "$$now"]}]}]}),
-        {"$cond": [_IS_REMOVED, merge("$$e", {"until": end, "term": "$$e.hold", "released": "$$now"}), "$$e"]},
+        only(holders, {"$or": [{"$not": [_IS_REMOVED]}, {"$and": ["$$e.min_hold", {"$gt": [end, "$$now"]}]}]}),
+        {
+            "$cond": [
+                _IS_REMOVED,
+                merge("$$e", {"until": end, "server_lease": "$$e.min_hold", "released": "$$now"}),
+                "$$e",
+            ]
+        },
     )
 
 
@@ -268,14 +275,14 @@ def _renewed(entries: Expression, length: str, counts: bool = False) -> Expressi
     """The entries, those that the command renews pushed to a whole lease from now and never nearer."""
     is_renewed: Expression = {"$in": ["$$e.grant", "$$c.renew"]}
     changes: dict[str, Expression] = {
-        "until": {"$max": ["$$e.until", from_now({"$max": [f"$$e.{length}", "$$c.term"]})]},
+        "until": {"$max": ["$$e.until", from_now({"$max": [f"$$e.{length}", "$$c.server_lease"]})]},
         "beat": "$$c.beat",
     }
-    if length == "term":
+    if length == "server_lease":
         is_renewed = {"$and": [is_renewed, {"$not": ["$$e.released"]}]}
         changes |= {
             "lease": {"$max": ["$$e.lease", "$$c.lease"]},
-            "term": {"$max": ["$$e.term", "$$c.term"]},
+            "server_lease": {"$max": ["$$e.server_lease", "$$c.server_lease"]},
         }
     if counts:
         changes["behind"] = {"$arrayElemAt": ["$$c.behind", {"$indexOfArray": ["$$c.renew", "$$e.grant"]}]}
@@ -283,11 +290,11 @@ def _renewed(entries: Expression, length: str, counts: bool = False) -> Expressi
 
 
 #: How long the new entry lives without renewal.
-_PATIENCE: Expression = {
+_WAITER_LEASE: Expression = {
     "$cond": [
         {"$gte": [size("$$queue"), FAR]},
-        {"$min": [{"$multiply": ["$$c.add.patience", FAR_TIMES]}, "$$c.add.term"]},
-        "$$c.add.patience",
+        {"$min": [{"$multiply": ["$$c.add.waiter_lease", FAR_TIMES]}, "$$c.add.server_lease"]},
+        "$$c.add.waiter_lease",
     ]
 }
 
@@ -295,8 +302,13 @@ _PATIENCE: Expression = {
 def _new_entry(arrived: bool) -> Expression:
     """A list of the new entry. *arrived*: who asks with it has waited before."""
     since: Expression = {"$subtract": ["$$now", "$$c.waited"]} if arrived else "$$now"
-    changes = {"since": since, "patience": "$$patience", "until": from_now("$$patience"), "beat": "$$c.beat"}
-    return [let({"patience": _PATIENCE}, merge("$$c.add", changes))]
+    changes = {
+        "since": since,
+        "waiter_lease": "$$waiter_lease",
+        "until": from_now("$$waiter_lease"),
+        "beat": "$$c.beat",
+    }
+    return [let({"waiter_lease": _WAITER_LEASE}, merge("$$c.add", changes))]
 
 
 def _with_new(resumes: bool, arrived: bool) -> Expression:
@@ -365,7 +377,7 @@ def _granted(asks: bool) -> Expression:
     """
     granted = merge("$$e", {"acquired_at": "$$now", "token": {"$add": ["$$first_token", "$$i"]}})
     if asks:
-        whole = {"until": from_now("$$e.term"), "beat": "$$c.beat"}
+        whole = {"until": from_now("$$e.server_lease"), "beat": "$$c.beat"}
         granted["$mergeObjects"].append({"$cond": [_IS_ASKED, whole, None]})
     return {
         "$map": {
@@ -451,7 +463,7 @@ def _pipeline(
         kept = only(kept, {"$not": [_IS_REMOVED]}) if force else _without_removed(kept)
         queue = only(queue, {"$not": [_IS_REMOVED]})
     if renews:
-        kept, queue = _renewed(kept, "term"), _renewed(queue, "patience", counts)
+        kept, queue = _renewed(kept, "server_lease"), _renewed(queue, "waiter_lease", counts)
     if calls:
         kept = for_each(
             kept, {"$cond": [{"$in": ["$$e.grant", "$$c.call"]}, merge("$$e", {"asked": "$$c.caller"}), "$$e"]}

@@ -83,10 +83,10 @@ class _Rule:
     def apply(self) -> Document:
         step, document = self.step, self.document
         living, lining = self.living_holders(), self.living_waiters()
-        kept = self.renewed(self.without_removed(living), "term")
+        kept = self.renewed(self.without_removed(living), "server_lease")
         kept = [{**e, "asked": step.caller} if e["grant"] in step.call else e for e in kept]
         queue = [e for e in lining if e["grant"] not in step.remove]
-        queue = self.renewed(queue, "patience")
+        queue = self.renewed(queue, "waiter_lease")
         if step.add is not None:
             done = {e["grant"] for e in (*kept, *document["tombstones"])}
             resumes = step.resumes and any(e["grant"] in step.remove for e in living)
@@ -115,7 +115,7 @@ class _Rule:
         """
         holders: Entries = self.document["holders"]
         if self.foreign:
-            wholes = [self.after(e["term"]) for e in holders]
+            wholes = [self.after(e["server_lease"]) for e in holders]
             holders = [
                 {**e, "until": min(whole, e["until"]) if "released" in e else whole}
                 for e, whole in zip(holders, wholes, strict=True)
@@ -127,18 +127,18 @@ class _Rule:
         waiters: Entries = self.document["waiters"]
         if self.foreign:
             apart = self.now - self.document["written_at"]
-            waiters = [{**e, "until": self.after(e["patience"]), "since": e["since"] + apart} for e in waiters]
+            waiters = [{**e, "until": self.after(e["waiter_lease"]), "since": e["since"] + apart} for e in waiters]
         return [e for e in waiters if e["until"] > self.now]
 
     def without_removed(self, holders: Entries) -> Entries:
         """Holders without the removed. One that must stay a while is renewed no more: it only waits for its end."""
         kept = []
         for e in holders:
-            end = min(e["acquired_at"], self.now) + timedelta(milliseconds=e["hold"])
+            end = min(e["acquired_at"], self.now) + timedelta(milliseconds=e["min_hold"])
             if e["grant"] not in self.step.remove:
                 kept.append(e)
-            elif e["hold"] and end > self.now and not self.step.force:
-                kept.append({**e, "until": end, "term": e["hold"], "released": self.now})
+            elif e["min_hold"] and end > self.now and not self.step.force:
+                kept.append({**e, "until": end, "server_lease": e["min_hold"], "released": self.now})
         return kept
 
     def renewed(self, entries: Entries, length: str) -> Entries:
@@ -148,11 +148,11 @@ class _Rule:
 
     def renew(self, entry: Document, length: str) -> Document:
         step = self.step
-        until = max(entry["until"], self.after(max(entry[length], step.term)))
+        until = max(entry["until"], self.after(max(entry[length], step.server_lease)))
         renewed = {**entry, "until": until, "beat": Int64(step.beat)}
-        if length == "term":
+        if length == "server_lease":
             renewed["lease"] = Int64(max(entry["lease"], step.lease))
-            renewed["term"] = Int64(max(entry["term"], step.term))
+            renewed["server_lease"] = Int64(max(entry["server_lease"], step.server_lease))
         elif step.behind:
             renewed["behind"] = step.behind[step.renew.index(entry["grant"])]
         return renewed
@@ -165,10 +165,10 @@ class _Rule:
         """
         if new["grant"] in done:
             return queue
-        far = min(new["patience"] * FAR_TIMES, new["term"])
-        patience = Int64(far if len(queue) >= FAR else new["patience"])
+        far = min(new["waiter_lease"] * FAR_TIMES, new["server_lease"])
+        waiter_lease = Int64(far if len(queue) >= FAR else new["waiter_lease"])
         since = self.now - timedelta(milliseconds=self.step.waited)
-        times = {"since": since, "patience": patience, "until": self.after(patience)}
+        times = {"since": since, "waiter_lease": waiter_lease, "until": self.after(waiter_lease)}
         entry = {**new, **times, "beat": Int64(self.step.beat)}
         others = [e for e in queue if e["grant"] != new["grant"]]
         if resumes:
@@ -198,7 +198,7 @@ class _Rule:
         granted = {**entry, "acquired_at": self.now, "token": Int64(token)}
         if entry["grant"] != self.step.ask:
             return granted
-        return {**granted, "until": self.after(entry["term"]), "beat": Int64(self.step.beat)}
+        return {**granted, "until": self.after(entry["server_lease"]), "beat": Int64(self.step.beat)}
 
     def ends(self, document: Document) -> Document:
         """When the last lease ends, and when the document may go."""

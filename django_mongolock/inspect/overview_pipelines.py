@@ -38,7 +38,7 @@ def held_pipeline(match: KeyMatch) -> list[Document]:
         {
             "$facet": {
                 "longest": [{"$project": {"since": {"$min": "$holders.acquired_at"}}}, *_first({"since": 1})],
-                "processes": _sessions("holders", "term"),
+                "processes": _sessions("holders", "server_lease"),
                 "sums": [{"$count": "n"}],
             }
         },
@@ -58,7 +58,7 @@ def stale_pipeline(match: KeyMatch) -> list[Document]:
         {
             "$facet": {
                 "latest": _first({"expires_at": -1}),
-                "processes": _sessions("holders", "term"),
+                "processes": _sessions("holders", "server_lease"),
                 "sums": [{"$count": "n"}],
             }
         },
@@ -80,7 +80,7 @@ def waits_pipeline(match: KeyMatch) -> list[Document]:
         {
             "$facet": {
                 "longest": _first({"asked": 1}),
-                "processes": _sessions("waiters", "patience"),
+                "processes": _sessions("waiters", "waiter_lease"),
                 "entangled": _ENTANGLED,
                 "sums": [{"$group": _QUEUES}],
             }
@@ -121,13 +121,15 @@ def _moment(field: str) -> Document:
     return {"$cond": [{"$eq": [{"$type": f"${field}"}, "date"]}, f"${field}", None]}
 
 
-def _sessions(field: str, term: str) -> list[Document]:
-    """The processes in one list of entries; a renewal sets the end of an entry to a whole *term* from then.
+def _sessions(field: str, lease: str) -> list[Document]:
+    """The processes in one list of entries; a renewal sets the end of an entry to a whole *lease* from then.
 
     What was handed over from the queue keeps the end of its place there, which may be sooner: it was granted by a beat.
     """
     until, granted = _moment(f"{field}.until"), _moment(f"{field}.acquired_at")
-    renewed: Document = {"$cond": [{"$isNumber": f"${field}.{term}"}, {"$subtract": [until, f"${field}.{term}"]}, None]}
+    renewed: Document = {
+        "$cond": [{"$isNumber": f"${field}.{lease}"}, {"$subtract": [until, f"${field}.{lease}"]}, None]
+    }
     known: Document = {"$ifNull": [{"$max": [renewed, granted]}, None]}
     beat: Document = {"$cond": [{"$gt": [known, "$$NOW"]}, "$$NOW", known]}
     counts = {"$and": [field == "waiters", {"$isNumber": f"${field}.behind"}]}

@@ -33,7 +33,7 @@ from testproject.servers import ReplicaSet
 
 DATABASE: Final = "mongolock_benchmarks"
 #: One lease, as the server counts it, is three seconds.
-TERMS: Final = Terms(lease=2, margin=1, patience=1)
+TERMS: Final = Terms(lease=2, margin=1, waiter_lease=1)
 #: How long a command is waited for; what is late is later than that, in seconds.
 TIMEOUT, LATE = 0.5, (0.6, 1.2)
 WORKERS, KEYS, CHANCE = 24, 60, 0.3

@@ -30,7 +30,7 @@ from django_mongolock.exceptions import LockError
 from testproject.servers import mongodb
 
 DATABASE: Final = "mongolock_benchmarks"
-TERMS: Final = Terms(lease=0.6, margin=0.2, patience=0.6)
+TERMS: Final = Terms(lease=0.6, margin=0.2, waiter_lease=0.6)
 PARTS: Final = ("holder", "head", "waiter")
 
 
@@ -95,10 +95,10 @@ def run(uri: str, kills: int, count: int, seed: int = 1) -> dict[str, Any]:
     return {
         "killed": killed,
         "stood still at most": round(max(gaps), 2),
-        "a lease and a waiter's lease": round(TERMS.term + TERMS.patience + TERMS.margin, 2),
+        "a lease and a waiter's lease": round(TERMS.server_lease + TERMS.waiter_lease + TERMS.margin, 2),
         "stuck": sum(gap >= 30 for gap in gaps),
         "free after the last was killed": round(free, 2),
-        "a lease": round(TERMS.term, 2),
+        "a lease": round(TERMS.server_lease, 2),
     }
 
 

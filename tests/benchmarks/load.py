@@ -289,7 +289,7 @@ def pool(uri: str, seconds: float) -> list[Row]:
         end = clock.now() + seconds
         while clock.now() < end:
             try:
-                with lock(session, f"k{number % 2}", lease=5, margin=1, patience=5):
+                with lock(session, f"k{number % 2}", lease=5, margin=1, waiter_lease=5):
                     time.sleep(0.05)
             except LockLost:
                 lost += 1

@@ -17,7 +17,7 @@ from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import MongoStore, StoreConfig
 
 DATABASE = "mongolock_tests"
-TERMS = Terms(lease=60, margin=1, patience=60)
+TERMS = Terms(lease=60, margin=1, waiter_lease=60)
 #: For how many seconds each keeps the lock.
 HOLD = 0.01
 

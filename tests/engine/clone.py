@@ -41,7 +41,7 @@ def take(session: Session, store: MongoStore, name: str) -> dict[str, list[str]]
     grants = []
     for number in range(KEYS):
         key = f"{name}{number}"
-        with MongoLock(lambda: session, (key,), Options(Terms(lease=60, margin=1, patience=60))):
+        with MongoLock(lambda: session, (key,), Options(Terms(lease=60, margin=1, waiter_lease=60))):
             grants += [holder["grant"] for holder in (store.collection.find_one({"_id": key}) or {})["holders"]]
     return {"grants": grants, "random": [random.random().hex()]}
 

@@ -21,9 +21,9 @@ Document = dict[str, Any]
 
 #: Terms for tests: short, and with a small margin, for the server's clock is ours. Not shorter: on a loaded machine a
 #: command takes a second, and a renewal is to be in time there.
-QUICK = Terms(lease=3.0, margin=0.1, patience=3.0)
+QUICK = Terms(lease=3.0, margin=0.1, waiter_lease=3.0)
 #: Terms under which nothing is renewed, and nothing ends by itself, while a test lasts: for counting commands.
-CALM = Terms(lease=60, margin=1, patience=60)
+CALM = Terms(lease=60, margin=1, waiter_lease=60)
 
 
 class Timer:

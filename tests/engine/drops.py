@@ -21,7 +21,7 @@ from django_mongolock.engine.store import MongoStore, StoreConfig
 
 DATABASE = "mongolock_tests"
 #: Much longer than all of this takes.
-TERMS = Terms(lease=600, margin=1, patience=600)
+TERMS = Terms(lease=600, margin=1, waiter_lease=600)
 
 
 class Struck(BaseException):

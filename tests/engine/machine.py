@@ -48,7 +48,7 @@ ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
             "join": st.sampled_from([False, False, False, True]),
             "renew": st.booleans(),
             "reentrant": st.booleans(),
-            "hold": st.sampled_from([0.0, 0.0, 0.0, 0.3]),
+            "min_hold": st.sampled_from([0.0, 0.0, 0.0, 0.3]),
             "longest": st.sampled_from([None, None, None, None, 0.4]),
             "owner": st.sampled_from([None, None, None, "o"]),
         },
@@ -145,7 +145,7 @@ class Machine(RuleBasedStateMachine):
             return
         lock, grant, watch = watched.lock, watched.grant, self.world.watch
         assert lock is not None
-        keeps = 0.0 if early else lock.options.terms.hold
+        keeps = 0.0 if early else lock.options.terms.min_hold
         watch.releases(watched)
         self._count(f"release {grant} by {actor}")
 
@@ -304,13 +304,13 @@ class Asking:
     kind: Kind
     renew: bool
     reentrant: bool
-    hold: float
+    min_hold: float
     longest: float | None
     owner: str | None
     asked: float = field(default_factory=clock.now)
 
     def __str__(self) -> str:
-        extras = [name for name in ("renew", "reentrant", "hold", "longest", "owner") if getattr(self, name)]
+        extras = [name for name in ("renew", "reentrant", "min_hold", "longest", "owner") if getattr(self, name)]
         return f"{self.who}: {self.kind} {self.key!r} {' '.join(extras)}"
 
     @property
@@ -325,8 +325,8 @@ class Asking:
             capacity,
             lease=lease,
             margin=self.world.plan.margin,
-            patience=min(lease, self.world.plan.patience),
-            hold=self.hold,
+            waiter_lease=min(lease, self.world.plan.waiter_lease),
+            min_hold=self.min_hold,
             owner=self.owner,
         )
         options = Options(terms, wait, self.reentrant, self.renew, self.longest)

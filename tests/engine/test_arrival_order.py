@@ -40,9 +40,9 @@ from tests.lock_fixtures import WITH_MONGO
 from tests.looking import held_elsewhere, new_key
 from tests.waiting import eventually
 
-CALM = Terms(lease=60, margin=1, patience=60)
-READER = Terms("shared", UNLIMITED, lease=60, margin=1, patience=60)
-PERMIT = Terms("semaphore", 2, lease=60, margin=1, patience=60)
+CALM = Terms(lease=60, margin=1, waiter_lease=60)
+READER = Terms("shared", UNLIMITED, lease=60, margin=1, waiter_lease=60)
+PERMIT = Terms("semaphore", 2, lease=60, margin=1, waiter_lease=60)
 #: Seconds between two who arrive.
 GAP = 0.15
 
@@ -412,7 +412,7 @@ def test_the_limit_counts_threads(bounded: Callable[[], Session], queue: Queue, 
     """F69, F13: a queue that is full of the threads of one process is full, for that process and for any other."""
     queue.hold(bounded())
     one = bounded()
-    terms = Terms(lease=60, margin=1, patience=2)
+    terms = Terms(lease=60, margin=1, waiter_lease=2)
     for number in range(QUEUE):
         queue.ask(f"A{number}", one, terms=terms)
     process = one if whose == "the same process" else bounded()

@@ -23,7 +23,7 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason=f"needs {missing()}")]
 
 #: A waiter that is handed the lock lives for six seconds without renewal, a holder for five times as long.
-TERMS = Terms(lease=30, margin=0.5, patience=6)
+TERMS = Terms(lease=30, margin=0.5, waiter_lease=6)
 #: By how many seconds the clock is set back.
 BACK = [10, 40, 60, 600]
 

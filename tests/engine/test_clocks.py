@@ -53,7 +53,7 @@ def sessions(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Sessi
 
 
 def lock(session: Session, lease: float, *, wait: float | None = 0, renew: bool = False) -> MongoLock:
-    terms = Terms(lease=lease, margin=0.3, patience=min(lease, 2.0))
+    terms = Terms(lease=lease, margin=0.3, waiter_lease=min(lease, 2.0))
     return MongoLock(lambda: session, ("k",), Options(terms, wait, auto_renew=renew))
 
 

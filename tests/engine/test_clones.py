@@ -30,7 +30,7 @@ from tests.waiting import eventually
 Entries = Callable[..., list[Any]]
 Clones = tuple[Session, Session]
 
-CALM = Terms(lease=60, margin=1, patience=60)
+CALM = Terms(lease=60, margin=1, waiter_lease=60)
 
 
 @pytest.fixture

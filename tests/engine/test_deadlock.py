@@ -23,8 +23,8 @@ from tests.engine.waiters import InThread, Waiter
 from tests.waiting import eventually
 
 Entries = Callable[..., list[Any]]
-READER = Terms(mode="shared", capacity=2**31 - 1, lease=1.0, margin=0.1, patience=1.0)
-PERMIT = Terms(mode="semaphore", capacity=2, lease=1.0, margin=0.1, patience=1.0)
+READER = Terms(mode="shared", capacity=2**31 - 1, lease=1.0, margin=0.1, waiter_lease=1.0)
+PERMIT = Terms(mode="semaphore", capacity=2, lease=1.0, margin=0.1, waiter_lease=1.0)
 
 
 @pytest.fixture(autouse=True)

@@ -147,9 +147,9 @@ def test_a_fact_that_we_look_up_is_made_to_fit(value: object) -> None:
 
 def test_an_entry_holds_milliseconds_and_its_owner() -> None:
     """Seconds become whole milliseconds; an entry without an owner has no such field."""
-    made = entry("g", "s", Terms(lease=1.5, margin=0.25, patience=2, hold=0.1, owner="me"), {"label": "$x"})
-    assert (made["lease"], made["term"], made["patience"], made["hold"]) == (1500, 1750, 2250, 100)
-    assert all(isinstance(made[name], Int64) for name in ("lease", "term", "patience", "hold"))
+    made = entry("g", "s", Terms(lease=1.5, margin=0.25, waiter_lease=2, min_hold=0.1, owner="me"), {"label": "$x"})
+    assert (made["lease"], made["server_lease"], made["waiter_lease"], made["min_hold"]) == (1500, 1750, 2250, 100)
+    assert all(isinstance(made[name], Int64) for name in ("lease", "server_lease", "waiter_lease", "min_hold"))
     assert (made["owner"], made["label"]) == ("me", "$x")
     assert "owner" not in entry("g", "s", Terms(), {})
 
@@ -215,7 +215,7 @@ def test_a_reply_tells_how_a_grant_stands() -> None:
     assert reply.first_end == 10.0
     assert reply.held
     set_back = read_reply("k", {**raw, "first_end": NOW + timedelta(hours=1)})
-    assert set_back.first_end == holder()["term"] / 1000
+    assert set_back.first_end == holder()["server_lease"] / 1000
     queued = read_reply("k", {**raw, "mine": None, "place": 0})
     assert (queued.held, queued.free, queued.place) == (False, False, 0)
 

@@ -30,7 +30,7 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 DATABASE = "mongolock_tests"
-CALM = Terms(lease=60, margin=0.5, patience=8)
+CALM = Terms(lease=60, margin=0.5, waiter_lease=8)
 
 
 @pytest.fixture(scope="module")

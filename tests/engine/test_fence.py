@@ -39,7 +39,7 @@ Pieces = Collection[Document]
 LockMaker = Callable[..., MongoLock]
 
 #: Long enough that no renewal gets in between.
-TERMS = Terms(lease=30.0, margin=3.0, patience=10.0)
+TERMS = Terms(lease=30.0, margin=3.0, waiter_lease=10.0)
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_released_and_kept_for_its_minimum_hold(
     """P9: another thread gives the lock back after the transaction has made sure that it is held, and before it writes
     to the lock. Nothing is committed, although the entry stays where it is. (What the transaction has read or written
     before makes it conflict with the release; where it has done nothing yet, only the fence can tell.)"""
-    lock = hold(terms=replace(TERMS, hold=25.0)).acquire()
+    lock = hold(terms=replace(TERMS, min_hold=25.0)).acquire()
     released: list[bool] = []
     striker = Striker(lambda: released.append(lock.release()))
     with MongoClient[Document](mongo_uri, event_listeners=[striker]) as client:

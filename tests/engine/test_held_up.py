@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 #: For how long a command is held up, in seconds.
 HELD_UP = 5.0
 #: The terms of whoever is held up: its renewals may take longer than that, and come every five and a half seconds.
-PATIENT = Terms(lease=20, margin=0.6, patience=16.5)
+PATIENT = Terms(lease=20, margin=0.6, waiter_lease=16.5)
 #: The terms of a holder who need not be renewed for as long.
 HELD = Terms(lease=9, margin=0.6)
 
@@ -73,7 +73,7 @@ class Slow:
     def stopped(self) -> Iterator[None]:
         """All updates are held up, until its next renewal has been for `HELD_UP`. findAndModify goes on."""
         admin, name = self.collection.database.client.admin, "hangDuringBatchUpdate"
-        time.sleep(PATIENT.patience / 3 - 1)  # not yet: the holder must be renewed meanwhile
+        time.sleep(PATIENT.waiter_lease / 3 - 1)  # not yet: the holder must be renewed meanwhile
         try:
             admin.command("configureFailPoint", name, mode="alwaysOn", data={"nss": self.collection.full_name})
         except OperationFailure:
@@ -164,7 +164,7 @@ def test_a_late_renewal_does_not_cut_what_a_waiter_lives_by(
     else's renewal was held up, is handed the lock after that, and is then cut off but for its news."""
     giver, next_waiter, newcomer = parties.new(), parties.new(), parties.new()
     mine = giver.lock(Terms(lease=60, margin=0.6)).acquire()
-    next_one = parties.waiter(next_waiter.lock(Terms(lease=6, margin=0.6, patience=6)))
+    next_one = parties.waiter(next_waiter.lock(Terms(lease=6, margin=0.6, waiter_lease=6)))
     assert eventually(lambda: queue(collection) == 1)
     theirs = slow.waits()
     with contextlib.ExitStack() as cut, Watch(mine, next_one.lock, theirs.lock) as watch:
@@ -186,7 +186,7 @@ def test_a_late_renewal_costs_no_waiter_its_place(
     """F61: who has waited longest, and was renewed all the time, is served first, though somebody else's renewal was
     held up for longer than a waiter lives."""
     mine = parties.new().lock(Terms(lease=60, margin=0.6)).acquire()
-    first = parties.waiter(parties.new().lock(Terms(lease=6, margin=0.3, patience=2)))
+    first = parties.waiter(parties.new().lock(Terms(lease=6, margin=0.3, waiter_lease=2)))
     assert eventually(lambda: queue(collection) == 1)
     second = slow.waits()
     with slow.held_up():
@@ -204,7 +204,7 @@ def test_a_late_renewal_does_not_cut_a_minimum_hold(
     """F61: a lock that was taken and given back while somebody else's renewal was held up stays away from that for as
     long as it was to be held at least."""
     giver = parties.new().lock(Terms(lease=60, margin=0.6)).acquire()
-    job = parties.waiter(parties.new().lock(Terms(lease=6, margin=0.6, hold=6)))
+    job = parties.waiter(parties.new().lock(Terms(lease=6, margin=0.6, min_hold=6)))
     assert eventually(lambda: queue(collection) == 1)
     theirs = slow.waits()
     with slow.held_up():

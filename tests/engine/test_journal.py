@@ -18,8 +18,8 @@ from tests.engine.waiters import InThread
 pytestmark = pytest.mark.slow
 
 #: Long enough for a server that is started again.
-TERMS = Terms(lease=30, margin=0.5, patience=30)
-BRIEF = Terms(lease=3, margin=0.5, patience=3)
+TERMS = Terms(lease=30, margin=0.5, waiter_lease=30)
+BRIEF = Terms(lease=3, margin=0.5, waiter_lease=3)
 
 
 @pytest.fixture(scope="module")

@@ -155,7 +155,7 @@ def test_a_told_grant_lives_as_long_as_its_place_in_the_queue_and_is_renewed(
 ) -> None:
     """P1, F42: its first deadline is that of the waiter, no later than what the server has; a beat makes it a whole
     lease."""
-    waiter = told(lock, other, in_thread, session, terms=Terms(lease=120, margin=0.2, patience=60))
+    waiter = told(lock, other, in_thread, session, terms=Terms(lease=120, margin=0.2, waiter_lease=60))
     (grant,) = waiter.lock._grants
     found = session.store.read("k", grant.id, 5)
     assert waiter.lock.remaining <= min(60, left(found))
@@ -176,7 +176,7 @@ def test_a_told_grant_can_be_extended(
     timer: Timer,
 ) -> None:
     """The longer lease counts from now, on the server too, and for the renewals from then on."""
-    waiter = told(lock, other, in_thread, session, terms=Terms(lease=80, margin=0.2, patience=60))
+    waiter = told(lock, other, in_thread, session, terms=Terms(lease=80, margin=0.2, waiter_lease=60))
     waiter.lock.extend(120)
     assert 100 < waiter.lock.remaining <= 120
     assert entries()[0]["lease"] == 120_000
@@ -189,7 +189,9 @@ def test_without_renewal_a_wait_ends_with_a_whole_lease(
     lock: LockMaker, other: LockMaker, in_thread: InThread, session: Session, timer: Timer
 ) -> None:
     """auto_renew=False: nobody is going to renew it, so the grant is taken for a whole lease before it is used."""
-    waiter = told(lock, other, in_thread, session, terms=Terms(lease=120, margin=0.2, patience=60), auto_renew=False)
+    waiter = told(
+        lock, other, in_thread, session, terms=Terms(lease=120, margin=0.2, waiter_lease=60), auto_renew=False
+    )
     assert 100 < waiter.lock.remaining <= 120
     timer.move(70)
     assert not eventually(lambda: waiter.lock.remaining > 50, 0.3)
@@ -260,7 +262,7 @@ def test_the_grant_before_is_not_renewed_for_the_one_after(lock: LockMaker, sess
 @pytest.mark.slow
 def test_ten_thousand_locks_are_renewed_by_twenty_two_commands(session: Session, commands: Commands) -> None:
     """F40: an update and a read for each thousand; one of them was lost, and that one is told so, no other."""
-    terms = Terms(lease=3_000, margin=1, patience=60)
+    terms = Terms(lease=3_000, margin=1, waiter_lease=60)
     # The pattern first: it takes a real lock, after which the keeper must lie down again, or it would beat as well.
     _document(session, make_lock(session, terms=terms)._new_grant(session, "k", threading.current_thread()))
     assert eventually(lambda: session._keeper._wakes_at > clock.now())
@@ -332,7 +334,7 @@ def test_a_waiter_that_is_stopped_does_not_believe_in_an_old_grant(
         process.send(signal.SIGSTOP)
         if granted:
             theirs.release()
-        time.sleep(PAUSE_WAITING.patience + PAUSE_WAITING.margin + 0.5)
+        time.sleep(PAUSE_WAITING.waiter_lease + PAUSE_WAITING.margin + 0.5)
         second = theirs if not granted else other(terms=CALM, wait=10).acquire()
         resumed = time.monotonic()
         process.send(signal.SIGCONT)
@@ -352,7 +354,7 @@ def test_a_told_holder_that_is_stopped_past_its_first_deadline(
     lock: LockMaker, other: LockMaker, in_thread: InThread, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F28, F42: nobody renewed the told grant in time: it is not held, before anybody else is let in."""
-    terms = Terms(lease=10, margin=0.3, patience=3)
+    terms = Terms(lease=10, margin=0.3, waiter_lease=3)
 
     def stop(*_: object) -> None:
         raise LockBackendFailed("stopped")

@@ -86,7 +86,7 @@ def test_a_lock_that_is_taken_is_refused_in_time(lock: LockMaker, other: LockMak
             with pytest.raises(LockNotAcquired, match="held by host") as refusal:
                 face.acquire(lock(wait=wait))
             assert wait <= time.monotonic() - started < wait + 10
-            assert 0 < refusal.value.retry_after <= CALM.term
+            assert 0 < refusal.value.retry_after <= CALM.server_lease
         assert theirs.held
     assert face.try_acquire(lock())
 
@@ -244,7 +244,7 @@ def test_extend_pushes_the_end_and_never_nearer(lock: LockMaker, face: Face, ent
     face.extend(mine, 5)
     face.extend(mine)
     assert 29 < mine.remaining <= 30
-    assert entries()[0]["term"] >= 30_000
+    assert entries()[0]["server_lease"] >= 30_000
     for wrong in (0, -1, True, "5"):
         with pytest.raises((TypeError, ValueError)):
             face.extend(mine, wrong)
@@ -478,11 +478,11 @@ def test_facts_are_stored_with_the_holder(session: Session, face: Face, entries:
 
 def test_a_minimum_hold_keeps_others_out_after_the_release(lock: LockMaker, other: LockMaker, face: Face) -> None:
     """min_hold: given back at once, free when its time is over."""
-    with face.block(lock(terms=replace(CALM, hold=2.0))) as mine:
+    with face.block(lock(terms=replace(CALM, min_hold=2.0))) as mine:
         began = mine.acquired_at
     assert not other().try_acquire()
     with other(wait=30, terms=CALM) as theirs:
-        assert 2.0 <= (theirs.acquired_at - began).total_seconds() < 2.0 + CALM.patience / 6
+        assert 2.0 <= (theirs.acquired_at - began).total_seconds() < 2.0 + CALM.waiter_lease / 6
 
 
 def test_readers_share_and_a_writer_waits(lock: LockMaker, other: LockMaker, face: Face) -> None:

@@ -20,7 +20,7 @@ from tests.waiting import eventually
 Read = Callable[[], Document]
 
 #: The hold is longer than the lease, as that of a job is which runs once a day.
-HELD = Terms(lease=3, margin=1, patience=3, hold=60)
+HELD = Terms(lease=3, margin=1, waiter_lease=3, min_hold=60)
 TIMEOUT = 10.0
 #: How long the server holds up a renewal, in milliseconds: less than a third of the lease, after which it times out.
 DELAY = 700
@@ -42,7 +42,7 @@ def only_holder(document: Document | None) -> Document:
 
 
 #: The renewals that may be on their way when the lock is given back: that of the keeper, and an extension.
-RENEWALS: dict[str, dict[str, Any]] = {"renewal": {}, "extension": {"lease": 90_000, "term": 99_000}}
+RENEWALS: dict[str, dict[str, Any]] = {"renewal": {}, "extension": {"lease": 90_000, "server_lease": 99_000}}
 
 
 @pytest.mark.parametrize("kind", RENEWALS)
@@ -59,7 +59,7 @@ def test_a_renewal_after_the_release_leaves_the_end_alone(twin: tuple[Store, Rea
         store.apply("k", renewal, TIMEOUT)
     else:
         store.renew(["k"], renewal, TIMEOUT)
-    assert read()["until"] - released["acquired_at"] == timedelta(seconds=HELD.hold)
+    assert read()["until"] - released["acquired_at"] == timedelta(seconds=HELD.min_hold)
     assert read() == released
 
 
@@ -83,7 +83,7 @@ def test_others_get_it_when_it_was_to_end(kind: str) -> None:
 def test_a_renewal_of_many_renews_the_others(twin: tuple[Store, Read]) -> None:
     """F64: what was released stays as it is; whoever else is in the same renewal is renewed."""
     store, _ = twin
-    shared = Terms("shared", 5, lease=2, margin=1, patience=2, hold=60)
+    shared = Terms("shared", 5, lease=2, margin=1, waiter_lease=2, min_hold=60)
     for name in ("g1", "g2"):
         store.apply("k", Step(ask=name, add=entry(name, "s", shared, {})), TIMEOUT)
     store.give_back("k", Step(remove=("g1",)), TIMEOUT)
@@ -103,14 +103,14 @@ def test_a_keeper_that_is_late_does_not_lengthen_the_hold(
     mine.release()
     time.sleep(DELAY / 1000 + 0.3)  # it has arrived by now
     (kept,) = entries()
-    assert kept["until"] - kept["acquired_at"] == timedelta(seconds=HELD.hold)
+    assert kept["until"] - kept["acquired_at"] == timedelta(seconds=HELD.min_hold)
 
 
 def test_no_hold_is_lengthened_in_the_race_of_keeper_and_release(
     lock: LockMaker, collection: Collection[Document], commands: Commands
 ) -> None:
     """F64: three hundred locks are given back while their keeper renews them: each hold lasts as long as it was to."""
-    terms = Terms(lease=3, margin=10, patience=3, hold=600)
+    terms = Terms(lease=3, margin=10, waiter_lease=3, min_hold=600)
     locks = [lock(f"k{number:03}", terms=terms).acquire() for number in range(300)]
     commands.clear()
     assert eventually(lambda: "update" in commands.names)

@@ -43,10 +43,10 @@ from tests.waiting import eventually
 
 Stored = Callable[..., Document]
 
-CALM = Terms(lease=60, margin=1, patience=60)
-HELD = Terms(lease=60, margin=1, patience=60, hold=30)
-OWNED = Terms(lease=60, margin=1, patience=60, owner="$bob")
-READER = Terms("shared", UNLIMITED, lease=60, margin=1, patience=60)
+CALM = Terms(lease=60, margin=1, waiter_lease=60)
+HELD = Terms(lease=60, margin=1, waiter_lease=60, min_hold=30)
+OWNED = Terms(lease=60, margin=1, waiter_lease=60, owner="$bob")
+READER = Terms("shared", UNLIMITED, lease=60, margin=1, waiter_lease=60)
 TIMEOUT = 10.0
 
 #: What the next version writes in addition, into a document and into each of its entries.
@@ -124,7 +124,7 @@ def test_kept_by_renewals(key: Key) -> None:
     key.add("g2")
     key.apply(ask="g1", renew=("g1", "g2"), beat=1)
     key.store.renew(["k"], Step(renew=("g1", "g2"), beat=2), TIMEOUT)
-    key.apply(ask="g1", renew=("g1",), beat=3, lease=90_000, term=99_000)
+    key.apply(ask="g1", renew=("g1",), beat=3, lease=90_000, server_lease=99_000)
     key.apply(call=("g1",), caller="somebody")
     assert key.holders() == ["g1"]
     assert [e["beat"] for e in (*key.read()["holders"], *key.read()["waiters"])] == [3, 2]
@@ -205,7 +205,7 @@ def test_lock_objects(
     stored: Stored,
 ) -> None:
     """F53: acquired, renewed, extended, waited for, handed over and released, all as if nothing more was there."""
-    mine = lock(terms=Terms(lease=1.5, margin=0.5, patience=1.5))
+    mine = lock(terms=Terms(lease=1.5, margin=0.5, waiter_lease=1.5))
     face.acquire(mine)
     waiters = []
     for make in (other, lock):

@@ -111,7 +111,7 @@ def test_a_process_that_nobody_can_judge_is_waited_for(
 
 def test_a_minimum_hold_is_no_former_run(lock: LockMaker, other: LockMaker, face: Face) -> None:
     """What was released and is kept for its minimum hold is kept from its owner as well."""
-    terms = Terms(lease=60, margin=1, hold=30, owner="task 5")
+    terms = Terms(lease=60, margin=1, min_hold=30, owner="task 5")
     face.release(face.acquire(lock(terms=terms)))
     assert not face.try_acquire(other(terms=terms))
 

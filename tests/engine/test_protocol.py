@@ -34,7 +34,7 @@ from django_mongolock.exceptions import (
 )
 
 NOW = datetime.now(UTC)
-TERMS = Terms(lease=10, margin=1, patience=5)
+TERMS = Terms(lease=10, margin=1, waiter_lease=5)
 REQUEST = Request("k", "g", TERMS, "s")
 #: What a command finds that gave the lease itself, and one that finds a lease which another gave.
 WHOLE = Reply(held=True, token=3, beat=7, acquired_at=NOW, first_end=11)
@@ -322,7 +322,7 @@ def test_who_was_alone_tries_the_short_release_first() -> None:
     [
         (TERMS, 0, True),
         (TERMS, 1, False),
-        (replace(TERMS, hold=1), 0, False),
+        (replace(TERMS, min_hold=1), 0, False),
         (replace(TERMS, mode="shared"), 0, False),
     ],
 )
@@ -344,7 +344,7 @@ def test_release_extend_and_settle_are_one_command_each() -> None:
     """P8: and settling leaves a tombstone, by force."""
     assert next(protocol.release("k", "g")) == GiveBack("k", Step(remove=("g",), force=True))
     extension: Any = next(protocol.extend("k", "g", 1000, 1100))
-    assert (extension.step.renew, extension.step.lease, extension.step.term) == (("g",), 1000, 1100)
+    assert (extension.step.renew, extension.step.lease, extension.step.server_lease) == (("g",), 1000, 1100)
     settling: Any = next(protocol.settle("k", "g"))
     assert (settling.step.remove, settling.step.force, settling.step.tombstone_ttl) == (
         ("g",),

@@ -47,7 +47,7 @@ Document = dict[str, Any]
 Entries = Callable[..., list[Any]]
 Stored = Callable[..., Document]
 
-TERMS = Terms(lease=20, margin=2, patience=10)
+TERMS = Terms(lease=20, margin=2, waiter_lease=10)
 CAPACITIES: dict[Mode, int] = {"exclusive": 1, "shared": UNLIMITED, "semaphore": 2}
 TIMEOUT = 10.0
 
@@ -194,16 +194,16 @@ class Machine(RuleBasedStateMachine):
         target=grants,
         mode=st.sampled_from(list(CAPACITIES)),
         lease=LENGTHS,
-        patience=LENGTHS,
-        hold=st.sampled_from([0, 0, 0, 15, 35]),
+        waiter_lease=LENGTHS,
+        min_hold=st.sampled_from([0, 0, 0, 15, 35]),
         owner=st.sampled_from([None, "$bob"]),
         trial=st.booleans(),
         waited=st.sampled_from([0, 0, 5_000, 25_000]),
     )
     def enter(
-        self, *, mode: Mode, lease: int, patience: int, hold: int, owner: str | None, trial: bool, waited: int
+        self, *, mode: Mode, lease: int, waiter_lease: int, min_hold: int, owner: str | None, trial: bool, waited: int
     ) -> Document:
-        terms = Terms(mode, CAPACITIES[mode], lease, 0, patience, hold, owner, drift=0)
+        terms = Terms(mode, CAPACITIES[mode], lease, 0, waiter_lease, min_hold, owner, drift=0)
         new = entry(f"g{next(_numbers)}", "s", terms, {"label": "$holders"})
         if waited:
             new["behind"] = waited // 5_000
@@ -253,7 +253,7 @@ class Machine(RuleBasedStateMachine):
     @rule(removed=grants)
     def release_alone(self, removed: Document) -> None:
         """The short form of the release works only where it comes to the same, but for when the document goes."""
-        if removed["hold"]:
+        if removed["min_hold"]:
             return
         alone = self.ids("holders") == [removed["grant"]] and not self.entries("waiters")
         before = self.document
@@ -291,7 +291,7 @@ class Machine(RuleBasedStateMachine):
     @rule(renewed=st.lists(grants, min_size=1, max_size=4), longer=st.sampled_from([0, 0, 65]))
     def renew(self, renewed: list[Document], longer: int) -> None:
         ids = tuple(dict.fromkeys(new["grant"] for new in renewed))
-        self.apply(Step(ask=ids[0], renew=ids, beat=next(_numbers), lease=longer * 1000, term=longer * 1000))
+        self.apply(Step(ask=ids[0], renew=ids, beat=next(_numbers), lease=longer * 1000, server_lease=longer * 1000))
 
     @rule(renewed=st.lists(grants, min_size=1, max_size=4), counts=st.booleans())
     def renew_in_bulk(self, renewed: list[Document], counts: bool) -> None:
@@ -665,7 +665,7 @@ def test_another_primary_prunes_nobody_and_gives_a_whole_lease_once(
     travel(collection, "k", 1000)
     collection.update_one({"_id": "k"}, {"$set": {"clock": "another election"}})
     assert client.add("g3").place == 1
-    assert left(client.apply(ask="g1")) == pytest.approx(TERMS.term, abs=2)
+    assert left(client.apply(ask="g1")) == pytest.approx(TERMS.server_lease, abs=2)
     assert [e["grant"] for e in entries()] == ["g1", "g2", "g3"]
     travel(collection, "k", 23)
     assert client.add("g4").held
@@ -677,14 +677,14 @@ def test_a_clock_that_was_set_back_makes_no_lease_longer(client: Client, collect
     client.add("g1")
     client.add("g2")
     travel(collection, "k", -3600)
-    assert left(client.apply(ask="g1")) == pytest.approx(TERMS.term, abs=0.1)
-    travel(collection, "k", TERMS.term + 0.1)
+    assert left(client.apply(ask="g1")) == pytest.approx(TERMS.server_lease, abs=0.1)
+    travel(collection, "k", TERMS.server_lease + 0.1)
     assert client.add("g3").held
 
 
 def test_a_minimum_hold_is_not_longer_after_a_failover(client: Client, collection: Collection[Document]) -> None:
     """Nobody is inside any more who could be overtaken: what runs once a day does not miss a day for an election."""
-    client.add("g0", Terms(lease=20, margin=2, hold=60))
+    client.add("g0", Terms(lease=20, margin=2, min_hold=60))
     client.remove("g0")
     travel(collection, "k", 50)
     collection.update_one({"_id": "k"}, {"$set": {"clock": "another election"}})
@@ -698,7 +698,7 @@ def test_a_minimum_hold_is_not_longer_after_a_failover(client: Client, collectio
 
 def test_a_minimum_hold_outlasts_the_release_but_not_force(client: Client, collection: Collection[Document]) -> None:
     """ShedLock's lockAtLeastFor: who gives back early leaves the key taken; a forced removal frees it."""
-    terms = Terms(lease=20, margin=2, hold=60)
+    terms = Terms(lease=20, margin=2, min_hold=60)
     client.add("g1", terms)
     assert left(client.remove("g1")) == pytest.approx(60, abs=1)
     assert not client.add("g2", trial=True).held
@@ -711,7 +711,7 @@ def test_a_minimum_hold_outlasts_the_release_but_not_force(client: Client, colle
 def test_a_renewal_never_brings_the_end_nearer(client: Client, collection: Collection[Document]) -> None:
     """A renewal that was held up arrives after an extension: the extension stays."""
     client.add("g1")
-    assert left(client.renew("g1", lease=100_000, term=110_000)) == pytest.approx(110, abs=0.1)
+    assert left(client.renew("g1", lease=100_000, server_lease=110_000)) == pytest.approx(110, abs=0.1)
     assert left(client.renew("g1")) == pytest.approx(110, abs=1)
     travel(collection, "k", 50)
     assert left(client.renew("g1")) == pytest.approx(110, abs=0.1)
@@ -726,7 +726,7 @@ def test_a_grant_that_nobody_noticed_is_short(client: Client, collection: Collec
     client.remove("g1")
     still = left(client.apply(ask="g2"))
     assert still is not None
-    assert still == pytest.approx(queued.patience, abs=2)  # a whole lease would be ten more
+    assert still == pytest.approx(queued.waiter_lease, abs=2)  # a whole lease would be ten more
     travel(collection, "k", still + 0.1)
     later = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=60)
     collection.update_one({"_id": "k"}, {"$set": {"waiters.0.until": later}})
@@ -753,14 +753,14 @@ def test_who_comes_when_the_queue_is_long_lives_longer_in_it(store: MongoStore, 
     *_, near, far = [
         kept.apply("k", Step(ask=f"g{number}", add=entry(f"g{number}", "s", TERMS, {})), 5) for number in range(FAR + 2)
     ]
-    assert near.patience == TERMS.term_of(TERMS.patience)
+    assert near.waiter_lease == TERMS.server_lease_of(TERMS.waiter_lease)
     assert far.place == FAR
-    assert far.patience == TERMS.term  # three times as long would be more than that
-    short = Terms(lease=100, margin=0, patience=5, drift=0)
+    assert far.waiter_lease == TERMS.server_lease  # three times as long would be more than that
+    short = Terms(lease=100, margin=0, waiter_lease=5, drift=0)
     late = kept.apply("k", Step(ask="late", add=entry("late", "s", short, {})), 5)
-    assert late.patience == 15
+    assert late.waiter_lease == 15
     renewed = kept.apply("k", Step(ask="late", renew=("late",), beat=1), 5)
-    assert renewed.patience == 15
+    assert renewed.waiter_lease == 15
 
 
 NASTY = [
@@ -845,9 +845,9 @@ def damaged() -> Iterator[Document]:
             "until",
             "since",
             "lease",
-            "term",
-            "patience",
-            "hold",
+            "server_lease",
+            "waiter_lease",
+            "min_hold",
             "capacity",
             "token",
             "acquired_at",
@@ -926,7 +926,7 @@ def test_a_number_beyond_all_dates_stops_only_its_own_key(store: MongoStore, col
     keys = [f"k{number}" for number in range(10)]
     for key in keys:
         Client(store, key).add(f"{key}-g")
-    collection.update_one({"_id": "k3"}, {"$set": {"holders.0.term": Int64(2**63 - 1)}})
+    collection.update_one({"_id": "k3"}, {"$set": {"holders.0.server_lease": Int64(2**63 - 1)}})
     grants = {key: (f"{key}-g",) for key in keys}
     with pytest.raises(LockBackendFailed):  # who renews takes the keys one by one then, see `session`
         store.renew(keys, Step(renew=tuple(f"{key}-g" for key in keys), beat=5), TIMEOUT)

@@ -77,7 +77,7 @@ def test_the_place_in_the_queue_is_kept_as_well(
     thread = in_thread(lambda: waiting.acquire(30).release())
     assert eventually(lambda: len(entries()) == 2)
     place = entries()[1]["since"]
-    time.sleep(QUICK.patience + 0.5)
+    time.sleep(QUICK.waiter_lease + 0.5)
     assert entries()[1]["since"] == place
     theirs.release()
     thread.join()
@@ -448,7 +448,7 @@ def test_a_forked_child_holds_nothing_and_releases_nothing(config: StoreConfig, 
     """F30: it gets its own session id, client and threads; what its parent holds is not its to give back, neither by
     release, nor by the end of the block, nor at its exit. The parent goes on."""
     sessions = Sessions(lambda: Session(MongoStore(config)))
-    lock = make_lock(sessions.current(), terms=Terms(lease=3, margin=0.1, patience=1))
+    lock = make_lock(sessions.current(), terms=Terms(lease=3, margin=0.1, waiter_lease=1))
     lock._session_now = sessions.current
     lock.acquire()
     stop = threading.Event()
@@ -549,7 +549,7 @@ def test_the_key_of_a_killed_holder_is_free_within_its_lease(
         holder.popen.wait(10)
         end = stored()["holders"][0]["until"]
         with lock(terms=CALM, wait=20) as mine:
-            assert 0 <= (stored()["holders"][0]["acquired_at"] - end).total_seconds() < CALM.patience / 6
+            assert 0 <= (stored()["holders"][0]["acquired_at"] - end).total_seconds() < CALM.waiter_lease / 6
             assert mine.fencing_token > token
 
 

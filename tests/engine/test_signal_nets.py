@@ -37,7 +37,7 @@ pytestmark = [
 ]
 
 #: Much longer than the tests wait, so that nothing is free again because its lease has ended.
-CALM = Terms(lease=600, margin=1, patience=600)
+CALM = Terms(lease=600, margin=1, waiter_lease=600)
 
 
 class Struck(KeyboardInterrupt):

@@ -19,7 +19,7 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
-SHORT = Terms(lease=5, margin=0.5, patience=5)
+SHORT = Terms(lease=5, margin=0.5, waiter_lease=5)
 #: Nobody renews it meanwhile.
 CALM = Terms(lease=60, margin=1)
 #: How many other locks the process has. Its keys are renewed in their order: `k` comes in between.

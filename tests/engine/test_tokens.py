@@ -24,9 +24,9 @@ from tests.engine.conftest import Document, LockMaker
 from tests.engine.faces import Face
 
 ROOT = Path(__file__).parents[2]
-TERMS = Terms(lease=60, margin=1, patience=60)
-READER = Terms("shared", UNLIMITED, lease=60, margin=1, patience=60)
-OWNED = Terms(lease=60, margin=1, patience=60, owner="$bob")
+TERMS = Terms(lease=60, margin=1, waiter_lease=60)
+READER = Terms("shared", UNLIMITED, lease=60, margin=1, waiter_lease=60)
+OWNED = Terms(lease=60, margin=1, waiter_lease=60, owner="$bob")
 TIMEOUT = 10.0
 
 _numbers = count(1)

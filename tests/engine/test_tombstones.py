@@ -19,7 +19,7 @@ from tests.waiting import eventually
 
 Stored = Callable[..., Document]
 
-TERMS = Terms(lease=60, margin=1, patience=60)
+TERMS = Terms(lease=60, margin=1, waiter_lease=60)
 TIMEOUT = 20.0
 #: So many commands are given up; one command leaves tombstones for as many as `BATCH`, a program's for one.
 MANY, BATCH = 14_000, 100
@@ -112,7 +112,7 @@ def test_a_pair_costs_not_noticeably_more(store: MongoStore, lock: LockMaker, ot
     with contextlib.ExitStack() as stack:
         if face == "contended":  # then the whole rule is sent, not the short forms
             for key in keys:
-                stack.enter_context(other(key, terms=Terms("shared", 9, lease=60, margin=1, patience=60)))
+                stack.enter_context(other(key, terms=Terms("shared", 9, lease=60, margin=1, waiter_lease=60)))
         for _ in range(60):
             for key in keys:
                 times[key].append(_step_pair(store, key) if face == "contended" else pair(lock, key))
@@ -122,7 +122,7 @@ def test_a_pair_costs_not_noticeably_more(store: MongoStore, lock: LockMaker, ot
 
 def _step_pair(store: MongoStore, key: str) -> float:
     """How many seconds it takes a reader to join another one and leave again."""
-    terms = Terms("shared", 9, lease=60, margin=1, patience=60)
+    terms = Terms("shared", 9, lease=60, margin=1, waiter_lease=60)
     started = time.perf_counter()
     store.apply(key, Step(ask="reader", add=entry("reader", "s", terms, {})), TIMEOUT)
     store.give_back(key, Step(remove=("reader",)), TIMEOUT)

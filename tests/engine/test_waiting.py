@@ -36,9 +36,9 @@ from tests.waiting import eventually
 Entries = Callable[..., list[Any]]
 Stored = Callable[..., Document]
 #: Long before the place in the queue is renewed under CALM terms, which would find whatever was missed.
-SOON = CALM.patience / 6
-READER = Terms(mode="shared", capacity=2**31 - 1, lease=60, margin=1, patience=60)
-PERMIT = Terms(mode="semaphore", capacity=2, lease=60, margin=1, patience=60)
+SOON = CALM.waiter_lease / 6
+READER = Terms(mode="shared", capacity=2**31 - 1, lease=60, margin=1, waiter_lease=60)
+PERMIT = Terms(mode="semaphore", capacity=2, lease=60, margin=1, waiter_lease=60)
 
 
 def listening(session: Session) -> bool:
@@ -314,7 +314,7 @@ def test_missed_news_are_made_good_by_the_renewal(
     """P5: an event that never came costs a third of a waiter's lease, not the lock."""
     session._listener._tell = lambda *_: None
     with other(terms=CALM):
-        waiter = Waiter(in_thread, lock(terms=replace(CALM, patience=6), wait=None))
+        waiter = Waiter(in_thread, lock(terms=replace(CALM, waiter_lease=6), wait=None))
         assert listening(session)
         assert eventually(lambda: session._look_at == float("inf"))
         assert not eventually(lambda: waiter.done, 0.3)
@@ -342,9 +342,9 @@ def test_what_a_waiter_renewed_is_its_place_although_it_holds_the_lock_when_the_
         return found
 
     monkeypatch.setattr(session.store, "renew", renew_once)
-    patience = 20
+    waiter_lease = 20
     with other(terms=CALM):
-        waiter = Waiter(in_thread, lock(terms=replace(CALM, patience=patience), wait=None))
+        waiter = Waiter(in_thread, lock(terms=replace(CALM, waiter_lease=waiter_lease), wait=None))
         assert listening(session)
         (grant,) = session._grants.values()
         assert eventually(lambda: grant.queued is not None)
@@ -354,7 +354,7 @@ def test_what_a_waiter_renewed_is_its_place_although_it_holds_the_lock_when_the_
     assert waiter.end().has_it
     granted.set()
     assert eventually(lambda: not grant.renewing)
-    assert waiter.lock.remaining <= patience
+    assert waiter.lock.remaining <= waiter_lease
     waiter.let_go()
 
 
@@ -457,7 +457,7 @@ def test_long_in_line_is_no_reason_to_be_renewed(
     first = lock(terms=terms).acquire()
     waiters = [Waiter(in_thread, lock(terms=terms, wait=None)) for _ in range(2)]
     assert in_line(session, 2)
-    timer.move(terms.patience + 10)
+    timer.move(terms.waiter_lease + 10)
     commands.clear()
     first.release()
     assert eventually(lambda: any(waiter.done for waiter in waiters))
@@ -867,9 +867,9 @@ def test_a_full_queue_refuses_at_once(
         session.close()
 
 
-def add_dead(store: MongoStore, *names: str, patience: float = 2) -> None:
+def add_dead(store: MongoStore, *names: str, waiter_lease: float = 2) -> None:
     """Queue waiters that have died the moment they were queued."""
-    terms = Terms(lease=60, margin=0.1, patience=patience)
+    terms = Terms(lease=60, margin=0.1, waiter_lease=waiter_lease)
     for name in names:
         store.apply("k", Step(ask=name, add=entry(name, "dead", terms, {}, worker="dead")), 5)
 
@@ -911,7 +911,7 @@ def test_a_grant_to_a_dead_waiter_costs_no_whole_lease(
 ) -> None:
     """F42: who was granted the lock and is dead holds it for the rest of its waiter's lease, not for its lease."""
     holder = other(terms=CALM).acquire()
-    add_dead(store, "dead", patience=3)
+    add_dead(store, "dead", waiter_lease=3)
     waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
     time.sleep(0.2)
     released = clock.now()
@@ -1096,7 +1096,7 @@ def test_the_head_takes_over_when_a_killed_holder_s_lease_ends(
             holder.send(signal.SIGSTOP)
             ahead.release()
             place = stored()["waiters"][0]["until"]
-            timer.bring_forward_the_beat(CALM.patience / 3)
+            timer.bring_forward_the_beat(CALM.waiter_lease / 3)
             assert eventually(lambda: stored()["waiters"][0]["until"] > place)
         holder.send(signal.SIGKILL)
         end = stored()["holders"][0]["until"].replace(tzinfo=UTC)
@@ -1111,7 +1111,7 @@ def test_killing_anybody_at_any_time_blocks_nobody(collection: Collection[Docume
     """P6, F27, F41: holders, waiters and heads of the queue are killed at random; the key never stays held or blocked
     for longer than a lease and a waiter's lease, and is free when all are dead."""
     chance = random.Random(41)
-    terms = COMPETE.term  # what a lease or a place in the queue lasts at most
+    terms = COMPETE.server_lease  # what a lease or a place in the queue lasts at most
     with contextlib.ExitStack() as stack:
         alive = [stack.enter_context(processes(1, "compete", collection.name))[0] for _ in range(6)]
         for process in alive:

@@ -25,8 +25,8 @@ from tests.waiting import eventually
 
 DATABASE = "mongolock_tests"
 #: The terms of `pause_waiting`, and of `compete`.
-PAUSE_WAITING = Terms(lease=60, margin=0.1, patience=2)
-COMPETE = Terms(lease=1, margin=0.2, patience=1)
+PAUSE_WAITING = Terms(lease=60, margin=0.1, waiter_lease=2)
+COMPETE = Terms(lease=1, margin=0.2, waiter_lease=1)
 
 
 class Worker:

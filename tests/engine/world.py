@@ -48,7 +48,7 @@ class Plan:
     permits: tuple[int, ...] = (2, 3)
     leases: tuple[float, ...] = (0.4, 0.7, 1.5)
     margin: float = 0.1
-    patience: float = 0.5
+    waiter_lease: float = 0.5
     waits: tuple[float, ...] = (0.0, 0.1, 0.5, 1.5, 3.0)
     delays: tuple[float, ...] = (0.02, 0.15, 0.6, 1.2)
     weather: bool = False

@@ -166,7 +166,7 @@ def _place_as_lease(patches: Patches) -> None:
     judge = Session._judge
 
     def judge_as_held(self: Session, grant: Grant, found: Found | None, number: int, until: float) -> None:
-        more = grant.lease - grant.patience if grant.state is State.HELD else 0
+        more = grant.lease - grant.waiter_lease if grant.state is State.HELD else 0
         judge(self, grant, found, number, until + more)
 
     patches.set(Session, "_judge", judge_as_held)
@@ -283,7 +283,7 @@ def _no_op_as_proof(patches: Patches) -> None:
 
 def _old_time_cuts(patches: Patches) -> None:
     holders = rule._living("holders", rule._HOLDER_ANEW)
-    no_longer = {"$min": ["$$e.until", after("$$NOW", "$$e.term")]}
+    no_longer = {"$min": ["$$e.until", after("$$NOW", "$$e.server_lease")]}
     patches.swap(holders, for_each(holders, merge("$$e", {"until": no_longer})))
 
 

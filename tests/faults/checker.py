@@ -276,7 +276,7 @@ def _is_headless(history: History, key: str, waiter: Attempt, other: Attempt) ->
 def nobody_else_suffers(history: History) -> Iterator[Violation]:
     """Where nothing interferes, no lock is lost, and none is refused by an error. What another key suffers is nothing.
 
-    A lock ends when it could not be renewed for all of its term, so all of that must have been calm.
+    A lock ends when it could not be renewed for all of its lease on the server, so all of that must have been calm.
     """
     if not history.meta.get("tells", True):
         return
@@ -291,7 +291,12 @@ def _suffering(history: History, attempt: Attempt) -> Iterator[Violation]:
         lost.append(attempt.left)
     at = min(lost, default=None)
     excused = min(history.excused(attempt, key) for key in attempt.keys)
-    if at is not None and attempt.renew and at < excused and _is_calm(history, attempt, at - attempt.term, at, IDLE):
+    if (
+        at is not None
+        and attempt.renew
+        and at < excused
+        and _is_calm(history, attempt, at - attempt.server_lease, at, IDLE)
+    ):
         yield Violation("suffered", at, f"{attempt} was lost, and nothing had happened to its keys")
     failed = attempt.refused if attempt.error == "LockBackendFailed" else None
     if failed is not None and _is_calm(history, attempt, attempt.asked, failed, IDLE):
@@ -342,7 +347,7 @@ def every_wait_ends(history: History) -> Iterator[Violation]:
 def _standing_still(history: History, key: str, attempts: list[Attempt]) -> Iterator[Violation]:
     """A key that is waited for and does not move for longer than its holders' leases and work can explain."""
     moves = sorted(t for a in attempts for t in (a.got, a.left, a.dropped) if t is not None)
-    limit = 2 * max(a.term for a in attempts) + WORK + SLACK
+    limit = 2 * max(a.server_lease for a in attempts) + WORK + SLACK
     for waiter in attempts:
         end = waiter.answered or history.alive_until(waiter)
         if len(waiter.keys) > 1 or waiter.wait == 0 or waiter.owner is not None or end - waiter.asked <= limit:
@@ -395,7 +400,7 @@ def keys_come_free(history: History) -> Iterator[Violation]:
     if not history.free:
         return
     for key, attempts in history.by_key().items():
-        allowed = max(attempt.term for attempt in attempts) + SLACK
+        allowed = max(attempt.server_lease for attempt in attempts) + SLACK
         free = history.free.get(key)
         if free is None:
             yield Violation("free", history.over, f"{key!r} was not to be had after the end")

@@ -46,7 +46,7 @@ class Attempt:
     mode: str = "exclusive"
     capacity: int = 1
     wait: float | None = None
-    term: float = 0.0
+    server_lease: float = 0.0
     owner: str | None = None
     kind: str = "lock"
     renew: bool = True
@@ -198,7 +198,7 @@ class History:
                 raise ValueError(f"there is no record of the kind {what!r}")
 
     def _take_ask(self, record: Record) -> None:
-        names = ("mode", "capacity", "wait", "term", "owner", "kind", "renew", "inner")
+        names = ("mode", "capacity", "wait", "server_lease", "owner", "kind", "renew", "inner")
         facts: dict[str, Any] = {name: record[name] for name in names if name in record}
         self.attempts[record["id"]] = Attempt(record["id"], record["pid"], tuple(record["keys"]), record["t"], **facts)
 

@@ -234,7 +234,7 @@ class World:
     document purged, the lock taken away by force. hold_ups: how many commands the server may hold up after it has
     parsed them. set_backs: how often its clock may be set back. slow_clocks: may the clock of each client miss one
     tick? reads: do waiters look? tries: do they try a last time, without queueing? steady: nobody gives up. calm: nor
-    renews. lease, patience, hold, more, bug: see `Rules`.
+    renews. lease, waiter_lease, min_hold, more, bug: see `Rules`.
     """
 
     asks: tuple[int, ...] = (1, 1)
@@ -249,19 +249,19 @@ class World:
     steady: bool = False
     calm: bool = False
     lease: int = 1
-    patience: int = 1
-    hold: int = 0
+    waiter_lease: int = 1
+    min_hold: int = 0
     more: int = 0
     bug: str = ""
 
     @cached_property
     def rules(self) -> Rules:
-        return Rules(self.lease, self.patience, self.hold, self.more, bug=self.bug)
+        return Rules(self.lease, self.waiter_lease, self.min_hold, self.more, bug=self.bug)
 
     @property
     def longest(self) -> int:
         """No command is held up for longer, once it was parsed, unless others have overtaken it."""
-        return self.rules.term + self.more + 1
+        return self.rules.server_lease + self.more + 1
 
     @cached_property
     def timeless(self) -> bool:
@@ -405,7 +405,7 @@ class World:
         if reply.state == "queued" or client.sent == "renewal of its place":
             # However it stands by the time of the answer.
             counts = client.phase == "holding" and self.bug == "a place counts as a lease"
-            length = self.lease if counts else self.patience
+            length = self.lease if counts else self.waiter_lease
         return max(0, length - since) if reply.whole else 0
 
     def _acquired(self, state: State, number: int, client: Client, answer: Answer) -> State:
@@ -520,8 +520,8 @@ class World:
 
     def _see_that_nothing_is_too_long(self, document: Document, label: str) -> None:
         """After a command that was parsed just now: whatever the clock did, nothing ends later than it should."""
-        too_long = [it for it in document.holders if not it.released and it.left > self.rules.term + it.more]
-        if too_long or any(it.left > self.patience + MARGIN for it in document.waiters):
+        too_long = [it for it in document.holders if not it.released and it.left > self.rules.server_lease + it.more]
+        if too_long or any(it.left > self.waiter_lease + MARGIN for it in document.waiters):
             raise Violation(f"P6: {label}, and leaves an entry that ends later than a lease from then")
 
     def _at_the_server(self, state: State) -> Iterator[Move]:

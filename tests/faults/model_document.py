@@ -44,20 +44,20 @@ CONDITIONAL: Final = ("release", "release for good", "hand over")
 class Rules(NamedTuple):
     """What all clients of a world ask for, in ticks, and what is wrong with them.
 
-    lease, patience: how long they believe in a lease, or in a place in the queue. hold: for how long a lock is kept at
-    least. more: by how much a holder may make its lease longer. arrivals: does the queue stand in the order of arrival?
-    bug: the defect that is built in.
+    lease, waiter_lease: how long they believe in a lease, or in a place in the queue. min_hold: for how long a lock is
+    kept at least. more: by how much a holder may make its lease longer. arrivals: does the queue stand in the order of
+    arrival? bug: the defect that is built in.
     """
 
     lease: int = 1
-    patience: int = 1
-    hold: int = 0
+    waiter_lease: int = 1
+    min_hold: int = 0
     more: int = 0
     arrivals: bool = False
     bug: str = ""
 
     @property
-    def term(self) -> int:
+    def server_lease(self) -> int:
         """How long the server lets a lease live."""
         return self.lease + MARGIN
 
@@ -233,7 +233,7 @@ def _stored(document: Document, written: Parsed, rules: Rules) -> dict[str, Any]
 
 
 def _held(holder: Holder, rules: Rules) -> dict[str, Any]:
-    at = _at(holder.kept - rules.hold)
+    at = _at(holder.kept - rules.min_hold)
     e = {**_asked(holder.name, rules, holder.more), "since": at, "acquired_at": at, "beat": 0}
     e |= {"until": _at(holder.left), "token": holder.token}
     return {**e, "released": NOW} if holder.released else e
@@ -246,7 +246,7 @@ def _read(stored: dict[str, Any], rules: Rules) -> Document:
                 e["grant"],
                 _ticks(e["until"] - NOW),
                 int(e["token"]),
-                max(0, rules.hold - _ticks(NOW - e["acquired_at"])),
+                max(0, rules.min_hold - _ticks(NOW - e["acquired_at"])),
                 "released" in e,
                 e["lease"] // (TICK * 1_000) - rules.lease,
             )
@@ -288,9 +288,9 @@ def _step(command: Command, document: Document, rules: Rules) -> Step:
         "renewal": Step(renew=(name,)),
         "renewal of its place": Step(renew=(name,)),
         "extend": _extension(name, rules),
-        "release": Step(remove=everybody if rules.bug == "release by key" else (name,), force=not rules.hold),
+        "release": Step(remove=everybody if rules.bug == "release by key" else (name,), force=not rules.min_hold),
         # Another command that asks for it may still be on its way.
-        "release for good": Step(remove=(name,), force=not rules.hold, tombstone_ttl=tombstone_ttl),
+        "release for good": Step(remove=(name,), force=not rules.min_hold, tombstone_ttl=tombstone_ttl),
         "settle": Step(ask=name, remove=(name,), force=True, tombstone_ttl=tombstone_ttl),
         "hand over": Step(ask=next_waiter, add=_asked(next_waiter, rules), remove=(name,), force=True, given=name),
         "force": Step(remove=everybody, force=True),
@@ -301,7 +301,7 @@ def _step(command: Command, document: Document, rules: Rules) -> Step:
 
 def _extension(name: str, rules: Rules) -> Step:
     longer = _asked(name, rules, rules.more)
-    return Step(ask=name, renew=(name,), lease=longer["lease"], term=longer["term"])
+    return Step(ask=name, renew=(name,), lease=longer["lease"], server_lease=longer["server_lease"])
 
 
 @cache
@@ -310,8 +310,8 @@ def _asked(name: str, rules: Rules, more: int = 0) -> dict[str, Any]:
         lease=(rules.lease + more) * TICK,
         margin=0 if rules.bug == "no margin" else MARGIN * TICK,
         drift=0,
-        patience=rules.patience * TICK,
-        hold=rules.hold * TICK,
+        waiter_lease=rules.waiter_lease * TICK,
+        min_hold=rules.min_hold * TICK,
     )
     return entry(name, "", terms, {})
 
@@ -336,7 +336,7 @@ def _with_bug(stored: dict[str, Any], moment: Moment, rules: Rules) -> tuple[dic
             if cluster_time >= before:
                 stored["written_at"] = min(stored["written_at"], now)
         case "an old time cuts":
-            for field, length in (("holders", rules.lease), ("waiters", rules.patience)):
+            for field, length in (("holders", rules.lease), ("waiters", rules.waiter_lease)):
                 longest = now + timedelta(seconds=TICK * (length + MARGIN))
                 stored[field] = [{**e, "until": min(e["until"], longest)} for e in stored[field]]
     return stored, Moment(now, clock, cluster_time)
@@ -344,4 +344,4 @@ def _with_bug(stored: dict[str, Any], moment: Moment, rules: Rules) -> tuple[dic
 
 def _revived(e: dict[str, Any], step: Step) -> dict[str, Any]:
     renewed = e["grant"] in step.renew and "released" in e
-    return {**e, "until": max(e["until"], NOW + timedelta(milliseconds=e["hold"]))} if renewed else e
+    return {**e, "until": max(e["until"], NOW + timedelta(milliseconds=e["min_hold"]))} if renewed else e

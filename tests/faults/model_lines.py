@@ -28,7 +28,7 @@ class Lines(World):
 
     @cached_property
     def rules(self) -> Rules:
-        return Rules(self.lease, self.patience, arrivals=True, bug=self.bug)
+        return Rules(self.lease, self.waiter_lease, arrivals=True, bug=self.bug)
 
     def _may_begin(self, state: State, number: int) -> bool:
         return True

@@ -62,8 +62,8 @@ class Plan:
     capacity: int = 1
     wait: float | None = 5.0
     lease: float = 1.5
-    patience: float = 1.5
-    hold: float = 0.0
+    waiter_lease: float = 1.5
+    min_hold: float = 0.0
     owner: str | None = None
     renew: bool = True
     reentrant: bool = False
@@ -73,15 +73,15 @@ class Plan:
 
     @property
     def terms(self) -> Terms:
-        patience = min(self.patience, self.lease)
-        return Terms(self.mode, self.capacity, self.lease, MARGIN, patience, self.hold, self.owner)
+        waiter_lease = min(self.waiter_lease, self.lease)
+        return Terms(self.mode, self.capacity, self.lease, MARGIN, waiter_lease, self.min_hold, self.owner)
 
     def facts(self) -> dict[str, Any]:
         """What the checker needs to know of it."""
-        term = STALE if self.document else max(self.terms.term, self.hold)
+        server_lease = STALE if self.document else max(self.terms.server_lease, self.min_hold)
         names = ("keys", "mode", "capacity", "wait", "owner", "renew")
         kind = "document" if self.document else "lock"
-        return {name: getattr(self, name) for name in names} | {"term": term, "kind": kind}
+        return {name: getattr(self, name) for name in names} | {"server_lease": server_lease, "kind": kind}
 
 
 class Lock(Protocol):

@@ -67,7 +67,7 @@ def _unrenewed(chance: random.Random) -> Plan:
 
 
 def _kept(chance: random.Random) -> Plan:
-    return Plan(("kept",), hold=0.3, wait=_wait(chance), work=0.02)
+    return Plan(("kept",), min_hold=0.3, wait=_wait(chance), work=0.02)
 
 
 def _document(chance: random.Random) -> Plan:

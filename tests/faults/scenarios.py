@@ -41,9 +41,9 @@ Document = dict[str, Any]
 
 DATABASE: Final = "mongolock_faults"
 #: A lock that outlives every scenario.
-CALM: Final = Terms(lease=60, margin=1, patience=60)
+CALM: Final = Terms(lease=60, margin=1, waiter_lease=60)
 #: A lock that outlives every scenario, but not a place in its queue.
-PLACE: Final = Terms(lease=60, margin=0.1, patience=8)
+PLACE: Final = Terms(lease=60, margin=0.1, waiter_lease=8)
 
 
 class Stage:
@@ -209,7 +209,7 @@ def looked_before_the_majority(stage: Stage) -> list[str]:
 
 def renewed_by_nobody(stage: Stage) -> list[str]:
     """F6: a lease goes by while the primary cannot reach the others, who may have elected somebody else."""
-    terms = Terms(lease=1.5, margin=0.1, patience=1.5)
+    terms = Terms(lease=1.5, margin=0.1, waiter_lease=1.5)
     lock = stage.lock(stage.session(), terms).acquire()
     with stage.no_majority():
         ends = clock.now() + terms.lease + 0.1
@@ -242,7 +242,7 @@ def slow_answer(stage: Stage) -> list[str]:
 def news_at_the_last_moment(stage: Stage) -> list[str]:
     """F42: a waiter is told of its grant, cannot renew it, and so has only what was left of its place in the queue."""
     one, two, three = stage.session(), stage.session(appname="told"), stage.session()
-    mine, told = stage.lock(one).acquire(), stage.lock(two, Terms(lease=20, margin=0.1, patience=4))
+    mine, told = stage.lock(one).acquire(), stage.lock(two, Terms(lease=20, margin=0.1, waiter_lease=4))
     other = stage.lock(three)
     with stage.failing("update", "told"):
         stage.queue(told)
@@ -375,7 +375,7 @@ def late_release(stage: Stage) -> list[str]:
 
 def lock_taken_away(stage: Stage) -> list[str]:
     """F50: the lock is taken from its holder by force and goes to who waits for it; a beat later both know."""
-    terms = Terms(lease=2, margin=0.2, patience=2)
+    terms = Terms(lease=2, margin=0.2, waiter_lease=2)
     one, two = stage.session(), stage.session()
     mine, other = stage.lock(one, terms).acquire(), stage.lock(two)
     stage.queue(other)
@@ -424,7 +424,7 @@ def late_command_of_a_lost_lock(stage: Stage) -> list[str]:
     then the first command arrives."""
     session, admin = stage.session(relayed=True, timeout=0.5), stage.session()
     with stage.relay.holding_requests(mentions(f"{session.id}/")) as hold:
-        lock = stage.lock(session, Terms(lease=60, margin=1, patience=0.9)).acquire()
+        lock = stage.lock(session, Terms(lease=60, margin=1, waiter_lease=0.9)).acquire()
         assert hold.caught.is_set()
         (grant,) = lock._grants
         force_release(store_of(admin), "k", [grant.id])
@@ -471,9 +471,9 @@ def orphans(stage: Stage) -> list[str]:
 def dead_waiter(stage: Stage) -> list[str]:
     """F41: a writer dies while it waits among readers; a reader comes when the writer's place is over."""
     one, two = stage.session(), stage.session()
-    reading = Terms("shared", UNLIMITED, lease=60, margin=1, patience=60)
+    reading = Terms("shared", UNLIMITED, lease=60, margin=1, waiter_lease=60)
     stage.lock(one, reading).acquire()
-    place = Terms(patience=0.3, margin=0.1)
+    place = Terms(waiter_lease=0.3, margin=0.1)
     one.store.apply("k", Step(ask="dead", add=entry("dead", "dead", place, {})), 5)
     if eventually(stage.lock(two, reading).try_acquire, 2):
         return []
@@ -507,7 +507,7 @@ def line_and_queue(stage: Stage) -> list[str]:
 def renewed_after_the_release(stage: Stage) -> list[str]:
     """F64: a renewal arrives when the lock was given back, and is only kept for its minimum hold."""
     session = stage.session()
-    lock = stage.lock(session, Terms(lease=60, margin=1, hold=30)).acquire()
+    lock = stage.lock(session, Terms(lease=60, margin=1, min_hold=30)).acquire()
     (grant,) = lock._grants
     lock.release()
     store_of(session).renew(["k"], Step(renew=(grant.id,), beat=99), 5)

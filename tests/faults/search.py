@@ -33,9 +33,9 @@ WORLDS: Final = {
         lease=3, reads=True, set_backs=1, calm=True
     ),
     "two clients who look and do not give up, a lease of 3 and a place of 1": World(lease=3, reads=True, steady=True),
-    "two clients and a minimum hold": World(hold=2),
+    "two clients and a minimum hold": World(min_hold=2),
     "two clients who make their leases longer and do not give up": World(more=2, steady=True),
-    "two threads of one process, and one of another": Lines(asks=(1, 1, 1), lease=2, patience=2, calm=True),
+    "two threads of one process, and one of another": Lines(asks=(1, 1, 1), lease=2, waiter_lease=2, calm=True),
 }
 #: The same for those who have some minutes and a few GB. The tests do not, unless they are asked to.
 LARGER: Final = {
@@ -59,7 +59,7 @@ LARGER: Final = {
     ),
     "two calm clients, a command that is held up, and a failover": World(hold_ups=1, failovers=1, calm=True),
     "two threads of one process, and two of another": Lines(
-        asks=(1, 1, 1, 1), processes=(0, 0, 1, 1), lease=2, patience=2, calm=True
+        asks=(1, 1, 1, 1), processes=(0, 0, 1, 1), lease=2, waiter_lease=2, calm=True
     ),
 }
 #: Where each bug is looked for.
@@ -79,8 +79,8 @@ HAUNTS: Final = {
     "a read lengthens": World(lease=3, reads=True, set_backs=1, calm=True),
     "a place counts as a lease": World(lease=3, reads=True, steady=True),
     "an extension counts at once": World(more=2, steady=True),
-    "arrivals are forgotten": Lines(asks=(1, 1, 1), lease=2, patience=2, calm=True),
-    "a renewal revives what was released": World(hold=2),
+    "arrivals are forgotten": Lines(asks=(1, 1, 1), lease=2, waiter_lease=2, calm=True),
+    "a renewal revives what was released": World(min_hold=2),
 }
 
 

@@ -36,7 +36,15 @@ class Story:
         return self
 
     def ask(self, t: float, name: str, keys: str = "k", **facts: Any) -> "Story":
-        facts = {"mode": "exclusive", "capacity": 1, "wait": 5.0, "owner": None, "renew": False, "term": 2.0, **facts}
+        facts = {
+            "mode": "exclusive",
+            "capacity": 1,
+            "wait": 5.0,
+            "owner": None,
+            "renew": False,
+            "server_lease": 2.0,
+            **facts,
+        }
         return self.tell("ask", t, _who(name), id=name, keys=keys.split("+"), inner=None, **facts)
 
     def got(self, t: float, name: str, *tokens: int | None, keys: str = "k") -> "Story":
@@ -64,7 +72,7 @@ class Story:
         self, since: float, until: float, name: str, version: int, *, seen: int, was: str = "released"
     ) -> "Story":
         """Get a document that has this count in it, hold it for 3 s at most, and give it back with one more."""
-        self.ask(since - 0.1, name, "d", kind="document", wait=0.0, term=3.0)
+        self.ask(since - 0.1, name, "d", kind="document", wait=0.0, server_lease=3.0)
         self.tell("got", since, _who(name), id=name, tokens={"d": version}, seen=seen).see(since, name, 2.9)
         self.see(until - 0.01, name, 2.9 - (until - since))
         wrote = seen + 1 if was == "released" else None
@@ -275,9 +283,9 @@ class TestDocuments:
 
     def test_pending_for_ever(self) -> None:
         """A document of one that was killed is free when it is stale."""
-        story = Story().ask(10, "a", "d", kind="document", term=3.0).got(10, "a", 1, keys="d").end(11)
+        story = Story().ask(10, "a", "d", kind="document", server_lease=3.0).got(10, "a", 1, keys="d").end(11)
         assert story.tell("free", 16, "harness", key="d", since=11.0).rules() == set()
-        story = Story().ask(10, "a", "d", kind="document", term=3.0).got(10, "a", 1, keys="d").end(11)
+        story = Story().ask(10, "a", "d", kind="document", server_lease=3.0).got(10, "a", 1, keys="d").end(11)
         assert story.tell("free", 18, "harness", key="d", since=11.0).rules() == {"free"}
 
 

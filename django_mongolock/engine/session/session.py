@@ -251,8 +251,8 @@ class Session:
         if grant.state is State.WAITING and not reply.held:
             grant.busy, grant.held_by = True, reply.holder or grant.held_by
         if reply.place is not None and answer.whole:
-            length = min(grant.lease, grant.terms.belief_of(reply.patience))
-            grant.patience = max(grant.patience, length)  # longer than asked for, where the queue was long
+            length = min(grant.lease, grant.terms.holder_lease_of(reply.waiter_lease))
+            grant.waiter_lease = max(grant.waiter_lease, length)  # longer than asked for, where the queue was long
             grant.renewed(sent + length, answer.now)
             if grant.queued is None:
                 grant.queued = reply.place, answer.now
@@ -551,7 +551,7 @@ class Session:
         self.forget(grant)
         if self.pid != os.getpid():
             return
-        give_up = self.now() + grant.terms.term + protocol.TOMBSTONE_TTL / 1000
+        give_up = self.now() + grant.terms.server_lease + protocol.TOMBSTONE_TTL / 1000
         self._unsettle(grant.id, protocol.settling(grant.key, grant.id), give_up)
         self._keeper.see_to(self.now())
         self.finish(grant)
@@ -808,7 +808,7 @@ class Session:
                 end_it = (
                     protocol.settle(grant.key, grant.id)
                     if waits
-                    else protocol.release(grant.key, grant.id, stays=grant.terms.hold > 0)
+                    else protocol.release(grant.key, grant.id, stays=grant.terms.min_hold > 0)
                 )
                 try:
                     runner.run(end_it, self._send, self._pause)
