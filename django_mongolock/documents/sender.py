@@ -6,7 +6,7 @@ import functools
 import math
 import os
 import threading
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 import pymongo
 from bson.codec_options import DatetimeConversion
@@ -69,12 +69,12 @@ class Sender:
     def run(self, steps: Steps[T]) -> T:
         """Run *steps*, blocking. In the main thread another one sends the commands: see `engine.session.session`."""
         if threading.current_thread() is threading.main_thread():
-            return runner.run(steps, self._act_elsewhere, _never)
-        return runner.run(steps, self._act, _never)
+            return runner.run(steps, self._act_elsewhere)
+        return runner.run(steps, self._act)
 
     async def arun(self, steps: Steps[T]) -> T:
         """See run()."""
-        return await runner.arun(steps, self._aact, _anever)
+        return await runner.arun(steps, self._aact)
 
     def _act(self, action: Action, left: float = math.inf) -> Any:
         if isinstance(action, Later):
@@ -120,14 +120,6 @@ class Sender:
     def _in_background(self, call: Call) -> None:
         if not self.forked:
             in_background(self._collection.full_name, lambda: bool(self._send(call)))
-
-
-def _never(pause: object) -> NoReturn:
-    raise AssertionError("these steps never wait")
-
-
-async def _anever(pause: object) -> NoReturn:
-    raise AssertionError("these steps never wait")
 
 
 def problem(error: PyMongoError, timeout: float) -> LockBackendFailed:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 from bson.int64 import Int64
 from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern
@@ -25,7 +25,6 @@ from pymongo.read_concern import ReadConcern
 
 from ..exceptions import LockBackendFailed, LockError, LockMisused, LockTransactionAborted
 from . import clock, runner
-from .protocol import Pause, Protocol
 from .store import MongoStore
 
 if TYPE_CHECKING:
@@ -185,10 +184,10 @@ class Atomic(Generic[S_co]):
     # Two faces
 
     def _run(self, calls: Calls[T]) -> T:
-        return runner.run(cast(Protocol[T], calls), _call, _never)
+        return runner.run(calls, _call)
 
     async def _arun(self, calls: Calls[T]) -> T:
-        return await runner.arun(cast(Protocol[T], calls), self._acall, _never)
+        return await runner.arun(calls, self._acall)
 
     async def _acall(self, call: Any) -> Any:
         if isinstance(self._client, AsyncMongoClient) or call == self._lock.aextend:
@@ -205,10 +204,6 @@ class Atomic(Generic[S_co]):
 
 def _call(call: Any) -> Any:
     return call()
-
-
-def _never(pause: Pause) -> Any:
-    raise AssertionError("a transaction makes calls, and no pauses")
 
 
 @dataclass(slots=True)

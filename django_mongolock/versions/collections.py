@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Awaitable, Callable, Generator, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import bson
@@ -13,6 +14,7 @@ from pymongo import ReadPreference, ReturnDocument
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.collection import Collection
 
+from ..engine.runner import arun, run
 from ..exceptions import VersionConflict
 from .retry import ATTEMPTS, BACKOFF, LONGEST, Retrying
 
@@ -50,7 +52,7 @@ def versioned_update(
     collection = collection.with_options(read_preference=ReadPreference.PRIMARY)
     for attempt in Retrying(attempts, backoff, longest, aliases=()):
         with attempt:
-            return _run(_update(collection, document_id, change, version_field), collection)
+            return run(_update(collection, document_id, change, version_field), partial(_perform, collection))
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -69,7 +71,7 @@ async def aversioned_update(
     collection = collection.with_options(read_preference=ReadPreference.PRIMARY)
     async for attempt in Retrying(attempts, backoff, longest, aliases=()):
         with attempt:
-            return await _arun(_update(collection, document_id, change, version_field), collection)
+            return await arun(_update(collection, document_id, change, version_field), partial(_aperform, collection))
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -102,35 +104,17 @@ class Call(NamedTuple):
 Steps: TypeAlias = Generator[Command | Call, Any, Document]
 
 
-def _run(steps: Steps, collection: Any) -> Document:
-    try:
-        step = next(steps)
-        while True:
-            if isinstance(step, Call):
-                outcome = step.change(step.document)
-            else:
-                outcome = getattr(collection, step.name)(*step.arguments, **step.options)
-            step = steps.send(outcome)
-    except StopIteration as end:
-        result: Document = end.value
-        return result
+def _perform(collection: Any, step: Command | Call) -> Any:
+    if isinstance(step, Call):
+        return step.change(step.document)
+    return getattr(collection, step.name)(*step.arguments, **step.options)
 
 
-async def _arun(steps: Steps, collection: Any) -> Document:
-    try:
-        step = next(steps)
-        while True:
-            if isinstance(step, Call):
-                outcome = step.change(step.document)
-            else:
-                method = getattr(collection, step.name)
-                if not inspect.iscoroutinefunction(method):
-                    method = sync_to_async(method, thread_sensitive=False)
-                outcome = method(*step.arguments, **step.options)
-            step = steps.send(await outcome if inspect.isawaitable(outcome) else outcome)
-    except StopIteration as end:
-        result: Document = end.value
-        return result
+async def _aperform(collection: Any, step: Command | Call) -> Any:
+    if isinstance(step, Command) and not inspect.iscoroutinefunction(getattr(collection, step.name)):
+        return await sync_to_async(_perform, thread_sensitive=False)(collection, step)
+    outcome = _perform(collection, step)
+    return await outcome if inspect.isawaitable(outcome) else outcome
 
 
 def _update(collection: Any, key: Any, change: AsyncChange, field: str) -> Steps:

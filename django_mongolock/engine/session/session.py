@@ -141,12 +141,18 @@ class Session:
         Celery's soft time limit) must not strike inside the driver, whose pool does not survive it.
         """
         if threading.current_thread() is threading.main_thread():
-            return runner.run(steps, self._send_elsewhere, self._pause)
-        return runner.run(steps, self._send, self._pause)
+            return runner.run(steps, functools.partial(self._perform, self._send_elsewhere))
+        return runner.run(steps, functools.partial(self._perform, self._send))
 
     async def arun(self, steps: Protocol[T]) -> T:
         """See run(). A waiting coroutine holds no thread; only a command on its way does."""
-        return await runner.arun(steps, self._asend, self._apause)
+        return await runner.arun(steps, self._aperform)
+
+    def _perform(self, send: Callable[[Action], Any], action: Action | Pause) -> Any:
+        return self._pause(action) if isinstance(action, Pause) else send(action)
+
+    async def _aperform(self, action: Action | Pause) -> Any:
+        return await (self._apause(action) if isinstance(action, Pause) else self._asend(action))
 
     def _seconds_for(self, action: Action) -> float:
         """How long *action* may take: whoever waits is to be back within its wait and the time of one command."""
@@ -811,7 +817,7 @@ class Session:
                     else protocol.release(grant.key, grant.id, stays=grant.terms.min_hold > 0)
                 )
                 try:
-                    runner.run(end_it, self._send, self._pause)
+                    runner.run(end_it, functools.partial(self._perform, self._send))
                 except LockError as error:
                     log(WARNING, "not released at exit", key=grant.key, error=error)
             self.forget(grant)
