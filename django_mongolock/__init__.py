@@ -1,6 +1,8 @@
 """Named locks shared by all processes of a Django project, kept in the MongoDB that it already runs."""
 
+from .decorator.locked_command import LockedCommand
 from .decorator.mongo_locked import SKIPPED, mongo_locked
+from .decorator.once_per import once_per
 from .documents import DocumentLock, afenced_write, fenced_write
 from .engine.lock import MongoLock
 from .exceptions import (
@@ -50,6 +52,7 @@ __all__ = [
     "LockQueueFull",
     "LockReentry",
     "LockTransactionAborted",
+    "LockedCommand",
     "MongoLock",
     "StaleToken",
     "VersionConflict",
@@ -61,4 +64,5 @@ __all__ = [
     "mongo_lock",
     "mongo_locked",
     "mongo_semaphore",
+    "once_per",
 ]

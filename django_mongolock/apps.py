@@ -1,12 +1,10 @@
-import sys
-
 from django.apps import AppConfig
 from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
 
 
 class MongoLockConfig(AppConfig):
-    """Registers the checks and has the indexes made by ``migrate``."""
+    """Registers the checks and the contention policies, and has ``migrate`` make the indexes."""
 
     name = "django_mongolock"
     verbose_name = _("Locks")
@@ -15,11 +13,10 @@ class MongoLockConfig(AppConfig):
     def ready(self) -> None:
         from . import checks, owners  # noqa: F401 - they register themselves
         from .backends.base import load_backends
+        from .contrib import register
         from .management.migrate import make_indexes_after_migrate
 
-        if "celery" in sys.modules:
-            from .contrib import celery  # noqa: F401 - connects to its signals
-
+        register()
         load_backends()
         post_migrate.connect(
             make_indexes_after_migrate, sender=self, dispatch_uid="django_mongolock.management.migrate"

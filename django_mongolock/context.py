@@ -15,6 +15,7 @@ from django.conf import settings
 from django.http import HttpRequest
 from django.utils.functional import LazyObject
 
+from .conf import get_settings
 from .engine.document import tidy_fact
 
 logger = logging.getLogger("django_mongolock")
@@ -71,6 +72,18 @@ def task_owner() -> str | None:
     """
     task = running_celery_task()
     return tidy_fact(task.request.id) if task is not None and task.acks_late else None
+
+
+def redelivery_wait(task: Any, lease: float | None = None) -> float:
+    """How long a Celery task waits for a lock that only an earlier run of itself should hold, in seconds.
+
+    0, unless it was redelivered: if its worker has died on another machine, only the end of the lease shows that.
+    """
+    if not (task.request.delivery_info or {}).get("redelivered"):
+        return 0
+    settings = get_settings()
+    longest = lease or settings.LEASE
+    return longest + settings.margin(longest) + 1
 
 
 def view_name(request: HttpRequest) -> str:

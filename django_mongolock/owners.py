@@ -21,8 +21,8 @@ __all__ = ["asession_owner", "release_owner", "session_owner"]
 
 #: Where a session keeps its owner.
 OWNER_KEY: Final = "_mongolock_owner"
-#: How long a logout waits for MongoDB, in seconds.
-PROMPT: Final = 2.0
+#: How long a logout, or a worker that cleans up, waits for MongoDB, in seconds.
+CLEANUP_TIMEOUT: Final = 2.0
 
 
 def release_owner(owner: str, *, using: str | None = None) -> int:
@@ -32,11 +32,11 @@ def release_owner(owner: str, *, using: str | None = None) -> int:
     and what it does until then is only stopped where its fencing token is compared. Raises LockBackendFailed.
     """
     name = check_fact("owner", owner)
-    return 0 if name is None else take_from(name, using)
+    return 0 if name is None else release_holders(name, using)
 
 
-def take_from(owner: str, using: str | None = None, **which: Any) -> int:
-    """See release_owner(). which: those of `upkeep.release_owner`."""
+def release_holders(owner: str, using: str | None = None, **which: Any) -> int:
+    """See release_owner(). which: the options of `operations.release_owner`."""
     taken = operations.release_owner(mongo_store(using), owner, **which)
     reason = operations.OWNER_GONE if which.get("gone") else operations.OWNER_DONE
     for key in taken:
@@ -87,7 +87,7 @@ def _release_on_logout(sender: object, request: HttpRequest | None, **kwargs: ob
     if not kept:
         return
     try:
-        take_from(kept[0], timeout=PROMPT)
+        release_holders(kept[0], timeout=CLEANUP_TIMEOUT)
     except LockError as error:
         log(WARNING, "locks of a session that was ended are not released: they end with their leases", error=error)
 

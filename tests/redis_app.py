@@ -10,9 +10,8 @@ from typing import Any
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 
-from django_mongolock import MongoLock, mongo_lock, mongo_locked
-from django_mongolock.contrib import celery as contrib
-from django_mongolock.contrib.celery import once_per
+from django_mongolock import MongoLock, mongo_lock, mongo_locked, once_per
+from django_mongolock.contrib.celery import retry
 from tests.looking import holder
 
 DIRECTORY = Path(os.environ.get("TEST_CELERY_DIRECTORY", "/nonexistent"))
@@ -38,7 +37,7 @@ app.conf.update(
 )
 
 if "TEST_CELERY_DIRECTORY" in os.environ:
-    contrib.SHORTEST, contrib.LONGEST = 0.05, 0.1  # in a worker: come back soon
+    retry.SHORTEST, retry.LONGEST = 0.05, 0.1  # in a worker: come back soon
 
 
 def note(name: str, text: object) -> None:

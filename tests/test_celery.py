@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded
+from django.core.exceptions import ImproperlyConfigured
 from pymongo import MongoClient
 
 from django_mongolock import SKIPPED, LockNotAcquired, mongo_lock
 from django_mongolock.backends.base import mongo_store
-from django_mongolock.contrib import celery as contrib
+from django_mongolock.contrib.celery import retry
+from django_mongolock.decorator import contention
 from testproject.broker import broker_url
 from tests import celery_app
 from tests.looking import held_elsewhere, holders
@@ -176,6 +178,12 @@ class TestWithoutWorker:
             result = celery_app.returning.apply((name,))
         assert isinstance(result.result, LockNotAcquired)
 
+    def test_without_the_app(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where the app is not in INSTALLED_APPS, nothing has registered "retry": the error names the cure."""
+        monkeypatch.setattr(contention, "_policies", {})
+        with held_elsewhere(f"busy:{name}"), pytest.raises(ImproperlyConfigured, match="INSTALLED_APPS"):
+            celery_app.returning(name)
+
     def test_eager_facts(self, name: str) -> None:
         """An eager task is still a task by its name and id."""
         result = celery_app.facts.apply((name,))
@@ -189,7 +197,7 @@ class TestWithoutWorker:
 
         monkeypatch.setattr("celery.canvas.Signature.apply_async", fail)
         with in_task(celery_app.returning), pytest.raises(Reject) as caught:
-            contrib.retry_current_task(LockNotAcquired("key"))
+            retry.retry_current_task(LockNotAcquired("key"))
         assert caught.value.requeue  # type: ignore[attr-defined]
 
     def test_comes_back_as_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +209,7 @@ class TestWithoutWorker:
 
         monkeypatch.setattr("celery.canvas.Signature.apply_async", send)
         with in_task(celery_app.returning, retries=2), pytest.raises(Retry) as caught:
-            contrib.retry_current_task(LockNotAcquired("key", retry_after=20))
+            retry.retry_current_task(LockNotAcquired("key", retry_after=20))
         (again,) = sent
         assert again.options["task_id"] == "the-id"
         assert again.options["retries"] == 2
@@ -210,11 +218,11 @@ class TestWithoutWorker:
 
     def test_spread(self) -> None:
         """Those who wait for one lock do not come back together, nor at once, nor in an hour."""
-        times = [contrib._jittered(20) for _ in range(50)]
+        times = [retry._jittered(20) for _ in range(50)]
         assert len(set(times)) > 40
         assert all(2.5 <= seconds <= 5 for seconds in times)
-        assert 0.5 <= contrib._jittered(0) <= 1
-        assert 2.5 <= contrib._jittered(3600) <= 5
+        assert 0.5 <= retry._jittered(0) <= 1
+        assert 2.5 <= retry._jittered(3600) <= 5
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from celery.signals import task_postrun, task_prerun, task_revoked
 
 from django_mongolock import mongo_lock
 from django_mongolock.contrib.celery import enqueue_once
-from django_mongolock.contrib.celery.once import HEADER, once_key
+from django_mongolock.contrib.celery.enqueue import HEADER, once_key
 from django_mongolock.exceptions import LockBackendFailed
 from tests.forking import FORKS, in_child
 from tests.looking import document, held_elsewhere, holder, holders, new_key

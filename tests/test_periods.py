@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_mongolock import SKIPPED, LockNotAcquired, mongo_lock
-from django_mongolock.decorator.once_per import once_per
+from django_mongolock import SKIPPED, LockNotAcquired, mongo_lock, once_per
 from tests.looking import holder, holders, new_key
 
 

@@ -24,17 +24,18 @@ from pytest_django import Settings
 from django_mongolock import (
     DocumentLock,
     LockBackendFailed,
+    LockedCommand,
     LockMisused,
     LockNotAcquired,
     fenced_update,
     mongo_lock,
     mongo_locked,
     mongo_semaphore,
+    once_per,
 )
 from django_mongolock.admin import DocumentLockAdminMixin
 from django_mongolock.checks import check_settings
-from django_mongolock.contrib.celery import enqueue_once, once_per
-from django_mongolock.decorator.locked_command import LockedCommand
+from django_mongolock.contrib.celery import enqueue_once
 from django_mongolock.documents.source import make_source
 from django_mongolock.models import Lock
 from django_mongolock.router import MongoLockRouter

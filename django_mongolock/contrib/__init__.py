@@ -1,0 +1,38 @@
+"""What other packages need: Celery, Django REST framework, Prometheus, OpenTelemetry. Each is imported when needed."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+from ..decorator.contention import register_policy, register_responder
+from ..exceptions import LockError, LockNotAcquired
+
+
+def register() -> None:
+    """Add what Celery and Django REST framework do about a busy lock to the policies of `mongo_locked`.
+
+    Where Celery is imported already, as in a worker, also connect to its signals.
+    """
+    register_policy("retry", _retry)
+    register_responder(_raise_api_exception)
+    if "celery" in sys.modules:
+        from . import celery  # noqa: F401 - connects to its signals
+
+
+def _retry(error: LockNotAcquired) -> NoReturn:
+    from .celery import retry_current_task
+
+    retry_current_task(error)
+
+
+def _raise_api_exception(error: LockError, arguments: list[object]) -> None:
+    """In a view that is given a request of Django REST framework, raise the exception that it makes a response of.
+
+    Around its view classes there is no such request: Django's handler calls them, and would not know the exception.
+    """
+    module = sys.modules.get("rest_framework.request")
+    if module is not None and any(issubclass(type(argument), module.Request) for argument in arguments):
+        from .rest_framework import LockAPIException
+
+        raise LockAPIException(error) from error

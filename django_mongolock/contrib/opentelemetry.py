@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import time
+from importlib.metadata import version
 from typing import Any
 
 from django.apps import AppConfig
 from opentelemetry import metrics, trace
 from opentelemetry.trace import Span, Status, StatusCode
 
-from .. import __version__, signals
+from .. import signals
 from .metrics import BUCKETS, INSTRUMENTS, Instrument, Metrics
 
 __all__ = ["LockSpans", "OpenTelemetryConfig", "OpenTelemetryMetrics"]
@@ -26,7 +27,7 @@ class OpenTelemetryMetrics(Metrics):
 
     def __init__(self, provider: metrics.MeterProvider | None = None) -> None:
         super().__init__()
-        self._meter = metrics.get_meter(_NAME, __version__, meter_provider=provider)
+        self._meter = metrics.get_meter(_NAME, version("django-mongolock"), meter_provider=provider)
         self._instruments = {name: self._make(name, instrument) for name, instrument in INSTRUMENTS.items()}
 
     def _make(self, name: str, instrument: Instrument) -> Any:
@@ -55,7 +56,7 @@ class LockSpans:
     """
 
     def __init__(self, provider: trace.TracerProvider | None = None) -> None:
-        self._tracer = trace.get_tracer(_NAME, __version__, tracer_provider=provider)
+        self._tracer = trace.get_tracer(_NAME, version("django-mongolock"), tracer_provider=provider)
         self._held: dict[tuple[str, str, int], Span] = {}
 
     def connect(self) -> None:

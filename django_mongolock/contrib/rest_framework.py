@@ -32,18 +32,13 @@ class LockAPIException(APIException):  # type: ignore[misc]  # it has no types
         self.error = error
 
 
-def api_exception(error: LockError) -> LockAPIException:
-    """What Django REST framework understands of *error*. Raises it where it is no contention."""
-    return LockAPIException(error)
-
-
 def exception_handler(error: Exception, context: dict[str, Any]) -> Response | None:
     """Django REST framework's own handler, which also answers LockNotAcquired and LockBackendFailed.
 
     A lock that this very thread holds already is a mistake in the code, and stays an error 500.
     """
     if isinstance(error, (LockNotAcquired, LockBackendFailed)) and not isinstance(error, LockReentry):
-        error = api_exception(error)
+        error = LockAPIException(error)
     response: Response | None = default_handler(error, context)
     if response is not None and isinstance(error, LockAPIException):
         response["Cache-Control"] = "no-store"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
@@ -89,16 +88,14 @@ def _fits(own: inspect.Signature, given: list[inspect.Parameter]) -> bool:
 def resolve(policy: Policy, error: LockError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the call returns instead of its own result. Raises *error*, or what the policy raises.
 
-    A lock that this very thread holds already (LockReentry) is a mistake in the code, not contention; and
-    while MongoDB is away nobody knows if there is contention, so only "respond" has an answer to that.
+    A lock that this thread holds already (LockReentry) is a mistake in the code, not contention. And while MongoDB is
+    away it is not known whether there is contention, so only "respond" has an answer to that.
     """
     if policy == "raise" or isinstance(error, LockReentry):
         raise error
     if policy == "respond" and (request := find_request(args, kwargs)) is not None:
-        if _is_inside_rest_framework(args, kwargs):
-            from ..contrib.rest_framework import api_exception
-
-            raise api_exception(error) from error
+        for responder in _responders:
+            responder(error, _candidates(args, kwargs))
         return response(request, error)
     if policy == "respond" or not isinstance(error, LockNotAcquired):
         raise error
@@ -107,10 +104,36 @@ def resolve(policy: Policy, error: LockError, args: tuple[Any, ...], kwargs: dic
         send(lock_skipped, key=error.key, template=error.template, reason=error.holder or "")
         return SKIPPED
     if policy == "retry":
-        from ..contrib.celery import retry_current_task
-
-        return retry_current_task(error)
+        return _registered("retry")(error)
     return policy(error, *args, **kwargs)
+
+
+#: Registered by `contrib`: the policies that need another package, and what raises another framework's exceptions.
+_policies: Final[dict[str, Callable[[LockNotAcquired], Any]]] = {}
+_responders: Final[list[Callable[[LockError, list[object]], None]]] = []
+
+
+def register_policy(name: str, act: Callable[[LockNotAcquired], Any]) -> None:
+    """Set what the policy *name* does. What *act* returns is the result of the call."""
+    _policies[name] = act
+
+
+def register_responder(responder: Callable[[LockError, list[object]], None]) -> None:
+    """Have "respond" call *responder* with the error and the arguments among which a view has its request.
+
+    It raises the exception from which its framework makes a response, or does nothing if the view is not its own.
+    """
+    if responder not in _responders:
+        _responders.append(responder)
+
+
+def _registered(policy: str) -> Callable[[LockNotAcquired], Any]:
+    try:
+        return _policies[policy]
+    except KeyError:
+        raise ImproperlyConfigured(
+            f'on_contention="{policy}" is registered when Django starts: put "django_mongolock" into INSTALLED_APPS'
+        ) from None
 
 
 def find_request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpRequest | None:
@@ -118,26 +141,19 @@ def find_request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpRequest |
 
     Asks arguments only for what they are: an attribute of a model or of a lazy object could cost a query.
     """
-    candidates = [*args[:2], kwargs.get("request")]
-    if args and issubclass(type(args[0]), View):
-        candidates.append(getattr(args[0], "request", None))
-    for candidate in candidates:
+    for candidate in _candidates(args, kwargs):
         inner = getattr(candidate, "__dict__", {}).get("_request", candidate)
         if issubclass(type(inner), HttpRequest):
             return cast(HttpRequest, inner)
     return None
 
 
-def _is_inside_rest_framework(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Is the call given a request of Django REST framework, which then makes the response of an exception?
-
-    Around its view classes it is not: the handler calls them with Django's own, and nobody would catch an exception.
-    """
-    module = sys.modules.get("rest_framework.request")
-    given = [*args[:2], kwargs.get("request")]
+def _candidates(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[object]:
+    """The arguments among which a view has its request."""
+    candidates = [*args[:2], kwargs.get("request")]
     if args and issubclass(type(args[0]), View):
-        given.append(getattr(args[0], "request", None))
-    return module is not None and any(issubclass(type(argument), module.Request) for argument in given)
+        candidates.append(getattr(args[0], "request", None))
+    return candidates
 
 
 @dataclass(frozen=True, slots=True)

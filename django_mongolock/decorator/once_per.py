@@ -10,8 +10,7 @@ from typing import Any, Final, Never, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 
-from ..conf import get_settings
-from ..context import running_celery_task, task_owner
+from ..context import redelivery_wait, running_celery_task, task_owner
 from ..engine.lock import MongoLock
 from ..engine.logs import INFO, log
 from ..exceptions import LockNotAcquired
@@ -84,7 +83,9 @@ def _decorate(template: KeyTemplate | None, options: dict[str, Any], function: A
             key = LockKey(f"once:{name}", f"once:{name}")
         else:
             key = LockKey(template.fill(call_arguments(signature, args, kwargs)), template.template)
-        return mongo_lock(key, wait=_patience(options), owner=task_owner(), label=name[-200:], **options)
+        task = running_celery_task()
+        wait = redelivery_wait(task, options["lease"]) if task is not None else 0
+        return mongo_lock(key, wait=wait, owner=task_owner(), label=name[-200:], **options)
 
     wrapper = _coroutine(new_lock, function) if iscoroutinefunction(function) else _function(new_lock, function)
     return functools.update_wrapper(wrapper, function)
@@ -135,13 +136,3 @@ def _skip(error: LockNotAcquired) -> Any:
     log(INFO, "skipped, it has run in this period or runs now", key=error.key, holder=error.holder)
     send(lock_skipped, key=error.key, template=error.template, reason=error.holder or "")
     return SKIPPED
-
-
-def _patience(options: dict[str, Any]) -> float:
-    """How long to wait: a task that is redelivered must outlast the lease of its run that may have died."""
-    task = running_celery_task()
-    if task is None or not (task.request.delivery_info or {}).get("redelivered"):
-        return 0
-    settings = get_settings()
-    lease: float = options["lease"] or settings.LEASE
-    return lease + settings.margin(lease) + 1

@@ -19,7 +19,7 @@ from celery.utils import uuid
 
 from ...backends.base import get_backend
 from ...conf import get_settings
-from ...context import holder_facts
+from ...context import holder_facts, redelivery_wait
 from ...engine import detached
 from ...engine.detached import Parked
 from ...engine.document import Terms, check_key, tidy_fact
@@ -28,14 +28,12 @@ from ...engine.logs import WARNING, log
 from ...exceptions import LockBackendFailed, LockError
 from ...keys import LockKey, escape
 from ...locks import mongo_lock
-from ...owners import take_from
+from ...owners import CLEANUP_TIMEOUT, release_holders
 
 #: The message's header: the key, how long it may be in the queue, and the DATABASES alias.
 HEADER: Final = "mongolock_once"
 #: How often to try where the lock is busy, but whoever had it is gone at the second look.
 TRIES: Final = 5
-#: How long a worker that takes a revoked task off its list waits for MongoDB, in seconds.
-PROMPT: Final = 2.0
 
 #: What the tasks that run in this process hold, by their ids.
 _running: dict[str, MongoLock] = {}
@@ -139,12 +137,12 @@ def _begin(task_id: str, task: Any, **kwargs: object) -> None:
     if (header := _header(task.request)) is None:
         return
     key, _, using = header
-    settings = get_settings()
-    redelivered = bool((task.request.delivery_info or {}).get("redelivered"))
-    # After its worker has died on another machine, nobody knows before the lease has ended.
-    wait = settings.LEASE + settings.margin(settings.LEASE) + 1 if redelivered else 0
     lock = mongo_lock(
-        LockKey(key, f"once:{task.name}"), wait=wait, owner=tidy_fact(task_id), label=task.name[-200:], using=using
+        LockKey(key, f"once:{task.name}"),
+        wait=redelivery_wait(task),
+        owner=tidy_fact(task_id),
+        label=task.name[-200:],
+        using=using,
     )
     try:
         _running[task_id] = lock.acquire()
@@ -176,4 +174,4 @@ def _revoked(request: Any, **kwargs: object) -> None:
         return
     key, _, using = header
     stored, owner = check_key(key, get_settings().KEY_PREFIX), tidy_fact(request.id)
-    _try("released", key, lambda: take_from(owner, using, key=stored, timeout=PROMPT))
+    _try("released", key, lambda: release_holders(owner, using, key=stored, timeout=CLEANUP_TIMEOUT))

@@ -1,0 +1,34 @@
+"""The tasks of this app."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from celery import shared_task
+
+from ...backends.base import mongo_store
+from ...conf import get_settings
+from ...decorator.mongo_locked import mongo_locked
+from ...inspect import operations
+from ...inspect.patterns import starting
+from ...inspect.snapshot import State
+from ...signals import send, stale_locks_cleared
+
+
+@shared_task(name="django_mongolock.clear_stale_locks")
+@mongo_locked("django_mongolock.clear_stale_locks", wait=0, on_contention="skip")
+def clear_stale_locks(older_than: float = 0.0, using: str | None = None) -> dict[str, int]:
+    """Clear the stale locks of this project as ``manage.py clear_stale_locks`` does; for the beat schedule.
+
+    older_than: only those whose lease has been over for so many seconds.
+    """
+    store = mongo_store(using)
+    which = operations.Which(starting(get_settings().KEY_PREFIX), older_than=older_than)
+    found = cleared = 0
+    stale = (seen.key for seen in operations.find_stale(store, which) if seen.state is not State.DAMAGED)
+    while keys := list(islice(stale, 1_000)):
+        found += len(keys)
+        cleared += operations.clear_stale(store, keys, which).cleared
+    if cleared:
+        send(stale_locks_cleared, count=cleared, using=using or get_settings().DATABASE)
+    return {"found": found, "cleared": cleared}
