@@ -15,9 +15,9 @@ admin in `versions.version_admin`, what PyMongo's own collections need in `versi
 
 from ..exceptions import VersionConflict
 from .collections import aversioned_update, versioned_update
+from .querysets import VersionedManager, VersionedQuerySet
 from .retry import retry_on_conflict, retrying_on_conflict
-from .version_field import VersionField
-from .versioned_model import VersionedManager, VersionedModel, VersionedQuerySet
+from .versioned_model import VersionedModel, VersionField
 
 __all__ = [
     "VersionConflict",

@@ -1,11 +1,11 @@
-"""What was read, what is stored, and how to claim rows: what the hooks of a model and its querysets have in common."""
+"""What was read, what is stored, and how rows are written in the version that was read: for hooks and querysets."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db import DatabaseError, connections, transaction
 from django.db.models import F, Field, Model, Q
@@ -14,25 +14,25 @@ from django.db.models.functions import Coalesce
 
 from ..exceptions import VersionConflict
 
-if TYPE_CHECKING:
-    from .version_field import VersionField
+
+def version_field(model: type[Model]) -> Field[Any, Any] | None:
+    """Return the VersionField of *model*, its own or a parent's; None if there is none."""
+    return find_version(model._meta.concrete_fields)
 
 
-def version_field(model: type[Model]) -> VersionField | None:
-    """The version of *model*, its own or a parent's; None if there is none."""
-    from .version_field import VersionField
-
-    return next((field for field in model._meta.concrete_fields if isinstance(field, VersionField)), None)
+def find_version(fields: Iterable[Field[Any, Any]]) -> Field[Any, Any] | None:
+    """Return the VersionField among *fields*, if there is one."""
+    return next((field for field in fields if getattr(field, "is_version", False)), None)
 
 
-def version_read(instance: Model, field: VersionField) -> int | None:
-    """The version that *instance* was read in; None where the row had none. ValueError where it was not read."""
+def version_read(instance: Model, field: Field[Any, Any]) -> int | None:
+    """Return the version that *instance* was read in; None where the row had none. ValueError where it was not read."""
     try:
         version = instance.__dict__[field.attname]
     except KeyError:
         raise ValueError(
-            f"{instance._meta.label} {instance.pk!r} was read without its version, so nobody can tell whether it was "
-            f"changed since: add {field.name!r} to only(), or take it out of defer()"
+            f"{instance._meta.label} {instance.pk!r} was read without its version, so a change since then would go "
+            f"unnoticed: add {field.name!r} to only(), or take it out of defer()"
         ) from None
     if version is None or (isinstance(version, int) and not isinstance(version, bool)):
         return version
@@ -42,11 +42,11 @@ def version_read(instance: Model, field: VersionField) -> int | None:
 
 
 @contextmanager
-def claim(instances: Sequence[Model], field: VersionField, using: str) -> Iterator[None]:
-    """Run the block in a transaction that owns the rows of *instances*, each in the version that it was read in.
+def raising_versions(instances: Sequence[Model], field: Field[Any, Any], using: str) -> Iterator[None]:
+    """Raise the versions of *instances*, each from the one that was read, and run the block in the same transaction.
 
-    Their versions are raised; if the block fails, everything is as before. Raises VersionConflict before the block.
-    On a MongoDB without transactions (a standalone server) another writer may come between claim and block.
+    If the block fails, everything is as before. Raises VersionConflict before the block. On a MongoDB without
+    transactions (a standalone server) another writer may come in between.
     """
     read = [(instance, version_read(instance, field)) for instance in instances]
     for instance in instances:
@@ -61,19 +61,19 @@ def claim(instances: Sequence[Model], field: VersionField, using: str) -> Iterat
     except BaseException as error:
         for instance, version in read:
             setattr(instance, field.attname, version)
-        if isinstance(error, _NotClaimed):
+        if isinstance(error, _VersionsDiffer):
             raise _find_conflict(read, field, using) from None
         if isinstance(error, DatabaseError) and is_write_conflict(error):
             raise lost_race(*read[0]) from error
         raise
 
 
-class _NotClaimed(Exception):
+class _VersionsDiffer(Exception):
     """Not all rows are in the version in which they were read."""
 
 
 def all_or_nothing(using: str) -> AbstractContextManager[Any]:
-    """A transaction, also on MongoDB, where Django's own atomic() does nothing."""
+    """Return a transaction, also on MongoDB, where Django's own atomic() does nothing."""
     connection: Any = connections[using]
     if connection.vendor != "mongodb":
         return transaction.atomic(using=using)
@@ -86,7 +86,7 @@ def all_or_nothing(using: str) -> AbstractContextManager[Any]:
 
 
 def is_write_conflict(error: DatabaseError) -> bool:
-    """Whether the database itself found out that another transaction was faster.
+    """Return whether the database itself found that another transaction was faster.
 
     PostgreSQL from REPEATABLE READ on, MongoDB in a transaction, SQLite in WAL mode after a read.
     """
@@ -98,16 +98,16 @@ def is_write_conflict(error: DatabaseError) -> bool:
     )
 
 
-def next_version(field: VersionField) -> CombinedExpression:
-    """The expression that raises a version, whatever it is."""
+def next_version(field: Field[Any, Any]) -> CombinedExpression:
+    """Return the expression that raises a version, whatever it is."""
     return Coalesce(F(field.attname), 0) + 1
 
 
-def is_version(field: VersionField, version: int | None) -> Q:
+def is_version(field: Field[Any, Any], version: int | None) -> Q:
     return Q(**({f"{field.attname}__isnull": True} if version is None else {field.attname: version}))
 
 
-def _raise_versions(read: Sequence[tuple[Model, int | None]], field: VersionField, using: str) -> None:
+def _raise_versions(read: Sequence[tuple[Model, int | None]], field: Field[Any, Any], using: str) -> None:
     table = field.model
     by_version: defaultdict[int | None, set[Any]] = defaultdict(set)
     for instance, version in read:
@@ -118,11 +118,11 @@ def _raise_versions(read: Sequence[tuple[Model, int | None]], field: VersionFiel
             batch = list(keys)[start : start + size]
             rows = table._base_manager.using(using).filter(is_version(field, version), pk__in=batch)
             if rows.update(**{field.attname: next_version(field)}) != len(batch):
-                raise _NotClaimed
+                raise _VersionsDiffer
 
 
-def _find_conflict(read: Sequence[tuple[Model, int | None]], field: VersionField, using: str) -> VersionConflict:
-    """The first of those that are not stored in the version in which they were read."""
+def _find_conflict(read: Sequence[tuple[Model, int | None]], field: Field[Any, Any], using: str) -> VersionConflict:
+    """Return the conflict of the first row that is not stored in the version in which it was read."""
     keys = {instance._get_pk_val(field.model._meta) for instance, _ in read}
     rows = field.model._base_manager.using(using).filter(pk__in=keys)
     stored = dict(rows.values_list("pk", field.attname))
@@ -144,7 +144,7 @@ def conflict(
     names: Collection[str] | None = None,
     problem: str = "it was changed meanwhile",
 ) -> VersionConflict:
-    """The error, with what is stored now; *names* are the fields that were to be written."""
+    """Return the error, with what is stored now. names: the fields that were to be written."""
     label, field = instance._meta.label, version_field(type(instance))
     row = type(instance)._base_manager.using(using).filter(pk=instance.pk).first()
     if row is None or field is None:

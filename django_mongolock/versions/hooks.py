@@ -1,19 +1,38 @@
-"""Where a model looks at its version: what a VersionField wraps around methods of Django's Model.
+"""Where a model checks its version: what a VersionField wraps around methods of Django's Model.
 
-A save puts the version that was read into the filter of its own update, so that the database decides. A delete
-claims first: it raises the version where it is what was read, and deletes in the same transaction.
+A save puts the version that was read into the filter of its own update, so that the database decides. A delete raises
+the version first, where it is still the one that was read, and deletes in the same transaction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, Final
 
 from django.db import DatabaseError, router
 from django.db.models import Model, QuerySet
 
-from .checking import claim, conflict, is_version, is_write_conflict, lost_race, version_field, version_read
+from .checking import (
+    conflict,
+    find_version,
+    is_version,
+    is_write_conflict,
+    lost_race,
+    raising_versions,
+    version_field,
+    version_read,
+)
+
+
+class FromSave(int):
+    """What a save (not a fixture, which is raw) asks to write: the version is to be checked and raised."""
+
+    __slots__ = ()
+
+
+#: In an insert it is the first version: the compiler of MongoDB says add=False for a copy of what was read.
+FROM_SAVE: Final = FromSave(1)
 
 
 def notice_copy(save_base: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,9 +51,7 @@ def check_on_update(do_update: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(do_update)
     def checked(self: Model, base_qs: QuerySet[Any], using: str, pk: Any, values: Any, *rest: Any) -> Any:
-        from .version_field import FROM_SAVE, FromSave, VersionField
-
-        field = next((field for field in base_qs.model._meta.local_fields if isinstance(field, VersionField)), None)
+        field = find_version(base_qs.model._meta.local_fields)
         asked = next((value for column, _, value in values if column is field), FROM_SAVE)
         if field is None or not isinstance(asked, FromSave):
             return do_update(self, base_qs, using, pk, values, *rest)  # another table, or a fixture
@@ -82,7 +99,7 @@ def check_on_delete(delete: Callable[..., Any]) -> Callable[..., Any]:
         if field is None or self.pk is None:
             return delete(self, using, *args, **kwargs)
         using = using or router.db_for_write(type(self), instance=self)
-        with claim([self], field, using):
+        with raising_versions([self], field, using):
             return delete(self, using, *args, **kwargs)
 
     return checked

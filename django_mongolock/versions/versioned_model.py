@@ -1,91 +1,102 @@
-"""A model with a version, and the manager that keeps to it."""
+"""The field, and the model, that save and delete only what is still as it was read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Self, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
+from django.core import checks
 from django.db import models
+from django.db.models.query_utils import DeferredAttribute
 
-from .checking import claim, next_version, version_field
-from .retry import open_transaction, retry_on_conflict
-from .version_field import VersionField
+from .hooks import FROM_SAVE, HOOKS
+from .querysets import VersionedManager, VersionedQuerySet
 
-M = TypeVar("M", bound=models.Model)
-
-
-class VersionedQuerySet(models.QuerySet[M, M]):
-    """What changes rows raises their version; what writes instances checks it."""
-
-    @property
-    def _version(self) -> VersionField:
-        if (field := version_field(self.model)) is None:
-            raise TypeError(
-                f"{self.model._meta.label} has no VersionField: derive it from VersionedModel, or give it one"
-            )
-        return field
-
-    def only(self, *fields: str) -> Self:
-        """As always, and the version too: without it nothing could be saved."""
-        return super().only(*fields, *([self._version.name] if fields else []))
-
-    def defer(self, *fields: str | None) -> Self:
-        """As always, but never the version."""
-        kept: list[Any] = [field for field in fields if field != self._version.name]
-        return super().defer(*kept)
-
-    def update(self, **values: Any) -> int:
-        """Change all of them, whatever their version is; who read one of them before cannot save it any more."""
-        field = self._version
-        if values and field.name not in values:
-            values[field.name] = next_version(field)
-        return super().update(**values)
-
-    def bulk_update(self, objs: Iterable[M], fields: Iterable[str], batch_size: int | None = None) -> int:
-        """Write *fields* of all *objs*, or raise VersionConflict: each has to be in the version that it was read in."""
-        objs, names = tuple(objs), [name for name in fields if name != self._version.name]
-        self._for_write = True
-        plain = models.QuerySet[M](self.model, self.query.chain(), self.db)
-        if not objs or not all(obj.pk is not None for obj in objs):
-            return plain.bulk_update(objs, names, batch_size)
-        with claim(objs, self._version, self.db):
-            return plain.bulk_update(objs, names, batch_size)
-
-    def bulk_create(
-        self,
-        objs: Iterable[M],
-        batch_size: int | None = None,
-        ignore_conflicts: bool = False,
-        update_conflicts: bool = False,
-        *args: Any,
-        **options: Any,
-    ) -> list[M]:
-        """Insert all of them. ValueError for update_conflicts: an upsert does not know what was read."""
-        if update_conflicts:
-            raise ValueError(
-                "bulk_create(update_conflicts=True) would write over versions that nobody read: "
-                "insert with ignore_conflicts=True, and use bulk_update() for those that were there"
-            )
-        made = super().bulk_create(objs, batch_size, ignore_conflicts, update_conflicts, *args, **options)
-        for obj in made:
-            obj.__dict__[self._version.attname] = 1
-            if ignore_conflicts:  # the row may be somebody else's
-                del obj.__dict__[self._version.attname]
-        return made
-
-    def update_or_create(self, *args: Any, **kwargs: Any) -> tuple[M, bool]:
-        """As always; a conflict (where the database has no row locks) is tried again outside of transactions."""
-        self._for_write = True
-        if open_transaction(self.db):
-            return super().update_or_create(*args, **kwargs)
-        return retry_on_conflict(super().update_or_create, using=self.db)(*args, **kwargs)
+if TYPE_CHECKING:
+    BigIntegerField = models.BigIntegerField[int, int]
+else:
+    BigIntegerField = models.BigIntegerField
 
 
-_Manager = models.Manager.from_queryset(VersionedQuerySet)
+class VersionAttribute(DeferredAttribute):
+    """The version of an instance. One that was left out of the query is looked up, but does not count as read."""
+
+    def __get__(self, instance: models.Model | None, cls: Any = None) -> Any:
+        if instance is None:
+            return self
+        try:
+            return instance.__dict__[self.field.attname]
+        except KeyError:
+            rows = type(instance)._base_manager.using(instance._state.db).filter(pk=instance.pk)
+            return rows.values_list(self.field.attname, flat=True).first()
 
 
-class VersionedManager(_Manager[M]):
-    """The manager of models with a version. For one of your own: `VersionedManager.from_queryset(...)`."""
+class VersionField(BigIntegerField):
+    """How often a row was written. Its model saves and deletes only where this is what was read.
+
+    The first save makes it 1, each one after that one more. Everything else raises VersionConflict, and writes nothing:
+    the row was changed, it is gone, or it was there before an instance that was never read. A stored version of 0
+    or null is one from before the field was added.
+
+    Not checked: `QuerySet.update()` (raises the version where the manager is a VersionedManager), `QuerySet.delete()`,
+    cascades, fixtures, and writes that do not go through this model. Many-to-many rows have no version.
+    """
+
+    descriptor_class = VersionAttribute
+    #: What `checking.find_version` looks for.
+    is_version: Final = True
+
+    def __init__(self, verbose_name: Any = None, **options: Any) -> None:
+        if unfit := sorted(options.keys() & {"primary_key", "unique", "choices"}):
+            raise TypeError(f"a VersionField cannot be {', '.join(unfit)}: it counts how often its row was written")
+        super().__init__(verbose_name, **{**options, "default": 0, "editable": False})
+
+    def deconstruct(self) -> tuple[str, str, Sequence[Any], dict[str, Any]]:
+        """Leave out the options that are always the same."""
+        name, _, args, options = super().deconstruct()
+        kept = {key: value for key, value in options.items() if key not in ("default", "editable")}
+        return name, "django_mongolock.versions.VersionField", args, kept
+
+    def contribute_to_class(self, cls: type[models.Model], name: str, private_only: bool = False) -> None:
+        """Wrap the methods that have to check the version; classes derived from this one inherit them."""
+        super().contribute_to_class(cls, name, private_only)
+        if not hasattr(cls, "_checks_version"):
+            cls._checks_version = True  # type: ignore[attr-defined]
+            for method, hook in HOOKS.items():
+                setattr(cls, method, hook(getattr(cls, method)))
+
+    def pre_save(self, model_instance: models.Model, add: bool) -> Any:
+        """Return the first version for a new row, else the mark by which the update knows a save."""
+        if add:
+            setattr(model_instance, self.attname, 1)
+            return 1
+        return FROM_SAVE
+
+    def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
+        """Check also that the model has one version, in its topmost table, and that update() raises it."""
+        return [*super().check(**kwargs), *self._check_alone(), *self._check_manager(), *self._check_parents()]
+
+    def _check_alone(self) -> list[checks.CheckMessage]:
+        versions = [field.name for field in self.model._meta.fields if getattr(field, "is_version", False)]
+        if len(versions) < 2:
+            return []
+        message = f"{self.model._meta.label} has more than one version: {', '.join(versions)}."
+        return [checks.Error(message, hint="Keep one.", obj=self, id="mongolock.E071")]
+
+    def _check_manager(self) -> list[checks.CheckMessage]:
+        manager = self.model._meta.default_manager
+        if manager is None or isinstance(manager.get_queryset(), VersionedQuerySet):
+            return []
+        message = f"{manager} does not raise versions: what update() changes, a later save may write over unseen."
+        hint = "Use VersionedManager, or derive the queryset of your manager from VersionedQuerySet."
+        return [checks.Warning(message, hint=hint, obj=self, id="mongolock.W071")]
+
+    def _check_parents(self) -> list[checks.CheckMessage]:
+        if not self.model._meta.parents:
+            return []
+        message = f"{self.model._meta.label} shares a table with its parents, which do not know its version."
+        hint = "Give the version to the topmost parent: derive that from VersionedModel."
+        return [checks.Warning(message, hint=hint, obj=self, id="mongolock.W072")]
 
 
 class VersionedModel(models.Model):
@@ -97,7 +108,7 @@ class VersionedModel(models.Model):
     version = VersionField("version")
 
     objects = VersionedManager()
-    #: What Django itself goes by, for instance to set foreign keys to null: it too raises versions.
+    #: What Django itself uses, for instance to set foreign keys to null: it raises versions as well.
     versioned = VersionedManager()
 
     class Meta:
