@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from .engine.document import check_key, margin_of
+from .engine.document import check_key
 from .engine.lock import check_seconds, check_wait
 
 NAME: Final = "MONGOLOCK"
@@ -57,10 +57,6 @@ class LockSettings:
     EDIT_BEAT: float = 5.0
     EDIT_IDLE: float | None = 1_800.0
     EDIT_FAIL_CLOSED: bool = False
-
-    def margin(self, lease: float) -> float:
-        """How much longer the server lets a lease of that length live."""
-        return margin_of(lease, self.CLOCK_MARGIN)
 
 
 KNOWN: Final = frozenset(field.name for field in fields(LockSettings))

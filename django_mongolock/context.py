@@ -16,7 +16,7 @@ from django.http import HttpRequest
 from django.utils.functional import LazyObject
 
 from .conf import get_settings
-from .engine.document import tidy_fact
+from .engine.document import Terms, tidy_fact
 
 logger = logging.getLogger("django_mongolock")
 
@@ -83,7 +83,7 @@ def redelivery_wait(task: Any, lease: float | None = None) -> float:
         return 0
     settings = get_settings()
     longest = lease or settings.LEASE
-    return longest + settings.margin(longest) + 1
+    return Terms(clock_margin=settings.CLOCK_MARGIN).server_lease_of(longest) + 1
 
 
 def view_name(request: HttpRequest) -> str:

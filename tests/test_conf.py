@@ -22,6 +22,7 @@ from pytest_django import Settings
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import close_backends, get_backend
 from django_mongolock.conf import LockSettings, get_settings
+from django_mongolock.engine.document import Terms
 from django_mongolock.management.migrate import make_indexes_after_migrate
 from django_mongolock.models import Lock
 from django_mongolock.router import MongoLockRouter
@@ -56,7 +57,8 @@ class TestSettings:
     @pytest.mark.parametrize(("lease", "margin"), [(5, 1), (10, 1), (30, 3), (600, 60)])
     def test_margin(self, lease: float, margin: float) -> None:
         """The server lets a lease live a tenth longer than its holder believes, at least a second."""
-        assert LockSettings().margin(lease) == margin
+        terms = Terms(lease=lease, clock_margin=LockSettings().CLOCK_MARGIN)
+        assert terms.server_lease == lease + margin
 
     def test_one_backend_for_an_alias(self) -> None:
         """All locks of a process share one session; after closing there is a new one."""

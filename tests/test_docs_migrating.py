@@ -127,7 +127,7 @@ class TestRedis:
     def test_timeout_is_refused_in_words(self) -> None:
         """The word of redis-py names the two that are meant."""
         with pytest.raises(TypeError, match=r"lease.*wait"):
-            mongo_lock("a", timeout=5)
+            mongo_lock("a", timeout=5)  # type: ignore[call-arg]
 
 
 class TestCache:

@@ -128,8 +128,8 @@ def unmeant(call: Callable[[], Any]) -> str:
 @pytest.mark.parametrize(
     ("call", "meant"),
     [
-        (lambda: mongo_lock("a", leas=3), "did you mean lease=?"),
-        (lambda: mongo_semaphore("a", 3, lable="x"), "did you mean label=?"),
+        (lambda: mongo_lock("a", leas=3), "did you mean lease=?"),  # type: ignore[call-arg]
+        (lambda: mongo_semaphore("a", 3, lable="x"), "did you mean label=?"),  # type: ignore[call-arg]
         (lambda: mongo_locked("a", on_contension="skip"), "did you mean on_contention=?"),  # type: ignore[call-overload]
         (lambda: once_per(hour=1), "did you mean hours=?"),  # type: ignore[arg-type]
     ],
@@ -143,7 +143,7 @@ def test_a_mistyped_option_names_the_nearest(call: Callable[[], Any], meant: str
 
 def test_an_option_that_is_like_none() -> None:
     """It is not guessed at."""
-    said = unmeant(lambda: mongo_lock("a", xyzzy=3))
+    said = unmeant(lambda: mongo_lock("a", xyzzy=3))  # type: ignore[call-arg]
     assert "did you mean" not in said
     assert "There are auto_renew, label, lease, " in said
 

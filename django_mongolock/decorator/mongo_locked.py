@@ -84,7 +84,7 @@ def mongo_locked(
     if callable(first) or isinstance(first, (classmethod, property)):
         return _decorate(Plan((), None, "raise", {}), first)
     check_policy(on_contention)
-    check_options(options, also=("key", "on_contention"))
+    check_options(options, [*LockOptions.__annotations__, "key", "on_contention"])
     if templates and key is not None:
         raise TypeError("give either templates or key=, not both")
     made_by: Any = key

@@ -213,8 +213,8 @@ class EditLock:
         return salted_hmac(SALT, text, algorithm="sha256").hexdigest()[:32] + ".1"
 
     def _terms(self) -> Terms:
-        drift = get_settings().CLOCK_MARGIN
-        return Terms(lease=self.lease, drift=drift, waiter_lease=self.lease, owner=self.person.owner)
+        part = get_settings().CLOCK_MARGIN
+        return Terms(lease=self.lease, clock_margin=part, waiter_lease=self.lease, owner=self.person.owner)
 
     def _entry(self) -> dict[str, Any]:
         grant = self._grant()

@@ -131,11 +131,11 @@ def margin_of(lease: float, part: float = MARGIN, least: float = LEAST_MARGIN) -
 class Terms:
     """On what terms a lock is asked for. Times are in seconds.
 
-    lease: how long a grant lives without renewal. margin: the least that the server lets it live longer than its
-    holder believes; drift: the same as a part of the lease. waiter_lease: how long an entry in the queue lives without
-    renewal, no longer than the lease; one that comes when the queue is long lives `FAR_TIMES` as long. min_hold: for
-    how long a grant stays at least, even if it is released before. capacity: how many may hold the key at once, in this
-    mode.
+    lease: how long a grant lives without renewal. margin: the least time by which the server lets it live longer than
+    its holder believes; clock_margin: the same as a part of the lease. waiter_lease: how long an entry in the queue
+    lives without renewal, no longer than the lease; one that comes when the queue is long lives `FAR_TIMES` as long.
+    min_hold: how long a grant stays at least, even if it is released before. capacity: how many may hold the key at
+    once, in this mode.
     """
 
     mode: Mode = "exclusive"
@@ -145,15 +145,15 @@ class Terms:
     waiter_lease: float = 10.0
     min_hold: float = 0.0
     owner: str | None = None
-    drift: float = MARGIN
+    clock_margin: float = MARGIN
 
     def server_lease_of(self, lease: float) -> float:
         """How long the server lets a grant of that *lease* live without renewal."""
-        return lease + margin_of(lease, self.drift, self.margin)
+        return lease + margin_of(lease, self.clock_margin, self.margin)
 
     def holder_lease_of(self, server_lease: float) -> float:
         """How long the holder may count on what the server lets live for *server_lease*."""
-        return server_lease - margin_of(server_lease, self.drift, self.margin)
+        return server_lease - margin_of(server_lease, self.clock_margin, self.margin)
 
     @property
     def server_lease(self) -> float:

@@ -203,7 +203,7 @@ class Machine(RuleBasedStateMachine):
     def enter(
         self, *, mode: Mode, lease: int, waiter_lease: int, min_hold: int, owner: str | None, trial: bool, waited: int
     ) -> Document:
-        terms = Terms(mode, CAPACITIES[mode], lease, 0, waiter_lease, min_hold, owner, drift=0)
+        terms = Terms(mode, CAPACITIES[mode], lease, 0, waiter_lease, min_hold, owner, clock_margin=0)
         new = entry(f"g{next(_numbers)}", "s", terms, {"label": "$holders"})
         if waited:
             new["behind"] = waited // 5_000
@@ -276,7 +276,7 @@ class Machine(RuleBasedStateMachine):
     )
     def take_free(self, mode: Mode, lease: int, owner: str | None, trial: bool) -> Document:
         """The short form of adding works only where it comes to the same."""
-        new = entry(f"g{next(_numbers)}", "s", Terms(mode, CAPACITIES[mode], lease, 0, 5, 0, owner, drift=0), {})
+        new = entry(f"g{next(_numbers)}", "s", Terms(mode, CAPACITIES[mode], lease, 0, 5, 0, owner, clock_margin=0), {})
         free = self.document is not None and not self.entries("holders") and not self.entries("waiters")
         free = free and (self.document or {})["cluster_time"] < Timestamp(2**31, 1)  # it is not late
         step = Step(ask=new["grant"], add=new, trial=trial)
@@ -756,7 +756,7 @@ def test_who_comes_when_the_queue_is_long_lives_longer_in_it(store: MongoStore, 
     assert near.waiter_lease == TERMS.server_lease_of(TERMS.waiter_lease)
     assert far.place == FAR
     assert far.waiter_lease == TERMS.server_lease  # three times as long would be more than that
-    short = Terms(lease=100, margin=0, waiter_lease=5, drift=0)
+    short = Terms(lease=100, margin=0, waiter_lease=5, clock_margin=0)
     late = kept.apply("k", Step(ask="late", add=entry("late", "s", short, {})), 5)
     assert late.waiter_lease == 15
     renewed = kept.apply("k", Step(ask="late", renew=("late",), beat=1), 5)

@@ -309,7 +309,7 @@ def _asked(name: str, rules: Rules, more: int = 0) -> dict[str, Any]:
     terms = Terms(
         lease=(rules.lease + more) * TICK,
         margin=0 if rules.bug == "no margin" else MARGIN * TICK,
-        drift=0,
+        clock_margin=0,
         waiter_lease=rules.waiter_lease * TICK,
         min_hold=rules.min_hold * TICK,
     )

@@ -100,7 +100,7 @@ def once_key(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def _terms(task_id: str, lease: float) -> Terms:
-    return Terms(lease=lease, drift=get_settings().CLOCK_MARGIN, owner=tidy_fact(task_id))
+    return Terms(lease=lease, clock_margin=get_settings().CLOCK_MARGIN, owner=tidy_fact(task_id))
 
 
 def _facts(task_id: str, task_name: str) -> dict[str, str | int]:
