@@ -326,8 +326,8 @@ def test_addresses() -> None:
     """Every page of the admin that has a name."""
     pages = [page for model in (Lock, LockEvent) for page in admin.site.get_model_admin(model).get_urls()]
     real = {pattern.name for pattern in pages if pattern.name}
-    documented = rows("reference/names.md", "Addresses in the admin")
-    compare(set(documented), real, "reference/names.md", "under ## Addresses in the admin")
+    documented = rows("reference/names.md", "URL names of the admin")
+    compare(set(documented), real, "reference/names.md", "under ## URL names of the admin")
 
 
 def test_extras() -> None:
@@ -362,11 +362,11 @@ def test_in_mongodb() -> None:
 
 
 def test_compatibility() -> None:
-    """What was run has a row for each pair of tox.ini, and a version of each part."""
-    text = section("reference/compatibility.md", "What was run")
+    """The tested versions have a row for each pair of tox.ini, and a version of each part."""
+    text = section("reference/compatibility.md", "Tested versions")
     ran = re.findall(r"(?m)^\| (\d+\.\d+)\.\d+ \| (\d+\.\d+)\.\d+ \| \d+\.\d+\.\d+ \| \d+\.\d+\.\d+ \| \w", text)
     (environments,) = re.findall(r"(?m)^env_list = (.*)$", (ROOT / "tox.ini").read_text())
     pairs = re.findall(r"py(\d)(\d+)-django(\d)(\d)", environments)
     assert ran == [(f"{python}.{minor}", f"{django}.{second}") for python, minor, django, second in pairs], (
-        "docs/reference/compatibility.md, ## What was run: a row for each pair of tox.ini, in its order"
+        "docs/reference/compatibility.md, ## Tested versions: a row for each pair of tox.ini, in its order"
     )

@@ -356,7 +356,7 @@ def test_table() -> None:
     """The table has every kind that is tested, and no other, and no empty cell."""
     assert list(WHAT_HAPPENS) == list(KINDS)
     words = {word for row in WHAT_HAPPENS.values() for word in row.values()}
-    assert words == {"raises", "`SKIPPED`", "yields nothing", "423", "comes back", "its result", "refused"}
+    assert words == {"raises", "`SKIPPED`", "yields nothing", "423", "retried", "its result", "refused"}
 
 
 @pytest.fixture
@@ -378,7 +378,7 @@ def outcome(kind: str, policy: str, name: str) -> str:
     except LockNotAcquired:
         return "raises"
     except Retry:
-        return "comes back"
+        return "retried"
     except TypeError as error:
         return "refused" if "on_contention" in str(error) else repr(error)
     if result is SKIPPED:
