@@ -233,7 +233,7 @@ class TestRights:
             assert [found.key for found in Lock.objects.held().survey()] == ["k"]
             admin = browser(*NAMES)
             assert "was asked" in confirm(admin, select(admin, "ask_to_release", "k"), ASK).content.decode()
-            assert root.find_one({"_id": "k"})["holders"][0]["asked"]
+            assert root.find_one({"_id": "k"})["holders"][0]["release_requested_by"]
             assert "nightly" in admin.get(LIST).content.decode()
             assert admin.get(page_of("k")).status_code == 200
             assert "was taken" in confirm(admin, select(admin, "force_release", "k")).content.decode()

@@ -80,7 +80,7 @@ def test_the_orm_asks(locks: Locks) -> None:
     locks.free("order:3")
     assert Lock.objects.filter(key__startswith="order:").ask_to_release("me") == 2
     assert Lock.objects.get(key="ad:1").ask_to_release("me") == 1
-    assert locks.read("order:1")["holders"][0]["asked"] == "me"
+    assert locks.read("order:1")["holders"][0]["release_requested_by"] == "me"
     assert Lock.objects.get(key="order:3").ask_to_release("me") == 0
 
 

@@ -164,12 +164,12 @@ class TestTheReason:
         page = select(admin, "ask_to_release", "a", "b")
         done = admin.post(ASK, {**fields_of(page), "reason": "we deploy"}, follow=True)
         name = LogEntry.objects.first().user.get_username()  # type: ignore[union-attr]
-        assert locks.read("a")["holders"][0]["asked"] == f"{name}, in the admin: we deploy"
+        assert locks.read("a")["holders"][0]["release_requested_by"] == f"{name}, in the admin: we deploy"
         assert "The holders of 2 locks were asked" in notes(done)
         assert message("a") == f"Asked its holder to release it (fencing token {TOKEN + 1}). Reason: we deploy"
         locks.held("c")
         admin.post(ASK, fields_of(select(admin, "ask_to_release", "c")))
-        assert locks.read("c")["holders"][0]["asked"] == f"{name}, in the admin"
+        assert locks.read("c")["holders"][0]["release_requested_by"] == f"{name}, in the admin"
         assert message("c") == f"Asked its holder to release it (fencing token {TOKEN + 1})."
 
 
@@ -188,7 +188,7 @@ class TestWhoIsMeant:
         if action == "force_release":
             assert [holder["token"] for holder in found] == [TOKEN + 1, TOKEN + 3]
         else:
-            assert ["asked" in holder for holder in found] == [False, True, False]
+            assert ["release_requested_by" in holder for holder in found] == [False, True, False]
         assert str(TOKEN + 2) in message("k")
         assert str(TOKEN + 3) not in message("k")
 
@@ -213,7 +213,7 @@ class TestWhoIsMeant:
         done = admin.post(ASK, fields_of(page), follow=True)
         assert "The holder of 1 lock was asked" in notes(done)
         assert "2 locks were left alone" in notes(done)
-        assert "asked" not in locks.read("changed")["holders"][0]
+        assert "release_requested_by" not in locks.read("changed")["holders"][0]
         assert [each.object_id for each in LogEntry.objects.all()] == ["same"]
 
     @pytest.mark.parametrize("action", ACTIONS)
@@ -256,9 +256,9 @@ class TestRights:
         assert looker.post(ASK, shown).status_code == 403
         assert asker.post(RELEASE, shown).status_code == 403
         assert locks.read("k")["holders"]
-        assert "asked" not in locks.read("k")["holders"][0]
+        assert "release_requested_by" not in locks.read("k")["holders"][0]
         assert asker.post(ASK, shown).status_code == 302
-        assert locks.read("k")["holders"][0]["asked"]
+        assert locks.read("k")["holders"][0]["release_requested_by"]
 
     def test_the_history_has_one_of_its_own(self, locks: Locks) -> None:
         """The list of all events needs its own permission; nobody changes any."""
@@ -396,7 +396,7 @@ class TestTheCommand:
         """The holder is told who asks and why."""
         locks.held("k")
         run("release_lock", "k", "--ask", "--by", "anna", "--reason", "we deploy")
-        assert locks.read("k")["holders"][0]["asked"] == "anna: we deploy"
+        assert locks.read("k")["holders"][0]["release_requested_by"] == "anna: we deploy"
 
     def test_one_of_several(self, locks: Locks) -> None:
         """By its fencing token, which `list_locks` and the admin show."""
@@ -407,7 +407,7 @@ class TestTheCommand:
             run("release_lock", "k", "--no-input", "--token", str(TOKEN + 2))
         assert refusal.value.returncode == 3
         run("release_lock", "k", "--ask", "--token", str(TOKEN + 1))
-        assert locks.read("k")["holders"][0]["asked"]
+        assert locks.read("k")["holders"][0]["release_requested_by"]
 
     @pytest.mark.parametrize("option", ["--by", "--reason"])
     def test_what_cannot_be_stored(self, locks: Locks, option: str) -> None:

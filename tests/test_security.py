@@ -255,7 +255,7 @@ def test_names_are_never_expressions(locks: Locks, key: str) -> None:
         [found] = Lock.objects.filter(holders__owner=name)
         assert found.key == key
         assert found.ask_to_release(name) == 1
-        assert locks.read(key)["holders"][0]["asked"] == name
+        assert locks.read(key)["holders"][0]["release_requested_by"] == name
         lock.extend(60)
     assert locks.read(key)["holders"] == []
 

@@ -70,11 +70,11 @@ def forcing(by: str, reason: str) -> Act:
 
 def asking(by: str, where: str, reason: str) -> Act:
     """Ask them for the lock. What they are told is who asks, and why; where: that it is a person, in the admin."""
-    caller = tidy_fact(f"{where}: {reason}" if reason else where)
+    requested_by = tidy_fact(f"{where}: {reason}" if reason else where)
 
     def act(store: MongoStore, key: str, grants: Sequence[str]) -> int:
         timeout = get_settings().COMMAND_TIMEOUT
-        return operations.ask_to_release(store, key, caller, timeout, grants=grants, by=by, reason=reason)
+        return operations.ask_to_release(store, key, requested_by, timeout, grants=grants, by=by, reason=reason)
 
     return act
 

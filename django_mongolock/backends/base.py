@@ -73,7 +73,7 @@ def sending(alias: str) -> Observer:
     """What tells of a session's events, by signals."""
 
     def observe(event: str, grant: Grant) -> None:
-        reasons = {"release_requested": grant.asked, "contended": grant.held_by}
+        reasons = {"release_requested": grant.release_requested_by, "contended": grant.held_by}
         send(
             EVENTS[event],
             key=grant.key,

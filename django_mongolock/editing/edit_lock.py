@@ -280,7 +280,7 @@ class EditLock:
             until=holder["until"],
             token=holder["token"],
             beats=renewed > holder["acquired_at"],
-            asks=holder.get("asked"),
+            asks=holder.get("release_requested_by"),
         )
         return Standing(editor, reply.now, belief=self._belief)
 

@@ -59,8 +59,8 @@ class Grant:
 
     worker: the thread or task that asked. nested: did that hold another lock when it asked? users: ids of
     the lock objects that share the grant (reentrant locks). acquired_from: the line of the program. max_hold: seconds
-    after which it is renewed no more. failures: how many renewals in a row did not get through. asked: who asks for its
-    release.
+    after which it is renewed no more. failures: how many renewals in a row did not get through. release_requested_by:
+    who asks for its release.
     renewing: is a renewal of it under way? counts: does its entry count others who wait behind it? sent: was a command
     sent that adds it?
     doubtful: a command that adds it got no answer, so a copy of it may be on its way still, whatever came of the next.
@@ -83,7 +83,6 @@ class Grant:
         "acquired_from",
         "alone",
         "answer",
-        "asked",
         "at_head",
         "auto_renew",
         "back_by",
@@ -108,6 +107,7 @@ class Grant:
         "on_release_requested",
         "queued",
         "reason",
+        "release_requested_by",
         "renew_at",
         "renewing",
         "request",
@@ -145,7 +145,7 @@ class Grant:
         self.worker = worker
         self.users: tuple[int, ...] = ()
         self.acquired_from = ""
-        self.asked: str | None = None
+        self.release_requested_by: str | None = None
         self.failures = 0
         self.renewing = False
         self.counts = False

@@ -135,7 +135,9 @@ class MongoLock:
     @property
     def release_requested(self) -> str | None:
         """Who asks for the release of this lock, in words; None if nobody does. Known within a third of a lease."""
-        return next((grant.asked for grant in self._grants if grant.asked is not None), None)
+        return next(
+            (grant.release_requested_by for grant in self._grants if grant.release_requested_by is not None), None
+        )
 
     @property
     def remaining(self) -> float:

@@ -75,10 +75,10 @@ class Step:
     the queue. remove, renew: grant ids. tombstone_ttl: how long a tombstone keeps the removed ids out, 0 for none.
     force: end a minimum hold too. lease, server_lease: lengthen the lease of the renewed grants to this. beat: the
     number of the command, which it leaves on each entry that it gives a whole lease or a whole place in the queue: only
-    who finds it there may count on them. call: ids of holders that *caller* asks to release the lock. given: apply the
-    step only while this grant holds the lock. resumes: the new entry takes the place of the removed. waited: how long
-    who asks with the new entry has waited already. behind: for each renewed waiter, how many of its process wait behind
-    it.
+    who finds it there may count on them. request_release_of: ids of holders that *requested_by* asks to release the
+    lock. given: apply the step only while this grant holds the lock. resumes: the new entry takes the place of the
+    removed. waited: how long who asks with the new entry has waited already. behind: for each renewed waiter, how many
+    of its process wait behind it.
     """
 
     ask: str = ""
@@ -92,8 +92,8 @@ class Step:
     server_lease: int = 0
     beat: int = 0
     given: str = ""
-    call: tuple[str, ...] = ()
-    caller: str = ""
+    request_release_of: tuple[str, ...] = ()
+    requested_by: str = ""
     resumes: bool = False
     waited: int = 0
     behind: tuple[int, ...] = ()
@@ -124,7 +124,7 @@ class Step:
             force=self.force,
             renews=bool(self.renew),
             leaves_tombstones=self.tombstone_ttl > 0,
-            calls=bool(self.call),
+            requests_release=bool(self.request_release_of),
             arrived=self.waited > 0,
             counts=bool(self.behind),
         )
@@ -152,8 +152,8 @@ class Step:
                 "lease": Int64(self.lease),
                 "server_lease": Int64(self.server_lease),
             }
-        if self.call:
-            values |= {"call": self.call, "caller": self.caller}
+        if self.request_release_of:
+            values |= {"request_release_of": self.request_release_of, "requested_by": self.requested_by}
         return {"c": {"$literal": values}, "op": cluster_time}
 
 
@@ -451,7 +451,7 @@ def _pipeline(
     force: bool,
     renews: bool,
     leaves_tombstones: bool,
-    calls: bool,
+    requests_release: bool,
     arrived: bool,
     counts: bool,
 ) -> list[RawBSONDocument]:
@@ -464,10 +464,10 @@ def _pipeline(
         queue = only(queue, {"$not": [_IS_REMOVED]})
     if renews:
         kept, queue = _renewed(kept, "server_lease"), _renewed(queue, "waiter_lease", counts)
-    if calls:
-        kept = for_each(
-            kept, {"$cond": [{"$in": ["$$e.grant", "$$c.call"]}, merge("$$e", {"asked": "$$c.caller"}), "$$e"]}
-        )
+    if requests_release:
+        is_meant = {"$in": ["$$e.grant", "$$c.request_release_of"]}
+        asked = merge("$$e", {"release_requested_by": "$$c.requested_by"})
+        kept = for_each(kept, {"$cond": [is_meant, asked, "$$e"]})
     waiting = {"$slice": ["$$queued", "$$fitting", {"$add": [size("$$queued"), 1]}]}
     stages: list[dict[str, Expression]] = [
         {"doc": {"$cond": [_IS_BLANK, _BLANK, "$$ROOT"]} if upserts else "$$ROOT"},

@@ -84,7 +84,8 @@ class _Rule:
         step, document = self.step, self.document
         living, lining = self.living_holders(), self.living_waiters()
         kept = self.renewed(self.without_removed(living), "server_lease")
-        kept = [{**e, "asked": step.caller} if e["grant"] in step.call else e for e in kept]
+        asked = {"release_requested_by": step.requested_by}
+        kept = [{**e, **asked} if e["grant"] in step.request_release_of else e for e in kept]
         queue = [e for e in lining if e["grant"] not in step.remove]
         queue = self.renewed(queue, "waiter_lease")
         if step.add is not None:

@@ -395,7 +395,7 @@ class MongoStore:
             "$or": [{"holders.grant": {"$in": step.renew}}, {"waiters.grant": {"$in": step.renew}}],
             **{name: {"$type": "array"} for name in ("holders", "waiters", "tombstones")},
         }
-        entry = {"grant": 1, "beat": 1, "asked": 1}
+        entry = {"grant": 1, "beat": 1, "release_requested_by": 1}
         fields = {"holders": entry, "waiters": entry, "token": 1}
         try:
             with pymongo.timeout(timeout):
@@ -505,7 +505,7 @@ class Beat:
     release."""
 
     number: int
-    asked: str | None = None
+    release_requested_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,8 +529,8 @@ def _beats(document: Document, field: str) -> dict[str, Beat]:
     for entry in entries if isinstance(entries, list) else ():
         match entry:
             case {"grant": str(grant), "beat": int(number)} if type(grant) is str:
-                asked = entry.get("asked")
-                beats[grant] = Beat(number, tidy_fact(asked) if isinstance(asked, str) else None)
+                name = entry.get("release_requested_by")
+                beats[grant] = Beat(number, tidy_fact(name) if isinstance(name, str) else None)
             case {"grant": str(grant)} if type(grant) is str:  # bson.Code is a str, and cannot be hashed
                 beats[grant] = Beat(0)
     return beats

@@ -160,21 +160,21 @@ def _note(store: MongoStore, key: str, what: Happened, holder: Document, at: dat
 def ask_to_release(
     store: MongoStore,
     key: str,
-    caller: str,
+    requested_by: str,
     timeout: float = 5.0,
     *,
     grants: Sequence[str] | None = None,
     by: str = "",
     reason: str = "",
 ) -> int:
-    """Ask the holders of *key*, or those with one of *grants*, to release it, in the name of *caller*; return how many
-    were asked.
+    """Ask the holders of *key*, or those with one of *grants*, to release it, in the name of *requested_by*; return how
+    many were asked.
 
     They learn of it at their next renewal, within a third of their lease. It is up to them what they do. by, reason:
-    the same in two parts, for the history. Raises TypeError, ValueError for a *caller* that cannot be stored,
+    the same in two parts, for the history. Raises TypeError, ValueError for a *requested_by* that cannot be stored,
     LockDocumentDamaged, LockBackendFailed.
     """
-    name = check_fact("caller", caller) or "?"
+    name = check_fact("requested_by", requested_by) or "?"
     with store.bounded(timeout):
         fields = {f"holders.{name}": 1 for name in _TOLD}
         document = store.collection.find_one({"_id": {"$eq": key}}, {**fields, "now": "$$NOW"})
@@ -183,7 +183,9 @@ def ask_to_release(
     store.diagnose(key, timeout)
     asked = _holders(document, grants)
     if asked:
-        store.apply(key, Step(call=tuple(holder["grant"] for holder in asked), caller=name), timeout)
+        store.apply(
+            key, Step(request_release_of=tuple(holder["grant"] for holder in asked), requested_by=name), timeout
+        )
     for holder in asked:
         log(INFO, "lock asked for", key=key, token=holder.get("token"), by=by or name, reason=reason)
         _note(store, key, Happened.ASKED, holder, document["now"], by=by or name, reason=reason)

@@ -182,12 +182,13 @@ class LockQuerySet(LookingQuerySet):
         """
         return sum(_force_release(lock, self._owner, by, reason) for lock in self.iterator())
 
-    def ask_to_release(self, caller: str) -> int:
-        """Ask the holders of each of these locks to release it, in the name of *caller*; return how many were asked.
+    def ask_to_release(self, requested_by: str) -> int:
+        """Ask the holders of each of these locks to release it, in the name of *requested_by*; return how many were
+        asked.
 
         They learn of it at their next renewal (`MongoLock.release_requested`), and do as they see fit.
         """
-        return sum(lock.ask_to_release(caller) for lock in self.leased().iterator())
+        return sum(lock.ask_to_release(requested_by) for lock in self.leased().iterator())
 
 
 def _force_release(lock: Lock, owner: str | None, by: str, reason: str) -> bool:
@@ -283,11 +284,11 @@ class Lock(models.Model):
             send(lock_forced, key=self.key, using=using, by=by, reason=reason)
         return taken
 
-    def ask_to_release(self, caller: str, *, token: int | None = None) -> int:
-        """Ask its holders to release this lock, in the name of *caller*; return how many were asked.
+    def ask_to_release(self, requested_by: str, *, token: int | None = None) -> int:
+        """Ask its holders to release this lock, in the name of *requested_by*; return how many were asked.
 
         token: only the one with this fencing token, which had it when this object was read. Raises LockDocumentDamaged,
         LockBackendFailed.
         """
         grants = None if token is None else [holder.grant for holder in self.holders if holder.token == token]
-        return operations.ask_to_release(mongo_store(self._state.db), self.key, caller, grants=grants)
+        return operations.ask_to_release(mongo_store(self._state.db), self.key, requested_by, grants=grants)

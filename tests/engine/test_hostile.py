@@ -126,7 +126,7 @@ def lively(change: Document, in_entry: Document) -> Document:
 
 
 FIELDS = sorted(document("bad"))
-ENTRY_FIELDS = sorted(entry(1, label="", owner="", beat=1, asked="", released=None))
+ENTRY_FIELDS = sorted(entry(1, label="", owner="", beat=1, release_requested_by="", released=None))
 FUZZ = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
@@ -148,7 +148,7 @@ def test_any_value_in_any_field(world: World, field: str, value: Any) -> None:
 @FUZZ
 @given(st.sampled_from(ENTRY_FIELDS), st.sampled_from(STRANGE))
 @example("until", DatetimeMS(2**62))
-@example("asked", "a\nb" * 1_000)
+@example("release_requested_by", "a\nb" * 1_000)
 @example("$ref", "x")
 def test_any_value_in_any_field_of_an_entry(world: World, field: str, value: Any) -> None:
     """F55: of a holder and of a waiter."""
@@ -270,7 +270,7 @@ def test_what_others_wrote_is_one_short_line(world: World, session: Session) -> 
 @pytest.fixture
 def asked(lock: LockMaker, collection: Collection[Document]) -> Iterator[Any]:
     with lock("k") as mine:
-        yield mine, lambda text: collection.update_one({"_id": "k"}, {"$set": {"holders.0.asked": text}})
+        yield mine, lambda text: collection.update_one({"_id": "k"}, {"$set": {"holders.0.release_requested_by": text}})
 
 
 def test_who_asks_for_a_release_is_one_short_line(asked: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -284,11 +284,11 @@ def test_who_asks_for_a_release_is_one_short_line(asked: Any, caplog: pytest.Log
     assert "\nlock lost" not in caplog.text
 
 
-@pytest.mark.parametrize("caller", ["", "x" * 257, "x" * 10_000_000, "a\nb", "\ud800"])
-def test_a_name_that_cannot_be_stored_is_refused(store: MongoStore, lock: LockMaker, caller: str) -> None:
+@pytest.mark.parametrize("requested_by", ["", "x" * 257, "x" * 10_000_000, "a\nb", "\ud800"])
+def test_a_name_that_cannot_be_stored_is_refused(store: MongoStore, lock: LockMaker, requested_by: str) -> None:
     """F54: the name of who asks goes into each holder's entry: it has a limit like any other fact."""
-    with lock("k"), pytest.raises(ValueError, match="caller"):
-        operations.ask_to_release(store, "k", caller)
+    with lock("k"), pytest.raises(ValueError, match="requested_by"):
+        operations.ask_to_release(store, "k", requested_by)
 
 
 def test_asking_while_mongodb_is_away_is_an_error_of_ours() -> None:

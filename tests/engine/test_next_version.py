@@ -125,7 +125,7 @@ def test_kept_by_renewals(key: Key) -> None:
     key.apply(ask="g1", renew=("g1", "g2"), beat=1)
     key.store.renew(["k"], Step(renew=("g1", "g2"), beat=2), TIMEOUT)
     key.apply(ask="g1", renew=("g1",), beat=3, lease=90_000, server_lease=99_000)
-    key.apply(call=("g1",), caller="somebody")
+    key.apply(request_release_of=("g1",), requested_by="somebody")
     assert key.holders() == ["g1"]
     assert [e["beat"] for e in (*key.read()["holders"], *key.read()["waiters"])] == [3, 2]
 

@@ -241,7 +241,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(asked=grants)
     def ask_to_release(self, asked: Document) -> None:
-        self.apply(Step(call=(asked["grant"],), caller="$ann"))
+        self.apply(Step(request_release_of=(asked["grant"],), requested_by="$ann"))
 
     @rule(removed=grants)
     def release(self, removed: Document) -> None:

@@ -753,8 +753,8 @@ class Session:
             grant.alone = grant.alone and found is not None and not found.waiters
             # Rule: a belief is made of local time only, of the length that this command has given.
             grant.renewed(until, self.now())
-            if beat.asked is not None and grant.asked is None:
-                self._ask(grant, beat.asked)
+            if beat.release_requested_by is not None and grant.release_requested_by is None:
+                self._release_requested(grant, beat.release_requested_by)
         elif grant.state is State.HELD and found is not None and grant.id not in beats and found.token >= grant.token:
             # Majority-committed, and no older than the grant itself; an id never comes back.
             if grant.lose(TAKEN):
@@ -768,10 +768,10 @@ class Session:
                 grant.at_head = True
                 grant.wakeup.wake()  # it has moved up, and must know when the holder's lease ends
 
-    def _ask(self, grant: Grant, caller: str) -> None:
+    def _release_requested(self, grant: Grant, by: str) -> None:
         """Somebody wants the lock: tell its holder, once."""
-        grant.asked = caller
-        log(INFO, "release requested", key=grant.key, by=caller)
+        grant.release_requested_by = by
+        log(INFO, "release requested", key=grant.key, by=by)
         self._observe("release_requested", grant)
         self._call(grant.on_release_requested, grant)
 
