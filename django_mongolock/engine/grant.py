@@ -23,7 +23,7 @@ CLOSED: Final = "its session was closed"
 LineKey = tuple[str, str, int, str | None, int]
 
 
-#: Gives the call to make, which keeps its lock alive from then on; None where that is gone, so nobody can be told.
+#: Gives the call to make, which keeps its lock alive from then on; None where the lock is gone.
 Callback = Callable[[], Callable[[], object] | None]
 
 
@@ -67,8 +67,8 @@ class Grant:
     alone: when last heard of, nobody else held the key or waited for it. queued: the place in the document's queue that
     it got, and when. listens_from: when news of it may come by the change stream.
     template: what its key was made from, for statistics. busy: somebody else has the key; held_by: who, in words.
-    contended: that was told. told: which part of its life was told to the session's observer. waiter_lease: how long it
-    lives in the queue without renewal, in seconds. back_by: when its caller is to be back at the latest.
+    contended: that was reported. reported: which part of its life was reported to the session's observer. waiter_lease:
+    how long it lives in the queue without renewal, in seconds. back_by: when its caller is to be back at the latest.
     """
 
     __slots__ = (
@@ -110,13 +110,13 @@ class Grant:
         "release_requested_by",
         "renew_at",
         "renewing",
+        "reported",
         "request",
         "sent",
         "state",
         "template",
         "terms",
         "token",
-        "told",
         "users",
         "waited",
         "waiter_lease",
@@ -155,7 +155,7 @@ class Grant:
         self.template = ""
         self.busy = self.contended = False
         self.held_by: str | None = None
-        self.told: Literal["", "acquired", "end"] = ""
+        self.reported: Literal["", "acquired", "end"] = ""
         self.request: Request
         self.token = 0
         self.acquired_at: datetime | None = None
@@ -259,7 +259,7 @@ class Grant:
             self.renew_at = self._when_to_renew(granted.now)
 
     def renewed(self, until: float, now: float, lease: float = 0.0) -> None:
-        """It lives *until* then at any rate. A loss that was told already stays told."""
+        """It lives *until* then at any rate. A loss that was reported stays reported."""
         with self._mutex:
             self.lease = max(self.lease, lease)
             self.failures = 0

@@ -65,7 +65,7 @@ class Happened(StrEnum):
     CLEARED = "cleared"
 
 
-_TOLD: Final = {"acquired": Happened.GRANTED, "released": Happened.RELEASED, "lost": Happened.LOST}
+_REPORTED: Final = {"acquired": Happened.GRANTED, "released": Happened.RELEASED, "lost": Happened.LOST}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class History:
 
     def observe(self, event: str, grant: Grant) -> None:
         """Note what a session tells of one of its grants: see `session.Observer`."""
-        what = _TOLD.get(event)
+        what = _REPORTED.get(event)
         if what is None and (event, grant.reason) == ("not_acquired", "deadlock"):
             what = Happened.DEADLOCK
         if what is None:
@@ -112,7 +112,7 @@ class History:
         if what in (Happened.RELEASED, Happened.LOST):
             held = grant.held_for
             facts["held_ms"] = _ms(held)
-            # A loss is told when it is found out: that is later than the end of the lease, or the force release.
+            # A loss is reported when it is found out: that is later than the end of the lease, or the force release.
             at = at + timedelta(seconds=held) if at and what is Happened.RELEASED else None
         if what is Happened.LOST:
             facts["reason"] = grant.reason

@@ -338,7 +338,7 @@ class MongoLock:
     ) -> Literal[False]:
         grants = self._grants
         if not self.release():
-            self._tell_loss(grants, error)
+            self._report_loss(grants, error)
         return False
 
     async def __aenter__(self) -> Self:
@@ -349,7 +349,7 @@ class MongoLock:
     ) -> Literal[False]:
         grants = self._grants
         if not await self.arelease():
-            self._tell_loss(grants, error)
+            self._report_loss(grants, error)
         return False
 
     # The bodies
@@ -607,7 +607,7 @@ class MongoLock:
         grant = next((grant for grant in gone if grant.state is State.LOST), (*gone, *grants)[0])
         return LockLost(grant.key, grant.token, grant.reason)
 
-    def _tell_loss(self, grants: tuple[Grant, ...], error: BaseException | None) -> None:
+    def _report_loss(self, grants: tuple[Grant, ...], error: BaseException | None) -> None:
         """On leaving the block: say that the lock was lost, without hiding what the block itself raised."""
         if not grants or not self._is_ours():
             return

@@ -85,7 +85,7 @@ class MemoryServer:
             after = apply_rule(before, step, limits, Moment(now, CLOCK))
             if after is not None:
                 self.documents[key] = after
-                self._tell(after["granted"], before["granted"] if before else "")
+                self._notify_streams(after["granted"], before["granted"] if before else "")
             return after, now
 
     def is_hopeless(self, key: str, thread: threading.Thread) -> bool:
@@ -107,7 +107,7 @@ class MemoryServer:
         finally:
             del self._streams[stream]
 
-    def _tell(self, granted: str, before: str) -> None:
+    def _notify_streams(self, granted: str, before: str) -> None:
         if granted != before:
             for stream, session in list(self._streams.items()):
                 if f"{session}." in granted:
@@ -251,12 +251,12 @@ class MemorySession(Session):
         grants = self.holding(key)
         self.store.give_back(key, Step(remove=tuple(grant.id for grant in grants), force=True), self.command_timeout)
         for grant in grants:
-            told = threading.Event()
+            reported = threading.Event()
             call = None if grant.on_lost is None else grant.on_lost()
-            grant.on_lost = partial(partial, _call_and_set, call, told)
+            grant.on_lost = partial(partial, _call_and_set, call, reported)
             if grant.lose(TAKEN):
                 self.lost(grant)
-                told.wait(5.0)
+                reported.wait(5.0)
         return len(grants)
 
     def _pause(self, pause: Pause) -> Heard:
@@ -264,7 +264,7 @@ class MemorySession(Session):
         grant = self._waiting[pause.grant]
         if not self._server.is_hopeless(grant.key, threading.current_thread()):
             return super()._pause(pause)
-        self._tell_contention(grant)
+        self._notify_contention(grant)
         if self.now() - grant.began > LONGEST_WAIT:
             raise LockMisused(f"this would wait for {grant.key!r} for ever, since the test itself holds it")
         self._server.advance(min(pause.timer, LONGEST_STEP))

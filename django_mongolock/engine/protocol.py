@@ -137,7 +137,7 @@ Turn = Literal["behind", "next", "now"]
 class Heard:
     """What is known after a pause.
 
-    now: the time. news: the change stream told that the grant is held. answer: somebody else in this process sent
+    now: the time. news: the change stream reported that the grant is held. answer: somebody else in this process sent
     the command for us, and this came back. queued_until: until when our entry lives at any rate, as a waiter or as
     a holder, by the local clock. turn: may it enter the document's queue? cancelled: the wait is to end. holder: who
     has the lock, in words, as far as those know who stand before us.
@@ -263,7 +263,7 @@ def acquire(
     pace = Pace(now if since is None else since, now + SUSPICION if request.nested else FOREVER)
     single = now - pace.started if trial else None  # how long that one command takes is no wait
     action: Apply | Look = request.enter(trial)
-    last_token = 0  # that any answer has told of: one that another brings us may be older than our own
+    last_token = 0  # the last in any answer: an answer to another's command may be older than our own
     while True:
         if answer is None:
             answer = yield from _persistently(action, request, now, deadline)

@@ -396,7 +396,7 @@ def _total(field: str, more: Expression) -> Expression:
     return {"$add": [f"$$doc.{field}", {"$sum": more}]}
 
 
-def _told(asks: bool) -> Expression:
+def _granted_news(asks: bool) -> Expression:
     """News for those who were granted by somebody else's command, for the change stream: see `document.read_news`."""
     others = only("$$granted", {"$not": [_IS_ASKED]}) if asks else "$$granted"
     fields = ["$$this.grant", " ", {"$toString": "$$this.token"}, " ", {"$toString": {"$toLong": "$$now"}}, ";"]
@@ -416,7 +416,7 @@ def _result(asks: bool, leaves_tombstones: bool) -> dict[str, Expression]:
         "holders": "$$holders",
         "waiters": "$$waiting",
         "token": {"$max": ["$$doc.token", {"$max": "$$granted.token"}]},
-        "granted": _told(asks),
+        "granted": _granted_news(asks),
         "clock": "$$c.clock",
         "written_at": "$$now",
         "cluster_time": {"$cond": ["$$late", "$$doc.cluster_time", "$$op"]},

@@ -538,7 +538,7 @@ def _beats(document: Document, field: str) -> dict[str, Beat]:
 
 def confirms_by_journal(client: MongoClient[Document]) -> bool:
     """Does the majority of the replica set have in its journals what it confirms? Yes, where we may not ask: that is
-    what a replica set does unless it is told otherwise."""
+    what a replica set does by default."""
     try:
         config = client.admin.command("replSetGetConfig")["config"]
     except OperationFailure:

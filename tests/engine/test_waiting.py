@@ -312,7 +312,7 @@ def test_missed_news_are_made_good_by_the_renewal(
     session: Session, lock: LockMaker, other: LockMaker, in_thread: InThread
 ) -> None:
     """P5: an event that never came costs a third of a waiter's lease, not the lock."""
-    session._listener._tell = lambda *_: None
+    session._listener._on_news = lambda *_: None
     with other(terms=CALM):
         waiter = Waiter(in_thread, lock(terms=replace(CALM, waiter_lease=6), wait=None))
         assert listening(session)
@@ -364,7 +364,7 @@ def test_a_grant_from_just_before_the_stream_was_opened(
     """F11: it happened before the stream begins, and the majority did not have it yet when the waiter looked: the
     second look finds it, long before the place in the queue would be renewed."""
     read, stale = session.store.read, threading.Event()
-    session._listener._tell = lambda *_: None
+    session._listener._on_news = lambda *_: None
 
     def read_stale(*arguments: Any) -> Any:
         return read(*arguments) if stale.is_set() else Reply(place=0, waiting=1, first_end=50)

@@ -70,7 +70,7 @@ SETTLE_AGAIN: Final = 1.0
 #: Threads that call `on_lost` and `on_release_requested`.
 CALLERS: Final = 4
 
-#: Told of what happens to a grant: "contended" if it must wait, then "acquired" or "not_acquired"; after "acquired"
+#: Called with what happens to a grant: "contended" if it must wait, then "acquired" or "not_acquired"; after "acquired"
 #: also "release_requested", and once either "released" or "lost".
 Observer = Callable[[str, Grant], object]
 
@@ -88,7 +88,7 @@ class Unsettled:
 class Session:
     """What one process has to do with the locks of one store.
 
-    A daemon thread, started with the first grant, renews all grants in bulk, settles unknown outcomes and tells of
+    A daemon thread, started with the first grant, renews all grants in bulk, settles unknown outcomes and reports
     losses. A forked child does not use its parent's session: see `sessions`.
 
     now: the clock that deadlines are counted by, in seconds. Who moves it calls `wake`.
@@ -124,7 +124,7 @@ class Session:
         self._settlers = WorkerThreads(SETTLERS)
         #: For callbacks, which may take their time: no command waits for them.
         self._callers = WorkerThreads(CALLERS)
-        self._listener = Listener(store, self.id, self._tell, self._expected, self._look, now=now)
+        self._listener = Listener(store, self.id, self._on_news, self._expected, self._look, now=now)
         self._look_at = float("inf")
         self._paces: OrderedDict[str, float] = OrderedDict()
         self._closed = False
@@ -298,13 +298,13 @@ class Session:
 
     def _pause(self, pause: Pause) -> Heard:
         grant = self._waiting[pause.grant]
-        self._tell_contention(grant)
+        self._notify_contention(grant)
         grant.wakeup.wait(self._seconds(pause))
         return self._hear(grant)
 
     async def _apause(self, pause: Pause) -> Heard:
         grant = self._waiting[pause.grant]
-        self._tell_contention(grant)
+        self._notify_contention(grant)
         await grant.wakeup.await_(self._seconds(pause))
         return self._hear(grant)
 
@@ -330,7 +330,7 @@ class Session:
 
     # What wakes a waiter
 
-    def _tell(self, grant_id: str, news: News) -> None:
+    def _on_news(self, grant_id: str, news: News) -> None:
         """The change stream says that a grant is held."""
         if (grant := self._waiting.get(grant_id)) is not None:
             grant.news = news
@@ -501,14 +501,14 @@ class Session:
                 self._held_here[grant.line] = grant
         self.leave(grant)
         self._keeper.see_to(min(grant.renew_at, grant.ends_at))
-        grant.told = "acquired"
+        grant.reported = "acquired"
         self._observe("acquired", grant)
 
     def not_acquired(self, grant: Grant, reason: str) -> None:
         """Nobody tries to acquire the grant any more."""
-        if grant.told == "":
-            self._tell_contention(grant)
-            grant.told, grant.reason, grant.waited = "end", reason, self.now() - grant.began
+        if grant.reported == "":
+            self._notify_contention(grant)
+            grant.reported, grant.reason, grant.waited = "end", reason, self.now() - grant.began
             self._observe("not_acquired", grant)
 
     def forget(self, grant: Grant) -> bool:
@@ -549,7 +549,7 @@ class Session:
         """The grant was given back."""
         self.forget(grant)
         self.finish(grant)
-        self._tell_end(grant)
+        self._notify_end(grant)
 
     def abandon(self, grant: Grant) -> None:
         """Give up a grant of which it is not known how it stands: have it removed in the background, for sure."""
@@ -561,7 +561,7 @@ class Session:
         self._unsettle(grant.id, protocol.settling(grant.key, grant.id), give_up)
         self._keeper.see_to(self.now())
         self.finish(grant)
-        self._tell_end(grant)
+        self._notify_end(grant)
 
     def _unsettle(self, grant_id: str, action: Apply | GiveBack, give_up: float) -> None:
         """Have *action* sent until it succeeds, or until *give_up*."""
@@ -597,18 +597,18 @@ class Session:
             if self._unsettled.get(grant_id) is unsettled:
                 del self._unsettled[grant_id]
 
-    # What is told of them
+    # What is reported of them
 
-    def _tell_contention(self, grant: Grant) -> None:
-        """Somebody else has what the grant is about to wait for, or was tried for: tell it once."""
+    def _notify_contention(self, grant: Grant) -> None:
+        """Somebody else has what the grant is about to wait for, or was tried for: report that once."""
         if grant.busy and not grant.contended:
             grant.contended = True
             self._observe("contended", grant)
 
-    def _tell_end(self, grant: Grant) -> None:
-        """What was told to be acquired is not held any more: tell it once, whatever way it ended."""
-        if grant.told == "acquired":
-            grant.told = "end"
+    def _notify_end(self, grant: Grant) -> None:
+        """What was reported as acquired is not held any more: report that once, whatever way it ended."""
+        if grant.reported == "acquired":
+            grant.reported = "end"
             self._observe("lost" if grant.state is State.LOST else "released", grant)
 
     def _observe(self, event: str, grant: Grant) -> None:
@@ -674,7 +674,7 @@ class Session:
         return min(times)
 
     def beat(self) -> None:
-        """Do what is due: tell of losses, renew, settle."""
+        """Do what is due: report losses, renew, settle."""
         with self._mutex:
             grants = list(self._grants.values())
             unsettled = list(self._unsettled.items())
@@ -769,7 +769,7 @@ class Session:
                 grant.wakeup.wake()  # it has moved up, and must know when the holder's lease ends
 
     def _release_requested(self, grant: Grant, by: str) -> None:
-        """Somebody wants the lock: tell its holder, once."""
+        """Another process wants the lock: notify its holder, once."""
         grant.release_requested_by = by
         log(INFO, "release requested", key=grant.key, by=by)
         self._observe("release_requested", grant)
@@ -783,11 +783,11 @@ class Session:
         if grant.reason != TAKEN or grant.doubtful:
             self.abandon(grant)
         self.finish(grant)
-        self._tell_end(grant)
+        self._notify_end(grant)
         self._call(grant.on_lost, grant)
 
     def _call(self, callback: Callback | None, grant: Grant) -> None:
-        """Have the program told, by a thread of its own. Its lock may be about to go: from here on it stays."""
+        """Call the program's function, in a thread of its own. Its lock may be about to go: from here on it stays."""
         if callback is not None and (call := callback()) is not None:
             self._callers.submit(functools.partial(_call_safely, call, grant))
 
@@ -821,7 +821,7 @@ class Session:
                 except LockError as error:
                     log(WARNING, "not released at exit", key=grant.key, error=error)
             self.forget(grant)
-            self._tell_end(grant)
+            self._notify_end(grant)
         for grant_id in unsettled:
             if self.now() < end:
                 self._settle(grant_id)

@@ -91,8 +91,8 @@ class Wakeup:
 class Listener:
     """Reads the change stream of a session in a thread of its own.
 
-    tell: called with the news of each grant of the session. expected: when the next news may come, by the clock *now*.
-    look: called when the stream has come up or gone down, so that nobody relies on news that may have passed
+    on_news: called with the news of each grant of the session. expected: when the next news may come, by the clock
+    *now*. look: called when the stream has come up or gone down, so that nobody relies on news that may have passed
     between, with the seconds until then.
     """
 
@@ -100,7 +100,7 @@ class Listener:
         self,
         store: Store,
         session: str,
-        tell: Callable[[str, News], object],
+        on_news: Callable[[str, News], object],
         expected: Callable[[], float],
         look: Callable[[float], object],
         *,
@@ -110,7 +110,7 @@ class Listener:
         self._store = store
         self._now = now
         self._session = session
-        self._tell = tell
+        self._on_news = on_news
         self._expected = expected
         self._look = look
         self._wakeup: SimpleQueue[None] = SimpleQueue()
@@ -171,7 +171,7 @@ class Listener:
                     change = stream.try_next()
                     if change is not None:
                         for grant, news in read_news(_granted_field(change)).items():
-                            self._tell(grant, news)
+                            self._on_news(grant, news)
                     elif not stream.alive:  # invalidated; it says nothing more, and raises nothing
                         break
         except (PyMongoError, LockBackendFailed) as error:

@@ -25,7 +25,7 @@ from ..logs import log_exception
 
 T = TypeVar("T")
 
-#: Seconds that a call which has begun may take longer than it was given, before its caller is told that it failed.
+#: Seconds that a call which has begun may take longer than it was given, before it fails for its caller.
 OVERTIME: Final = 1.0
 #: The part of its timeout that a call needs to be begun. With less a command could only fail, and then nobody knows
 #: whether it took effect; one that was never sent needs no cleaning up.
@@ -280,18 +280,18 @@ class _Awaited(_Entry, Generic[T]):
 
     def _make(self, left: float) -> None:
         try:
-            tell = functools.partial(_tell, self.future, self._call(left))
+            report = functools.partial(_set_outcome, self.future, self._call(left))
         except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-            tell = functools.partial(_tell, self.future, None, error)
+            report = functools.partial(_set_outcome, self.future, None, error)
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self.loop.call_soon_threadsafe(tell)
+            self.loop.call_soon_threadsafe(report)
 
     def expire(self, timeout: float) -> None:
         """The timeout is over. Called by the event loop."""
         if self.withdraw():
-            _tell(self.future, None, _not_begun(timeout))
+            _set_outcome(self.future, None, _not_begun(timeout))
         elif not self.future.done():
-            self.loop.call_later(OVERTIME, _tell, self.future, None, _not_ended(timeout))
+            self.loop.call_later(OVERTIME, _set_outcome, self.future, None, _not_ended(timeout))
 
 
 def _first(lane: Lane) -> _Entry | None:
@@ -306,7 +306,7 @@ def _seconds(timeout: float | None) -> float:
     return math.inf if timeout is None else timeout
 
 
-def _tell(future: asyncio.Future[Any], result: Any, error: BaseException | None = None) -> None:
+def _set_outcome(future: asyncio.Future[Any], result: Any, error: BaseException | None = None) -> None:
     """Set the outcome of a call, unless nobody waits for it any more."""
     if not future.done():
         future.set_result(result) if error is None else future.set_exception(error)
