@@ -82,7 +82,7 @@ def test_in_several_steps(steps: tuple[float, ...]) -> None:
 
 
 def test_also_where_a_renewal_follows() -> None:
-    """F80: the keeper renews the lease that it now has; what the holder believes leaves the same margin."""
+    """F80: the heartbeat renews the lease that it now has; what the holder believes leaves the same margin."""
     key = new_key()
     with mongo_lock(key, lease=2) as lock:
         lock.extend(3)

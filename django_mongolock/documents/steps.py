@@ -78,16 +78,16 @@ def send(call: Call) -> Steps[Any]:
 def send_or_let_go(call: Call, let_go: Call) -> Steps[Any]:
     """Send a command. If it ends without an answer (cancelled, struck by a signal, MongoDB away), have *let_go* called
     in the background: nobody will ever finish what it may have got."""
-    doubtful = False
+    outcome_unknown = False
     for rest in reversed(range(SENDS)):
         attempt = Send(call)
         try:
             return (yield attempt)
         except LockBackendFailed as error:
-            doubtful |= error.passing
+            outcome_unknown |= error.passing
             if rest and error.passing:
                 continue
-            if doubtful:
+            if outcome_unknown:
                 yield Later(attempt, let_go)
             raise
         except BaseException:

@@ -85,7 +85,7 @@ def park_held(lock: MongoLock, terms: Terms, facts: Mapping[str, str | int]) -> 
     if not isinstance(parked, Parked):
         lock.release()
         return None
-    lock._grants, lock._handles = (), ()
+    lock._grants, lock._owner_tokens = (), ()
     grant.release()
     session.released(grant)
     return parked

@@ -36,14 +36,14 @@ class State(Enum):
     LOST = "lost"
 
 
-class Handle:
-    """Lives for as long as somebody may still release a grant, or has it to clean up."""
+class OwnerToken:
+    """Lives for as long as the program may still release a grant, or is cleaning it up."""
 
     __slots__ = ("__weakref__",)
 
 
-class Guard(weakref.ref[Handle]):
-    """Tells, by its callback, that the handle of *grant* has died."""
+class OwnerRef(weakref.ref[OwnerToken]):
+    """Calls back when the owner token of *grant* has died."""
 
     __slots__ = ("grant",)
     grant: Grant
@@ -63,9 +63,9 @@ class Grant:
     who asks for its release.
     renewing: is a renewal of it under way? counts: does its entry count others who wait behind it? sent: was a command
     sent that adds it?
-    doubtful: a command that adds it got no answer, so a copy of it may be on its way still, whatever came of the next.
-    alone: when last heard of, nobody else held the key or waited for it. queued: the place in the document's queue that
-    it got, and when. listens_from: when news of it may come by the change stream.
+    outcome_unknown: a command that adds it got no answer, so a copy of it may be on its way still, whatever came of the
+    next. uncontended: at the last answer, no other grant held the key or waited for it. queued: the place in the
+    document's queue that it got, and when. listens_from: when news of it may come by the change stream.
     template: what its key was made from, for statistics. busy: somebody else has the key; held_by: who, in words.
     contended: that was reported. reported: which part of its life was reported to the session's observer. waiter_lease:
     how long it lives in the queue without renewal, in seconds. back_by: when its caller is to be back at the latest.
@@ -81,7 +81,6 @@ class Grant:
         "_until",
         "acquired_at",
         "acquired_from",
-        "alone",
         "answer",
         "at_head",
         "auto_renew",
@@ -91,9 +90,7 @@ class Grant:
         "cancelled",
         "contended",
         "counts",
-        "doubtful",
         "failures",
-        "guard",
         "handover_reserved",
         "held_by",
         "id",
@@ -105,6 +102,8 @@ class Grant:
         "news",
         "on_lost",
         "on_release_requested",
+        "outcome_unknown",
+        "owner_ref",
         "queued",
         "reason",
         "release_requested_by",
@@ -117,6 +116,7 @@ class Grant:
         "template",
         "terms",
         "token",
+        "uncontended",
         "users",
         "waited",
         "waiter_lease",
@@ -150,8 +150,8 @@ class Grant:
         self.renewing = False
         self.counts = False
         self.sent = False
-        self.doubtful = False
-        self.alone = False
+        self.outcome_unknown = False
+        self.uncontended = False
         self.template = ""
         self.busy = self.contended = False
         self.held_by: str | None = None
@@ -180,7 +180,7 @@ class Grant:
         self.queued: tuple[int, float] | None = None
         self.listens_from = float("inf")
         self.at_head = False
-        self.guard: Guard | None = None
+        self.owner_ref: OwnerRef | None = None
         self._deadline = 0.0
         self._mutex = threading.Lock()
 
@@ -216,7 +216,7 @@ class Grant:
 
     @property
     def ends_at(self) -> float:
-        """When the keeper must look at it at the latest: at its deadline, if held; at once, if it was found lost."""
+        """When the heartbeat must look at it at the latest: at its deadline, if held; at once, if it was found lost."""
         return self._deadline if self.state in (State.HELD, State.LOST) else float("inf")
 
     @property
@@ -250,8 +250,8 @@ class Grant:
         """It was granted."""
         with self._mutex:
             self.token, self.acquired_at, self.waited = granted.token, granted.acquired_at, waited
-            self.alone = granted.alone
-            # The deadline first: to the keeper, who may look now, a grant held without one is a grant lost.
+            self.uncontended = granted.uncontended
+            # The deadline first: to the heartbeat, who may look now, a grant held without one is a grant lost.
             self._last = float("inf") if self.max_hold is None else granted.now + self.max_hold
             self._since = granted.now
             self._deadline = min(granted.until, self._last)

@@ -23,7 +23,7 @@ from pymongo.client_session import ClientSession
 from ..exceptions import LockBackendFailed, LockError, LockLost, LockMisused, LockNotAcquired, LockReentry
 from . import protocol
 from .document import Terms, milliseconds
-from .grant import TAKEN, Callback, Grant, Handle, State
+from .grant import TAKEN, Callback, Grant, OwnerToken, State
 from .logs import WARNING, log
 from .protocol import Protocol
 from .session.session import Session
@@ -88,7 +88,7 @@ class MongoLock:
         self._facts = facts
         self._session: Session | None = None
         self._grants: tuple[Grant, ...] = ()
-        self._handles: tuple[Handle, ...] = ()
+        self._owner_tokens: tuple[OwnerToken, ...] = ()
         #: What was acquired last, also when it is released: that it was granted stays a fact.
         self._last: tuple[Grant, ...] = ()
         self._busy = threading.Lock()
@@ -359,12 +359,12 @@ class MongoLock:
         session = self._begin()
         started = session.now()
         grants: list[Grant] = []
-        handles: list[Handle] = []
+        owner_tokens: list[OwnerToken] = []
         try:
             for key in self.keys:
                 left = None if limit is None else max(0.0, limit - (session.now() - started))
-                grants.append((yield from self._acquire_one(session, key, left, handles)))
-            self._session, self._grants, self._handles = session, tuple(grants), tuple(handles)
+                grants.append((yield from self._acquire_one(session, key, left, owner_tokens)))
+            self._session, self._grants, self._owner_tokens = session, tuple(grants), tuple(owner_tokens)
             self._last = self._grants
             where = _calling_line()
             for grant in grants:
@@ -383,13 +383,15 @@ class MongoLock:
         finally:
             self._busy.release()
 
-    def _acquire_one(self, session: Session, key: str, wait: float | None, handles: list[Handle]) -> Protocol[Grant]:
+    def _acquire_one(
+        self, session: Session, key: str, wait: float | None, owner_tokens: list[OwnerToken]
+    ) -> Protocol[Grant]:
         worker = _current_worker()
         if (mine := (yield from self._enter_again(session, key, worker))) is not None:
-            handles.append(mine[1])
+            owner_tokens.append(mine[1])
             return mine[0]
         grant = self._new_grant(session, key, worker)
-        handles.append(session.guard(grant))
+        owner_tokens.append(session.owner_token(grant))
         request = grant.request
         now = grant.began
         deadline = protocol.FOREVER if wait is None else now + wait
@@ -409,7 +411,7 @@ class MongoLock:
             error.template = grant.template
             session.leave(grant)
             # In this order: `finish_handover` writes the other two before it says that the hand-over is over.
-            if grant.handover_reserved or grant.doubtful or grant.answer is not None:
+            if grant.handover_reserved or grant.outcome_unknown or grant.answer is not None:
                 session.abandon(grant)
             session.forget(grant)
             session.finish(grant)
@@ -418,7 +420,7 @@ class MongoLock:
         except BaseException as error:
             session.leave(grant)
             # Nobody knows whether the last command took effect, or whether it still will.
-            if grant.sent or grant.handover_reserved or grant.doubtful or grant.answer is not None:
+            if grant.sent or grant.handover_reserved or grant.outcome_unknown or grant.answer is not None:
                 session.abandon(grant)
             session.forget(grant)
             session.finish(grant)
@@ -428,14 +430,14 @@ class MongoLock:
             self._wanted = None
         return grant
 
-    def _enter_again(self, session: Session, key: str, worker: object) -> Protocol[tuple[Grant, Handle] | None]:
+    def _enter_again(self, session: Session, key: str, worker: object) -> Protocol[tuple[Grant, OwnerToken] | None]:
         """The grant of *key* that this thread or task holds, to be shared; None if it holds none.
 
         Raises LockReentry unless that is meant, and can be.
         """
         grant = session.held_by(key, worker)
-        # Without a handle nobody has it any more: the keeper is about to give it back, whoever enters it now.
-        if grant is None or not grant.held or grant.guard is None or (handle := grant.guard()) is None:
+        # Without an owner token it is about to be released by the heartbeat, whatever enters it now.
+        if grant is None or not grant.held or grant.owner_ref is None or (owner_token := grant.owner_ref()) is None:
             return None
         same = (grant.terms.mode, grant.terms.capacity) == (self.options.terms.mode, self.options.terms.capacity)
         if not (self.options.reentrant and same):
@@ -446,7 +448,7 @@ class MongoLock:
                 session.lost(grant)
             return None
         grant.users += (id(self),)
-        return grant, handle
+        return grant, owner_token
 
     def _new_grant(self, session: Session, key: str, worker: object) -> Grant:
         terms, options = self.options.terms, self.options
@@ -479,7 +481,7 @@ class MongoLock:
             self._drop(session, grants)
             raise
         finally:
-            self._grants, self._handles = (), ()
+            self._grants, self._owner_tokens = (), ()
         return ours
 
     def _give_back(self, session: Session, grant: Grant, early: bool = False) -> Protocol[bool]:
@@ -491,19 +493,19 @@ class MongoLock:
             session.lost(grant)
             return False
         # While a hand-over to it is reserved, a command that queues it is on its way: that must not queue it again.
-        doubtful = grant.handover_reserved or grant.doubtful
+        outcome_unknown = grant.handover_reserved or grant.outcome_unknown
         stays = grant.terms.min_hold > 0 and not early
         next_waiter = session.reserve_handover(grant)
         try:
             if next_waiter is None:
                 was_there = yield from protocol.release(
-                    grant.key, grant.id, alone=grant.alone, stays=stays, leave_tombstone=doubtful
+                    grant.key, grant.id, uncontended=grant.uncontended, stays=stays, leave_tombstone=outcome_unknown
                 )
             else:
                 was_there = yield from self._hand_over(
-                    session, grant, next_waiter, stays=stays, leave_tombstone=doubtful
+                    session, grant, next_waiter, stays=stays, leave_tombstone=outcome_unknown
                 )
-            grant.doubtful = doubtful  # for `lost`, if it was not there any more
+            grant.outcome_unknown = outcome_unknown  # for `lost`, if it was not there any more
         except LockBackendFailed as error:
             log(WARNING, "release postponed", key=grant.key, error=error)
             session.abandon(grant)
@@ -559,7 +561,7 @@ class MongoLock:
         if self._grants and self._is_ours():
             self._busy.release()
             raise LockMisused("this lock object is in use: release it first, or make a fresh one for every use")
-        self._grants = self._last = self._handles = ()
+        self._grants = self._last = self._owner_tokens = ()
         return self._session_now()
 
     def _is_ours(self) -> bool:
@@ -570,7 +572,7 @@ class MongoLock:
         """Drop what this thread or task has acquired through this object without the caller's knowing."""
         grants = [grant for grant in self._grants if grant.worker is _current_worker()]
         if grants and self._session is not None:
-            self._grants, self._handles = (), ()
+            self._grants, self._owner_tokens = (), ()
             self._drop(self._session, grants)
 
     def _drop(self, session: Session, grants: Iterable[Grant]) -> None:

@@ -154,14 +154,14 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The lock is held: with this token, until this time of the local clock at any rate. alone: nobody else held it
-    then, or waited for it."""
+    """The lock is held: with this token, until this time of the local clock at any rate. uncontended: no other
+    grant held it then, or waited for it."""
 
     token: int
     acquired_at: datetime
     until: float
     now: float
-    alone: bool = False
+    uncontended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,8 +340,8 @@ def _granted(reply: Reply, answer: Answer, request: Request) -> Granted | None:
     until = answer.sent + request.terms.lease
     if not answer.whole or reply.acquired_at is None or until <= answer.now:
         return None
-    alone = reply.waiting == 0 and request.terms.mode == "exclusive" and not request.terms.min_hold
-    return Granted(reply.token, reply.acquired_at, until, answer.now, alone)
+    uncontended = reply.waiting == 0 and request.terms.mode == "exclusive" and not request.terms.min_hold
+    return Granted(reply.token, reply.acquired_at, until, answer.now, uncontended)
 
 
 def _persistently(action: Apply | Look, request: Request, now: float, deadline: float) -> Protocol[Answer]:
@@ -422,14 +422,14 @@ def hand_over(
 
 
 def release(
-    key: str, grant: str, *, alone: bool = False, stays: bool = False, leave_tombstone: bool = False
+    key: str, grant: str, *, uncontended: bool = False, stays: bool = False, leave_tombstone: bool = False
 ) -> Protocol[bool]:
     """Release the grant; return whether it was there. leave_tombstone: a copy of its command may still arrive.
 
-    alone: try first what is only possible, and much cheaper, while nobody else wants the key. For exclusive grants
-    without a minimum hold. stays: it may have one. (Where it has none, the command says so and is shorter.)
+    uncontended: try first what is only possible, and much cheaper, while nobody else wants the key. For exclusive
+    grants without a minimum hold. stays: it may have one. (Where it has none, the command says so and is shorter.)
     """
-    if alone and not leave_tombstone and (yield GiveBackAlone(key, grant)):
+    if uncontended and not leave_tombstone and (yield GiveBackAlone(key, grant)):
         return True
     was_there: bool = yield GiveBack(
         key, Step(remove=(grant,), force=not stays, tombstone_ttl=TOMBSTONE_TTL if leave_tombstone else 0)

@@ -43,10 +43,10 @@ class Timer:
             session.wake()
 
     def bring_forward_the_beat(self, seconds: float) -> None:
-        """Only the keepers notice; those who wait sleep on."""
+        """Only the heartbeats notice; those who wait sleep on."""
         self._ahead += seconds
         for session in self.sessions:
-            session._keeper.wake()
+            session._heartbeat.wake()
 
 
 class Commands(monitoring.CommandListener):

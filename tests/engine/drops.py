@@ -1,8 +1,8 @@
 """A process that drops locks while signals strike: `python -m tests.engine.drops COLLECTION CYCLES SEED`.
 
 Each lock is acquired in peace. Then a timer is set that goes off within the few microseconds which it takes for the
-lock object to die, and its handle with it; what the signal's handler raises there, nobody can catch. At the end it says
-how often a signal struck something that dies, and what the session still knows of.
+lock object to die, and its owner token with it; what the signal's handler raises there, nobody can catch. At the end it
+says how often a signal struck something that dies, and what the session still knows of.
 """
 
 import contextlib

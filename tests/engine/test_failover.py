@@ -285,7 +285,7 @@ def test_a_release_that_is_rolled_back_is_made_again(cluster: ReplicaSet, sessio
     gave them back does so again, also if it has nothing else to do any more."""
     session = sessions(timeout=1.5)
     alone, shared = lock(session, "alone").acquire(), lock(session, "shared").acquire()
-    next(iter(shared._grants)).alone = False  # somebody waited then: the other way to give a lock back
+    next(iter(shared._grants)).uncontended = False  # somebody waited then: the other way to give a lock back
     with a_release_undone(cluster, session, alone, shared):
         assert alone.release()
         assert shared.release()

@@ -228,7 +228,7 @@ def test_a_request_to_release_is_seen_at_the_next_beat_and_told_once(
     assert calls == [mine]
 
 
-# The keeper
+# The heartbeat
 
 
 def test_a_keeper_that_is_starved_keeps_the_deadline_honest(collection: Collection[Document], lock: LockMaker) -> None:
@@ -240,7 +240,7 @@ def test_a_keeper_that_is_starved_keeps_the_deadline_honest(collection: Collecti
         with lock(wait=30) as mine:
             assert mine.fencing_token > token
             told = process.hear()
-        assert told == {"held": False, "lost": True, "keeper": True}
+        assert told == {"held": False, "lost": True, "heartbeat": True}
 
 
 def test_the_grant_before_is_not_renewed_for_the_one_after(lock: LockMaker, session: Session, entries: Entries) -> None:
@@ -263,9 +263,9 @@ def test_the_grant_before_is_not_renewed_for_the_one_after(lock: LockMaker, sess
 def test_ten_thousand_locks_are_renewed_by_twenty_two_commands(session: Session, commands: Commands) -> None:
     """F40: an update and a read for each thousand; one of them was lost, and that one is told so, no other."""
     terms = Terms(lease=3_000, margin=1, waiter_lease=60)
-    # The pattern first: it takes a real lock, after which the keeper must lie down again, or it would beat as well.
+    # The pattern first: it takes a real lock, after which the heartbeat must lie down again, or it would beat as well.
     _document(session, make_lock(session, terms=terms)._new_grant(session, "k", threading.current_thread()))
-    assert eventually(lambda: session._keeper._wakes_at > clock.now())
+    assert eventually(lambda: session._heartbeat._wakes_at > clock.now())
     grants = []
     for number in range(10_000):
         key = f"k{number:05}"

@@ -421,7 +421,7 @@ def test_a_loss_is_told_also_where_the_grant_was_in_doubt(
     terms = Terms(lease=60, margin=1)
     mine = face.acquire(make_lock(session, terms=terms, on_lost=lambda _: told.set()))
     (grant,) = mine._grants
-    assert grant.doubtful
+    assert grant.outcome_unknown
     take_away()
     assert not face.release(mine)
     assert told.wait(5)

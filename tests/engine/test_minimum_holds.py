@@ -41,7 +41,7 @@ def only_holder(document: Document | None) -> Document:
     return dict(holder)
 
 
-#: The renewals that may be on their way when the lock is given back: that of the keeper, and an extension.
+#: The renewals that may be on their way when the lock is given back: that of the heartbeat, and an extension.
 RENEWALS: dict[str, dict[str, Any]] = {"renewal": {}, "extension": {"lease": 90_000, "server_lease": 99_000}}
 
 
@@ -95,7 +95,8 @@ def test_a_renewal_of_many_renews_the_others(twin: tuple[Store, Read]) -> None:
 def test_a_keeper_that_is_late_does_not_lengthen_the_hold(
     lock: LockMaker, failpoint: Callable[..., None], commands: Commands, entries: Callable[..., list[Any]]
 ) -> None:
-    """F64: the server holds the keeper's renewal up until the lock has been given back; the hold ends as it was to."""
+    """F64: the server holds the heartbeat's renewal up until the lock has been given back; the hold ends as it was
+    to."""
     mine = lock(terms=HELD).acquire()
     failpoint(["update"], times=1, blockConnection=True, blockTimeMS=DELAY)
     commands.clear()
@@ -109,7 +110,8 @@ def test_a_keeper_that_is_late_does_not_lengthen_the_hold(
 def test_no_hold_is_lengthened_in_the_race_of_keeper_and_release(
     lock: LockMaker, collection: Collection[Document], commands: Commands
 ) -> None:
-    """F64: three hundred locks are given back while their keeper renews them: each hold lasts as long as it was to."""
+    """F64: three hundred locks are given back while their heartbeat renews them: each hold lasts as long as it was
+    to."""
     terms = Terms(lease=3, margin=10, waiter_lease=3, min_hold=600)
     locks = [lock(f"k{number:03}", terms=terms).acquire() for number in range(300)]
     commands.clear()

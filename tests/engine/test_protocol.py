@@ -101,7 +101,7 @@ def test_a_free_lock_takes_one_command() -> None:
     play = Play(wait=10)
     assert play.action == Apply("k", Step(ask="g", add=REQUEST.entry))
     play.answer(WHOLE)
-    assert play.result == Granted(3, NOW, 100.0 + TERMS.lease, 100.01, alone=True)
+    assert play.result == Granted(3, NOW, 100.0 + TERMS.lease, 100.01, uncontended=True)
 
 
 def test_a_single_try_is_one_command() -> None:
@@ -304,21 +304,21 @@ def test_an_answer_that_took_longer_than_its_lease_grants_nothing() -> None:
 
 def test_who_was_alone_tries_the_short_release_first() -> None:
     """P8: one command where nobody else wants the key; the whole rule where somebody has come."""
-    steps = protocol.release("k", "g", alone=True)
+    steps = protocol.release("k", "g", uncontended=True)
     assert next(steps) == GiveBackAlone("k", "g")
     with pytest.raises(StopIteration) as end:
         steps.send(True)
     assert end.value.value is True
-    steps = protocol.release("k", "g", alone=True)
+    steps = protocol.release("k", "g", uncontended=True)
     next(steps)
     assert steps.send(False) == GiveBack("k", Step(remove=("g",), force=True))
-    assert next(protocol.release("k", "g", alone=True, leave_tombstone=True)) == GiveBack(
+    assert next(protocol.release("k", "g", uncontended=True, leave_tombstone=True)) == GiveBack(
         "k", Step(remove=("g",), force=True, tombstone_ttl=protocol.TOMBSTONE_TTL)
     )
 
 
 @pytest.mark.parametrize(
-    ("terms", "waiting", "alone"),
+    ("terms", "waiting", "uncontended"),
     [
         (TERMS, 0, True),
         (TERMS, 1, False),
@@ -326,12 +326,14 @@ def test_who_was_alone_tries_the_short_release_first() -> None:
         (replace(TERMS, mode="shared"), 0, False),
     ],
 )
-def test_alone_is_who_was_granted_an_exclusive_lock_with_nobody_behind(terms: Terms, waiting: int, alone: bool) -> None:
+def test_uncontended_is_who_was_granted_an_exclusive_lock_with_nobody_behind(
+    terms: Terms, waiting: int, uncontended: bool
+) -> None:
     """The short release is for these, and knows nothing of a minimum hold."""
     play = Play(10, replace(REQUEST, terms=terms))
     play.answer(replace(WHOLE, waiting=waiting))
     assert play.result is not None
-    assert play.result.alone is alone
+    assert play.result.uncontended is uncontended
 
 
 @pytest.mark.parametrize(("place", "pace", "quiet"), [(0, 9, 0), (8, 9, 0), (108, 0.005, 0.4), (1_000, 9, 1)])
@@ -432,7 +434,7 @@ def test_an_answer_that_another_got_for_us_is_taken() -> None:
     play = Play(wait=60)
     play.answer(QUEUED)
     play.hear(answer=Answer(WHOLE, 200.0, 200.01, whole=True))
-    assert play.result == Granted(3, NOW, 200.0 + TERMS.lease, 200.01, alone=True)
+    assert play.result == Granted(3, NOW, 200.0 + TERMS.lease, 200.01, uncontended=True)
 
 
 def test_a_cancelled_wait_leaves_the_queue() -> None:

@@ -16,7 +16,7 @@ from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.document import Terms
-from django_mongolock.engine.grant import Grant, Guard, State
+from django_mongolock.engine.grant import Grant, OwnerRef, State
 from django_mongolock.engine.memory_server import MemoryServer, MemorySession, MemoryStore
 from django_mongolock.engine.protocol import Granted
 from django_mongolock.engine.rule import Limits
@@ -100,7 +100,7 @@ def test_a_lost_lock_whose_first_command_got_no_answer_is_settled(
     told = threading.Event()
     mine = lock(terms=QUICK if how == "told at a beat" else Terms(), on_lost=lambda _: told.set()).acquire()
     (grant,) = mine._grants
-    grant.doubtful = True
+    grant.outcome_unknown = True
     take_away()
     if how == "found at the release":
         assert not mine.release()
@@ -173,7 +173,7 @@ def test_a_reply_older_than_the_grant_is_no_loss(lock: LockMaker, session: Sessi
     assert mine.lost
 
 
-# The keeper
+# The heartbeat
 
 
 def test_the_keeper_survives_an_exception(
@@ -210,13 +210,13 @@ def test_a_dead_keeper_is_replaced(
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(session._keeper, "_next_due", die)
+        patch.setattr(session._heartbeat, "_next_due", die)
         patch.setattr(keeping, "log_exception", die)
         first = lock("first", terms=CALM).acquire()
-        keeper = session._keeper._thread
-        assert keeper is not None
-        keeper.join(10)
-        assert not keeper.is_alive()
+        heartbeat = session._heartbeat._thread
+        assert heartbeat is not None
+        heartbeat.join(10)
+        assert not heartbeat.is_alive()
     with lock(terms=CALM) as mine:
         timer.move(CALM.lease / 2)
         assert eventually(lambda: renewed(mine) and renewed(first))
@@ -226,14 +226,14 @@ def test_a_keeper_that_fails_goes_on(
     lock: LockMaker, session: Session, timer: Timer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F35: whatever goes wrong while it looks what is due, the locks that are held are renewed."""
-    next_due, failures = session._keeper._next_due, iter([RuntimeError("once")])
+    next_due, failures = session._heartbeat._next_due, iter([RuntimeError("once")])
 
     def fail_once() -> float:
         for failure in failures:
             raise failure
         return next_due()
 
-    monkeypatch.setattr(session._keeper, "_next_due", fail_once)
+    monkeypatch.setattr(session._heartbeat, "_next_due", fail_once)
     with lock(terms=CALM) as mine:
         timer.move(CALM.lease / 2)
         assert eventually(lambda: renewed(mine))
@@ -259,31 +259,31 @@ def test_the_keeper_sleeps_while_there_is_nothing_to_do(lock: LockMaker, session
     with lock(terms=QUICK):
         pass
     session._releases.confirmed(session.store.primary(), session.now())
-    assert eventually(lambda: session._keeper._wakes_at == float("inf"))  # it looks for a failover
+    assert eventually(lambda: session._heartbeat._wakes_at == float("inf"))  # it looks for a failover
     commands.clear()
     time.sleep(QUICK.lease / 2)
     assert commands.names == []
-    assert session._keeper._wakes_at == float("inf")
+    assert session._heartbeat._wakes_at == float("inf")
 
 
 def test_a_grant_that_comes_while_the_keeper_lies_down_is_seen(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F35: it has looked for what is due and found nothing; before it sleeps, something comes. It must not sleep on."""
-    next_due, coming = session._keeper._next_due, ["a grant"]
+    next_due, coming = session._heartbeat._next_due, ["a grant"]
     beats = threading.Event()
 
     def find_nothing() -> float:
         due = next_due()
         if coming:
             coming.pop()
-            session._keeper.see_to(clock.now())
+            session._heartbeat.see_to(clock.now())
         return due
 
-    monkeypatch.setattr(session._keeper, "_next_due", find_nothing)
+    monkeypatch.setattr(session._heartbeat, "_next_due", find_nothing)
     monkeypatch.setattr(session, "beat", beats.set)
-    session._keeper._wakes_at = 0.0
-    session._keeper._start()
+    session._heartbeat._wakes_at = 0.0
+    session._heartbeat._start()
     assert beats.wait(10)
 
 
@@ -329,14 +329,14 @@ def test_a_lock_that_nobody_can_release_any_more_is_released(
 def test_a_lock_that_was_forgotten_is_not_entered_again(
     session: Session, lock: LockMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F33: the same thread takes it again, reentrant, before the keeper has given it back: it gets a grant of its own,
-    which the keeper does not take away with the forgotten one."""
+    """F33: the same thread takes it again, reentrant, before the heartbeat has given it back: it gets a grant of its
+    own, which the heartbeat does not take away with the forgotten one."""
     dropped, not_busy, done = session._dropped, threading.Event(), threading.Event()
 
-    def later(what: Grant | Guard) -> None:
+    def later(what: Grant | OwnerRef) -> None:
         not_busy.wait(5)
         dropped(what)
-        if isinstance(what, Guard):
+        if isinstance(what, OwnerRef):
             done.set()
 
     monkeypatch.setattr(session, "_dropped", later)
@@ -353,7 +353,7 @@ def test_a_lock_that_was_forgotten_is_not_entered_again(
 
 
 def test_a_grant_is_never_seen_held_without_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P7: the keeper may look at any moment; a grant that was only just given is not lost to it."""
+    """P7: the heartbeat may look at any moment; a grant that was only just given is not lost to it."""
     seen: list[tuple[State, float]] = []
 
     class Watched(Grant):

@@ -137,8 +137,8 @@ TAKE = {"blocking": MongoLock.acquire, "async": lambda lock: asyncio.run(take_in
 def test_every_line_under_a_lock_that_is_dropped(
     lock: LockMaker, session: Session, collection: Collection[Document], way: str
 ) -> None:
-    """F65: its object dies unreleased; `__del__`, and all that is called when it or its handle dies, is struck from one
-    event on: nobody can release it any more, so the keeper does."""
+    """F65: its object dies unreleased; `__del__`, and all that is called when it or its owner token dies, is struck
+    from one event on: nobody can release it any more, so the heartbeat does."""
 
     def drop(key: str, strikes: Strikes) -> None:
         mine = [lock(key, terms=CALM)]

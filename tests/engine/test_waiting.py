@@ -349,7 +349,7 @@ def test_what_a_waiter_renewed_is_its_place_although_it_holds_the_lock_when_the_
         (grant,) = session._grants.values()
         assert eventually(lambda: grant.queued is not None)
         grant.renew_at = clock.now()
-        session._keeper.see_to(grant.renew_at)
+        session._heartbeat.see_to(grant.renew_at)
         assert written.wait(10)
     assert waiter.end().has_it
     granted.set()

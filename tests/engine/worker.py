@@ -157,7 +157,7 @@ class Worker:
                 self.say(held=lock.held, token=lock.fencing_token, danger=lock.in_danger, wall=time.time())
 
     def starve(self) -> None:
-        """Hold the lock while one thread keeps the interpreter to itself, and never let the keeper have it."""
+        """Hold the lock while one thread keeps the interpreter to itself, and never let the heartbeat have it."""
         lock = self.lock(lease=2)
         lock.acquire()
         self.say(token=lock.fencing_token)
@@ -170,7 +170,7 @@ class Worker:
         sys.setswitchinterval(0.005)
         time.sleep(0.3)
         eventually(lambda: lock.lost)
-        self.say(held=held, lost=lock.lost, keeper=bool(self.sessions.current()._keeper))
+        self.say(held=held, lost=lock.lost, heartbeat=bool(self.sessions.current()._heartbeat))
         self.hear()
 
     def compete(self) -> None:

@@ -233,7 +233,7 @@ def _taken_and_forgotten(patches: Patches) -> None:
     lost = Session.lost
 
     def lost_without_doubt(self: Session, grant: Grant) -> None:
-        grant.doubtful = False
+        grant.outcome_unknown = False
         lost(self, grant)
 
     patches.set(Session, "lost", lost_without_doubt)

@@ -84,10 +84,10 @@ class Client(NamedTuple):
     left: of what it believes in, by its own clock: its lease, or its place in the queue. sent: the command that it
     awaits the answer of; since: the ticks since then, by its own clock; parsed: when the server has read it, if it is
     held up there; arrived: has it been carried out, or got lost? reply: the answer, while that is on its way.
-    asks: how often it may still ask. doubtful: has it asked again, so that the first command may be on its way still?
-    slowed: has its clock stood still for a tick? token: of its grant; while it waits, the last one given to anybody.
-    more: by how much its lease was made longer. came: for how long it has waited, from 1 on, where the order of arrival
-    counts.
+    asks: how often it may still ask. outcome_unknown: has it asked again, so that the first command may be on its way
+    still? slowed: has its clock stood still for a tick? token: of its grant; while it waits, the last one given to
+    anybody. more: by how much its lease was made longer. came: for how long it has waited, from 1 on, where the order
+    of arrival counts.
     """
 
     phase: str = "idle"
@@ -98,7 +98,7 @@ class Client(NamedTuple):
     arrived: bool = False
     reply: Reply | None = None
     asks: int = 0
-    doubtful: bool = False
+    outcome_unknown: bool = False
     slowed: bool = False
     token: int = 0
     more: int = 0
@@ -321,7 +321,7 @@ class World:
         if phase == "idle":
             yield self._begins(state, number, client)
         if phase == "asking" and client.asks:
-            again = client._replace(doubtful=True)
+            again = client._replace(outcome_unknown=True)
             yield f"{name} has no answer and asks again", self._send(state, number, again, "ask")
         if phase in ("waiting", "holding") and client.sent in ("", "extend") and not self.calm:
             kind = "renewal" if phase == "holding" else "renewal of its place"
@@ -329,8 +329,8 @@ class World:
         if phase == "waiting" and not client.sent and self.reads:
             yield f"{name} looks how it stands", self._send(state, number, client, "look")
         if self.tries and ((phase == "asking" and client.sent == "ask") or (phase == "waiting" and not client.sent)):
-            doubtful = client.doubtful or phase == "asking"
-            trying = client._replace(phase="asking", asks=0, doubtful=doubtful)
+            outcome_unknown = client.outcome_unknown or phase == "asking"
+            trying = client._replace(phase="asking", asks=0, outcome_unknown=outcome_unknown)
             yield f"{name} tries a last time", self._send(state, number, trying, "try")
         if phase == "holding" and not client.sent and client.more < self.more:
             longer = client._replace(more=self.more) if self.bug == "an extension counts at once" else client
@@ -347,7 +347,7 @@ class World:
         return f"{NAMES[number]} asks for the lock", self._send(state, number, asking, "ask")
 
     def _gives_back(self, state: State, number: int, client: Client) -> Move:
-        kind = "release for good" if client.doubtful else "release"
+        kind = "release for good" if client.outcome_unknown else "release"
         releasing = client._replace(phase="releasing")
         return f"{NAMES[number]} gives it back", self._send(state, number, releasing, kind)
 
@@ -420,7 +420,7 @@ class World:
             last = client.token if kind == "renewal of its place" else reply.last
             left = max(client.left, worth)
             return state.put(number, client._replace(phase="waiting", left=left, token=last))
-        if kind == "try" and not client.doubtful:
+        if kind == "try" and not client.outcome_unknown:
             return state.put(number, OVER["settled"])
         if kind != "ask" and not reply.state and client.asks:  # its place was over: queue again
             return self._send(state, number, client._replace(phase="asking"), "ask")
@@ -437,7 +437,7 @@ class World:
 
     def _lose(self, state: State, number: int, client: Client) -> State:
         """It is told that the lock is not its own any more."""
-        settles = client.doubtful and self.bug != "taken and forgotten"
+        settles = client.outcome_unknown and self.bug != "taken and forgotten"
         return self._give_up(state, number) if settles else state.put(number, OVER["lost"])
 
     def _believe(self, state: State, number: int, client: Client, token: int) -> State:

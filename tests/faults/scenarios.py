@@ -429,7 +429,7 @@ def late_command_of_a_lost_lock(stage: Stage) -> list[str]:
         (grant,) = lock._grants
         force_release(store_of(admin), "k", [grant.id])
         grant.renew_at = clock.now()  # its next beat, which may be 20 s away
-        session._keeper.see_to(grant.renew_at)
+        session._heartbeat.see_to(grant.renew_at)
         assert eventually(lambda: lock.lost)
         assert eventually(lambda: not session._unsettled and grant.id not in session._grants)
         before = stage.document()["changes"]

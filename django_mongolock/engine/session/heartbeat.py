@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
-from ..grant import Grant, Guard
+from ..grant import Grant, OwnerRef
 from ..logs import log_exception
 
-#: What was dropped without a release: a grant, or the guard of one that somebody was struck over.
-Dropped = Grant | Guard
+#: What was dropped without a release: a grant; or the owner reference of one whose cleaning up was struck by a signal.
+Dropped = Grant | OwnerRef
 
 
-class Keeper:
+class Heartbeat:
     """Calls *look_after* whenever something is due, and with what was dropped, in a daemon thread.
 
     The thread starts when there is first something to see to, and is replaced if it has died.
@@ -62,7 +62,7 @@ class Keeper:
         with self._mutex:
             if self._closed or (self._thread is not None and self._thread.is_alive()):
                 return
-            thread = threading.Thread(target=self._run, name="mongolock-keeper", daemon=True)
+            thread = threading.Thread(target=self._run, name="mongolock-heartbeat", daemon=True)
             with contextlib.suppress(RuntimeError):  # the interpreter is shutting down, and ends every lease
                 thread.start()
                 self._thread = thread
@@ -79,7 +79,7 @@ class Keeper:
                     return
                 self._look_after(dropped)
             except BaseException:  # noqa: BLE001 - it is logged
-                log_exception("the keeper failed and goes on")
+                log_exception("the heartbeat failed and goes on")
                 time.sleep(0.1)
 
     def _sleep(self, due: float) -> list[Dropped]:

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from ...exceptions import LockBackendFailed, LockError, LockMisused, LockQueueFull
 from .. import clock, processes, protocol, runner
 from ..document import News, Reply, Terms, milliseconds
-from ..grant import CLOSED, TAKEN, Callback, Grant, Guard, Handle, LineKey, State
+from ..grant import CLOSED, TAKEN, Callback, Grant, LineKey, OwnerRef, OwnerToken, State
 from ..logs import DEBUG, INFO, WARNING, log, log_exception
 from ..protocol import (
     FOREVER,
@@ -36,7 +36,7 @@ from ..protocol import (
 from ..rule import Step
 from ..store import Found, Store
 from .free_keys import FreeKeys
-from .heartbeat import Keeper
+from .heartbeat import Heartbeat
 from .releases import Release, Releases
 from .wakeups import Listener
 from .worker_threads import WorkerThreads
@@ -118,7 +118,7 @@ class Session:
         self._releases = Releases()
         self._free_keys = FreeKeys()
         self._mutex = threading.Lock()
-        self._keeper = Keeper(self.next_due, self._look_after, self._elsewhere, now)
+        self._heartbeat = Heartbeat(self.next_due, self._look_after, self._elsewhere, now)
         self._senders = WorkerThreads(SENDERS, reserved=FOR_RELEASES)
         self._renewers = WorkerThreads(RENEWERS)
         self._settlers = WorkerThreads(SETTLERS)
@@ -199,7 +199,7 @@ class Session:
             reply = self._take(key, step, timeout)
         except LockBackendFailed:
             if step.add is not None and grant is not None:
-                grant.doubtful = True
+                grant.outcome_unknown = True
             raise
         self._releases.confirmed(self.store.sent_to(), sent)
         return self._answer(step.ask, reply, sent, step.beat)
@@ -268,7 +268,7 @@ class Session:
         """A lock was given back to the primary: be ready to do it again at the next one. Returns *was_there*."""
         if was_there and not self._closed and (primary := self.store.sent_to()):
             self._releases.made(Release(again, primary, self.now()))
-            self._keeper.see_to(self._releases.look_at)
+            self._heartbeat.see_to(self._releases.look_at)
         return was_there
 
     def _send_elsewhere(self, action: Action) -> Any:
@@ -348,7 +348,7 @@ class Session:
         """Everybody who waits shall look, *after* so many seconds: news may have passed unheard."""
         if after > 0:
             self._look_at = self.now() + after
-            self._keeper.see_to(self._look_at)
+            self._heartbeat.see_to(self._look_at)
             return
         for grant in list(self._waiting.values()):
             grant.wakeup.wake()
@@ -367,7 +367,7 @@ class Session:
 
     def wake(self) -> None:
         """The clock was moved: everybody who sleeps until some time shall look at it again."""
-        self._keeper.wake()
+        self._heartbeat.wake()
         self._look()
 
     def cancel(self, grant: Grant) -> None:
@@ -440,12 +440,12 @@ class Session:
             next_waiter.handover_reserved = True
             next_waiter.enters(self.now())
             self._grants[next_waiter.id] = next_waiter
-        self._keeper.see_to(next_waiter.renew_at)
+        self._heartbeat.see_to(next_waiter.renew_at)
         return next_waiter
 
     def finish_handover(self, next_waiter: Grant, answer: Answer | None) -> None:
         """Pass the *answer* on to the waiter that the hand-over was reserved for; None if it is not known."""
-        next_waiter.doubtful |= answer is None
+        next_waiter.outcome_unknown |= answer is None
         next_waiter.answer = answer
         next_waiter.handover_reserved = False
         next_waiter.wakeup.wake()
@@ -481,7 +481,7 @@ class Session:
         grant.enters(self.now())
         with self._mutex:
             self._grants[grant.id] = grant
-        self._keeper.see_to(grant.renew_at)
+        self._heartbeat.see_to(grant.renew_at)
 
     def next_number(self) -> int:
         return next(self._numbers)
@@ -500,7 +500,7 @@ class Session:
             if grant.terms.mode == "exclusive":
                 self._held_here[grant.line] = grant
         self.leave(grant)
-        self._keeper.see_to(min(grant.renew_at, grant.ends_at))
+        self._heartbeat.see_to(min(grant.renew_at, grant.ends_at))
         grant.reported = "acquired"
         self._observe("acquired", grant)
 
@@ -528,22 +528,22 @@ class Session:
             self._wake_first(grant.line)
         return known
 
-    def guard(self, grant: Grant) -> Handle:
-        """A handle for *grant*: if it dies before `finish` was called, the grant is taken back in the background.
+    def owner_token(self, grant: Grant) -> OwnerToken:
+        """An owner token for *grant*: if it dies before `finish` was called, the grant is taken back in the background.
 
         Cleaning up is Python code, and a second signal may strike in it. That an object dies and is put into a queue
         is done by the interpreter, and always happens.
         """
-        handle = Handle()
+        owner_token = OwnerToken()
         # The callback is no Python, which a signal could strike.
-        guard = Guard(handle, self._keeper.inbox.put)
-        guard.grant = grant
-        grant.guard = guard
-        return handle
+        ref = OwnerRef(owner_token, self._heartbeat.inbox.put)
+        ref.grant = grant
+        grant.owner_ref = ref
+        return owner_token
 
     def finish(self, grant: Grant) -> None:
         """Everything that was to be done for the grant has been done."""
-        grant.guard = None
+        grant.owner_ref = None
 
     def released(self, grant: Grant) -> None:
         """The grant was given back."""
@@ -559,7 +559,7 @@ class Session:
             return
         give_up = self.now() + grant.terms.server_lease + protocol.TOMBSTONE_TTL / 1000
         self._unsettle(grant.id, protocol.settling(grant.key, grant.id), give_up)
-        self._keeper.see_to(self.now())
+        self._heartbeat.see_to(self.now())
         self.finish(grant)
         self._notify_end(grant)
 
@@ -586,7 +586,7 @@ class Session:
             if self.now() < unsettled.give_up:
                 log(DEBUG, "settling postponed", key=key, error=error)
                 unsettled.try_at = self.now() + SETTLE_AGAIN
-                self._keeper.see_to(unsettled.try_at)
+                self._heartbeat.see_to(unsettled.try_at)
                 return
             log(WARNING, "settling given up, the lease ends by itself", key=key, error=error)
         else:
@@ -627,7 +627,7 @@ class Session:
             except Exception:  # noqa: BLE001 - it is logged
                 log_exception("observer failed", event=event, key=grant.key)
 
-    # What the keeper does
+    # What the heartbeat does
 
     def drop(self, grants: Iterable[Grant], user: int) -> None:
         """A lock object is gone, and its grants were not given back. Called by the garbage collector, so anywhere:
@@ -635,15 +635,15 @@ class Session:
         for grant in grants:
             grant.used_no_more(user)
             if not grant.users and grant.state is State.HELD:
-                self._keeper.inbox.put(grant)
+                self._heartbeat.inbox.put(grant)
 
-    def _look_after(self, dropped: list[Grant | Guard]) -> None:
+    def _look_after(self, dropped: list[Grant | OwnerRef]) -> None:
         for item in dropped:
             self._dropped(item)
         self.beat()
 
-    def _dropped(self, dropped: Grant | Guard) -> None:
-        if isinstance(dropped, Guard):
+    def _dropped(self, dropped: Grant | OwnerRef) -> None:
+        if isinstance(dropped, OwnerRef):
             if (grant := getattr(dropped, "grant", None)) is not None:  # a signal may strike before it is set
                 self._unguarded(grant)
         elif not dropped.users and dropped.state is State.HELD:
@@ -651,7 +651,7 @@ class Session:
 
     def _unguarded(self, grant: Grant) -> None:
         """Whoever asked for the grant was struck while cleaning up: do it instead."""
-        if grant.guard is None:
+        if grant.owner_ref is None:
             return
         self.leave(grant)
         if grant.state is State.HELD:
@@ -683,7 +683,7 @@ class Session:
             self._look_at = float("inf")
             self._look()
         for grant in grants:
-            if (guard := grant.guard) is not None and guard() is None:
+            if (ref := grant.owner_ref) is not None and ref() is None:
                 self._unguarded(grant)
             elif grant.state is State.LOST or (grant.state is State.HELD and not grant.held):
                 self.lost(grant)
@@ -743,14 +743,14 @@ class Session:
                 grant.counts = count > 0
                 self._judge(grant, found.get(grant.key), number, sent + length)
                 grant.renewing = False
-            self._keeper.see_to(min(grant.renew_at for grant in grants))
+            self._heartbeat.see_to(min(grant.renew_at for grant in grants))
 
     def _judge(self, grant: Grant, found: Found | None, number: int, until: float) -> None:
         """Note how a renewal found the grant. until: until when that is good, if it got through."""
         beats = {} if found is None else {**found.waiters, **found.holders}
         beat = beats.get(grant.id)
         if beat is not None and beat.number == number:
-            grant.alone = grant.alone and found is not None and not found.waiters
+            grant.uncontended = grant.uncontended and found is not None and not found.waiters
             # Rule: a belief is made of local time only, of the length that this command has given.
             grant.renewed(until, self.now())
             if beat.release_requested_by is not None and grant.release_requested_by is None:
@@ -780,7 +780,7 @@ class Session:
         if not self.forget(grant):
             return
         # Taken away, but a copy of its command may be on its way still: it must not bring the grant back.
-        if grant.reason != TAKEN or grant.doubtful:
+        if grant.reason != TAKEN or grant.outcome_unknown:
             self.abandon(grant)
         self.finish(grant)
         self._notify_end(grant)
@@ -797,7 +797,7 @@ class Session:
         """Give back what is held, settle what is open, and close the client."""
         self._closed = True
         self._listener.close()
-        self._keeper.close()
+        self._heartbeat.close()
         end = self.now() + timeout
         self._give_back_again()
         with self._mutex:
