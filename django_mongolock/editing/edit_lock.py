@@ -24,7 +24,7 @@ from ..context import BROWSER
 from ..engine import clock
 from ..engine.document import MAX_KEY_BYTES, Reply, Terms, check_key, entry, milliseconds, tidy_fact
 from ..engine.logs import INFO, log
-from ..engine.protocol import Answer, Apply, Look, Protocol
+from ..engine.protocol import Answer, Apply, Protocol, Read
 from ..engine.rule import Step
 from ..engine.session.session import Session
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
@@ -240,7 +240,7 @@ class EditLock:
         return standing
 
     def _take_over(self, token: int) -> Protocol[Standing]:
-        reply = (yield Look(self._stored, "")).reply
+        reply = (yield Read(self._stored, "")).reply
         if reply.theirs is None or reply.theirs["token"] != token:
             standing = yield from self._take()  # he has gone; whoever came after him stays
             return standing
@@ -250,7 +250,7 @@ class EditLock:
         return standing
 
     def _look(self) -> Protocol[Standing]:
-        answer = yield Look(self._stored, self._grant())
+        answer = yield Read(self._stored, self._grant())
         return self._read(answer.reply)  # what was believed before is believed on, and no longer
 
     def _release(self) -> Protocol[Standing]:

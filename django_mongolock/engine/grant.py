@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from . import clock
 from .document import News, Terms
-from .protocol import Answer, Granted, Request
+from .protocol import Acquisition, Answer, Granted
 from .session.wakeups import Wakeup
 
 #: Why a grant was lost that is not in its document any more.
@@ -81,6 +81,7 @@ class Grant:
         "_until",
         "acquired_at",
         "acquired_from",
+        "acquisition",
         "answer",
         "at_head",
         "auto_renew",
@@ -110,7 +111,6 @@ class Grant:
         "renew_at",
         "renewing",
         "reported",
-        "request",
         "sent",
         "state",
         "template",
@@ -156,7 +156,7 @@ class Grant:
         self.busy = self.contended = False
         self.held_by: str | None = None
         self.reported: Literal["", "acquired", "end"] = ""
-        self.request: Request
+        self.acquisition: Acquisition
         self.token = 0
         self.acquired_at: datetime | None = None
         self.waited = 0.0

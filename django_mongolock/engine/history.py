@@ -118,7 +118,7 @@ class History:
             facts["reason"] = grant.reason
         if what is Happened.DEADLOCK:
             facts["reason"] = grant.held_by
-        self.note(grant.key, what, grant.request.entry, at=at, **facts)
+        self.note(grant.key, what, grant.acquisition.entry, at=at, **facts)
 
     def note(
         self, key: str, what: Happened, entry: Mapping[str, Any], *, at: datetime | None = None, **facts: Any

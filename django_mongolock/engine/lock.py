@@ -392,7 +392,7 @@ class MongoLock:
             return mine[0]
         grant = self._new_grant(session, key, worker)
         owner_tokens.append(session.owner_token(grant))
-        request = grant.request
+        acquisition = grant.acquisition
         now = grant.began
         deadline = protocol.FOREVER if wait is None else now + wait
         grant.back_by = deadline + session.command_timeout
@@ -401,11 +401,13 @@ class MongoLock:
             self._wanted = grant
             turn = session.join(grant, trial=trial)
             if turn != "now":
-                heard = yield from protocol.wait_in_line(request, turn, deadline, now)
-                answer, now = heard.answer, heard.now
+                result = yield from protocol.wait_in_line(acquisition, turn, deadline, now)
+                answer, now = result.answer, result.now
                 trial = answer is None and now >= deadline
             session.expect(grant)
-            granted = yield from protocol.acquire(request, deadline, now, since=grant.began, trial=trial, answer=answer)
+            granted = yield from protocol.acquire(
+                acquisition, deadline, now, since=grant.began, trial=trial, answer=answer
+            )
             session.acquired(grant, granted, granted.now - grant.began)
         except LockNotAcquired as error:
             error.template = grant.template
@@ -442,7 +444,7 @@ class MongoLock:
         same = (grant.terms.mode, grant.terms.capacity) == (self.options.terms.mode, self.options.terms.capacity)
         if not (self.options.reentrant and same):
             # It may have been taken away by force, which is not known yet.
-            if (yield from protocol.confirm(grant.request)):
+            if (yield from protocol.confirm(grant.acquisition)):
                 raise LockReentry(key)
             if grant.lose(TAKEN):
                 session.lost(grant)
@@ -457,7 +459,7 @@ class MongoLock:
         grant.users += (id(self),)
         grant.on_lost = _weakly(self, options.on_lost)
         grant.on_release_requested = _weakly(self, options.on_release_requested)
-        grant.request = protocol.Request(
+        grant.acquisition = protocol.Acquisition(
             key,
             grant.id,
             terms,
@@ -524,7 +526,7 @@ class MongoLock:
         answer = None
         try:
             answer = yield from protocol.hand_over(
-                next_waiter.request, grant.id, stays=stays, leave_tombstone=leave_tombstone
+                next_waiter.acquisition, grant.id, stays=stays, leave_tombstone=leave_tombstone
             )
         finally:
             session.finish_handover(next_waiter, answer)

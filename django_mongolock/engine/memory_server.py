@@ -20,7 +20,7 @@ from .deadlock import Cycle, cycle_of
 from .document import Reply, read_reply
 from .grant import TAKEN, Grant
 from .processes import Fate
-from .protocol import Heard, Pause
+from .protocol import Pause, WaitResult
 from .rule import Limits, Step
 from .rule_in_python import Moment, apply_rule
 from .session.session import Observer, Session
@@ -259,7 +259,7 @@ class MemorySession(Session):
                 reported.wait(5.0)
         return len(grants)
 
-    def _pause(self, pause: Pause) -> Heard:
+    def _pause(self, pause: Pause) -> WaitResult:
         """See Session._pause(). Where only time can end the wait, let it go by at once."""
         grant = self._waiting[pause.grant]
         if not self._server.is_hopeless(grant.key, threading.current_thread()):
@@ -268,7 +268,7 @@ class MemorySession(Session):
         if self.now() - grant.began > LONGEST_WAIT:
             raise LockMisused(f"this would wait for {grant.key!r} for ever, since the test itself holds it")
         self._server.advance(min(pause.timer, LONGEST_STEP))
-        return self._hear(grant)
+        return self._wait_result(grant)
 
 
 def _call_and_set(callback: Callable[[], object] | None, done: threading.Event) -> None:

@@ -1,6 +1,6 @@
 """What to send when: the protocol of one grant, as generators.
 
-They decide; they never wait, read a clock, or do I/O. They yield actions (`Apply`, `GiveBack`, `Look`, `Pause`) and
+They decide; they never wait, read a clock, or do I/O. They yield actions (`Apply`, `GiveBack`, `Read`, `Pause`) and
 are sent the outcome, or thrown the error, by one of the two drivers. So the same lines serve threads and coroutines,
 and their tests need no server. (psycopg's ``generators.py`` and ``transaction.py`` are the model.)
 """
@@ -66,7 +66,7 @@ class GiveBackAlone:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Read:
     """Read how a grant stands, by what the majority has, and what *owner* has there besides. Outcome: an `Answer`."""
 
     key: str
@@ -95,7 +95,7 @@ class FindDeadlock:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait for news of a grant. Outcome: `Heard`.
+    """Wait for news of a grant. Outcome: `WaitResult`.
 
     timer: seconds to wait at most. poll: the same, while nobody listens to the change stream. quiet: for how many
     seconds no news is expected.
@@ -107,7 +107,7 @@ class Pause:
     quiet: float = 0.0
 
 
-Action = Apply | GiveBack | GiveBackAlone | Look | QueueNext | FindDeadlock | Pause
+Action = Apply | GiveBack | GiveBackAlone | Read | QueueNext | FindDeadlock | Pause
 T = TypeVar("T")
 Protocol = Generator[Action, Any, T]
 
@@ -134,7 +134,7 @@ Turn = Literal["behind", "next", "now"]
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class WaitResult:
     """What is known after a pause.
 
     now: the time. news: the change stream reported that the grant is held. answer: somebody else in this process sent
@@ -165,7 +165,7 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Acquisition:
     """One acquisition: its key, its id, its terms, and what its entry says besides (see `document.entry`).
 
     facts: who asks, for people. nested: does the caller hold another lock already, so that it may be part of a
@@ -199,8 +199,8 @@ class Request:
     def confirm(self) -> Apply:
         return Apply(self.key, Step(ask=self.grant, renew=(self.grant,)))
 
-    def look(self) -> Look:
-        return Look(self.key, self.grant, self.terms.owner)
+    def read(self) -> Read:
+        return Read(self.key, self.grant, self.terms.owner)
 
     @property
     def enough(self) -> float:
@@ -244,7 +244,7 @@ class Pace:
 
 
 def acquire(
-    request: Request,
+    acquisition: Acquisition,
     deadline: float,
     now: float,
     *,
@@ -260,47 +260,47 @@ def acquire(
     Raises LockNotAcquired if it was not granted in time; it is then not in the queue any more. After any other
     error its outcome is unknown: settle it.
     """
-    pace = Pace(now if since is None else since, now + SUSPICION if request.nested else FOREVER)
+    pace = Pace(now if since is None else since, now + SUSPICION if acquisition.nested else FOREVER)
     single = now - pace.started if trial else None  # how long that one command takes is no wait
-    action: Apply | Look = request.enter(trial)
+    action: Apply | Read = acquisition.enter(trial)
     last_token = 0  # the last in any answer: an answer to another's command may be older than our own
     while True:
         if answer is None:
-            answer = yield from _persistently(action, request, now, deadline)
+            answer = yield from _persistently(action, acquisition, now, deadline)
         reply, now = answer.reply, answer.now
         last_token = max(last_token, reply.last_token)
         if reply.held:
-            granted = _granted(reply, answer, request)
+            granted = _granted(reply, answer, acquisition)
             if granted is not None:
                 return granted
             if isinstance(action, Apply) and action.step.renew:
-                raise LockBackendFailed("the answer took longer than the lease that it grants", request.key)
+                raise LockBackendFailed("the answer took longer than the lease that it grants", acquisition.key)
             # Granted by another command, or seen by a mere read: take it for a whole lease.
-            action, answer = request.confirm(), None
+            action, answer = acquisition.confirm(), None
             continue
         if reply.former is not None and answer.former == "gone":
-            action, answer = request.resume(reply.former.grant, trial), None
+            action, answer = acquisition.resume(reply.former.grant, trial), None
             continue
         _refuse_the_rest(action, reply, now - pace.started if single is None else single)
         pace.vigil = VIGIL if answer.former == "alive" else FOREVER
         answer = None
         if reply.place is None or reply.first_end is None or reply.first_end <= 0:
             # Not in the queue any more, or nobody holds the lock: an update prunes and grants.
-            action = request.enter(trial)
+            action = acquisition.enter(trial)
             continue
-        heard = yield from _wait_for_news(request, reply, deadline, now, pace)
-        now, answer = heard.now, heard.answer
+        result = yield from _wait_for_news(acquisition, reply, deadline, now, pace)
+        now, answer = result.now, result.answer
         # We may have been granted it before, slept through that grant, and queued again: its news are old.
-        if heard.news is not None and heard.news.token > last_token:
-            if heard.queued_until - now >= request.enough:
-                return Granted(heard.news.token, heard.news.acquired_at, heard.queued_until, now)
-            action = request.confirm()
+        if result.news is not None and result.news.token > last_token:
+            if result.queued_until - now >= acquisition.enough:
+                return Granted(result.news.token, result.news.acquired_at, result.queued_until, now)
+            action = acquisition.confirm()
         else:
             trial = answer is None and now >= deadline
-            action = request.enter(trial) if trial or answer is not None else request.look()
+            action = acquisition.enter(trial) if trial or answer is not None else acquisition.read()
 
 
-def _refuse_the_rest(action: Apply | Look, reply: Reply, waited: float) -> None:
+def _refuse_the_rest(action: Apply | Read, reply: Reply, waited: float) -> None:
     """Raise LockNotAcquired for what is neither granted nor queued."""
     if isinstance(action, Apply) and action.step.trial:
         raise LockNotAcquired(action.key, waited, reply.holder, max(0.0, reply.first_end or 0.0))
@@ -308,43 +308,45 @@ def _refuse_the_rest(action: Apply | Look, reply: Reply, waited: float) -> None:
         raise LockQueueFull(action.key, waited, reply.holder)
 
 
-def _wait_for_news(request: Request, reply: Reply, deadline: float, now: float, pace: Pace) -> Protocol[Heard]:
+def _wait_for_news(
+    acquisition: Acquisition, reply: Reply, deadline: float, now: float, pace: Pace
+) -> Protocol[WaitResult]:
     """Wait in the queue of the document, where *reply* has shown us. Raises LockDeadlock, LockCancelled."""
     place = reply.place or 0
     if pace.suspects(now):
-        yield from _refuse_deadlock(request, now - pace.started)
+        yield from _refuse_deadlock(acquisition, now - pace.started)
     end = (reply.first_end or 0.0) + SLACK if place == 0 else FOREVER
     timer = max(0.0, min(deadline - now, pace.suspicion - now, end, pace.vigil))
-    heard: Heard = yield Pause(request.grant, timer, pace.poll(place), request.quiet(place))
-    if heard.cancelled:
-        yield from leave(request)
-        raise LockCancelled(request.key, heard.now - pace.started, reply.holder)
-    if heard.now >= deadline and heard.news is None and heard.answer is None:
-        yield QueueNext(request.key, request.grant)  # a last try, which leaves the queue
-    return heard
+    result: WaitResult = yield Pause(acquisition.grant, timer, pace.poll(place), acquisition.quiet(place))
+    if result.cancelled:
+        yield from leave(acquisition)
+        raise LockCancelled(acquisition.key, result.now - pace.started, reply.holder)
+    if result.now >= deadline and result.news is None and result.answer is None:
+        yield QueueNext(acquisition.key, acquisition.grant)  # a last try, which leaves the queue
+    return result
 
 
-def _refuse_deadlock(request: Request, waited: float) -> Protocol[None]:
-    """Raise LockDeadlock if *request* is the youngest in a cycle of waits; it is then not in the queue any more."""
+def _refuse_deadlock(acquisition: Acquisition, waited: float) -> Protocol[None]:
+    """Raise LockDeadlock if *acquisition* is the youngest in a cycle of waits; it is then not in the queue any more."""
     try:
-        cycle: Cycle | None = yield FindDeadlock(request.key, request.grant)
+        cycle: Cycle | None = yield FindDeadlock(acquisition.key, acquisition.grant)
     except LockBackendFailed:
         return
-    if cycle is not None and cycle.victim.grant == request.grant:
-        yield from leave(request)
-        raise LockDeadlock(request.key, waited, str(cycle), cycle.keys)
+    if cycle is not None and cycle.victim.grant == acquisition.grant:
+        yield from leave(acquisition)
+        raise LockDeadlock(acquisition.key, waited, str(cycle), cycle.keys)
 
 
-def _granted(reply: Reply, answer: Answer, request: Request) -> Granted | None:
+def _granted(reply: Reply, answer: Answer, acquisition: Acquisition) -> Granted | None:
     """The grant that *answer* tells of, if this command gave it a whole lease, and that is not over yet."""
-    until = answer.sent + request.terms.lease
+    until = answer.sent + acquisition.terms.lease
     if not answer.whole or reply.acquired_at is None or until <= answer.now:
         return None
-    uncontended = reply.waiting == 0 and request.terms.mode == "exclusive" and not request.terms.min_hold
+    uncontended = reply.waiting == 0 and acquisition.terms.mode == "exclusive" and not acquisition.terms.min_hold
     return Granted(reply.token, reply.acquired_at, until, answer.now, uncontended)
 
 
-def _persistently(action: Apply | Look, request: Request, now: float, deadline: float) -> Protocol[Answer]:
+def _persistently(action: Apply | Read, acquisition: Acquisition, now: float, deadline: float) -> Protocol[Answer]:
     """Send *action* again while that may help: until *deadline*, and once after it if the failure came at once."""
     failures, started = 0, now
     while True:
@@ -358,16 +360,16 @@ def _persistently(action: Apply | Look, request: Request, now: float, deadline: 
         if not failure.passing or (failures > 1 and now >= deadline):
             raise failure
         pause = random.uniform(0, min(1.0, 0.05 * 2 ** min(failures, 10)))  # noqa: S311 - spreads load
-        heard: Heard = yield Pause(request.grant, pause)
-        began, now = now, heard.now
-        if heard.cancelled:
-            yield _removal(request)
-            raise LockCancelled(request.key, now - started)
+        result: WaitResult = yield Pause(acquisition.grant, pause)
+        began, now = now, result.now
+        if result.cancelled:
+            yield _removal(acquisition)
+            raise LockCancelled(acquisition.key, now - started)
         if now >= deadline and now - began > PROMPT:
             raise failure
 
 
-def wait_in_line(request: Request, turn: Turn, deadline: float, now: float) -> Protocol[Heard]:
+def wait_in_line(acquisition: Acquisition, turn: Turn, deadline: float, now: float) -> Protocol[WaitResult]:
     """Wait until it is our turn among those of this process. Nothing is sent for it.
 
     Who is next waits a moment for the lock to be handed over within the process, which costs no command of its own,
@@ -376,48 +378,48 @@ def wait_in_line(request: Request, turn: Turn, deadline: float, now: float) -> P
     started, next_since = now, now if turn == "next" else None
     while True:
         until = deadline if next_since is None else min(deadline, next_since + INDOORS)
-        heard: Heard = yield Pause(request.grant, max(0.0, until - now))
-        now = heard.now
+        result: WaitResult = yield Pause(acquisition.grant, max(0.0, until - now))
+        now = result.now
         # An answer first: it says where we stand in the queue now, or that we have the lock.
-        if heard.answer is not None:
-            return heard
-        if heard.cancelled:
-            raise LockCancelled(request.key, now - started)
-        if now >= deadline and heard.turn == "behind":
-            raise LockNotAcquired(request.key, now - started, heard.holder)
-        if heard.turn == "now" or now >= deadline:
-            return heard
-        if heard.turn == "next":
+        if result.answer is not None:
+            return result
+        if result.cancelled:
+            raise LockCancelled(acquisition.key, now - started)
+        if now >= deadline and result.turn == "behind":
+            raise LockNotAcquired(acquisition.key, now - started, result.holder)
+        if result.turn == "now" or now >= deadline:
+            return result
+        if result.turn == "next":
             if next_since is not None and now >= next_since + INDOORS:
-                return heard
+                return result
             next_since = now if next_since is None else next_since
 
 
-def leave(request: Request) -> Protocol[None]:
+def leave(acquisition: Acquisition) -> Protocol[None]:
     """Take the grant out of the queue, or give it back if it was granted meanwhile."""
-    yield QueueNext(request.key, request.grant)
-    yield _removal(request)
+    yield QueueNext(acquisition.key, acquisition.grant)
+    yield _removal(acquisition)
 
 
-def _removal(request: Request) -> Apply:
-    return Apply(request.key, Step(ask=request.grant, remove=(request.grant,), force=True))
+def _removal(acquisition: Acquisition) -> Apply:
+    return Apply(acquisition.key, Step(ask=acquisition.grant, remove=(acquisition.grant,), force=True))
 
 
 def hand_over(
-    request: Request, giver: str, *, stays: bool = False, leave_tombstone: bool = False
+    acquisition: Acquisition, giver: str, *, stays: bool = False, leave_tombstone: bool = False
 ) -> Protocol[Answer | None]:
-    """Give the grant *giver* back and queue *request*, in one command. None if *giver* was not there any more; then
+    """Give the grant *giver* back and queue *acquisition*, in one command. None if *giver* was not there any more; then
     nothing was done. stays: it may have a minimum hold. leave_tombstone: a copy of the giver's command may still
     arrive."""
     step = Step(
-        ask=request.grant,
-        add=request.entry,
+        ask=acquisition.grant,
+        add=acquisition.entry,
         remove=(giver,),
         force=not stays,
         given=giver,
         tombstone_ttl=TOMBSTONE_TTL if leave_tombstone else 0,
     )
-    answer: Answer = yield Apply(request.key, step)
+    answer: Answer = yield Apply(acquisition.key, step)
     return answer if answer.reply.found else None
 
 
@@ -437,9 +439,9 @@ def release(
     return was_there
 
 
-def confirm(request: Request) -> Protocol[bool]:
+def confirm(acquisition: Acquisition) -> Protocol[bool]:
     """Ask whether the grant still holds the key, and renew it then."""
-    answer: Answer = yield request.confirm()
+    answer: Answer = yield acquisition.confirm()
     return answer.reply.held
 
 

@@ -11,18 +11,18 @@ from django_mongolock.engine.deadlock import Cycle, Wait
 from django_mongolock.engine.document import Former, News, Reply, Terms
 from django_mongolock.engine.processes import Fate
 from django_mongolock.engine.protocol import (
+    Acquisition,
     Answer,
     Apply,
     FindDeadlock,
     GiveBack,
     GiveBackAlone,
     Granted,
-    Heard,
-    Look,
     Pace,
     Pause,
     QueueNext,
-    Request,
+    Read,
+    WaitResult,
 )
 from django_mongolock.engine.rule import Step
 from django_mongolock.exceptions import (
@@ -35,7 +35,7 @@ from django_mongolock.exceptions import (
 
 NOW = datetime.now(UTC)
 TERMS = Terms(lease=10, margin=1, waiter_lease=5)
-REQUEST = Request("k", "g", TERMS, "s")
+ACQUISITION = Acquisition("k", "g", TERMS, "s")
 #: What a command finds that gave the lease itself, and one that finds a lease which another gave.
 WHOLE = Reply(held=True, token=3, beat=7, acquired_at=NOW, first_end=11)
 SHORT = replace(WHOLE, beat=6)
@@ -48,10 +48,10 @@ class Play:
 
     called_next = 0
 
-    def __init__(self, wait: float | None, request: Request = REQUEST) -> None:
+    def __init__(self, wait: float | None, acquisition: Acquisition = ACQUISITION) -> None:
         self.now = 100.0
         deadline = protocol.FOREVER if wait is None else self.now + wait
-        self.steps = protocol.acquire(request, deadline, self.now, trial=wait == 0)
+        self.steps = protocol.acquire(acquisition, deadline, self.now, trial=wait == 0)
         self.action: Any = next(self.steps)
         self.result: Any = None
 
@@ -70,13 +70,13 @@ class Play:
         seconds = min(self.action.timer, self.action.poll)
         assert seconds >= 0
         self.now += seconds + beyond
-        return self._send(Heard(self.now))
+        return self._send(WaitResult(self.now))
 
     def hear(self, after: float = 0.01, **heard: Any) -> Any:
         """End the pause with something to hear."""
         assert isinstance(self.action, Pause)
         self.now += after
-        return self._send(Heard(self.now, **heard))
+        return self._send(WaitResult(self.now, **heard))
 
     def wait_until(self, kind: type, reply: Reply = QUEUED) -> Any:
         """Go on waiting until the next action is of *kind* and not a pause."""
@@ -99,7 +99,7 @@ class Play:
 def test_a_free_lock_takes_one_command() -> None:
     """P8: one round trip, whose answer grants a whole lease counted from before it was sent."""
     play = Play(wait=10)
-    assert play.action == Apply("k", Step(ask="g", add=REQUEST.entry))
+    assert play.action == Apply("k", Step(ask="g", add=ACQUISITION.entry))
     play.answer(WHOLE)
     assert play.result == Granted(3, NOW, 100.0 + TERMS.lease, 100.01, uncontended=True)
 
@@ -130,7 +130,7 @@ def test_a_waiter_only_looks_until_it_is_granted_then_confirms() -> None:
     play.answer(QUEUED)
     for _ in range(5):
         assert isinstance(play.action, Pause)
-        assert isinstance(play.pause(), Look)
+        assert isinstance(play.pause(), Read)
         play.answer(QUEUED)
     play.pause()
     confirm = play.answer(SHORT)
@@ -159,7 +159,7 @@ def test_a_pruned_waiter_enters_again_and_a_dead_holder_is_passed_over(then: Rep
     play.answer(QUEUED)
     play.pause()
     action = play.answer(then)
-    assert action == Apply("k", Step(ask="g", add=REQUEST.entry))
+    assert action == Apply("k", Step(ask="g", add=ACQUISITION.entry))
 
 
 def test_a_confirmation_that_finds_nothing_enters_again() -> None:
@@ -170,7 +170,7 @@ def test_a_confirmation_that_finds_nothing_enters_again() -> None:
     play.answer(SHORT)
     action = play.answer(GONE)
     assert isinstance(action, Apply)
-    assert action.step.add == REQUEST.entry
+    assert action.step.add == ACQUISITION.entry
 
 
 def test_the_wait_ends_with_a_trial() -> None:
@@ -330,7 +330,7 @@ def test_uncontended_is_who_was_granted_an_exclusive_lock_with_nobody_behind(
     terms: Terms, waiting: int, uncontended: bool
 ) -> None:
     """The short release is for these, and knows nothing of a minimum hold."""
-    play = Play(10, replace(REQUEST, terms=terms))
+    play = Play(10, replace(ACQUISITION, terms=terms))
     play.answer(replace(WHOLE, waiting=waiting))
     assert play.result is not None
     assert play.result.uncontended is uncontended
@@ -339,7 +339,7 @@ def test_uncontended_is_who_was_granted_an_exclusive_lock_with_nobody_behind(
 @pytest.mark.parametrize(("place", "pace", "quiet"), [(0, 9, 0), (8, 9, 0), (108, 0.005, 0.4), (1_000, 9, 1)])
 def test_nobody_listens_for_news_that_cannot_come_yet(place: int, pace: float, quiet: float) -> None:
     """F44: from the ninth place on, for most of the time that so many took last time, and never for long."""
-    assert replace(REQUEST, pace=pace).quiet(place) == pytest.approx(quiet)
+    assert replace(ACQUISITION, pace=pace).quiet(place) == pytest.approx(quiet)
 
 
 def test_release_extend_and_settle_are_one_command_each() -> None:
@@ -375,9 +375,9 @@ def test_news_from_before_this_place_in_the_queue_is_old(token: int) -> None:
     play.answer(QUEUED)
     play.pause()
     action = play.answer(replace(GONE, last_token=9))
-    assert action.step.add == REQUEST.entry
+    assert action.step.add == ACQUISITION.entry
     play.answer(replace(QUEUED, last_token=9))
-    assert play.hear(news=News(token, NOW), queued_until=play.now + 4) == Look("k", "g")
+    assert play.hear(news=News(token, NOW), queued_until=play.now + 4) == Read("k", "g")
     play.answer(replace(QUEUED, last_token=9))
     play.hear(news=News(10, NOW), queued_until=play.now + 4)
     assert play.result is not None
@@ -394,7 +394,7 @@ def test_an_older_answer_makes_no_old_news_new() -> None:
     assert isinstance(play.action, Pause)
     action = play.hear(news=News(9, NOW), queued_until=play.now + 4)
     assert play.result is None
-    assert action == Look("k", "g")
+    assert action == Read("k", "g")
 
 
 @pytest.mark.parametrize("left", [1.2, 0.0, -3.0])
@@ -410,7 +410,7 @@ def test_news_that_comes_late_is_confirmed(left: float) -> None:
 
 def test_who_does_not_renew_takes_a_whole_lease() -> None:
     """auto_renew=False: the lease that was asked for counts from the grant."""
-    play = Play(60, replace(REQUEST, whole=True))
+    play = Play(60, replace(ACQUISITION, whole=True))
     play.answer(QUEUED)
     action = play.hear(news=News(9, NOW), queued_until=play.now + 4)
     assert action.step.renew == ("g",)
@@ -455,7 +455,7 @@ def cycle(*waits: str) -> Cycle:
 @pytest.mark.parametrize(("found", "dies"), [(None, False), (cycle("g", "h"), False), (cycle("h", "g"), True)])
 def test_only_who_holds_a_lock_looks_for_a_deadlock_and_only_the_youngest_dies(found: Cycle | None, dies: bool) -> None:
     """F45: everybody in the cycle picks the same victim; the others go on waiting."""
-    play = Play(None, replace(REQUEST, nested=True))
+    play = Play(None, replace(ACQUISITION, nested=True))
     play.answer(replace(QUEUED, place=3))
     while not isinstance(play.action, FindDeadlock):
         play.pause() if isinstance(play.action, Pause) else play.answer(replace(QUEUED, place=3))
@@ -478,7 +478,7 @@ class InLine(Play):
     def __init__(self, turn: protocol.Turn, wait: float | None = 60) -> None:
         self.now = 100.0
         deadline = protocol.FOREVER if wait is None else self.now + wait
-        self.steps = protocol.wait_in_line(REQUEST, turn, deadline, self.now)  # type: ignore[assignment]
+        self.steps = protocol.wait_in_line(ACQUISITION, turn, deadline, self.now)  # type: ignore[assignment]
         self.action = next(self.steps)
         self.result = None
 
@@ -489,7 +489,7 @@ def test_who_is_behind_waits_without_a_command() -> None:
     assert play.action == Pause("g", 60.0)
     play.hear(turn="behind")
     play.hear(turn="now")
-    assert isinstance(play.result, Heard)
+    assert isinstance(play.result, WaitResult)
 
 
 def test_who_is_next_waits_a_moment_for_the_hand_over() -> None:
@@ -497,10 +497,10 @@ def test_who_is_next_waits_a_moment_for_the_hand_over() -> None:
     play = InLine("next")
     assert play.action.timer == pytest.approx(protocol.INDOORS)
     play.hear(turn="next", after=protocol.INDOORS)
-    assert isinstance(play.result, Heard)
+    assert isinstance(play.result, WaitResult)
     play = InLine("next")
     play.hear(answer=Answer(WHOLE, 1, 2))
-    assert isinstance(play.result, Heard)
+    assert isinstance(play.result, WaitResult)
 
 
 def test_the_wait_in_line_ends_in_time() -> None:
@@ -511,16 +511,16 @@ def test_the_wait_in_line_ends_in_time() -> None:
     assert (refusal.value.waited, refusal.value.holder) == (5, "host h")
     play = InLine("next", wait=0.1)
     play.hear(after=5, turn="next")
-    assert isinstance(play.result, Heard)
+    assert isinstance(play.result, WaitResult)
     with pytest.raises(LockCancelled):
         InLine("behind").hear(cancelled=True)
 
 
 def test_a_hand_over_is_one_command_for_two() -> None:
     """P8: remove mine, add the next; and if mine was not there any more, nothing at all."""
-    steps = protocol.hand_over(REQUEST, "giver")
+    steps = protocol.hand_over(ACQUISITION, "giver")
     action: Any = next(steps)
-    assert (action.step.remove, action.step.given, action.step.add) == (("giver",), "giver", REQUEST.entry)
+    assert (action.step.remove, action.step.given, action.step.add) == (("giver",), "giver", ACQUISITION.entry)
     with pytest.raises(StopIteration) as end:
         steps.send(Answer(Reply(found=False), 1, 2))
     assert end.value.value is None
@@ -528,7 +528,7 @@ def test_a_hand_over_is_one_command_for_two() -> None:
 
 # Owners
 
-OWNED = replace(REQUEST, terms=replace(TERMS, owner="o"))
+OWNED = replace(ACQUISITION, terms=replace(TERMS, owner="o"))
 FORMER = Former("old", "its process")
 
 
@@ -557,6 +557,6 @@ def test_an_owner_waits_for_a_former_grant_whose_process_may_live(fate: Fate) ->
     play.answer(replace(QUEUED, former=FORMER), former=fate)
     assert (play.action.timer == protocol.VIGIL) == (fate == "alive")
     play.pause()
-    assert play.action == Look("k", "g", "o")
+    assert play.action == Read("k", "g", "o")
     play.answer(replace(QUEUED, former=FORMER), former="gone")
     assert play.action.step.resumes

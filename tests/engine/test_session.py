@@ -106,7 +106,7 @@ def test_a_lost_lock_whose_first_command_got_no_answer_is_settled(
         assert not mine.release()
     assert told.wait(10)
     assert eventually(lambda: not session._unsettled)
-    session.store.apply("k", grant.request.enter(trial=False).step, 5)
+    session.store.apply("k", grant.acquisition.enter(trial=False).step, 5)
     assert entries() == []
 
 

@@ -168,7 +168,7 @@ def test_a_stream_rests_while_no_news_can_come_and_misses_nothing(
     theirs.release()
     first.let_go().end()
     theirs.acquire()
-    monkeypatch.setattr(protocol.Request, "quiet", lambda *_: 0.6)
+    monkeypatch.setattr(protocol.Acquisition, "quiet", lambda *_: 0.6)
     time.sleep(0.1)
     commands.clear()
     asked = clock.now()

@@ -27,7 +27,7 @@ from django_mongolock.engine import clock, protocol, rule, store
 from django_mongolock.engine.document import LEAP, Reply, Terms, entry, read_reply
 from django_mongolock.engine.expressions import after, for_each, merge, only
 from django_mongolock.engine.grant import Grant, State
-from django_mongolock.engine.protocol import Answer, Apply, Heard, Request
+from django_mongolock.engine.protocol import Acquisition, Answer, Apply, WaitResult
 from django_mongolock.engine.rule import Limits, Step
 from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
@@ -153,13 +153,13 @@ def _deadline_from_reply(patches: Patches) -> None:
 
 
 def _deadline_from_news(patches: Patches) -> None:
-    hear = Session._hear
+    hear = Session._wait_result
 
-    def hear_a_whole_lease(self: Session, grant: Grant) -> Heard:
-        heard = hear(self, grant)
-        return heard if heard.news is None else replace(heard, queued_until=clock.now() + grant.terms.lease)
+    def hear_a_whole_lease(self: Session, grant: Grant) -> WaitResult:
+        result = hear(self, grant)
+        return result if result.news is None else replace(result, queued_until=clock.now() + grant.terms.lease)
 
-    patches.set(Session, "_hear", hear_a_whole_lease)
+    patches.set(Session, "_wait_result", hear_a_whole_lease)
 
 
 def _place_as_lease(patches: Patches) -> None:
@@ -247,7 +247,7 @@ def _counter_token(patches: Patches) -> None:
 def _local_read(patches: Patches) -> None:
     apply = MongoStore.apply
 
-    def look(self: Request) -> Apply:
+    def read(self: Acquisition) -> Apply:
         return Apply(self.key, Step(ask=self.grant))
 
     def apply_or_look(self: MongoStore, key: str, made: Step, timeout: float) -> Reply:
@@ -258,7 +258,7 @@ def _local_read(patches: Patches) -> None:
         reply = read_reply(key, local.find_one({"_id": {"$eq": key}}, rule.REPLY, let=let))
         return replace(reply, beat=made.beat) if reply.held else reply
 
-    patches.set(Request, "look", look)
+    patches.set(Acquisition, "read", read)
     patches.set(MongoStore, "apply", apply_or_look)
 
 

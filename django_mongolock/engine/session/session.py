@@ -26,12 +26,12 @@ from ..protocol import (
     GiveBack,
     GiveBackAlone,
     Granted,
-    Heard,
-    Look,
     Pause,
     Protocol,
     QueueNext,
+    Read,
     Turn,
+    WaitResult,
 )
 from ..rule import Step
 from ..store import Found, Store
@@ -159,7 +159,7 @@ class Session:
         match action:
             case Apply(_, step) if not step.given:
                 grant = self._waiting.get(step.ask)
-            case Look(_, grant_id) | QueueNext(_, grant_id) | FindDeadlock(_, grant_id):
+            case Read(_, grant_id) | QueueNext(_, grant_id) | FindDeadlock(_, grant_id):
                 grant = self._waiting.get(grant_id)
             case _:
                 grant = None
@@ -183,7 +183,7 @@ class Session:
                 return self._queue_next(key, grant_id, timeout)
             case FindDeadlock(key, grant_id):
                 return self.store.deadlock(key, grant_id, timeout)
-            case Look(key, grant_id, owner):
+            case Read(key, grant_id, owner):
                 sent = self.now()
                 return self._answer(grant_id, self.store.read(key, grant_id, timeout, owner), sent)
         raise TypeError(f"not a command: {action!r}")
@@ -226,7 +226,7 @@ class Session:
             return
         answer = None
         try:
-            answer = self._send(next_waiter.request.enter(False), timeout)
+            answer = self._send(next_waiter.acquisition.enter(False), timeout)
         except LockError as error:
             log(DEBUG, "the next in line was not queued", key=key, error=error)
         finally:
@@ -296,17 +296,17 @@ class Session:
         grant.sent = True
         return functools.partial(setattr, grant, "sent", False)
 
-    def _pause(self, pause: Pause) -> Heard:
+    def _pause(self, pause: Pause) -> WaitResult:
         grant = self._waiting[pause.grant]
         self._notify_contention(grant)
         grant.wakeup.wait(self._seconds(pause))
-        return self._hear(grant)
+        return self._wait_result(grant)
 
-    async def _apause(self, pause: Pause) -> Heard:
+    async def _apause(self, pause: Pause) -> WaitResult:
         grant = self._waiting[pause.grant]
         self._notify_contention(grant)
         await grant.wakeup.await_(self._seconds(pause))
-        return self._hear(grant)
+        return self._wait_result(grant)
 
     def _seconds(self, pause: Pause) -> float:
         if pause.poll == protocol.FOREVER:
@@ -317,7 +317,7 @@ class Session:
             self._elsewhere(self._listener.start)
         return pause.timer if self._listener.listening else min(pause.timer, pause.poll)
 
-    def _hear(self, grant: Grant) -> Heard:
+    def _wait_result(self, grant: Grant) -> WaitResult:
         if self._closed:
             raise LockMisused("the session was closed while somebody waited in it")
         grant.listens_from = float("inf")
@@ -326,7 +326,7 @@ class Session:
         holder = first.held_by if first is not None else grant.held_by
         # Where the majority confirms by memory alone, news of a grant may be older than what the journals will tell.
         queued_until = grant.queued_until if self.store.is_journaled else 0.0
-        return Heard(self.now(), grant.news, answer, queued_until, turn, grant.cancelled, holder)
+        return WaitResult(self.now(), grant.news, answer, queued_until, turn, grant.cancelled, holder)
 
     # What wakes a waiter
 
@@ -466,7 +466,7 @@ class Session:
     def name_worker(self, worker: object) -> str:
         """A name for a thread or task, which nobody else has, for as long as it holds a lock or waits for one."""
         held = self._grants.get(next(iter(self._holding.get(worker, ())), ""))
-        return f"{self.id}/{secrets.token_hex(4)}" if held is None else held.request.worker
+        return f"{self.id}/{secrets.token_hex(4)}" if held is None else held.acquisition.worker
 
     def name_process(self) -> str:
         """A name for this process, by which `fate` can tell that it is gone."""
