@@ -68,8 +68,8 @@ _HELD: Expression = {
     "$subtract": [{"$min": ["$$NOW", {"$first": "$holders.until"}]}, {"$first": "$holders.acquired_at"}]
 }
 
-#: The only holder gives the lock back, and nobody waits: see `is_alone`.
-LEAVE_ALONE: list[RawBSONDocument] = [
+#: The only holder gives the lock back, and nobody waits: see `is_uncontended`.
+RELEASE_UNCONTENDED: list[RawBSONDocument] = [
     encoded(
         {
             "$set": {
@@ -85,6 +85,6 @@ LEAVE_ALONE: list[RawBSONDocument] = [
 ]
 
 
-def is_alone(grant: str) -> Filter:
+def is_uncontended(grant: str) -> Filter:
     """For documents in which *grant* is the only holder, and nobody waits."""
     return {"v": SCHEMA, "holders": {"$size": 1}, "holders.grant": {"$eq": grant}, "waiters": _NOBODY}

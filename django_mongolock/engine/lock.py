@@ -372,7 +372,7 @@ class MongoLock:
         except LockNotAcquired:
             try:
                 for grant in grants:
-                    yield from self._give_back(session, grant)
+                    yield from self._release_one(session, grant)
             except BaseException:
                 self._drop(session, grants)
                 raise
@@ -478,7 +478,7 @@ class MongoLock:
         ours = bool(grants)
         try:
             for grant in grants:
-                ours &= yield from self._give_back(session, grant, early)
+                ours &= yield from self._release_one(session, grant, early)
         except BaseException:
             self._drop(session, grants)
             raise
@@ -486,7 +486,7 @@ class MongoLock:
             self._grants, self._owner_tokens = (), ()
         return ours
 
-    def _give_back(self, session: Session, grant: Grant, early: bool = False) -> Protocol[bool]:
+    def _release_one(self, session: Session, grant: Grant, early: bool = False) -> Protocol[bool]:
         """Give one grant back, unless another lock object of this thread or task shares it. Was it still ours?"""
         grant.used_no_more(id(self))
         if grant.users:

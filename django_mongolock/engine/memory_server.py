@@ -150,14 +150,14 @@ class MemoryStore:
         document, now = self.server.apply(key, step, self.limits, partial(_is_free, grant=step.ask))
         return None if document is None else reply_of(key, document, step.ask, now, step.owner)
 
-    def give_back(self, key: str, step: Step, timeout: float) -> bool:
+    def release(self, key: str, step: Step, timeout: float) -> bool:
         self._answer(key)
         document, _ = self.server.apply(key, step, self.limits, partial(_is_held, grants=step.remove))
         return document is not None
 
-    def give_back_alone(self, key: str, grant: str, timeout: float) -> bool:
+    def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
         self._answer(key)
-        document, _ = self.server.apply(key, Step(remove=(grant,)), self.limits, partial(_is_alone, grant=grant))
+        document, _ = self.server.apply(key, Step(remove=(grant,)), self.limits, partial(_is_uncontended, grant=grant))
         return document is not None
 
     def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
@@ -249,7 +249,7 @@ class MemorySession(Session):
         Returns how many there were.
         """
         grants = self.holding(key)
-        self.store.give_back(key, Step(remove=tuple(grant.id for grant in grants), force=True), self.command_timeout)
+        self.store.release(key, Step(remove=tuple(grant.id for grant in grants), force=True), self.command_timeout)
         for grant in grants:
             reported = threading.Event()
             call = None if grant.on_lost is None else grant.on_lost()
@@ -287,7 +287,7 @@ def _is_former(holder: Document, grant: str, owner: str | None) -> bool:
     return owner is not None and holder.get("owner") == owner and holder["grant"] != grant and "released" not in holder
 
 
-def _is_alone(document: Document, grant: str) -> bool:
+def _is_uncontended(document: Document, grant: str) -> bool:
     return [e["grant"] for e in document["holders"]] == [grant] and not document["waiters"]
 
 

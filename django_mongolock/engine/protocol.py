@@ -1,6 +1,6 @@
 """What to send when: the protocol of one grant, as generators.
 
-They decide; they never wait, read a clock, or do I/O. They yield actions (`Apply`, `GiveBack`, `Read`, `Pause`) and
+They decide; they never wait, read a clock, or do I/O. They yield actions (`Apply`, `Release`, `Read`, `Pause`) and
 are sent the outcome, or thrown the error, by one of the two drivers. So the same lines serve threads and coroutines,
 and their tests need no server. (psycopg's ``generators.py`` and ``transaction.py`` are the model.)
 """
@@ -50,7 +50,7 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveBack:
+class Release:
     """Remove grants, without waiting for the majority. Outcome: was one of them there?"""
 
     key: str
@@ -58,7 +58,7 @@ class GiveBack:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveBackAlone:
+class ReleaseUncontended:
     """Remove a grant if it is the only one and nobody waits, without waiting for the disk. Outcome: was it so?"""
 
     key: str
@@ -107,7 +107,7 @@ class Pause:
     quiet: float = 0.0
 
 
-Action = Apply | GiveBack | GiveBackAlone | Read | QueueNext | FindDeadlock | Pause
+Action = Apply | Release | ReleaseUncontended | Read | QueueNext | FindDeadlock | Pause
 T = TypeVar("T")
 Protocol = Generator[Action, Any, T]
 
@@ -258,7 +258,7 @@ def acquire(
     command which has queued it already.
 
     Raises LockNotAcquired if it was not granted in time; it is then not in the queue any more. After any other
-    error its outcome is unknown: settle it.
+    error its outcome is unknown: run `ensure_removed`.
     """
     pace = Pace(now if since is None else since, now + SUSPICION if acquisition.nested else FOREVER)
     single = now - pace.started if trial else None  # how long that one command takes is no wait
@@ -431,9 +431,9 @@ def release(
     uncontended: try first what is only possible, and much cheaper, while nobody else wants the key. For exclusive
     grants without a minimum hold. stays: it may have one. (Where it has none, the command says so and is shorter.)
     """
-    if uncontended and not leave_tombstone and (yield GiveBackAlone(key, grant)):
+    if uncontended and not leave_tombstone and (yield ReleaseUncontended(key, grant)):
         return True
-    was_there: bool = yield GiveBack(
+    was_there: bool = yield Release(
         key, Step(remove=(grant,), force=not stays, tombstone_ttl=TOMBSTONE_TTL if leave_tombstone else 0)
     )
     return was_there
@@ -451,12 +451,12 @@ def extend(key: str, grant: str, lease: int, server_lease: int) -> Protocol[Answ
     return answer
 
 
-def settling(key: str, grant: str) -> Apply:
+def removal_for_good(key: str, grant: str) -> Apply:
     """What sees to it that the grant is gone and stays so, whatever became of the commands that were sent for it."""
     return Apply(key, Step(ask=grant, remove=(grant,), force=True, tombstone_ttl=TOMBSTONE_TTL))
 
 
-def settle(key: str, grant: str) -> Protocol[Answer]:
-    """See settling()."""
-    answer: Answer = yield settling(key, grant)
+def ensure_removed(key: str, grant: str) -> Protocol[Answer]:
+    """See removal_for_good()."""
+    answer: Answer = yield removal_for_good(key, grant)
     return answer

@@ -26,7 +26,7 @@ from pymongo.server_description import ServerDescription
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
 from .deadlock import Cycle, chain_pipeline, cycle_of, read_chain
 from .document import Reply, find_damage, read_reply, read_taken, tidy_fact
-from .fast_path import LEAVE_ALONE, REPLY_TAKEN, TAKE_FREE, is_alone, is_free
+from .fast_path import RELEASE_UNCONTENDED, REPLY_TAKEN, TAKE_FREE, is_free, is_uncontended
 from .history import History
 from .rule import IS_WHOLE, REPLY, REPLY_TO_OWNER, Limits, Step
 
@@ -170,10 +170,10 @@ class Store(Protocol):
     def take_free(self, key: str, step: Step, timeout: float) -> Reply | None:
         """Apply *step*, which only adds, if nobody holds the key or waits for it; None if it did nothing."""
 
-    def give_back(self, key: str, step: Step, timeout: float) -> bool:
+    def release(self, key: str, step: Step, timeout: float) -> bool:
         """Remove the grants of *step*; return whether one was there."""
 
-    def give_back_alone(self, key: str, grant: str, timeout: float) -> bool:
+    def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
         """Remove *grant*, which has no minimum hold, if it is the only holder and nobody waits; was that so?"""
 
     def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
@@ -237,7 +237,7 @@ class MongoStore:
     def _client_options(self) -> Document:
         options: Document = {"appname": "django_mongolock", "serverSelectionTimeoutMS": 10_000, **self.config.client}
         # Steps are idempotent by grant id and sent again by the protocol; a stored reply would only be older news,
-        # and costs the server another write. Releases are not sent again by the protocol: see `give_back`.
+        # and costs the server another write. Releases are not sent again by the protocol: see `release`.
         options |= {"server_selector": self._clock.select, "retryWrites": True, "tz_aware": True}
         if most := options.get("maxPoolSize", MAX_POOL_SIZE):  # 0 or None: as many as may be needed
             options["maxPoolSize"] = max(LEAST_CONNECTIONS, most)
@@ -344,7 +344,7 @@ class MongoStore:
             return reply.first_end is None or reply.first_end <= 0
         return reply.waiting < self.config.limits.waiters
 
-    def give_back(self, key: str, step: Step, timeout: float) -> bool:
+    def release(self, key: str, step: Step, timeout: float) -> bool:
         """Remove the grants of *step*; return whether one was there. The driver sends it again if need be."""
         collection = self.collection.with_options(write_concern=RELEASE_CONCERN)
         where = {"_id": {"$eq": key}, "holders.grant": {"$in": step.remove}}
@@ -355,16 +355,16 @@ class MongoStore:
             raise self._problem(error, key, timeout) from _bare(error)
         return result.matched_count == 1
 
-    def give_back_alone(self, key: str, grant: str, timeout: float) -> bool:
+    def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
         """Remove *grant* if it is the only holder and nobody waits; return whether that was so.
 
-        Not for a grant with a minimum hold. Does not wait for the disk, so it takes a fraction of `give_back`.
+        Not for a grant with a minimum hold. Does not wait for the disk, so it takes a fraction of `release`.
         """
         collection = self.collection.with_options(write_concern=UNNOTICED)
-        where = {"_id": {"$eq": key}, **is_alone(grant)}
+        where = {"_id": {"$eq": key}, **is_uncontended(grant)}
         try:
             with pymongo.timeout(timeout):
-                return collection.update_one(where, LEAVE_ALONE).matched_count == 1
+                return collection.update_one(where, RELEASE_UNCONTENDED).matched_count == 1
         except WriteError as error:
             if error.timeout:
                 raise self._problem(error, key, timeout) from _bare(error)

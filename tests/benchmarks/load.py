@@ -113,7 +113,7 @@ def measure(world: World) -> dict[str, float]:
         "memory, bytes": memory(),
         "objects of ours": ours,
         "grants, waiting, unsettled": sum(
-            len(session._grants) + len(session._waiting) + len(session._unsettled) for session in world.sessions
+            len(session._grants) + len(session._waiting) + len(session._pending_removals) for session in world.sessions
         ),
         "documents": world.locks.count_documents({}),
         "bytes of the largest document": max(
@@ -186,7 +186,7 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
 def settled(world: World) -> None:
     """Wait until what was given up has been taken back."""
     end = clock.now() + 30
-    while (world.left() or any(session._unsettled for session in world.sessions)) and clock.now() < end:
+    while (world.left() or any(session._pending_removals for session in world.sessions)) and clock.now() < end:
         time.sleep(0.05)
 
 

@@ -112,11 +112,11 @@ def our_run(uri: str, collection: str, cycles: int, seed: int, mean: float) -> d
     errors.pop("LockNotAcquired", None)
     taken.release()
     end = time.monotonic() + 15
-    while (session._unsettled or session._grants) and time.monotonic() < end:
+    while (session._pending_removals or session._grants) and time.monotonic() < end:
         time.sleep(0.02)
     with MongoLock(lambda: session, ("usable",), Options(terms, wait=0)) as last:
         usable = last.held
-    known = len(session._grants) + len(session._unsettled) + len(session._waiting) + len(session._lines)
+    known = len(session._grants) + len(session._pending_removals) + len(session._waiting) + len(session._lines)
     documents = list(store.latest.find())
     left = sum(len(document["holders"]) + len(document["waiters"]) for document in documents)
     return {"strikes": storm.strikes, "left": left, "known": known, "errors": errors, "usable": usable}

@@ -79,9 +79,9 @@ def main(collection: str, cycles: str, seed: str) -> None:
                 storm.end()
                 calm = True
     end = time.monotonic() + 30
-    while (session._grants or session._unsettled) and time.monotonic() < end:
+    while (session._grants or session._pending_removals) and time.monotonic() < end:
         time.sleep(0.02)
-    known = len(session._grants) + len(session._unsettled)
+    known = len(session._grants) + len(session._pending_removals)
     sys.stdout.write(json.dumps({"struck": storm.struck, "known": known}) + "\n")
     sys.stdout.flush()
     os._exit(0)  # what is left would be given back now

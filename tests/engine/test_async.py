@@ -19,8 +19,8 @@ Entries = Callable[..., list[Any]]
 
 
 def settled(session: Session) -> bool:
-    """Does the session know of nothing, and has nothing left to settle?"""
-    return eventually(lambda: not session._unsettled and not session._grants, 5)
+    """Return whether the session knows of nothing, and has nothing left to remove."""
+    return eventually(lambda: not session._pending_removals and not session._grants, 5)
 
 
 async def cancelled(task: asyncio.Task[Any]) -> bool:
@@ -78,14 +78,14 @@ async def test_cancelled_while_waiting(session: Session, other: LockMaker, entri
 
 async def test_cancelled_on_release(session: Session, entries: Entries, monkeypatch: pytest.MonkeyPatch) -> None:
     """F36: the release goes on in the background."""
-    give_back = session.store.give_back_alone
+    give_back = session.store.release_uncontended
 
     def slow(*arguments: Any) -> Any:
         time.sleep(0.1)
         return give_back(*arguments)
 
     lock = await make_lock(session).aacquire()
-    monkeypatch.setattr(session.store, "give_back_alone", slow)
+    monkeypatch.setattr(session.store, "release_uncontended", slow)
     task = asyncio.create_task(lock.arelease())
     await asyncio.sleep(0.05)
     assert await cancelled(task)

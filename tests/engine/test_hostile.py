@@ -94,8 +94,10 @@ STEPS: dict[str, Callable[[MongoStore], object]] = {
     "resume": lambda store: store.apply("bad", Step(ask="g", add=new_entry("g", "s", Terms(owner="o"), {})), 5),
     "look": lambda store: store.read("bad", "g", 5),
     "extend": lambda store: store.apply("bad", Step(ask="g", renew=("g",), beat=1), 5),
-    "release": lambda store: store.give_back("bad", Step(remove=("g",)), 5),
-    "settle": lambda store: store.apply("bad", Step(ask="g", remove=("g",), force=True, tombstone_ttl=1_000), 5),
+    "release": lambda store: store.release("bad", Step(remove=("g",)), 5),
+    "ensure removed": lambda store: store.apply(
+        "bad", Step(ask="g", remove=("g",), force=True, tombstone_ttl=1_000), 5
+    ),
     "deadlock": lambda store: store.deadlock("bad", "g", 5),
     "survey": lambda store: list(snapshot.survey(store, {})),
     "deadlocks": lambda store: [str(cycle) for cycle in snapshot.find_deadlocks(store)],
@@ -209,7 +211,7 @@ def test_a_huge_document_costs_little(world: World, session: Session) -> None:
     started = time.monotonic()
     with pytest.raises(LockDocumentDamaged, match="30000 holders and waiters"):
         make_lock(session, "bad", terms=Terms(mode="shared", capacity=UNLIMITED), wait=3).acquire()
-    for step in (protocol.release("bad", many[0]["grant"]), protocol.settle("bad", "g")):
+    for step in (protocol.release("bad", many[0]["grant"]), protocol.ensure_removed("bad", "g")):
         with contextlib.suppress(LockError):
             session.run(step)
     assert [seen.damage for seen in snapshot.survey(world.store, {"_id": "bad"})] != [None]
@@ -307,7 +309,7 @@ def test_dates_beyond_everything(world: World, session: Session) -> None:
     )
     with contextlib.suppress(LockError):
         make_lock(session, "bad", wait=0).acquire().release()
-    assert eventually(lambda: not session._unsettled)
+    assert eventually(lambda: not session._pending_removals)
     left = world.collection.find_one({"_id": "bad"}, {"waiters": 1})
     assert left is not None
     assert left["waiters"] == []

@@ -446,7 +446,7 @@ def test_a_signal_while_cleaning_up_leaves_nothing(
                 with pytest.raises(KeyboardInterrupt):
                     lock(terms=CALM, wait=None).acquire()
             assert eventually(lambda: not (session._grants or session._waiting or session._lines)), method
-        assert eventually(lambda: not session._unsettled)
+        assert eventually(lambda: not session._pending_removals)
         assert len(entries()) == 1
 
 

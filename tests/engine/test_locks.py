@@ -381,7 +381,7 @@ def test_interrupted_while_giving_back_what_it_had(
         monkeypatch.setattr(session, "_send_elsewhere", interrupted)
         with pytest.raises((KeyboardInterrupt, LockNotAcquired)):
             make_lock(session, "a", "b", "c", wait=0.05).acquire()
-        assert eventually(lambda: not session._unsettled)
+        assert eventually(lambda: not session._pending_removals)
         assert not session._grants
         assert entries("a") == entries("b") == []
         assert len(entries("c")) == 1
@@ -463,7 +463,7 @@ def test_facts_that_cannot_be_had_leave_nothing_behind(session: Session, face: F
     with pytest.raises(RuntimeError, match="facts"):
         face.acquire(broken)
     assert not session._grants
-    assert not session._unsettled
+    assert not session._pending_removals
 
 
 def test_facts_are_stored_with_the_holder(session: Session, face: Face, entries: Entries) -> None:

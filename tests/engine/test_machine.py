@@ -164,9 +164,9 @@ class Slow(MongoStore):
         super().__init__(config)
         self.gone, self.answer = threading.Event(), threading.Event()
 
-    def give_back_alone(self, *arguments: Any) -> bool:
-        """See MongoStore.give_back_alone()."""
-        was_there = super().give_back_alone(*arguments)
+    def release_uncontended(self, *arguments: Any) -> bool:
+        """See MongoStore.release_uncontended()."""
+        was_there = super().release_uncontended(*arguments)
         self.gone.set()
         assert self.answer.wait(10)
         return was_there

@@ -108,12 +108,12 @@ def test_kept_by_taking_and_giving_back(key: Key) -> None:
     """F53: by the whole command and by the short form, both ways."""
     assert key.add("g1")
     assert key.holders() == ["g1"]
-    assert key.store.give_back("k", Step(remove=("g1",)), TIMEOUT)
+    assert key.store.release("k", Step(remove=("g1",)), TIMEOUT)
     assert key.holders() == []
     new = {**entry("g2", "s", CALM, {}), **NEW}
     assert key.store.take_free("k", Step(ask="g2", add=new), TIMEOUT)
     assert key.holders() == ["g2"]
-    assert key.store.give_back_alone("k", "g2", TIMEOUT)
+    assert key.store.release_uncontended("k", "g2", TIMEOUT)
     assert key.holders() == []
     assert {name: key.read()["last_holder"][name] for name in NEW} == NEW
 
@@ -136,9 +136,9 @@ def test_kept_by_grants_from_the_queue(key: Key) -> None:
     key.add("g2")
     for name in ("r1", "r2"):
         key.add(name, READER)
-    key.store.give_back("k", Step(remove=("g1",)), TIMEOUT)
+    key.store.release("k", Step(remove=("g1",)), TIMEOUT)
     assert key.holders() == ["g2"]
-    key.store.give_back("k", Step(remove=("g2",)), TIMEOUT)
+    key.store.release("k", Step(remove=("g2",)), TIMEOUT)
     assert key.holders() == ["r1", "r2"]
 
 
@@ -156,7 +156,7 @@ def test_kept_through_a_minimum_hold_and_a_failover(key: Key) -> None:
     """F53: entries that are changed without having been asked for."""
     key.add("g1", HELD)
     key.add("g2")
-    key.store.give_back("k", Step(remove=("g1",)), TIMEOUT)
+    key.store.release("k", Step(remove=("g1",)), TIMEOUT)
     assert key.holders() == ["g1"]
     assert "released" in key.read()["holders"][0]
     key.write({**key.read(), "clock": "another election"})
@@ -300,10 +300,10 @@ def test_what_is_optional_may_be_missing(key: Key) -> None:
     forget()
     assert key.store.apply("k", Step(ask="g3", add=new["g3"], remove=("g1",), given="g1"), TIMEOUT).place == 0
     assert forget() == ["g2", "g3"]
-    assert key.store.give_back("k", Step(remove=("g2",)), TIMEOUT)
+    assert key.store.release("k", Step(remove=("g2",)), TIMEOUT)
     assert forget() == ["g3"]
     assert key.store.read("k", "g3", TIMEOUT).held
-    assert key.store.give_back_alone("k", "g3", TIMEOUT)
+    assert key.store.release_uncontended("k", "g3", TIMEOUT)
     assert forget() == []
     assert key.store.take_free("k", Step(ask="g4", add=new["g4"]), TIMEOUT)
     assert forget() == ["g4"]

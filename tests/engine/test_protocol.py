@@ -15,13 +15,13 @@ from django_mongolock.engine.protocol import (
     Answer,
     Apply,
     FindDeadlock,
-    GiveBack,
-    GiveBackAlone,
     Granted,
     Pace,
     Pause,
     QueueNext,
     Read,
+    Release,
+    ReleaseUncontended,
     WaitResult,
 )
 from django_mongolock.engine.rule import Step
@@ -154,7 +154,7 @@ def test_a_look_alone_never_grants() -> None:
 
 @pytest.mark.parametrize("then", [GONE, replace(QUEUED, first_end=None), replace(QUEUED, first_end=-0.1)])
 def test_a_pruned_waiter_enters_again_and_a_dead_holder_is_passed_over(then: Reply) -> None:
-    """F27, F41: out of the queue, nobody holds the lock, or the holder's lease is over: an update settles it."""
+    """F27, F41: out of the queue, nobody holds the lock, or the holder's lease is over: an update decides."""
     play = Play(wait=60)
     play.answer(QUEUED)
     play.pause()
@@ -305,14 +305,14 @@ def test_an_answer_that_took_longer_than_its_lease_grants_nothing() -> None:
 def test_who_was_alone_tries_the_short_release_first() -> None:
     """P8: one command where nobody else wants the key; the whole rule where somebody has come."""
     steps = protocol.release("k", "g", uncontended=True)
-    assert next(steps) == GiveBackAlone("k", "g")
+    assert next(steps) == ReleaseUncontended("k", "g")
     with pytest.raises(StopIteration) as end:
         steps.send(True)
     assert end.value.value is True
     steps = protocol.release("k", "g", uncontended=True)
     next(steps)
-    assert steps.send(False) == GiveBack("k", Step(remove=("g",), force=True))
-    assert next(protocol.release("k", "g", uncontended=True, leave_tombstone=True)) == GiveBack(
+    assert steps.send(False) == Release("k", Step(remove=("g",), force=True))
+    assert next(protocol.release("k", "g", uncontended=True, leave_tombstone=True)) == Release(
         "k", Step(remove=("g",), force=True, tombstone_ttl=protocol.TOMBSTONE_TTL)
     )
 
@@ -342,13 +342,13 @@ def test_nobody_listens_for_news_that_cannot_come_yet(place: int, pace: float, q
     assert replace(ACQUISITION, pace=pace).quiet(place) == pytest.approx(quiet)
 
 
-def test_release_extend_and_settle_are_one_command_each() -> None:
-    """P8: and settling leaves a tombstone, by force."""
-    assert next(protocol.release("k", "g")) == GiveBack("k", Step(remove=("g",), force=True))
+def test_release_extend_and_ensure_removed_are_one_command_each() -> None:
+    """P8: and the removal for good leaves a tombstone, by force."""
+    assert next(protocol.release("k", "g")) == Release("k", Step(remove=("g",), force=True))
     extension: Any = next(protocol.extend("k", "g", 1000, 1100))
     assert (extension.step.renew, extension.step.lease, extension.step.server_lease) == (("g",), 1000, 1100)
-    settling: Any = next(protocol.settle("k", "g"))
-    assert (settling.step.remove, settling.step.force, settling.step.tombstone_ttl) == (
+    removal: Any = next(protocol.ensure_removed("k", "g"))
+    assert (removal.step.remove, removal.step.force, removal.step.tombstone_ttl) == (
         ("g",),
         True,
         protocol.TOMBSTONE_TTL,

@@ -2,17 +2,17 @@
 
 import pytest
 
-from django_mongolock.engine.protocol import GiveBack
+from django_mongolock.engine.protocol import Release
 from django_mongolock.engine.rule import Step
-from django_mongolock.engine.session.releases import LONGEST, LOOK, Release, Releases
+from django_mongolock.engine.session.releases import LONGEST, LOOK, Releases, UnconfirmedRelease
 from django_mongolock.engine.session.session import Session
 from tests.engine.conftest import Commands, LockMaker
 from tests.waiting import eventually
 
 
-def release(number: int, primary: str = "one") -> Release:
+def release(number: int, primary: str = "one") -> UnconfirmedRelease:
     """The release of number *number*, made in that second."""
-    return Release(GiveBack("k", Step(remove=(f"g{number}",), force=True)), primary, float(number))
+    return UnconfirmedRelease(Release("k", Step(remove=(f"g{number}",), force=True)), primary, float(number))
 
 
 @pytest.fixture

@@ -247,7 +247,7 @@ class Machine(RuleBasedStateMachine):
     def release(self, removed: Document) -> None:
         step = Step(remove=(removed["grant"],))
         was_there = removed["grant"] in self.ids("holders")
-        send = partial(self.store.give_back, self.client.key, step, TIMEOUT)
+        send = partial(self.store.release, self.client.key, step, TIMEOUT)
         assert self.both(step, send, sent=was_there) == was_there
 
     @rule(removed=grants)
@@ -257,7 +257,7 @@ class Machine(RuleBasedStateMachine):
             return
         alone = self.ids("holders") == [removed["grant"]] and not self.entries("waiters")
         before = self.document
-        assert self.store.give_back_alone(self.client.key, removed["grant"], TIMEOUT) == alone
+        assert self.store.release_uncontended(self.client.key, removed["grant"], TIMEOUT) == alone
         self.look()
         if alone and before and self.document:
             moment = Moment(*now_and_election(self.place.server))
@@ -285,7 +285,7 @@ class Machine(RuleBasedStateMachine):
         return new
 
     @rule(gone=consumes(grants))
-    def settle(self, gone: Document) -> None:
+    def ensure_removed(self, gone: Document) -> None:
         self.apply(Step(ask=gone["grant"], remove=(gone["grant"],), force=True, tombstone_ttl=615_000))
 
     @rule(renewed=st.lists(grants, min_size=1, max_size=4), longer=st.sampled_from([0, 0, 65]))
@@ -418,8 +418,8 @@ def test_the_short_release_does_what_the_whole_one_does(
     """The statistics, the index and the last holder too, field by field; only the purge may come an hour later."""
     results = []
     ways: list[Callable[[], bool]] = [
-        lambda: client.store.give_back_alone("k", "g2", TIMEOUT),
-        lambda: client.store.give_back("k", Step(remove=("g2",)), TIMEOUT),
+        lambda: client.store.release_uncontended("k", "g2", TIMEOUT),
+        lambda: client.store.release("k", Step(remove=("g2",)), TIMEOUT),
     ]
     for give_back in ways:
         collection.delete_many({})
@@ -465,7 +465,7 @@ def test_the_short_release_leaves_everything_else_alone(
     client.add("g")
     collection.update_one({"_id": "k"}, change)
     before = stored()
-    assert not client.store.give_back_alone("k", "g", TIMEOUT)
+    assert not client.store.release_uncontended("k", "g", TIMEOUT)
     assert stored() == before
 
 
@@ -630,7 +630,17 @@ def test_a_tombstone_is_dug_up_when_its_time_is_over(client: Client, collection:
         Step(ask="g1", add=entry("g1", "s", TERMS, {}), remove=("g0",), force=True, resumes=True),
         Step(ask="g2", add=entry("g2", "s", TERMS, {}), remove=("g1",), force=True, resumes=True),
     ],
-    ids=["held", "queued", "renew", "remove", "settle", "trial", "resume", "resume queued", "nothing to resume"],
+    ids=[
+        "held",
+        "queued",
+        "renew",
+        "remove",
+        "ensure removed",
+        "trial",
+        "resume",
+        "resume queued",
+        "nothing to resume",
+    ],
 )
 def test_a_step_that_is_sent_again_changes_nothing_but_really_writes(
     client: Client, step: Step, stored: Stored

@@ -93,7 +93,7 @@ def test_a_loss_is_told_at_the_next_beat(lock: LockMaker, timer: Timer, take_awa
 
 
 @pytest.mark.parametrize("how", ["told at a beat", "found at the release"])
-def test_a_lost_lock_whose_first_command_got_no_answer_is_settled(
+def test_a_lost_lock_whose_first_command_got_no_answer_is_removed(
     lock: LockMaker, session: Session, take_away: Callable[..., None], entries: Entries, how: str
 ) -> None:
     """F17, P7: it is gone, and told so; the command that is still on its way brings it back for nobody."""
@@ -105,7 +105,7 @@ def test_a_lost_lock_whose_first_command_got_no_answer_is_settled(
     if how == "found at the release":
         assert not mine.release()
     assert told.wait(10)
-    assert eventually(lambda: not session._unsettled)
+    assert eventually(lambda: not session._pending_removals)
     session.store.apply("k", grant.acquisition.enter(trial=False).step, 5)
     assert entries() == []
 
@@ -575,7 +575,7 @@ def test_an_interrupt_at_any_moment_leaves_no_lock(collection: Collection[Docume
         told = process.hear()
         assert process.end() == 0
     assert told["hits"] > 30
-    assert (told["left"], told["unsettled"]) == ([], 0)
+    assert (told["left"], told["pending"]) == ([], 0)
     left = [d["_id"] for d in collection.find() if d["holders"] or d["waiters"]]
     assert left == []
 

@@ -20,7 +20,7 @@ from tests.waiting import eventually
 Entries = Callable[..., list[Document]]
 InThread = Callable[..., threading.Thread]
 
-NAMES = ("TAKE_FREE", "LEAVE_ALONE")
+NAMES = ("TAKE_FREE", "RELEASE_UNCONTENDED")
 
 
 def sent(commands: Commands) -> list[str]:
@@ -45,7 +45,14 @@ def test_a_key_that_was_left_free_is_taken_in_the_short_form(lock: LockMaker, co
             assert mine.held
             tokens.append(mine.fencing_token)
     assert tokens == sorted(set(tokens))
-    assert sent(commands) == ["whole", "LEAVE_ALONE", "TAKE_FREE", "LEAVE_ALONE", "TAKE_FREE", "LEAVE_ALONE"]
+    assert sent(commands) == [
+        "whole",
+        "RELEASE_UNCONTENDED",
+        "TAKE_FREE",
+        "RELEASE_UNCONTENDED",
+        "TAKE_FREE",
+        "RELEASE_UNCONTENDED",
+    ]
 
 
 def test_a_wrong_guess_costs_one_command_and_is_not_made_again_soon(
@@ -63,10 +70,10 @@ def test_a_wrong_guess_costs_one_command_and_is_not_made_again_soon(
     for _ in range(PENALTY + 1):
         with lock():
             pass
-    assert set(sent(commands)) - {"LEAVE_ALONE"} == {"whole"}
+    assert set(sent(commands)) - {"RELEASE_UNCONTENDED"} == {"whole"}
     with lock():
         pass
-    assert sent(commands) == ["TAKE_FREE", "LEAVE_ALONE"]
+    assert sent(commands) == ["TAKE_FREE", "RELEASE_UNCONTENDED"]
 
 
 def test_a_wrong_guess_queues_whoever_waits(
@@ -99,7 +106,7 @@ def test_a_key_that_somebody_waited_for_is_not_guessed(
     assert sent(commands)[0] == "whole"
 
 
-def test_an_answer_that_is_lost_is_settled_as_ever(
+def test_an_answer_that_is_lost_is_removed_as_ever(
     lock: LockMaker, session: Session, monkeypatch: pytest.MonkeyPatch, entries: Entries
 ) -> None:
     """F17: the short command has taken the lock and nobody knows: the whole one finds the grant, whose id gets a
@@ -139,8 +146,8 @@ def test_a_damaged_document_is_told_all_the_same(lock: LockMaker, session: Sessi
 def test_a_guess_is_made_once_for_each_release() -> None:
     keys = FreeKeys()
     assert not keys.guess("k")
-    keys.given_back("k")
-    keys.given_back("k")
+    keys.released("k")
+    keys.released("k")
     assert keys.guess("k")
     assert not keys.guess("k")
 
@@ -149,16 +156,16 @@ def test_after_a_wrong_guess_there_is_none_for_a_while() -> None:
     keys = FreeKeys()
     keys.was_wrong("k")
     for _ in range(PENALTY):
-        keys.given_back("k")
+        keys.released("k")
         assert not keys.guess("k")
-    keys.given_back("k")
+    keys.released("k")
     assert keys.guess("k")
 
 
 def test_those_that_were_given_back_last_are_remembered() -> None:
     keys = FreeKeys()
     for number in range(MOST + 1):
-        keys.given_back(f"k{number}")
+        keys.released(f"k{number}")
     assert not keys.guess("k0")
     assert keys.guess("k1")
     assert keys.guess(f"k{MOST}")

@@ -104,7 +104,7 @@ def count_events(run: Callable[[], object], **options: Any) -> int:
 
 def known(session: Session) -> str:
     """What the session still knows of, in words; empty if nothing."""
-    found = (session._grants, session._waiting, session._lines, session._unsettled, session._held_here)
+    found = (session._grants, session._waiting, session._lines, session._pending_removals, session._held_here)
     return "; ".join(repr(dict(things)) for things in found if things)
 
 

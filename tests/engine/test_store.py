@@ -1,4 +1,4 @@
-"""Where the engine meets PyMongo: which clock, which errors, how many commands, and what is settled."""
+"""Where the engine meets PyMongo: which clock, which errors, how many commands, and what is removed."""
 
 import traceback
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def test_a_document_names_the_election_of_the_primary_that_wrote_it(
     assert stored()["clock"] == election(mongo) != ""
     for call in (
         lambda: store.renew(["k"], Step(renew=(GRANT,), beat=1), 5),
-        lambda: store.give_back("k", Step(remove=(GRANT,)), 5),
+        lambda: store.release("k", Step(remove=(GRANT,)), 5),
     ):
         mongo[store.config.database][store.config.collection].update_one({"_id": "k"}, {"$set": {"clock": "other"}})
         call()
@@ -84,7 +84,7 @@ def test_the_uri_cannot_weaken_a_lock(config: StoreConfig, mongo_uri: str, comma
     assert store.apply("k", ADD, 5).held
     store.read("k", GRANT, 5)
     store.renew(["k"], Step(renew=(GRANT,), beat=1), 5)
-    assert store.give_back("k", Step(remove=(GRANT,)), 5)
+    assert store.release("k", Step(remove=(GRANT,)), 5)
     sent = list(zip(commands.names, commands.documents, strict=True))
     assert [name for name, _ in sent] == ["findAndModify", "find", "update", "find", "update"]
     concerns = [document.get("writeConcern", document.get("readConcern")) for _, document in sent]
@@ -113,8 +113,8 @@ def assert_clean(error: BaseException) -> None:
 
 CALLS: dict[str, Callable[[MongoStore], object]] = {
     "apply": lambda store: store.apply("k", ADD, 0.3),
-    "give_back": lambda store: store.give_back("k", Step(remove=(GRANT,)), 0.3),
-    "give_back_alone": lambda store: store.give_back_alone("k", GRANT, 0.3),
+    "release": lambda store: store.release("k", Step(remove=(GRANT,)), 0.3),
+    "release_uncontended": lambda store: store.release_uncontended("k", GRANT, 0.3),
     "read": lambda store: store.read("k", GRANT, 0.3),
     "renew": lambda store: store.renew(["k"], Step(renew=(GRANT,)), 0.3),
 }
@@ -225,7 +225,7 @@ def test_what_got_no_answer_is_sent_again_and_granted_once(
     assert entries() == []
 
 
-def test_an_outcome_that_stays_unknown_is_settled(
+def test_an_outcome_that_stays_unknown_is_removed(
     lock: LockMaker,
     other: LockMaker,
     session: Session,
@@ -236,7 +236,7 @@ def test_an_outcome_that_stays_unknown_is_settled(
     failpoint(["findAndModify"], times=2, writeConcernError={"code": 64, "errmsg": "x"})
     with pytest.raises(LockBackendFailed):
         lock(wait=0).acquire()
-    assert eventually(lambda: not session._unsettled, 5)
+    assert eventually(lambda: not session._pending_removals, 5)
     assert entries() == []
     assert other(wait=0).try_acquire()
 
@@ -279,7 +279,7 @@ def test_a_copy_that_arrives_after_a_failed_try_is_refused(
     monkeypatch.setattr(session.store, "apply", hold_up)
     with make_lock(owner):
         assert not make_lock(session).try_acquire()
-        assert eventually(lambda: not session._unsettled)
+        assert eventually(lambda: not session._pending_removals)
     apply(*held_up[0])
     assert entries() == []
 
@@ -292,7 +292,7 @@ def test_a_release_that_got_no_answer_is_given_back_all_the_same(
         mine = lock().acquire()
         failpoint(["update"], times=times, closeConnection=True)
         assert mine.release()
-        assert eventually(lambda: not session._unsettled, 8)
+        assert eventually(lambda: not session._pending_removals, 8)
         assert entries() == []
 
 

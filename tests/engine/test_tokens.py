@@ -129,8 +129,8 @@ def _resume(key: Key) -> None:
     key.add("new", OWNED, remove=("g0",), force=True, resumes=True)
 
 
-def _give_back(key: Key) -> None:
-    assert key.store.give_back("k", Step(remove=("g0",)), TIMEOUT)
+def _release(key: Key) -> None:
+    assert key.store.release("k", Step(remove=("g0",)), TIMEOUT)
 
 
 Act = Callable[[Key], None]
@@ -140,8 +140,8 @@ WAYS: dict[str, tuple[Act, Act]] = {
     "short form": (_free, _take_free),
     "handed over": (_held, _hand_over),
     "resumed": (_held, _resume),
-    "from the queue": (_queued, _give_back),
-    "three readers from the queue": (_readers_queued, _give_back),
+    "from the queue": (_queued, _release),
+    "three readers from the queue": (_readers_queued, _release),
 }
 
 

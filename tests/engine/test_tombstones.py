@@ -125,7 +125,7 @@ def _step_pair(store: MongoStore, key: str) -> float:
     terms = Terms("shared", 9, lease=60, margin=1, waiter_lease=60)
     started = time.perf_counter()
     store.apply(key, Step(ask="reader", add=entry("reader", "s", terms, {})), TIMEOUT)
-    store.give_back(key, Step(remove=("reader",)), TIMEOUT)
+    store.release(key, Step(remove=("reader",)), TIMEOUT)
     return time.perf_counter() - started
 
 
@@ -134,7 +134,7 @@ async def test_tasks_that_are_cancelled(session: Session, other: LockMaker, stor
     """F77, P6: a web server whose clients go away while their commands are on their way: what they leave is bounded."""
 
     def quiet() -> bool:
-        return not (session._unsettled or session._grants)
+        return not (session._pending_removals or session._grants)
 
     async with other(terms=TERMS):
         for _ in range(8):

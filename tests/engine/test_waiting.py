@@ -58,7 +58,11 @@ def nothing_left(*sessions: Session) -> bool:
     """Do the sessions know of nothing any more, neither held nor waited for nor open?"""
     return eventually(
         lambda: (
-            not any(known for s in sessions for known in (s._grants, s._waiting, s._lines, s._unsettled, s._held_here))
+            not any(
+                known
+                for s in sessions
+                for known in (s._grants, s._waiting, s._lines, s._pending_removals, s._held_here)
+            )
         )
     )
 
@@ -826,7 +830,7 @@ def test_another_thread_ends_the_wait(
     time.sleep(0.05)
     cancelled = clock.now()
     waiter.lock.cancel()
-    # While MongoDB is away it cannot be said whether the place in the queue is given up: that is settled later.
+    # While MongoDB is away it cannot be said whether the place in the queue is given up: its removal is tried later.
     ended = LockBackendFailed if phase == "in trouble" else LockCancelled
     assert isinstance(waiter.end().error, ended)
     failpoint([])

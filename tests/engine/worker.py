@@ -251,11 +251,11 @@ class Worker:
             signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
         end = time.monotonic() + 10
-        while session._unsettled and time.monotonic() < end:
+        while session._pending_removals and time.monotonic() < end:
             time.sleep(0.02)
         left = [repr(grant) for grant in session._grants.values()]
         with self.lock("usable"):
-            self.say(hits=hits, left=left, unsettled=len(session._unsettled))
+            self.say(hits=hits, left=left, pending=len(session._pending_removals))
 
 
 if __name__ == "__main__":

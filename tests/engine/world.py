@@ -110,11 +110,11 @@ class Rough(MongoStore):
     def take_free(self, *arguments: Any) -> Any:
         return self.weather.carry(functools.partial(super().take_free, *arguments))
 
-    def give_back(self, *arguments: Any) -> Any:
-        return self.weather.carry(functools.partial(super().give_back, *arguments))
+    def release(self, *arguments: Any) -> Any:
+        return self.weather.carry(functools.partial(super().release, *arguments))
 
-    def give_back_alone(self, *arguments: Any) -> Any:
-        return self.weather.carry(functools.partial(super().give_back_alone, *arguments))
+    def release_uncontended(self, *arguments: Any) -> Any:
+        return self.weather.carry(functools.partial(super().release_uncontended, *arguments))
 
     def read(self, *arguments: Any) -> Any:
         return self.weather.carry(functools.partial(super().read, *arguments))

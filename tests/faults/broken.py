@@ -186,13 +186,13 @@ def _no_deadline(patches: Patches) -> None:
 
 
 def _release_by_key(patches: Patches) -> None:
-    def give_back(self: MongoStore, key: str, _: Step | str, timeout: float) -> bool:
+    def release(self: MongoStore, key: str, _: Step | str, timeout: float) -> bool:
         with pymongo.timeout(timeout):
             nobody: Document = {"$set": {"holders": [], "expires_at": None}}
             return self.collection.update_one({"_id": key}, nobody).matched_count == 1
 
-    patches.set(MongoStore, "give_back", give_back)
-    patches.set(MongoStore, "give_back_alone", give_back)
+    patches.set(MongoStore, "release", release)
+    patches.set(MongoStore, "release_uncontended", release)
 
 
 def _renewal_without_grant(patches: Patches) -> None:
@@ -440,7 +440,7 @@ VARIANTS: Final = {
         ),
         Variant(
             "taken-and-forgotten",
-            "a lock that was taken away is not settled, though an earlier command for it got no answer",
+            "a lock that was taken away is not removed for good, though an earlier command for it got no answer",
             "that command arrives and takes the lock for nobody, for a whole lease",
             "P6, F17",
             "late_command_of_a_lost_lock",

@@ -57,8 +57,8 @@ BUGS: Final = {
     "local read": "a waiter believes in a grant that only the primary has",
     "old news": "a waiter does not ask how old the news of its grant are",
     "counter token": "a document that was purged starts its tokens at 1 again",
-    "no settling": "an unknown outcome is left to itself",
-    "taken and forgotten": "a lock that was taken away is not settled though a command for it is still on its way",
+    "no removal": "an unknown outcome is left to itself",
+    "taken and forgotten": "a lock that was taken away is left to itself though a command for it is still on its way",
     "an old time cuts": "an end further ahead than a whole lease from when the command was parsed is cut to that",
     "late is not noticed": "a command that was parsed before the last writer is judged by its own time",
     "set back is not noticed": "times that were written before the clock was set back are judged by it",
@@ -80,7 +80,7 @@ BUGS: Final = {
 class Client(NamedTuple):
     """One process that wants the lock once.
 
-    phase: idle, asking, waiting, holding, releasing, settling; at the end released, settled or lost.
+    phase: idle, asking, waiting, holding, releasing, removing; at the end released, removed or lost.
     left: of what it believes in, by its own clock: its lease, or its place in the queue. sent: the command that it
     awaits the answer of; since: the ticks since then, by its own clock; parsed: when the server has read it, if it is
     held up there; arrived: has it been carried out, or got lost? reply: the answer, while that is on its way.
@@ -133,7 +133,7 @@ class Answer(NamedTuple):
     worth: int
 
 
-OVER: Final = {phase: Client(phase) for phase in ("released", "settled", "lost")}
+OVER: Final = {phase: Client(phase) for phase in ("released", "removed", "lost")}
 
 
 class Sent(NamedTuple):
@@ -339,8 +339,8 @@ class World:
             yield self._gives_back(state, number, client._replace(left=0, more=0))
         if phase in ("asking", "waiting", "releasing") and not (self.steady or self.calm):
             yield f"{name} gives up, and does not know how it stands", self._give_up(state, number)
-        if phase == "settling" and not client.sent:
-            yield f"{name} settles: takes itself out for good", self._send(state, number, client, "settle")
+        if phase == "removing" and not client.sent:
+            yield f"{name} takes itself out for good", self._send(state, number, client, "ensure removed")
 
     def _begins(self, state: State, number: int, client: Client) -> Move:
         asking = client._replace(phase="asking")
@@ -360,8 +360,8 @@ class World:
         return state.astray(number).put(number, client)
 
     def _give_up(self, state: State, number: int) -> State:
-        """Nobody knows whether the last command took effect or still will: have it settled."""
-        after = OVER["settled"] if self.bug == "no settling" else Client("settling")
+        """Nobody knows whether the last command took effect or still will: have it removed for good."""
+        after = OVER["removed"] if self.bug == "no removal" else Client("removing")
         return state.astray(number).put(number, after)
 
     # What a client hears
@@ -387,8 +387,8 @@ class World:
     def _answered(self, state: State, number: int, client: Client, reply: Reply) -> State:
         answer = Answer(client.sent, reply, self._worth(client, reply))
         client = client.heard
-        if client.phase == "settling":
-            return state.put(number, OVER["settled"])
+        if client.phase == "removing":
+            return state.put(number, OVER["removed"])
         if client.phase == "releasing":
             return state.put(number, OVER["released"]) if reply.found else self._lose(state, number, client)
         if client.phase == "holding":
@@ -421,7 +421,7 @@ class World:
             left = max(client.left, worth)
             return state.put(number, client._replace(phase="waiting", left=left, token=last))
         if kind == "try" and not client.outcome_unknown:
-            return state.put(number, OVER["settled"])
+            return state.put(number, OVER["removed"])
         if kind != "ask" and not reply.state and client.asks:  # its place was over: queue again
             return self._send(state, number, client._replace(phase="asking"), "ask")
         return self._give_up(state, number)  # the answer took longer than the lease, or it is not wanted there
@@ -437,8 +437,8 @@ class World:
 
     def _lose(self, state: State, number: int, client: Client) -> State:
         """It is told that the lock is not its own any more."""
-        settles = client.outcome_unknown and self.bug != "taken and forgotten"
-        return self._give_up(state, number) if settles else state.put(number, OVER["lost"])
+        removes = client.outcome_unknown and self.bug != "taken and forgotten"
+        return self._give_up(state, number) if removes else state.put(number, OVER["lost"])
 
     def _believe(self, state: State, number: int, client: Client, token: int) -> State:
         """From now on it holds the lock, as far as it knows."""
@@ -493,7 +493,7 @@ class World:
             self._see_that_nothing_is_too_long(document, label)
         if document.released is not None and before.released is None:
             state = state._replace(kept=max(0, document.released.left))
-        elif kind == "settle" and before.released is not None and before.released.name == name:
+        elif kind == "ensure removed" and before.released is not None and before.released.name == name:
             state = state._replace(kept=0)
         if given_up:
             yield label, state
@@ -513,7 +513,7 @@ class World:
     @staticmethod
     def _answer(state: State, number: int, reply: Reply) -> State:
         client = state.clients[number]
-        if client.phase in ("releasing", "settling"):  # it wants to know no more than that
+        if client.phase in ("releasing", "removing"):  # it wants to know no more than that
             reply = Reply(found=reply.found)
         since = client.since if reply.whole or client.sent == "look" else 0
         return state.put(number, client._replace(arrived=True, parsed=None, reply=reply, since=since))

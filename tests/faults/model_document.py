@@ -291,7 +291,7 @@ def _step(command: Command, document: Document, rules: Rules) -> Step:
         "release": Step(remove=everybody if rules.bug == "release by key" else (name,), force=not rules.min_hold),
         # Another command that asks for it may still be on its way.
         "release for good": Step(remove=(name,), force=not rules.min_hold, tombstone_ttl=tombstone_ttl),
-        "settle": Step(ask=name, remove=(name,), force=True, tombstone_ttl=tombstone_ttl),
+        "ensure removed": Step(ask=name, remove=(name,), force=True, tombstone_ttl=tombstone_ttl),
         "hand over": Step(ask=next_waiter, add=_asked(next_waiter, rules), remove=(name,), force=True, given=name),
         "force": Step(remove=everybody, force=True),
     }

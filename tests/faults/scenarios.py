@@ -412,7 +412,7 @@ def late_command(stage: Stage) -> list[str]:
     session = stage.session(relayed=True)
     with stage.relay.holding_requests(mentions(f"{session.id}/")) as hold:
         cancel_when(stage.lock(session), hold.caught)
-        assert eventually(lambda: not session._unsettled)
+        assert eventually(lambda: not session._pending_removals)
         before = stage.document()["changes"]
         hold.let_go()
         assert eventually(lambda: stage.document()["changes"] > before)
@@ -431,7 +431,7 @@ def late_command_of_a_lost_lock(stage: Stage) -> list[str]:
         grant.renew_at = clock.now()  # its next beat, which may be 20 s away
         session._heartbeat.see_to(grant.renew_at)
         assert eventually(lambda: lock.lost)
-        assert eventually(lambda: not session._unsettled and grant.id not in session._grants)
+        assert eventually(lambda: not session._pending_removals and grant.id not in session._grants)
         before = stage.document()["changes"]
         hold.let_go()
         assert eventually(lambda: stage.document()["changes"] > before)

@@ -115,7 +115,7 @@ def _wrong_with(document: Document, state: State, world: World) -> Iterator[str]
         if client.phase == "waiting" and client.left and not there and not world.thefts:
             yield f"P5: {name} waits, and is forgotten"
         # A release may be undone by a failover: then the lock lives until its lease ends.
-        if there and (client.phase == "settled" or (client.phase in ("released", "lost") and not world.failovers)):
+        if there and (client.phase == "removed" or (client.phase in ("released", "lost") and not world.failovers)):
             yield f"P6: {name} was {client.phase}, and is there again: an orphan"
 
 

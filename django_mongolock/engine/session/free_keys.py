@@ -23,7 +23,7 @@ class FreeKeys:
         self._left: OrderedDict[str, int] = OrderedDict()
         self._mutex = threading.Lock()
 
-    def given_back(self, key: str) -> None:
+    def released(self, key: str) -> None:
         """It was given back, and was free then."""
         with self._mutex:
             self._left[key] = min(1, self._left.pop(key, 0) + 1)

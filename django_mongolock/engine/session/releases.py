@@ -19,7 +19,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from ..protocol import GiveBack
+from ..protocol import Release
 
 #: How long after a release to look whether there has been a failover, and then again, in seconds.
 LOOK: Final = 2.0
@@ -31,10 +31,10 @@ MOST: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class UnconfirmedRelease:
     """What was sent to give a lock back, which *primary* confirmed it, and when, by the session's clock."""
 
-    again: GiveBack
+    again: Release
     primary: str
     at: float
 
@@ -43,7 +43,7 @@ class Releases:
     """Remembers the releases of a session. May be called from any thread."""
 
     def __init__(self) -> None:
-        self._made: deque[Release] = deque(maxlen=MOST)
+        self._made: deque[UnconfirmedRelease] = deque(maxlen=MOST)
         self._mutex = threading.Lock()
         self._look_at = float("inf")
 
@@ -52,7 +52,7 @@ class Releases:
         """When to look for a failover; infinity if there is no reason to."""
         return self._look_at
 
-    def made(self, release: Release) -> None:
+    def made(self, release: UnconfirmedRelease) -> None:
         """The primary has confirmed it."""
         with self._mutex:
             self._made.append(release)
@@ -64,7 +64,7 @@ class Releases:
             while self._made and self._made[0].primary == primary and self._made[0].at < sent:
                 self._made.popleft()
 
-    def undone(self, primary: str, now: float) -> list[Release]:
+    def undone(self, primary: str, now: float) -> list[UnconfirmedRelease]:
         """Take out those that were made at another primary than *primary*; forget those of this one that are old.
 
         primary: the one of today; empty if there is none, and then nothing can be said yet.

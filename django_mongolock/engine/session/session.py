@@ -23,13 +23,13 @@ from ..protocol import (
     Answer,
     Apply,
     FindDeadlock,
-    GiveBack,
-    GiveBackAlone,
     Granted,
     Pause,
     Protocol,
     QueueNext,
     Read,
+    Release,
+    ReleaseUncontended,
     Turn,
     WaitResult,
 )
@@ -37,7 +37,7 @@ from ..rule import Step
 from ..store import Found, Store
 from .free_keys import FreeKeys
 from .heartbeat import Heartbeat
-from .releases import Release, Releases
+from .releases import Releases, UnconfirmedRelease
 from .wakeups import Listener
 from .worker_threads import WorkerThreads
 
@@ -62,11 +62,11 @@ CROWD: Final = 64
 #: How many seconds a place in a queue takes at least: a hand-over has to be written to the journal.
 FASTEST: Final = 0.002
 
-#: Threads that settle what is not known to have ended: a thousand of them must not keep a command of the program
+#: Threads that remove what is not known to have ended: a thousand of them must not keep a command of the program
 #: waiting.
-SETTLERS: Final = 4
-#: How long to wait before a grant is settled again where that failed, in seconds.
-SETTLE_AGAIN: Final = 1.0
+REMOVERS: Final = 4
+#: How long to wait before a removal that failed is tried again, in seconds.
+REMOVE_AGAIN_AFTER: Final = 1.0
 #: Threads that call `on_lost` and `on_release_requested`.
 CALLERS: Final = 4
 
@@ -76,11 +76,11 @@ Observer = Callable[[str, Grant], object]
 
 
 @dataclass(slots=True)
-class Unsettled:
+class PendingRemoval:
     """A grant that may still stand in the document of its key, and the command that ends it. Times by the session's
     clock."""
 
-    action: Apply | GiveBack
+    action: Apply | Release
     give_up: float
     try_at: float
 
@@ -88,8 +88,8 @@ class Unsettled:
 class Session:
     """What one process has to do with the locks of one store.
 
-    A daemon thread, started with the first grant, renews all grants in bulk, settles unknown outcomes and reports
-    losses. A forked child does not use its parent's session: see `sessions`.
+    A daemon thread, started with the first grant, renews all grants in bulk, removes what has an unknown outcome and
+    reports losses. A forked child does not use its parent's session: see `sessions`.
 
     now: the clock that deadlines are counted by, in seconds. Who moves it calls `wake`.
     """
@@ -114,14 +114,14 @@ class Session:
         self._holding: dict[object, set[str]] = {}
         self._lines: dict[LineKey, OrderedDict[str, Grant]] = {}
         self._held_here: dict[LineKey, Grant] = {}
-        self._unsettled: dict[str, Unsettled] = {}
+        self._pending_removals: dict[str, PendingRemoval] = {}
         self._releases = Releases()
         self._free_keys = FreeKeys()
         self._mutex = threading.Lock()
         self._heartbeat = Heartbeat(self.next_due, self._look_after, self._elsewhere, now)
         self._senders = WorkerThreads(SENDERS, reserved=FOR_RELEASES)
         self._renewers = WorkerThreads(RENEWERS)
-        self._settlers = WorkerThreads(SETTLERS)
+        self._removers = WorkerThreads(REMOVERS)
         #: For callbacks, which may take their time: no command waits for them.
         self._callers = WorkerThreads(CALLERS)
         self._listener = Listener(store, self.id, self._on_news, self._expected, self._look, now=now)
@@ -172,13 +172,13 @@ class Session:
         match action:
             case Apply(key, step):
                 return self._apply(key, step, timeout)
-            case GiveBack(key, step):
-                return self._remember(action, self.store.give_back(key, step, timeout))
-            case GiveBackAlone(key, grant_id):
-                alone = self.store.give_back_alone(key, grant_id, timeout)
-                if alone:
-                    self._free_keys.given_back(key)
-                return self._remember(GiveBack(key, Step(remove=(grant_id,), force=True)), alone)
+            case Release(key, step):
+                return self._remember(action, self.store.release(key, step, timeout))
+            case ReleaseUncontended(key, grant_id):
+                uncontended = self.store.release_uncontended(key, grant_id, timeout)
+                if uncontended:
+                    self._free_keys.released(key)
+                return self._remember(Release(key, Step(remove=(grant_id,), force=True)), uncontended)
             case QueueNext(key, grant_id):
                 return self._queue_next(key, grant_id, timeout)
             case FindDeadlock(key, grant_id):
@@ -264,10 +264,10 @@ class Session:
                 grant.queued = reply.place, answer.now
         return answer
 
-    def _remember(self, again: GiveBack, was_there: bool) -> bool:
+    def _remember(self, again: Release, was_there: bool) -> bool:
         """A lock was given back to the primary: be ready to do it again at the next one. Returns *was_there*."""
         if was_there and not self._closed and (primary := self.store.sent_to()):
-            self._releases.made(Release(again, primary, self.now()))
+            self._releases.made(UnconfirmedRelease(again, primary, self.now()))
             self._heartbeat.see_to(self._releases.look_at)
         return was_there
 
@@ -558,44 +558,44 @@ class Session:
         if self.pid != os.getpid():
             return
         give_up = self.now() + grant.terms.server_lease + protocol.TOMBSTONE_TTL / 1000
-        self._unsettle(grant.id, protocol.settling(grant.key, grant.id), give_up)
+        self._remove_later(grant.id, protocol.removal_for_good(grant.key, grant.id), give_up)
         self._heartbeat.see_to(self.now())
         self.finish(grant)
         self._notify_end(grant)
 
-    def _unsettle(self, grant_id: str, action: Apply | GiveBack, give_up: float) -> None:
+    def _remove_later(self, grant_id: str, action: Apply | Release, give_up: float) -> None:
         """Have *action* sent until it succeeds, or until *give_up*."""
         with self._mutex:
-            self._unsettled[grant_id] = Unsettled(action, give_up, self.now())
+            self._pending_removals[grant_id] = PendingRemoval(action, give_up, self.now())
 
-    def _give_back_again(self) -> None:
+    def _release_again(self) -> None:
         """See whether there was a failover that may have undone what was released."""
         for release in self._releases.undone(self.store.primary(), self.now()):
             log(DEBUG, "released again after a failover", key=release.again.key)
-            self._unsettle(release.again.step.remove[0], release.again, self.now() + protocol.TOMBSTONE_TTL / 1000)
+            self._remove_later(release.again.step.remove[0], release.again, self.now() + protocol.TOMBSTONE_TTL / 1000)
 
-    def _settle(self, grant_id: str) -> None:
+    def _ensure_removed(self, grant_id: str) -> None:
         """Try once to have a grant removed."""
-        unsettled = self._unsettled.get(grant_id)
-        if unsettled is None:
+        pending = self._pending_removals.get(grant_id)
+        if pending is None:
             return
-        key = unsettled.action.key
+        key = pending.action.key
         try:
-            self._send(unsettled.action)
+            self._send(pending.action)
         except Exception as error:  # noqa: BLE001 - it is logged, and nobody else tries again
-            if self.now() < unsettled.give_up:
-                log(DEBUG, "settling postponed", key=key, error=error)
-                unsettled.try_at = self.now() + SETTLE_AGAIN
-                self._heartbeat.see_to(unsettled.try_at)
+            if self.now() < pending.give_up:
+                log(DEBUG, "removal postponed", key=key, error=error)
+                pending.try_at = self.now() + REMOVE_AGAIN_AFTER
+                self._heartbeat.see_to(pending.try_at)
                 return
-            log(WARNING, "settling given up, the lease ends by itself", key=key, error=error)
+            log(WARNING, "removal given up, the lease ends by itself", key=key, error=error)
         else:
-            if isinstance(unsettled.action, GiveBack):
+            if isinstance(pending.action, Release):
                 # This primary has the release, also where there was nothing to do; the majority need not have it yet.
-                self._remember(unsettled.action, was_there=True)
+                self._remember(pending.action, was_there=True)
         with self._mutex:
-            if self._unsettled.get(grant_id) is unsettled:
-                del self._unsettled[grant_id]
+            if self._pending_removals.get(grant_id) is pending:
+                del self._pending_removals[grant_id]
 
     # What is reported of them
 
@@ -669,15 +669,15 @@ class Session:
         """When there is something to do, if nothing comes up before."""
         with self._mutex:
             times = [min(g.renew_at, g.ends_at) if g.renewable else g.ends_at for g in self._grants.values()]
-            times += [unsettled.try_at for unsettled in self._unsettled.values()]
+            times += [pending.try_at for pending in self._pending_removals.values()]
             times += [self._look_at, self._releases.look_at]
         return min(times)
 
     def beat(self) -> None:
-        """Do what is due: report losses, renew, settle."""
+        """Do what is due: report losses, renew, remove."""
         with self._mutex:
             grants = list(self._grants.values())
-            unsettled = list(self._unsettled.items())
+            pending = list(self._pending_removals.items())
         now = self.now()
         if self._look_at <= now:
             self._look_at = float("inf")
@@ -691,12 +691,12 @@ class Session:
                 self._let_go(grant, "its thread has ended")
         for state in (State.HELD, State.WAITING):
             self._renew_due([grant for grant in grants if grant.state is state and grant.renewable], now)
-        for grant_id, open_end in unsettled:
+        for grant_id, open_end in pending:
             if open_end.try_at <= now:
-                under_way = self._settlers.submit(functools.partial(self._settle, grant_id))
-                open_end.try_at = float("inf") if under_way else now + SETTLE_AGAIN
+                under_way = self._removers.submit(functools.partial(self._ensure_removed, grant_id))
+                open_end.try_at = float("inf") if under_way else now + REMOVE_AGAIN_AFTER
         if self._releases.look_at <= now:
-            self._give_back_again()
+            self._release_again()
 
     def _renew_due(self, grants: list[Grant], now: float) -> None:
         """Renew what is late, all of it holders or all of it waiters: nobody's lease waits for somebody's place."""
@@ -794,15 +794,15 @@ class Session:
     # The end
 
     def close(self, timeout: float = 2.0) -> None:
-        """Give back what is held, settle what is open, and close the client."""
+        """Release what is held, remove what is pending, and close the client."""
         self._closed = True
         self._listener.close()
         self._heartbeat.close()
         end = self.now() + timeout
-        self._give_back_again()
+        self._release_again()
         with self._mutex:
             grants = list(self._grants.values())
-            unsettled = list(self._unsettled)
+            pending = list(self._pending_removals)
         self.command_timeout = min(self.command_timeout, timeout)
         for grant in grants:
             if self.now() >= end:
@@ -812,7 +812,7 @@ class Session:
             waits = grant.state is State.WAITING
             if grant.lose(CLOSED):
                 end_it = (
-                    protocol.settle(grant.key, grant.id)
+                    protocol.ensure_removed(grant.key, grant.id)
                     if waits
                     else protocol.release(grant.key, grant.id, stays=grant.terms.min_hold > 0)
                 )
@@ -822,20 +822,20 @@ class Session:
                     log(WARNING, "not released at exit", key=grant.key, error=error)
             self.forget(grant)
             self._notify_end(grant)
-        for grant_id in unsettled:
+        for grant_id in pending:
             if self.now() < end:
-                self._settle(grant_id)
+                self._ensure_removed(grant_id)
         self._look()
         self._senders.close()
         self._renewers.close()
-        self._settlers.close()
+        self._removers.close()
         self._callers.close()
         self.store.close()
 
 
 def _is_release(action: Action) -> bool:
     """Does it let somebody else in? Then it goes before what asks for a lock."""
-    return isinstance(action, GiveBack | GiveBackAlone) or (isinstance(action, Apply) and bool(action.step.remove))
+    return isinstance(action, Release | ReleaseUncontended) or (isinstance(action, Apply) and bool(action.step.remove))
 
 
 def _has_ended(worker: object) -> bool:
