@@ -134,6 +134,15 @@ def test_workflows_run_the_same_pairs() -> None:
     assert set(re.findall(r"python3 dev\.py (\w+)", every)) <= set(known)
 
 
+def test_lint_is_written_down_once() -> None:
+    """tox, the hooks and continuous integration call dev.py, which alone knows the tools."""
+    tox = (ROOT / "tox.ini").read_text()
+    assert re.findall(r"(?m)^commands = (.*lint)$", tox) == ["python dev.py lint"]
+    callers = (".github/workflows/tests.yml", ".pre-commit-config.yaml", ".ci/run")
+    assert all("python3 dev.py lint" in (ROOT / caller).read_text() for caller in callers)
+    assert not re.search(r"mypy|ruff (check|format)", tox)
+
+
 def test_hooks_have_the_tools_of_the_project() -> None:
     """A commit is formatted by the ruff that the lint command checks it with."""
     hooks = re.findall(r'"(ruff[^"]*)"', (ROOT / ".pre-commit-config.yaml").read_text())
