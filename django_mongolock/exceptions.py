@@ -1,4 +1,4 @@
-"""The errors of the library. This module imports nothing else of it.
+"""The errors. Their names say what happened; only their base, `LockError`, ends in Error.
 
 Every error carries its facts as attributes and passes them to ``Exception.__init__``, so that it survives
 pickling: Celery ships errors between processes.
@@ -34,15 +34,15 @@ __all__ = [
 
 
 class LockError(Exception):
-    """Anything that goes wrong with a lock. Wrong arguments are TypeError or ValueError instead."""
+    """The base of all errors of this library. Invalid arguments raise TypeError or ValueError instead."""
 
 
 class LockNotAcquired(LockError):
-    """The lock was not to be had within the time that the caller was ready to wait.
+    """The lock could not be acquired within the wait time.
 
-    key: the lock. waited: seconds spent waiting, 0 for a single try. holder: who has it, in words, or None where nobody
-    could be named. retry_after: seconds until the holder's lease ends if nobody renews it (0 where unknown). template:
-    what the key was made from ("" where unknown). why: the kind of error in a word or two, for statistics.
+    key: the lock. waited: seconds spent waiting, 0 for a single try. holder: who holds it, as text, or None if unknown.
+    retry_after: seconds until the holder's lease ends unless it is renewed (0 if unknown). template: the template of
+    the key ("" if unknown). why: the kind of error in a word or two, for statistics.
     """
 
     template = ""
@@ -57,11 +57,11 @@ class LockNotAcquired(LockError):
 
     def __str__(self) -> str:
         after = f" within {self.waited:.1f} s" if self.waited >= 0.05 else ""
-        return f"lock {self.key!r} was not acquired{after}: held by {self.holder or 'somebody ahead in the queue'}"
+        return f"lock {self.key!r} was not acquired{after}: held by {self.holder or 'a waiter ahead in the queue'}"
 
 
 class LockQueueFull(LockNotAcquired):
-    """As many wait for the lock already as MONGOLOCK["MAX_WAITERS"] allows."""
+    """The queue of the lock is as long as MONGOLOCK["MAX_WAITERS"] allows."""
 
     why = "queue full"
 
@@ -70,7 +70,7 @@ class LockQueueFull(LockNotAcquired):
 
 
 class LockCancelled(LockNotAcquired):
-    """The wait was ended by `MongoLock.cancel`."""
+    """`MongoLock.cancel` ended the wait."""
 
     why = "cancelled"
 
@@ -79,9 +79,9 @@ class LockCancelled(LockNotAcquired):
 
 
 class LockDeadlock(LockNotAcquired):
-    """Those who wait for each other would wait for ever; this is the youngest waiter, and gives up.
+    """The holders wait for one another, which would never end; the youngest waiter of the cycle gets this error.
 
-    cycle: who waits for which key, in words. keys: the locks of the cycle.
+    cycle: who waits for which key, as text. keys: the locks of the cycle.
     """
 
     why = "deadlock"
@@ -93,23 +93,23 @@ class LockDeadlock(LockNotAcquired):
         self.keys = keys
 
     def __str__(self) -> str:
-        return f"lock {self.key!r} would never be acquired, this is a deadlock: {self.cycle}"
+        return f"lock {self.key!r} was not acquired, its wait would never end (deadlock): {self.cycle}"
 
 
 class LockReentry(LockNotAcquired):
-    """This thread or task holds the lock already and would wait for itself."""
+    """This thread or task holds the lock already, so it would wait for itself."""
 
     def __str__(self) -> str:
         return (
             f"lock {self.key!r} is already held by this thread or task, which would wait for itself: "
-            "pass reentrant=True if taking it again is meant"
+            "pass reentrant=True to take it again"
         )
 
 
 class LockLost(LockError):
-    """The lease ended, or the lock was taken away, before the holder gave the lock back.
+    """The lease ended, or the lock was taken away, before the holder released it.
 
-    Work done since may have overlapped with another holder's: check it, or fence it (`fencing_token`).
+    Work done since then may have overlapped with that of another holder: check it, or fence it (`fencing_token`).
     """
 
     def __init__(self, key: str, token: int | None = None, reason: str = "its lease ended") -> None:
@@ -124,25 +124,25 @@ class LockLost(LockError):
 
 class LockTransactionAborted(LockError):
     """MongoDB aborted the transaction of `MongoLock.atomic`: nothing was committed. The lock was still held, so the
-    block may be run again.
+    block may run again.
 
-    Somebody else changed a document that it wrote, such as the lock's own by joining its queue.
+    Another client changed a document that the transaction wrote, such as the lock's own by joining its queue.
     """
 
-    def __init__(self, key: str, token: int | None = None, reason: str = "it met a conflict") -> None:
+    def __init__(self, key: str, token: int | None = None, reason: str = "a write conflict") -> None:
         super().__init__(key, token, reason)
         self.key = key
         self.token = token
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"the transaction under lock {self.key!r} was aborted ({self.reason}), nothing is committed: try again"
+        return f"the transaction under lock {self.key!r} was aborted ({self.reason}), nothing was committed: try again"
 
 
 class StaleToken(LockError):
-    """A write was refused because a later holder of the lock has written since: its fencing token is larger.
+    """A write was refused because a later holder of the lock has already written: its fencing token is larger.
 
-    token: of the write that was refused. newest: what was found. field: where.
+    token: that of the refused write. newest: the token that was found. field: the field that holds it.
     """
 
     def __init__(self, token: int, newest: int | None = None, field: str = "fencing_token") -> None:
@@ -152,18 +152,18 @@ class StaleToken(LockError):
         self.field = field
 
     def __str__(self) -> str:
-        found = "a newer one" if self.newest is None else str(self.newest)
-        return f"the fencing token {self.token} is stale: {self.field} holds {found}, of a later holder of the lock"
+        found = "a newer token" if self.newest is None else str(self.newest)
+        return f"the fencing token {self.token} is stale: {self.field} holds {found} from a later holder of the lock"
 
 
 class LockMisused(LockError):
-    """A lock object was used in a way that its state does not allow, such as acquired twice at once."""
+    """A lock object was used in a way that its state does not allow, such as being acquired twice at once."""
 
 
 class LockBackendFailed(LockError):
-    """MongoDB did not answer, or refused. Whether the command took effect is then unknown to the caller;
-    the library settles it in the background, so that no lock stays behind.
+    """MongoDB did not answer, or refused the command.
 
+    It is then unknown whether the command took effect; the library removes what it may have left, in the background.
     passing: whether trying again may help.
     """
 
@@ -178,7 +178,7 @@ class LockBackendFailed(LockError):
 
 
 class LockDocumentDamaged(LockError):
-    """The document stored under the key is damaged or was not written by this library. It is left as it is."""
+    """The document stored under the key is damaged, or another program wrote it. It is left as it is."""
 
     def __init__(self, key: str, problem: str = "it is not a lock document") -> None:
         super().__init__(key, problem)
@@ -188,12 +188,12 @@ class LockDocumentDamaged(LockError):
     def __str__(self) -> str:
         return (
             f"the document {self.key!r} in the locks collection cannot be used: {self.problem}. "
-            "Look at it in the mongo shell; delete it there if it is not yours to keep"
+            "Inspect it in mongosh, and delete it there if nothing else needs it"
         )
 
 
 class DocumentNotFound(LockError):
-    """There is no such document (any more)."""
+    """The document does not exist, or no longer does."""
 
     def __init__(self, collection: str, id: Any) -> None:  # noqa: A002 - as the document calls it
         super().__init__(collection, id)
@@ -205,7 +205,7 @@ class DocumentNotFound(LockError):
 
 
 class DocumentChanged(LockError):
-    """The document has another version than the one that was given: read it again, and decide again.
+    """The document has another version than the given one: read it again, and decide again.
 
     given, found: the versions.
     """
@@ -218,14 +218,15 @@ class DocumentChanged(LockError):
         self.found = found
 
     def __str__(self) -> str:
-        return f"document {self.id!r} in {self.collection} has version {self.found}, not {self.given}"
+        return f"document {self.id!r} in {self.collection} has version {self.found}, not {self.given}: read it again"
 
 
 class DocumentHeld(LockNotAcquired):
-    """Another flow holds the document.
+    """Another holder has the document.
 
-    holder: which. since: since when, by the server's clock (None: the document does not say). state: what it does.
-    retry_after: seconds until the document is stale, if its holder has died: an advice, `stale_after` at most.
+    holder: its name. since: when it took the document, according to the server's clock (None if unknown). state: the
+    state of the document. retry_after: seconds until the document is stale if its holder has died, at most
+    `stale_after`; a hint.
     """
 
     def __init__(  # noqa: PLR0917 - as they pickle
@@ -252,8 +253,8 @@ class DocumentHeld(LockNotAcquired):
 class DocumentLockLost(LockLost):
     """The document was taken from its holder before the work was finished: it was cleared as stale, or taken over.
 
-    found_holder: who has it now. found_state: its state now. Nothing was written. In a forked child, which holds
-    nothing of its parent's, `reason` says so, and nobody has looked.
+    Nothing was written. found_holder: the holder now. found_state: the state now. In a forked child, which holds
+    nothing of its parent's, both are None and `reason` says so.
     """
 
     def __init__(  # noqa: PLR0917 - as they pickle
@@ -274,13 +275,13 @@ class DocumentLockLost(LockLost):
         self.found_state = found_state
 
     def __str__(self) -> str:
-        now = f"held by {self.found_holder!r}" if self.found_holder else "held by nobody"
-        why = self.args[-1] or f"it is {now} now, its state is {self.found_state!r}"
+        now = f"held by {self.found_holder!r}" if self.found_holder else "free"
+        why = self.args[-1] or f"it is {now} now, in the state {self.found_state!r}"
         return f"document {self.id!r} in {self.collection} was lost by the holder of version {self.version}: {why}"
 
 
 class DocumentDamaged(LockError):
-    """A field of the document that the lock needs is not what it must be. The document is left as it is."""
+    """A field of the document that the lock needs has a wrong value. The document is left as it is."""
 
     def __init__(self, collection: str, id: Any, problem: str) -> None:  # noqa: A002
         super().__init__(collection, id, problem)
@@ -289,11 +290,11 @@ class DocumentDamaged(LockError):
         self.problem = problem
 
     def __str__(self) -> str:
-        return f"document {self.id!r} in {self.collection} cannot be locked: {self.problem}. Set it right first"
+        return f"document {self.id!r} in {self.collection} cannot be locked: {self.problem}. Correct it first"
 
 
 class FencedOff(StaleToken):
-    """A write came too late: a later holder of the lock has written to the document before.
+    """A write came too late: a later holder of the lock has already written to the document.
 
     token: the fencing token of the write. newest: the one in the document.
     """
@@ -307,19 +308,19 @@ class FencedOff(StaleToken):
     def __str__(self) -> str:
         return (
             f"a write to document {self.id!r} in {self.collection} with fencing token {self.token} was refused: "
-            f"token {self.newest} has been there"
+            f"a later holder has written with token {self.newest}"
         )
 
 
 class VersionConflict(LockError):
-    """What was to be written or deleted is not any more what was read: somebody was faster. Nothing was written.
+    """What was to be written or deleted has been changed since it was read. Nothing was written.
 
-    what: the model, or the collection. pk: which of it. read: the version that was read (None: it was never read).
-    stored: the version there is now (None: it is gone, or the database did not say). changed: the fields that
+    what: the model, or the collection. pk: the primary key. read: the version that was read (None: it was never read).
+    stored: the version there is now (None: it was deleted, or the database did not say). changed: the fields that
     differ, each with (the value that was to be written, the stored value); they are not part of the message.
     """
 
-    def __init__(  # noqa: PLR0917 - what is passed by position is what survives pickling
+    def __init__(  # noqa: PLR0917 - as they pickle
         self,
         what: str,
         pk: Any,

@@ -18,7 +18,7 @@ from django.test.utils import TestContextDecorator
 
 from .backends.base import close_backends, get_backend
 from .backends.memory import MemoryLockBackend, forget_servers
-from .conf import MEMORY, get_settings, put_over
+from .conf import MEMORY, get_settings, override
 from .engine.document import check_key
 from .engine.lock import MongoLock
 from .engine.memory_server import MemoryServer, MemorySession
@@ -219,7 +219,7 @@ class override_locks(TestContextDecorator):  # noqa: N801 - a sibling of overrid
 
     def enable(self) -> MemoryLocks:
         """Begin."""
-        self._before = put_over({"BACKEND": MEMORY, **self.values})
+        self._before = override({"BACKEND": MEMORY, **self.values})
         close_backends()
         forget_servers()
         self._locks = MemoryLocks()
@@ -232,7 +232,7 @@ class override_locks(TestContextDecorator):  # noqa: N801 - a sibling of overrid
     def disable(self) -> None:
         """End; what is still held is gone."""
         self._locks._close()
-        put_over(self._before)
+        override(self._before)
         close_backends()
 
 
