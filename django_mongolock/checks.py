@@ -181,20 +181,23 @@ def check_server(
                 "Is it running, and are HOST, USER, PASSWORD and OPTIONS right? mongosh with the same URI shows more.",
             )
         ]
-    return [*_check_replica_set(facts, alias), *_check_database(facts, alias)]
+    return [*_check_rights(facts, alias), *_check_replica_set(facts, alias), *_check_collections(facts, alias)]
 
 
 def _has_wrong_settings() -> bool:
     return any(message.is_serious() for message in check_settings(app_configs=None))
 
 
-def _check_database(facts: ServerFacts, alias: object) -> Iterator[CheckMessage]:
+def _check_rights(facts: ServerFacts, alias: object) -> Iterator[CheckMessage]:
     if facts.missing_rights:
         yield _error(
             "E102",
             f"The user of DATABASES[{alias!r}] lacks rights on the locks: {', '.join(facts.missing_rights)}.",
             "Grant find, insert and update on the collection mongolock_locks of that database.",
         )
+
+
+def _check_collections(facts: ServerFacts, alias: object) -> Iterator[CheckMessage]:
     if facts.missing_indexes:
         yield _warning(
             "W103",
