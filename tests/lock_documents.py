@@ -117,7 +117,7 @@ def document(
         "changes": Int64(3),
         "acquisitions": Int64(41),
         "contended": Int64(7),
-        "lapsed": Int64(1),
+        "expired": Int64(1),
         "waited_ms": Int64(8_400),
         "held_ms": Int64(100_000),
         "longest_wait_ms": Int64(4_100),

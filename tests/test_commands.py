@@ -64,7 +64,7 @@ class TestClear:
     """Stale locks are cleared, and nothing else."""
 
     def test_clears(self, locks: Locks) -> None:
-        """A stale lock is free afterwards, its lapse counted; held and free ones are as they were."""
+        """A stale lock is free afterwards, its end counted as expired; held and free ones are as they were."""
         locks.stale("stale:1", "stale:2")
         locks.held("held")
         locks.free("free")
@@ -74,7 +74,7 @@ class TestClear:
         assert sorted(keys(answer["stale"])) == ["stale:1", "stale:2"]
         assert [locks.read(key) for key in ("held", "free")] == before
         after = locks.read("stale:1")
-        assert (after["holders"], after["expires_at"], after["lapsed"], after["token"]) == ([], None, 2, TOKEN + 50)
+        assert (after["holders"], after["expires_at"], after["expired"], after["token"]) == ([], None, 2, TOKEN + 50)
 
     def test_grants_who_waits(self, locks: Locks) -> None:
         """Whoever waits for a cleared lock gets it in the same update."""

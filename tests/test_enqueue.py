@@ -84,7 +84,7 @@ def test_eager() -> None:
         result, sent = enqueue_once(export, key=key)
         assert (result.get(), sent) == ("done", True)
         assert holders(key) == []
-    assert document(key)["lapsed"] == 0
+    assert document(key)["expired"] == 0
 
 
 def test_revoked() -> None:

@@ -249,7 +249,7 @@ class TestEnqueueOnce:
             with pytest.raises(WorkerLostError):
                 done(result)
         assert eventually(lambda: not holders(key), 90), worker.log.read_text()
-        assert document(key)["lapsed"] == 0  # it was given back, and did not just end
+        assert document(key)["expired"] == 0  # it was given back, and did not just end
         assert len(notes(name)) == (2 if how == "retry" else 1)
         assert enqueue_once(redis_app.tidy, (name,), key=key)[1]
 

@@ -306,7 +306,7 @@ HOLDER_FIELDS: Final[dict[str, type]] = {**WAITER_FIELDS, **GRANTED_FIELDS}
 DOCUMENT_FIELDS: Final[dict[str, type]] = {
     "v": int, "holders": list, "waiters": list, "tombstones": list, "clock": str, "token": Int64, "granted": str,
     "written_at": datetime, "purge_at": datetime, "changes": Int64, "acquisitions": Int64, "contended": Int64,
-    "lapsed": Int64, "waited_ms": Int64, "held_ms": Int64, "longest_wait_ms": Int64, "longest_hold_ms": Int64,
+    "expired": Int64, "waited_ms": Int64, "held_ms": Int64, "longest_wait_ms": Int64, "longest_hold_ms": Int64,
 }  # fmt: skip
 
 

@@ -186,7 +186,7 @@ _ZERO = Int64(0)
 _BLANK: dict[str, Expression] = {
     "_id": "$_id", "v": SCHEMA, "holders": [], "waiters": [], "tombstones": [], "token": _ZERO, "granted": "",
     "clock": "$$c.clock", "written_at": "$$NOW", "cluster_time": "$$op", "purge_at": "$$NOW", "changes": _ZERO,
-    "acquisitions": _ZERO, "contended": _ZERO, "lapsed": _ZERO, "waited_ms": _ZERO, "held_ms": _ZERO,
+    "acquisitions": _ZERO, "contended": _ZERO, "expired": _ZERO, "waited_ms": _ZERO, "held_ms": _ZERO,
     "longest_wait_ms": _ZERO, "longest_hold_ms": _ZERO,
 }  # fmt: skip
 
@@ -388,8 +388,8 @@ def _granted(asks: bool) -> Expression:
     }
 
 
-#: Did its lease end without a release? One that was released and only kept for its minimum hold did not lapse.
-_HAS_LAPSED: Expression = {"$not": [{"$or": [_LIVES, "$$e.released"]}]}
+#: Whether its lease ended without a release. One that was released and only kept for its minimum hold has not expired.
+_HAS_EXPIRED: Expression = {"$not": [{"$or": [_LIVES, "$$e.released"]}]}
 
 
 def _total(field: str, more: Expression) -> Expression:
@@ -428,7 +428,7 @@ def _result(asks: bool, leaves_tombstones: bool) -> dict[str, Expression]:
         "contended": _total("contended", {"$map": {"input": "$$waits", "in": {"$cond": ["$$this", 1, 0]}}}),
         "waited_ms": _total("waited_ms", "$$waits"),
         "longest_wait_ms": {"$max": ["$$doc.longest_wait_ms", {"$max": "$$waits"}]},
-        "lapsed": _total("lapsed", for_each("$$ended", {"$cond": [_HAS_LAPSED, 1, 0]})),
+        "expired": _total("expired", for_each("$$ended", {"$cond": [_HAS_EXPIRED, 1, 0]})),
         "held_ms": _total("held_ms", "$$holds"),
         "longest_hold_ms": {"$max": ["$$doc.longest_hold_ms", {"$max": "$$holds"}]},
         "last_holder": {"$ifNull": [{"$last": "$$ended"}, "$$doc.last_holder"]},

@@ -20,7 +20,7 @@ Document = dict[str, Any]
 Entries = list[Document]
 
 _COUNTERS = (
-    "changes", "acquisitions", "contended", "lapsed", "waited_ms", "held_ms", "longest_wait_ms", "longest_hold_ms",
+    "changes", "acquisitions", "contended", "expired", "waited_ms", "held_ms", "longest_wait_ms", "longest_hold_ms",
 )  # fmt: skip
 
 
@@ -219,7 +219,7 @@ class _Rule:
             "acquisitions": len(granted),
             # Fewer than none as well: a clock was set back meanwhile.
             "contended": sum(wait != 0 for wait in waits),
-            "lapsed": sum(e["until"] <= now and "released" not in e for e in ended),
+            "expired": sum(e["until"] <= now and "released" not in e for e in ended),
             "waited_ms": sum(waits),
             "held_ms": sum(holds),
         }

@@ -82,7 +82,7 @@ def _queue(seen: Seen) -> Json:
 
 
 def _counters(seen: Seen) -> Json:
-    names = ("acquisitions", "contended", "lapsed", "waited_ms", "held_ms", "longest_wait_ms", "longest_hold_ms")
+    names = ("acquisitions", "contended", "expired", "waited_ms", "held_ms", "longest_wait_ms", "longest_hold_ms")
     return {"key": seen.key, "waiting": seen.waiting} | {name: getattr(seen, name) for name in names}
 
 

@@ -130,7 +130,7 @@ def counters(seen: Seen) -> list[tuple[str, str]]:
         (_("longest wait"), duration(seen.longest_wait_ms / 1000) if seen.longest_wait_ms else "–"),
         (_("mean time held"), duration(seen.held_ms / ended / 1000) if ended > 0 else "–"),
         (_("longest time held"), duration(seen.longest_hold_ms / 1000) if seen.longest_hold_ms else "–"),
-        (_("leases that ended without a release"), str(seen.lapsed)),
+        (_("leases that ended without a release"), str(seen.expired)),
         (_("last fencing token"), str(seen.token or "?")),
         (_("document kept until"), moment(seen.purge_at) if seen.purge_at else "?"),
     ]

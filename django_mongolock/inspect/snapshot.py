@@ -56,7 +56,7 @@ class Seen:
     purge_at: datetime | None
     acquisitions: int
     contended: int
-    lapsed: int
+    expired: int
     waited_ms: int
     held_ms: int
     longest_wait_ms: int
@@ -108,7 +108,15 @@ class Entry:
 #: How many locks are read at a time.
 BATCH: Final = 1_000
 
-_COUNTERS: Final = ("acquisitions", "contended", "lapsed", "waited_ms", "held_ms", "longest_wait_ms", "longest_hold_ms")
+_COUNTERS: Final = (
+    "acquisitions",
+    "contended",
+    "expired",
+    "waited_ms",
+    "held_ms",
+    "longest_wait_ms",
+    "longest_hold_ms",
+)
 
 
 def _list(field: str) -> Document:

@@ -93,9 +93,9 @@ class Migration(migrations.Migration):
                     django_mongolock.models.fields.Number(help_text="acquisitions that had to wait", verbose_name="contended"),
                 ),
                 (
-                    "lapsed",
+                    "expired",
                     django_mongolock.models.fields.Number(
-                        help_text="leases that ended without a release", verbose_name="lapsed"
+                        help_text="leases that ended without a release", verbose_name="expired"
                     ),
                 ),
                 (

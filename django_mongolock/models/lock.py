@@ -215,7 +215,7 @@ class Lock(models.Model):
     purge_at = Moment(_("kept until"), help_text=_("when the document may go if nobody uses it"))
     acquisitions = Number(_("acquisitions"))
     contended = Number(_("contended"), help_text=_("acquisitions that had to wait"))
-    lapsed = Number(_("lapsed"), help_text=_("leases that ended without a release"))
+    expired = Number(_("expired"), help_text=_("leases that ended without a release"))
     waited_ms = Number(_("waited"), help_text=_("milliseconds, all acquisitions together"))
     held_ms = Number(_("held"), help_text=_("milliseconds, all grants together"))
     longest_wait_ms = Number(_("longest wait"), help_text=_("milliseconds"))

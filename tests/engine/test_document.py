@@ -51,7 +51,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "changes",
         "acquisitions",
         "contended",
-        "lapsed",
+        "expired",
         "waited_ms",
         "held_ms",
         "longest_wait_ms",

@@ -263,7 +263,7 @@ class Machine(RuleBasedStateMachine):
             moment = Moment(*now_and_election(self.place.server))
             after = apply_rule(before, Step(remove=(removed["grant"],)), self.limits, moment)
             assert after is not None
-            numbers = ("held_ms", "longest_hold_ms", "lapsed")
+            numbers = ("held_ms", "longest_hold_ms", "expired")
             for name in after.keys() - {"purge_at", "clock", "written_at", "cluster_time", *numbers}:
                 assert self.document[name] == after[name], name
 
@@ -439,7 +439,7 @@ def test_the_short_release_does_what_the_whole_one_does(
         assert short[name] >= 7_000
     assert short["last_holder"]["grant"] == whole["last_holder"]["grant"] == "g2"
     assert short["last_holder"].keys() == whole["last_holder"].keys()
-    same = {"v", "changes", "acquisitions", "contended", "lapsed", "waited_ms", "longest_wait_ms", "granted", "clock"}
+    same = {"v", "changes", "acquisitions", "contended", "expired", "waited_ms", "longest_wait_ms", "granted", "clock"}
     assert {name: short[name] for name in same} == {name: whole[name] for name in same}
     assert find_damage(short) is None
 
@@ -816,7 +816,7 @@ def whole(key: str) -> Document:
         "changes",
         "acquisitions",
         "contended",
-        "lapsed",
+        "expired",
         "waited_ms",
         "held_ms",
         "longest_wait_ms",
