@@ -53,8 +53,8 @@ LEAP: Final = 1_000
 MARGIN: Final = 0.1
 LEAST_MARGIN: Final = 1.0
 #: Who finds so many in the queue lives in it so many times as long without renewal, but no longer than a lease.
-FAR: Final = 32
-FAR_TIMES: Final = 3
+LONG_QUEUE: Final = 32
+LONG_QUEUE_FACTOR: Final = 3
 
 
 def check_text(name: str, value: object) -> str:
@@ -133,9 +133,9 @@ class Terms:
 
     lease: how long a grant lives without renewal. margin: the least time by which the server lets it live longer than
     its holder believes; clock_margin: the same as a part of the lease. waiter_lease: how long an entry in the queue
-    lives without renewal, no longer than the lease; one that comes when the queue is long lives `FAR_TIMES` as long.
-    min_hold: how long a grant stays at least, even if it is released before. capacity: how many may hold the key at
-    once, in this mode.
+    lives without renewal, no longer than the lease; one that comes when the queue is long lives `LONG_QUEUE_FACTOR` as
+    long. min_hold: how long a grant stays at least, even if it is released before. capacity: how many may hold the key
+    at once, in this mode.
     """
 
     mode: Mode = "exclusive"

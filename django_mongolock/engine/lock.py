@@ -27,7 +27,7 @@ from .grant import TAKEN, Callback, Grant, OwnerToken, State
 from .logs import WARNING, log
 from .protocol import Protocol
 from .session.session import Session
-from .transaction import Atomic, Pace, is_transient
+from .transaction import Atomic, RetrySchedule, is_transient
 
 T = TypeVar("T")
 
@@ -300,13 +300,13 @@ class MongoLock:
         Other arguments go to `atomic`. *work* may run several times: what it does beside the transaction must stand
         that. limit: seconds after which the last error is raised rather than another attempt made.
         """
-        pace = Pace.until(limit)
+        schedule = RetrySchedule.until(limit)
         while True:
             try:
                 with self.atomic(*args, **kwargs) as session:
                     return work(session)
             except Exception as error:
-                if not is_transient(error) or (pause := pace.next()) is None:
+                if not is_transient(error) or (pause := schedule.next()) is None:
                     raise
                 time.sleep(pause)
 
@@ -314,13 +314,13 @@ class MongoLock:
         self, work: Callable[[Any], Awaitable[T]], /, *args: Any, limit: float = 30.0, **kwargs: Any
     ) -> T:
         """See run_atomic(). *work* is a coroutine function."""
-        pace = Pace.until(limit)
+        schedule = RetrySchedule.until(limit)
         while True:
             try:
                 async with self.atomic(*args, **kwargs) as session:
                     return await work(session)
             except Exception as error:
-                if not is_transient(error) or (pause := pace.next()) is None:
+                if not is_transient(error) or (pause := schedule.next()) is None:
                     raise
                 await asyncio.sleep(pause)
 
@@ -469,7 +469,7 @@ class MongoLock:
             self._facts(),
             whole=not options.auto_renew,
             nested=grant.nested,
-            pace=session.pace(key),
+            seconds_per_place=session.seconds_per_place(key),
         )
         return grant
 

@@ -25,19 +25,19 @@ TOMBSTONE_TTL: Final = 600_000
 #: How long the head of the queue waits after the end of a dead holder's lease before it asks for the lock, in seconds.
 SLACK: Final = 0.005
 #: How long who holds a lock waits for another before it looks for a deadlock, in seconds; then twice as long each time.
-SUSPICION: Final = 1.0
+DEADLOCK_CHECK_AFTER: Final = 1.0
 #: A failure within so many seconds may be a connection that broke; after that, a server that is away.
 PROMPT: Final = 2.0
 #: Bounds of the time between two looks, in seconds.
 SHORTEST_POLL: Final = 0.02
 LONGEST_POLL: Final = 1.0
 #: How long the next in line waits for the lock to be handed over within the process, in seconds.
-INDOORS: Final = 0.5
+LOCAL_HANDOVER_GRACE: Final = 0.5
 #: From which place in the queue on the change stream need not be listened to yet, and for how long, in seconds.
-NEAR: Final = 8
-LONGEST_QUIET: Final = 1.0
+NEAR_HEAD: Final = 8
+LONGEST_STREAM_SKIP: Final = 1.0
 #: How often whoever waits for a former run of the same owner looks whether that has died, in seconds.
-VIGIL: Final = 0.5
+DEAD_OWNER_CHECK: Final = 0.5
 FOREVER: Final = float("inf")
 
 
@@ -97,14 +97,14 @@ class FindDeadlock:
 class Pause:
     """Wait for news of a grant. Outcome: `WaitResult`.
 
-    timer: seconds to wait at most. poll: the same, while nobody listens to the change stream. quiet: for how many
-    seconds no news is expected.
+    timer: seconds to wait at most. poll: the same, while nobody listens to the change stream. skip_stream_for: for how
+    many seconds no news is expected.
     """
 
     grant: str
     timer: float
     poll: float = FOREVER
-    quiet: float = 0.0
+    skip_stream_for: float = 0.0
 
 
 Action = Apply | Release | ReleaseUncontended | Read | QueueNext | FindDeadlock | Pause
@@ -169,8 +169,8 @@ class Acquisition:
     """One acquisition: its key, its id, its terms, and what its entry says besides (see `document.entry`).
 
     facts: who asks, for people. nested: does the caller hold another lock already, so that it may be part of a
-    deadlock? whole: does it need a whole lease from the start, because nobody is going to renew it? pace: how many
-    seconds a place in this queue takes.
+    deadlock? whole: does it need a whole lease from the start, because nobody is going to renew it? seconds_per_place:
+    how many seconds a place in this queue takes.
     """
 
     key: str
@@ -182,7 +182,7 @@ class Acquisition:
     facts: Mapping[str, str | int] = field(default_factory=dict)
     whole: bool = False
     nested: bool = False
-    pace: float = 0.0
+    seconds_per_place: float = 0.0
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -207,23 +207,24 @@ class Acquisition:
         """How many seconds a grant must have left to be used before it is renewed."""
         return FOREVER if self.whole else self.terms.waiter_lease / 4
 
-    def quiet(self, place: int) -> float:
+    def skip_stream_for(self, place: int) -> float:
         """For how many seconds the lock does not come to who has so many ahead: most of what they took last time."""
-        return min(LONGEST_QUIET, max(0, place - NEAR) * self.pace * 0.8)
+        return min(LONGEST_STREAM_SKIP, max(0, place - NEAR_HEAD) * self.seconds_per_place * 0.8)
 
 
 @dataclass(slots=True)
-class Pace:
+class PollSchedule:
     """How often to look while nobody listens, and when to suspect a deadlock, in a wait since *started*. Seconds.
 
     Looking is spread by full jitter under a ceiling. It starts low when somebody has moved up in the queue, lower the
-    nearer to its head, and grows with every fourth look. vigil: how soon to look whether a former run has died.
+    nearer to its head, and grows with every fourth look. dead_owner_check: how soon to look whether a former run has
+    died.
     """
 
     started: float
-    suspicion: float = FOREVER
-    vigil: float = FOREVER
-    doubt: float = SUSPICION
+    deadlock_check_at: float = FOREVER
+    dead_owner_check: float = FOREVER
+    deadlock_check_after: float = DEADLOCK_CHECK_AFTER
     looks: int = 0
     place: int = -1
 
@@ -234,12 +235,12 @@ class Pace:
         ceiling = min(LONGEST_POLL, SHORTEST_POLL * (place + 1) * 2 ** min(self.looks // 4, 16))
         return max(SHORTEST_POLL / 4, random.uniform(0, ceiling))  # noqa: S311 - spreads load, guards nothing
 
-    def suspects(self, now: float) -> bool:
+    def is_deadlock_check_due(self, now: float) -> bool:
         """Is it time to look for a deadlock? Then the next time is twice as far."""
-        if now < self.suspicion:
+        if now < self.deadlock_check_at:
             return False
-        self.doubt *= 2
-        self.suspicion = now + self.doubt
+        self.deadlock_check_after *= 2
+        self.deadlock_check_at = now + self.deadlock_check_after
         return True
 
 
@@ -260,8 +261,10 @@ def acquire(
     Raises LockNotAcquired if it was not granted in time; it is then not in the queue any more. After any other
     error its outcome is unknown: run `ensure_removed`.
     """
-    pace = Pace(now if since is None else since, now + SUSPICION if acquisition.nested else FOREVER)
-    single = now - pace.started if trial else None  # how long that one command takes is no wait
+    schedule = PollSchedule(
+        now if since is None else since, now + DEADLOCK_CHECK_AFTER if acquisition.nested else FOREVER
+    )
+    single = now - schedule.started if trial else None  # how long that one command takes is no wait
     action: Apply | Read = acquisition.enter(trial)
     last_token = 0  # the last in any answer: an answer to another's command may be older than our own
     while True:
@@ -281,14 +284,14 @@ def acquire(
         if reply.former is not None and answer.former == "gone":
             action, answer = acquisition.resume(reply.former.grant, trial), None
             continue
-        _refuse_the_rest(action, reply, now - pace.started if single is None else single)
-        pace.vigil = VIGIL if answer.former == "alive" else FOREVER
+        _refuse_the_rest(action, reply, now - schedule.started if single is None else single)
+        schedule.dead_owner_check = DEAD_OWNER_CHECK if answer.former == "alive" else FOREVER
         answer = None
         if reply.place is None or reply.first_end is None or reply.first_end <= 0:
             # Not in the queue any more, or nobody holds the lock: an update prunes and grants.
             action = acquisition.enter(trial)
             continue
-        result = yield from _wait_for_news(acquisition, reply, deadline, now, pace)
+        result = yield from _wait_for_news(acquisition, reply, deadline, now, schedule)
         now, answer = result.now, result.answer
         # We may have been granted it before, slept through that grant, and queued again: its news are old.
         if result.news is not None and result.news.token > last_token:
@@ -309,18 +312,18 @@ def _refuse_the_rest(action: Apply | Read, reply: Reply, waited: float) -> None:
 
 
 def _wait_for_news(
-    acquisition: Acquisition, reply: Reply, deadline: float, now: float, pace: Pace
+    acquisition: Acquisition, reply: Reply, deadline: float, now: float, schedule: PollSchedule
 ) -> Protocol[WaitResult]:
     """Wait in the queue of the document, where *reply* has shown us. Raises LockDeadlock, LockCancelled."""
     place = reply.place or 0
-    if pace.suspects(now):
-        yield from _refuse_deadlock(acquisition, now - pace.started)
+    if schedule.is_deadlock_check_due(now):
+        yield from _refuse_deadlock(acquisition, now - schedule.started)
     end = (reply.first_end or 0.0) + SLACK if place == 0 else FOREVER
-    timer = max(0.0, min(deadline - now, pace.suspicion - now, end, pace.vigil))
-    result: WaitResult = yield Pause(acquisition.grant, timer, pace.poll(place), acquisition.quiet(place))
+    timer = max(0.0, min(deadline - now, schedule.deadlock_check_at - now, end, schedule.dead_owner_check))
+    result: WaitResult = yield Pause(acquisition.grant, timer, schedule.poll(place), acquisition.skip_stream_for(place))
     if result.cancelled:
         yield from leave(acquisition)
-        raise LockCancelled(acquisition.key, result.now - pace.started, reply.holder)
+        raise LockCancelled(acquisition.key, result.now - schedule.started, reply.holder)
     if result.now >= deadline and result.news is None and result.answer is None:
         yield QueueNext(acquisition.key, acquisition.grant)  # a last try, which leaves the queue
     return result
@@ -377,7 +380,7 @@ def wait_in_line(acquisition: Acquisition, turn: Turn, deadline: float, now: flo
     """
     started, next_since = now, now if turn == "next" else None
     while True:
-        until = deadline if next_since is None else min(deadline, next_since + INDOORS)
+        until = deadline if next_since is None else min(deadline, next_since + LOCAL_HANDOVER_GRACE)
         result: WaitResult = yield Pause(acquisition.grant, max(0.0, until - now))
         now = result.now
         # An answer first: it says where we stand in the queue now, or that we have the lock.
@@ -390,7 +393,7 @@ def wait_in_line(acquisition: Acquisition, turn: Turn, deadline: float, now: flo
         if result.turn == "now" or now >= deadline:
             return result
         if result.turn == "next":
-            if next_since is not None and now >= next_since + INDOORS:
+            if next_since is not None and now >= next_since + LOCAL_HANDOVER_GRACE:
                 return result
             next_since = now if next_since is None else next_since
 

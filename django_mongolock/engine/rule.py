@@ -9,13 +9,13 @@ write seconds later, after commands that it has parsed since. The cluster time, 
 ``$$NOW`` and which never goes back, tells them apart. The document remembers both of its last writer (`written_at`,
 `cluster_time`). A command that was parsed before the last writer is *late*: it is judged by the time of that
 writer. A command that was parsed after it, and whose clock shows an earlier time all the same, tells that the clock
-was set back; then the times in the document are those of a *foreign* clock, as after an election. (The order is
-Lamport's: https://dl.acm.org/doi/10.1145/359545.359563.) So no end is ever brought nearer by a clock alone.
+was set back; then the times in the document are those of another clock, as after an election (`other_primary`). (The
+order is Lamport's: https://dl.acm.org/doi/10.1145/359545.359563.) So no end is ever brought nearer by a clock alone.
 
 In words:
 
 1. A document that is damaged, or not ours, stays exactly as it is (`_VALID`).
-2. *Prune* holders and waiters whose time is over. Where the times in the document are those of a foreign clock, they
+2. *Prune* holders and waiters whose time is over. Where the times in the document are those of another clock, they
    mean nothing to this one: nobody is pruned, and every end is a whole lease from now.
 3. *Remove* the given grants; leave a tombstone for them if asked, so that a command that was held up on its way
    cannot bring them back. A holder with a minimum hold stays until that is over, unless removed by force.
@@ -41,12 +41,12 @@ from bson.raw_bson import RawBSONDocument
 
 from .document import (
     DOCUMENT_FIELDS,
-    FAR,
-    FAR_TIMES,
     GRANTED_FIELDS,
     LAST_CLUSTER_TIME,
     LAST_TOKEN,
     LEAP,
+    LONG_QUEUE,
+    LONG_QUEUE_FACTOR,
     MAX_ENTRIES,
     MAX_HOLDERS,
     MAX_TOMBSTONES,
@@ -199,7 +199,7 @@ def is_late(cluster_time: Expression) -> Expression:
 #: Was the document written by the clock of another primary, or by this one before it was set back? Two commands with
 #: one cluster time were parsed with no write in between, in an order that nobody knows: if this one shows a much later
 #: time, the clock may have been set back after it.
-_IS_FOREIGN: Expression = {
+_IS_OTHER_PRIMARY: Expression = {
     "$or": [
         {"$ne": ["$$doc.clock", "$$c.clock"]},
         {
@@ -220,7 +220,7 @@ _IS_FOREIGN: Expression = {
 #: The time by which the command is judged. A clock that went back by less than a leap stands still for as long.
 _TIME: Expression = {
     "$cond": [
-        "$$foreign",
+        "$$other_primary",
         "$$NOW",
         {"$cond": ["$$late", "$$doc.written_at", {"$max": ["$$NOW", "$$doc.written_at"]}]},
     ]
@@ -234,19 +234,19 @@ def from_now(milliseconds: Expression) -> Expression:
 _LIVES: Expression = {"$gt": ["$$e.until", "$$now"]}
 
 
-def _living(field: str, anew: dict[str, Expression]) -> Expression:
-    """The entries whose time is not over. If the clock is foreign, they begin *anew*."""
+def _live(field: str, renewed: dict[str, Expression]) -> Expression:
+    """The entries whose time is not over. With times of another clock, they get the fields of *renewed* first."""
     entries = f"$$doc.{field}"
-    return only({"$cond": ["$$foreign", for_each(entries, merge("$$e", anew)), entries]}, _LIVES)
+    return only({"$cond": ["$$other_primary", for_each(entries, merge("$$e", renewed)), entries]}, _LIVES)
 
 
 #: Who has released the lock and is only kept for a minimum hold needs no whole lease after an election: nothing breaks
 #: if the clocks differ, while a job that runs once a day would miss a day after every failover.
-_HOLDER_ANEW: dict[str, Expression] = {
+_HOLDER_RENEWED: dict[str, Expression] = {
     "until": {"$min": [from_now("$$e.server_lease"), {"$cond": ["$$e.released", "$$e.until", None]}]}
 }
 #: Who waits has waited for as long as when the document was written last: so the order is kept.
-_WAITER_ANEW: dict[str, Expression] = {
+_WAITER_RENEWED: dict[str, Expression] = {
     "until": from_now("$$e.waiter_lease"),
     "since": {"$subtract": ["$$now", {"$subtract": ["$$doc.written_at", "$$e.since"]}]},
 }
@@ -292,8 +292,8 @@ def _renewed(entries: Expression, length: str, counts: bool = False) -> Expressi
 #: How long the new entry lives without renewal.
 _WAITER_LEASE: Expression = {
     "$cond": [
-        {"$gte": [size("$$queue"), FAR]},
-        {"$min": [{"$multiply": ["$$c.add.waiter_lease", FAR_TIMES]}, "$$c.add.server_lease"]},
+        {"$gte": [size("$$queue"), LONG_QUEUE]},
+        {"$min": [{"$multiply": ["$$c.add.waiter_lease", LONG_QUEUE_FACTOR]}, "$$c.add.server_lease"]},
         "$$c.add.waiter_lease",
     ]
 }
@@ -325,7 +325,7 @@ def _with_new(resumes: bool, arrived: bool) -> Expression:
     # It may stand in the queue already. Where the removed is not there any more, there is nothing to resume; so the
     # second copy of the command changes nothing.
     done = {"$in": ["$$c.add.grant", {"$concatArrays": ["$$kept.grant", "$$doc.tombstones.grant"]}]}
-    is_there = {"$gt": [size({"$setIntersection": ["$$living.grant", "$$c.remove"]}), 0]}
+    is_there = {"$gt": [size({"$setIntersection": ["$$live_holders.grant", "$$c.remove"]}), 0]}
     at_head = {"$concatArrays": [_new_entry(arrived), only("$$queue", {"$not": [_IS_NEW]})]}
     return {"$cond": [{"$and": [is_there, {"$not": [done]}]}, at_head, in_order]}
 
@@ -340,7 +340,7 @@ _MOST: Expression = {
 }
 #: How many fit, counted from the head of the queue: the first that does not fit blocks all behind it. Where those who
 #: use a key do not agree on the number of permits, the smallest of those who then hold it counts.
-_FITTING: Expression = let(
+_GRANT_COUNT: Expression = let(
     {"first": {"$ifNull": [{"$first": "$$kept"}, {"$first": "$$queued"}]}},
     {
         "$indexOfArray": [
@@ -381,7 +381,7 @@ def _granted(asks: bool) -> Expression:
         granted["$mergeObjects"].append({"$cond": [_IS_ASKED, whole, None]})
     return {
         "$map": {
-            "input": {"$range": [0, "$$fitting"]},
+            "input": {"$range": [0, "$$grant_count"]},
             "as": "i",
             "in": let({"e": {"$arrayElemAt": ["$$queued", "$$i"]}}, granted),
         }
@@ -424,7 +424,7 @@ def _result(asks: bool, leaves_tombstones: bool) -> dict[str, Expression]:
         "purge_at": purge_time("$$now", "$$doc.purge_at", "$$expires_at"),
         # So that every command writes: a primary that has lost its majority acknowledges what changes nothing.
         "changes": {"$add": ["$$doc.changes", 1]},
-        "acquisitions": {"$add": ["$$doc.acquisitions", "$$fitting"]},
+        "acquisitions": {"$add": ["$$doc.acquisitions", "$$grant_count"]},
         "contended": _total("contended", {"$map": {"input": "$$waits", "in": {"$cond": ["$$this", 1, 0]}}}),
         "waited_ms": _total("waited_ms", "$$waits"),
         "longest_wait_ms": {"$max": ["$$doc.longest_wait_ms", {"$max": "$$waits"}]},
@@ -457,8 +457,8 @@ def _pipeline(
 ) -> list[RawBSONDocument]:
     """The rule with the parts that such a command needs. Each stage binds variables for those after it."""
     upserts = adds or leaves_tombstones
-    kept: Expression = "$$living"
-    queue: Expression = "$$lining"
+    kept: Expression = "$$live_holders"
+    queue: Expression = "$$live_waiters"
     if removes:
         kept = only(kept, {"$not": [_IS_REMOVED]}) if force else _without_removed(kept)
         queue = only(queue, {"$not": [_IS_REMOVED]})
@@ -468,26 +468,26 @@ def _pipeline(
         is_meant = {"$in": ["$$e.grant", "$$c.request_release_of"]}
         asked = merge("$$e", {"release_requested_by": "$$c.requested_by"})
         kept = for_each(kept, {"$cond": [is_meant, asked, "$$e"]})
-    waiting = {"$slice": ["$$queued", "$$fitting", {"$add": [size("$$queued"), 1]}]}
+    waiting = {"$slice": ["$$queued", "$$grant_count", {"$add": [size("$$queued"), 1]}]}
     stages: list[dict[str, Expression]] = [
         {"doc": {"$cond": [_IS_BLANK, _BLANK, "$$ROOT"]} if upserts else "$$ROOT"},
         {"late": {"$and": [{"$eq": ["$$doc.clock", "$$c.clock"]}, is_late("$$doc.cluster_time")]}},
-        {"foreign": _IS_FOREIGN},
+        {"other_primary": _IS_OTHER_PRIMARY},
         {"now": _TIME},
-        {"living": _living("holders", _HOLDER_ANEW), "lining": _living("waiters", _WAITER_ANEW)},
+        {"live_holders": _live("holders", _HOLDER_RENEWED), "live_waiters": _live("waiters", _WAITER_RENEWED)},
         {"kept": kept, "queue": queue},
         {
             "queued": _with_new(resumes, arrived) if adds else "$$queue",
             # A difference of sets is found in one go; asking of each holder whether it was kept is not.
-            "gone": {"$setDifference": ["$$doc.holders.grant", "$$kept.grant"]},
+            "ended_ids": {"$setDifference": ["$$doc.holders.grant", "$$kept.grant"]},
         },
         # At least the time, so that tokens go on growing when the document was removed, or an older copy brought back.
-        {"fitting": _FITTING, "first_token": {"$max": [{"$add": ["$$doc.token", 1]}, {"$toLong": "$$now"}]}},
+        {"grant_count": _GRANT_COUNT, "first_token": {"$max": [{"$add": ["$$doc.token", 1]}, {"$toLong": "$$now"}]}},
         {"granted": _granted(asks)},
         {
             "holders": {"$concatArrays": ["$$kept", "$$granted"]},
             "waiting": only(waiting, {"$not": [_IS_NEW]}) if trial else waiting,
-            "ended": only("$$doc.holders", {"$in": ["$$e.grant", "$$gone"]}),
+            "ended": only("$$doc.holders", {"$in": ["$$e.grant", "$$ended_ids"]}),
         },
         {
             "expires_at": {"$max": "$$holders.until"},

@@ -13,7 +13,7 @@ from typing import Any
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from .document import FAR, FAR_TIMES, LEAP, MAX_HOLDERS, MAX_TOMBSTONES, SCHEMA
+from .document import LEAP, LONG_QUEUE, LONG_QUEUE_FACTOR, MAX_HOLDERS, MAX_TOMBSTONES, SCHEMA
 from .rule import PURGE_STEP, Limits, Step
 
 Document = dict[str, Any]
@@ -63,13 +63,13 @@ class _Rule:
         same = document["clock"] == moment.clock
         self.late = same and op is not None and before is not None and op < before
         self.cluster_time = before if self.late else op
-        self.foreign = not self.late and self.is_foreign(moment)
+        self.other_primary = not self.late and self.is_other_primary(moment)
         self.clock = moment.clock
         self.now = document["written_at"] if self.late else moment.now
-        if not (self.late or self.foreign):
+        if not (self.late or self.other_primary):
             self.now = max(moment.now, document["written_at"])
 
-    def is_foreign(self, moment: Moment) -> bool:
+    def is_other_primary(self, moment: Moment) -> bool:
         """Was the document written by the clock of another primary, or by this one before it was set?"""
         document, leap = self.document, timedelta(milliseconds=LEAP)
         if document["clock"] != moment.clock:
@@ -82,20 +82,20 @@ class _Rule:
 
     def apply(self) -> Document:
         step, document = self.step, self.document
-        living, lining = self.living_holders(), self.living_waiters()
-        kept = self.renewed(self.without_removed(living), "server_lease")
+        live_holders, live_waiters = self.live_holders(), self.live_waiters()
+        kept = self.renewed(self.without_removed(live_holders), "server_lease")
         asked = {"release_requested_by": step.requested_by}
         kept = [{**e, **asked} if e["grant"] in step.request_release_of else e for e in kept]
-        queue = [e for e in lining if e["grant"] not in step.remove]
+        queue = [e for e in live_waiters if e["grant"] not in step.remove]
         queue = self.renewed(queue, "waiter_lease")
         if step.add is not None:
             done = {e["grant"] for e in (*kept, *document["tombstones"])}
-            resumes = step.resumes and any(e["grant"] in step.remove for e in living)
+            resumes = step.resumes and any(e["grant"] in step.remove for e in live_holders)
             queue = self.with_new(step.add, queue, done, resumes=resumes)
-        fitting = self.fitting(kept, queue)
+        grant_count = self.grant_count(kept, queue)
         first_token = max(document["token"] + 1, _since_1970(self.now))
-        granted = [self.granted(e, first_token + place) for place, e in enumerate(queue[:fitting])]
-        waiting = queue[fitting:]
+        granted = [self.granted(e, first_token + place) for place, e in enumerate(queue[:grant_count])]
+        waiting = queue[grant_count:]
         if step.trial and step.add is not None:
             waiting = [e for e in waiting if e["grant"] != step.add["grant"]]
         stay = {e["grant"] for e in kept}
@@ -109,13 +109,13 @@ class _Rule:
     def after(self, milliseconds: int) -> datetime:
         return self.now + timedelta(milliseconds=milliseconds)
 
-    def living_holders(self) -> Entries:
-        """The holders whose time is not over. If the clock is foreign, each begins a whole lease anew.
+    def live_holders(self) -> Entries:
+        """The holders whose time is not over. With times of another clock, each begins a whole lease again.
 
         One that is only kept for a minimum hold needs no whole lease.
         """
         holders: Entries = self.document["holders"]
-        if self.foreign:
+        if self.other_primary:
             wholes = [self.after(e["server_lease"]) for e in holders]
             holders = [
                 {**e, "until": min(whole, e["until"]) if "released" in e else whole}
@@ -123,10 +123,10 @@ class _Rule:
             ]
         return [e for e in holders if e["until"] > self.now]
 
-    def living_waiters(self) -> Entries:
-        """The waiters whose time is not over. If the clock is foreign, each begins a whole place anew."""
+    def live_waiters(self) -> Entries:
+        """The waiters whose time is not over. With times of another clock, each begins a whole place again."""
         waiters: Entries = self.document["waiters"]
-        if self.foreign:
+        if self.other_primary:
             apart = self.now - self.document["written_at"]
             waiters = [{**e, "until": self.after(e["waiter_lease"]), "since": e["since"] + apart} for e in waiters]
         return [e for e in waiters if e["until"] > self.now]
@@ -166,8 +166,8 @@ class _Rule:
         """
         if new["grant"] in done:
             return queue
-        far = min(new["waiter_lease"] * FAR_TIMES, new["server_lease"])
-        waiter_lease = Int64(far if len(queue) >= FAR else new["waiter_lease"])
+        far = min(new["waiter_lease"] * LONG_QUEUE_FACTOR, new["server_lease"])
+        waiter_lease = Int64(far if len(queue) >= LONG_QUEUE else new["waiter_lease"])
         since = self.now - timedelta(milliseconds=self.step.waited)
         times = {"since": since, "waiter_lease": waiter_lease, "until": self.after(waiter_lease)}
         entry = {**new, **times, "beat": Int64(self.step.beat)}
@@ -184,7 +184,7 @@ class _Rule:
             *(e for e in queue if e["since"] > since),
         ]
 
-    def fitting(self, kept: Entries, queue: Entries) -> int:
+    def grant_count(self, kept: Entries, queue: Entries) -> int:
         """How many fit, counted from the head of the queue; the smallest number of permits counts."""
         mode = next((e["mode"] for e in (*kept, *queue)), None)
         capacity = min((e["capacity"] for e in kept), default=MAX_HOLDERS)

@@ -207,14 +207,14 @@ def _call(call: Any) -> Any:
 
 
 @dataclass(slots=True)
-class Pace:
+class RetrySchedule:
     """When to try a transaction again: at once at first, then later and later, spread by full jitter."""
 
     give_up: float
     attempts: int = 0
 
     @classmethod
-    def until(cls, limit: float) -> Pace:
+    def until(cls, limit: float) -> RetrySchedule:
         return cls(clock.now() + limit)
 
     def next(self) -> float | None:

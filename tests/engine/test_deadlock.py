@@ -14,7 +14,7 @@ from pymongo.collection import Collection
 from django_mongolock.engine import clock, protocol
 from django_mongolock.engine.deadlock import cycles
 from django_mongolock.engine.document import Terms
-from django_mongolock.engine.protocol import Pace
+from django_mongolock.engine.protocol import PollSchedule
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockDeadlock
 from tests.engine.conftest import Commands, Document, LockMaker, make_lock, store_of
@@ -30,7 +30,7 @@ PERMIT = Terms(mode="semaphore", capacity=2, lease=1.0, margin=0.1, waiter_lease
 @pytest.fixture(autouse=True)
 def suspicious(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a deadlock suspected after 0.2 s, so that a test need not wait for it."""
-    monkeypatch.setattr(protocol, "SUSPICION", 0.2)
+    monkeypatch.setattr(protocol, "DEADLOCK_CHECK_AFTER", 0.2)
 
 
 def queue_is(entries: Entries, key: str, length: int) -> bool:
@@ -159,8 +159,10 @@ def test_no_deadlock_is_found_where_there_is_none(
 ) -> None:
     """F45: six threads of two sessions take random locks inside one another, always in one order, and look for a
     deadlock at every chance: none is ever found, and all of them finish."""
-    monkeypatch.setattr(Pace, "suspects", lambda self, now: self.suspicion < protocol.FOREVER)
-    monkeypatch.setattr(protocol, "INDOORS", 0.01)
+    monkeypatch.setattr(
+        PollSchedule, "is_deadlock_check_due", lambda self, now: self.deadlock_check_at < protocol.FOREVER
+    )
+    monkeypatch.setattr(protocol, "LOCAL_HANDOVER_GRACE", 0.01)
     errors: list[BaseException] = []
 
     def work(make: LockMaker, seed: int) -> None:
@@ -189,7 +191,7 @@ def test_cycles_are_listed_once_for_the_admin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """F45: `cycles` finds each deadlock once, whoever is asked, and none among those who merely wait."""
-    monkeypatch.setattr(protocol, "SUSPICION", 1.5)
+    monkeypatch.setattr(protocol, "DEADLOCK_CHECK_AFTER", 1.5)
     parties = ring(in_thread, [lock, other], entries)
     bystander = Waiter(in_thread, lock("key0", wait=20))
     assert eventually(lambda: len(entries("key0")) == 3)

@@ -16,8 +16,8 @@ from django_mongolock.engine.protocol import (
     Apply,
     FindDeadlock,
     Granted,
-    Pace,
     Pause,
+    PollSchedule,
     QueueNext,
     Read,
     Release,
@@ -208,14 +208,14 @@ def test_without_a_limit_it_waits_for_ever() -> None:
 def test_pauses_grow_and_the_head_of_the_queue_looks_soonest(monkeypatch: pytest.MonkeyPatch) -> None:
     """F44: many waiters do not make a storm of commands: pauses grow with time and with the place in the queue."""
     monkeypatch.setattr("django_mongolock.engine.protocol.random.uniform", lambda low, high: high)
-    assert Pace(0).poll(0) == protocol.SHORTEST_POLL
-    assert Pace(0).poll(1) == 2 * Pace(0).poll(0)
-    assert Pace(0).poll(1_000_000) == protocol.LONGEST_POLL
-    pace = Pace(0)
-    polls = [pace.poll(0) for _ in range(40)]
+    assert PollSchedule(0).poll(0) == protocol.SHORTEST_POLL
+    assert PollSchedule(0).poll(1) == 2 * PollSchedule(0).poll(0)
+    assert PollSchedule(0).poll(1_000_000) == protocol.LONGEST_POLL
+    schedule = PollSchedule(0)
+    polls = [schedule.poll(0) for _ in range(40)]
     assert polls == sorted(polls)
     assert polls[-1] == protocol.LONGEST_POLL
-    assert pace.poll(0) > pace.poll(1)
+    assert schedule.poll(0) > schedule.poll(1)
 
 
 def test_the_head_does_not_sleep_past_the_holders_end() -> None:
@@ -336,10 +336,12 @@ def test_uncontended_is_who_was_granted_an_exclusive_lock_with_nobody_behind(
     assert play.result.uncontended is uncontended
 
 
-@pytest.mark.parametrize(("place", "pace", "quiet"), [(0, 9, 0), (8, 9, 0), (108, 0.005, 0.4), (1_000, 9, 1)])
-def test_nobody_listens_for_news_that_cannot_come_yet(place: int, pace: float, quiet: float) -> None:
+@pytest.mark.parametrize(
+    ("place", "seconds_per_place", "skipped"), [(0, 9, 0), (8, 9, 0), (108, 0.005, 0.4), (1_000, 9, 1)]
+)
+def test_nobody_listens_for_news_that_cannot_come_yet(place: int, seconds_per_place: float, skipped: float) -> None:
     """F44: from the ninth place on, for most of the time that so many took last time, and never for long."""
-    assert replace(ACQUISITION, pace=pace).quiet(place) == pytest.approx(quiet)
+    assert replace(ACQUISITION, seconds_per_place=seconds_per_place).skip_stream_for(place) == pytest.approx(skipped)
 
 
 def test_release_extend_and_ensure_removed_are_one_command_each() -> None:
@@ -459,7 +461,7 @@ def test_only_who_holds_a_lock_looks_for_a_deadlock_and_only_the_youngest_dies(f
     play.answer(replace(QUEUED, place=3))
     while not isinstance(play.action, FindDeadlock):
         play.pause() if isinstance(play.action, Pause) else play.answer(replace(QUEUED, place=3))
-    assert play.now == pytest.approx(100 + protocol.SUSPICION, abs=0.2)
+    assert play.now == pytest.approx(100 + protocol.DEADLOCK_CHECK_AFTER, abs=0.2)
     action: Any = play._send(found)
     if dies:
         assert action.step.remove == ("g",)
@@ -495,8 +497,8 @@ def test_who_is_behind_waits_without_a_command() -> None:
 def test_who_is_next_waits_a_moment_for_the_hand_over() -> None:
     """And then queues in the document, where everybody sees it."""
     play = InLine("next")
-    assert play.action.timer == pytest.approx(protocol.INDOORS)
-    play.hear(turn="next", after=protocol.INDOORS)
+    assert play.action.timer == pytest.approx(protocol.LOCAL_HANDOVER_GRACE)
+    play.hear(turn="next", after=protocol.LOCAL_HANDOVER_GRACE)
     assert isinstance(play.result, WaitResult)
     play = InLine("next")
     play.hear(answer=Answer(WHOLE, 1, 2))
@@ -555,7 +557,7 @@ def test_an_owner_waits_for_a_former_grant_whose_process_may_live(fate: Fate) ->
     """F49: it looks again and again only where it would see the process go."""
     play = Play(100, OWNED)
     play.answer(replace(QUEUED, former=FORMER), former=fate)
-    assert (play.action.timer == protocol.VIGIL) == (fate == "alive")
+    assert (play.action.timer == protocol.DEAD_OWNER_CHECK) == (fate == "alive")
     play.pause()
     assert play.action == Read("k", "g", "o")
     play.answer(replace(QUEUED, former=FORMER), former="gone")

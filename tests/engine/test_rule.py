@@ -28,7 +28,7 @@ from pymongo.read_concern import ReadConcern
 
 from django_mongolock.engine.document import (
     DOCUMENT_FIELDS,
-    FAR,
+    LONG_QUEUE,
     UNLIMITED,
     Mode,
     Reply,
@@ -761,10 +761,11 @@ def test_who_comes_when_the_queue_is_long_lives_longer_in_it(store: MongoStore, 
     """F41: its renewals would cost the server most. It lives no longer than a holder would; a renewal keeps that."""
     kept: Store = store if face == "mongodb" else MemoryStore(MemoryServer(), Limits())
     *_, near, far = [
-        kept.apply("k", Step(ask=f"g{number}", add=entry(f"g{number}", "s", TERMS, {})), 5) for number in range(FAR + 2)
+        kept.apply("k", Step(ask=f"g{number}", add=entry(f"g{number}", "s", TERMS, {})), 5)
+        for number in range(LONG_QUEUE + 2)
     ]
     assert near.waiter_lease == TERMS.server_lease_of(TERMS.waiter_lease)
-    assert far.place == FAR
+    assert far.place == LONG_QUEUE
     assert far.waiter_lease == TERMS.server_lease  # three times as long would be more than that
     short = Terms(lease=100, margin=0, waiter_lease=5, clock_margin=0)
     late = kept.apply("k", Step(ask="late", add=entry("late", "s", short, {})), 5)

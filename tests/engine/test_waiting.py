@@ -92,7 +92,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def indoors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is next in line stays there until the lock is handed over, however long the test takes for that."""
-    monkeypatch.setattr(protocol, "INDOORS", 600.0)
+    monkeypatch.setattr(protocol, "LOCAL_HANDOVER_GRACE", 600.0)
 
 
 # The change stream
@@ -172,7 +172,7 @@ def test_a_stream_rests_while_no_news_can_come_and_misses_nothing(
     theirs.release()
     first.let_go().end()
     theirs.acquire()
-    monkeypatch.setattr(protocol.Acquisition, "quiet", lambda *_: 0.6)
+    monkeypatch.setattr(protocol.Acquisition, "skip_stream_for", lambda *_: 0.6)
     time.sleep(0.1)
     commands.clear()
     asked = clock.now()

@@ -282,7 +282,7 @@ def _no_op_as_proof(patches: Patches) -> None:
 
 
 def _old_time_cuts(patches: Patches) -> None:
-    holders = rule._living("holders", rule._HOLDER_ANEW)
+    holders = rule._live("holders", rule._HOLDER_RENEWED)
     no_longer = {"$min": ["$$e.until", after("$$NOW", "$$e.server_lease")]}
     patches.swap(holders, for_each(holders, merge("$$e", {"until": no_longer})))
 
@@ -300,7 +300,7 @@ def _no_clock_stamp(patches: Patches) -> None:
 
 
 def _waiters_never_pruned(patches: Patches) -> None:
-    patches.swap(rule._living("waiters", rule._WAITER_ANEW), "$$doc.waiters")
+    patches.swap(rule._live("waiters", rule._WAITER_RENEWED), "$$doc.waiters")
 
 
 def _newest_first(patches: Patches) -> None:

@@ -120,9 +120,9 @@ def _wrong_with(document: Document, state: State, world: World) -> Iterator[str]
 
 
 def _holds(state: State, name: str) -> bool:
-    foreign = state.majority.clock != state.election
+    other_primary = state.majority.clock != state.election
     holders = [holder for holder in state.majority.holders if holder.name == name and not holder.released]
-    return any(foreign or holder.left > 0 for holder in holders)
+    return any(other_primary or holder.left > 0 for holder in holders)
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class Session:
         self._callers = WorkerThreads(CALLERS)
         self._listener = Listener(store, self.id, self._on_news, self._expected, self._look, now=now)
         self._look_at = float("inf")
-        self._paces: OrderedDict[str, float] = OrderedDict()
+        self._seconds_per_place: OrderedDict[str, float] = OrderedDict()
         self._closed = False
 
     def __repr__(self) -> str:
@@ -312,7 +312,7 @@ class Session:
         if pause.poll == protocol.FOREVER:
             return pause.timer
         grant = self._waiting[pause.grant]
-        grant.listens_from = self.now() + pause.quiet
+        grant.listens_from = self.now() + pause.skip_stream_for
         if not self._listener.want(grant.listens_from):
             self._elsewhere(self._listener.start)
         return pause.timer if self._listener.listening else min(pause.timer, pause.poll)
@@ -353,17 +353,17 @@ class Session:
         for grant in list(self._waiting.values()):
             grant.wakeup.wake()
 
-    def pace(self, key: str) -> float:
+    def seconds_per_place(self, key: str) -> float:
         """How many seconds a place in the queue of *key* took when we last stood there."""
-        return self._paces.get(key, FASTEST)
+        return self._seconds_per_place.get(key, FASTEST)
 
     def _pass(self, grant: Grant, now: float) -> None:
         """Note how fast the queue went that *grant* has stood in."""
         if grant.queued is not None:
             place, since = grant.queued
-            self._paces[grant.key] = (now - since) / (place + 1)
-            while len(self._paces) > CROWD:
-                self._paces.popitem(last=False)
+            self._seconds_per_place[grant.key] = (now - since) / (place + 1)
+            while len(self._seconds_per_place) > CROWD:
+                self._seconds_per_place.popitem(last=False)
 
     def wake(self) -> None:
         """The clock was moved: everybody who sleeps until some time shall look at it again."""
