@@ -606,7 +606,7 @@ class TestDrawing:
         locks.add("had:waited", [entry(23, held_for=30, since=now() - timedelta(seconds=90))])
         shown = [lane.key for lane in admin.get(PAGE).context["lately"].lanes]
         assert shown[:3] == ["had:waited", "waited", "long"]
-        assert len(shown) == lanes.MOST
+        assert len(shown) == lanes.MAX_LANES
 
     def test_hand_over(self, locks: Locks) -> None:
         """Who held it before held it until the next one, who had waited, got it; otherwise nobody knows how long."""

@@ -19,7 +19,7 @@ from django_mongolock import LockBackendFailed, LockDeadlock, MongoLock, mongo_l
 from django_mongolock.backends.base import close_backends, mongo_store
 from django_mongolock.checks import check_server, check_settings
 from django_mongolock.engine import history
-from django_mongolock.engine.history import BATCH, MOST, Happened, History
+from django_mongolock.engine.history import MAX_NOTES, WRITE_BATCH, Happened, History
 from django_mongolock.models import Lock, LockEvent
 from django_mongolock.testing import override_locks
 from tests.lock_documents import Document, Locks
@@ -188,15 +188,15 @@ class TestNobodyWaits:
         store = mongo_store()
         assert store.history is not None
         monkeypatch.setattr(store.history, "_started", True)  # nobody writes them
-        for _ in range(MOST + BATCH):
+        for _ in range(MAX_NOTES + WRITE_BATCH):
             store.history.note("k", Happened.GRANTED, {})
-        assert store.history._notes.qsize() == MOST
+        assert store.history._notes.qsize() == MAX_NOTES
 
     def test_mongodb_away(
         self, kept: Any, connect: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """It is told once, without an error for anybody; the process ends without waiting for long."""
-        monkeypatch.setattr(history, "PAUSE", 0)
+        monkeypatch.setattr(history, "GATHER_SECONDS", 0)
         connect(NOBODY)
         store = mongo_store()
         assert store.history is not None

@@ -29,7 +29,7 @@ else:
 PERMISSION: Final = "django_mongolock.clear_document_lock"
 #: How many documents of one lock the page shows, and one action is about.
 SHOWN: Final = 20
-MOST: Final = 1_000
+MAX_CLEARED_AT_ONCE: Final = 1_000
 
 
 def may_clear(request: HttpRequest) -> bool:
@@ -162,9 +162,9 @@ class DocumentLockAdminMixin(ModelAdmin):
     )
     def clear_stale_documents(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         """Needs no question: the server looks again before it frees one, and whoever works on it is left alone."""
-        keys = list(queryset.values_list("pk", flat=True)[: MOST + 1])
+        keys = list(queryset.values_list("pk", flat=True)[: MAX_CLEARED_AT_ONCE + 1])
         try:
-            swept = self.document_lock.clear_stale(keys[:MOST])
+            swept = self.document_lock.clear_stale(keys[:MAX_CLEARED_AT_ONCE])
         except LockError as error:
             self.message_user(request, str(error), messages.ERROR)
             return
@@ -172,6 +172,6 @@ class DocumentLockAdminMixin(ModelAdmin):
             instance = queryset.model(pk=stuck.id)
             self.log_change(request, instance, _("Freed: it was held by %s for too long.") % stuck.holder)
         tell(request, self.document_lock, swept)
-        if len(keys) > MOST:
+        if len(keys) > MAX_CLEARED_AT_ONCE:
             text = _("Only the first %d of the selected documents were looked at. Do it again for the others.")
-            self.message_user(request, text % MOST, messages.WARNING)
+            self.message_user(request, text % MAX_CLEARED_AT_ONCE, messages.WARNING)

@@ -22,7 +22,7 @@ from ..inspect.snapshot import Entry, Seen, State
 #: Nothing is drawn narrower than this, in percent.
 _NARROWEST: Final = 0.4
 #: How many lanes there are at most.
-MOST: Final = 8
+MAX_LANES: Final = 8
 #: How far back the picture may go: as far as it has to, to show how long those of now have held and waited.
 SPANS: Final = (timedelta(minutes=1), timedelta(minutes=2), LATELY)
 
@@ -71,7 +71,7 @@ def draw(candidates: Iterable[Seen], now: datetime) -> Picture:
     """The picture of those of these locks that were waited for, and held, for longest."""
     told = [(seen, list(stretches(seen))) for seen in candidates]
     recent = [(seen, found) for seen, found in told if any(stretch.end >= now - LATELY for stretch in found)]
-    chosen = sorted(recent, key=lambda each: _weight(each[1], now), reverse=True)[:MOST]
+    chosen = sorted(recent, key=lambda each: _weight(each[1], now), reverse=True)[:MAX_LANES]
     span = _span([stretch for seen, found in chosen if seen.state is not State.STALE for stretch in found], now)
     drawn = (lane(seen, now, span) for seen, _ in chosen)
     return Picture([lane for lane in drawn if lane.marks], span, _ticks(span))

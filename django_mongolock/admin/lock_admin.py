@@ -262,10 +262,10 @@ class LockAdmin(Columns, Pages, ModelAdmin):
             locks = self.read(request, request.POST.getlist(ACTION_CHECKBOX_NAME), holders)
         else:
             locks = self._read(queryset, holders)
-        if len(locks) > release.MOST:
+        if len(locks) > release.MAX_SELECTED:
             text = _("Only the first %d of the selected locks are dealt with. Do it again for the others.")
-            self.message_user(request, text % release.MOST, messages.WARNING)
-        return locks[: release.MOST]
+            self.message_user(request, text % release.MAX_SELECTED, messages.WARNING)
+        return locks[: release.MAX_SELECTED]
 
     def read(self, request: HttpRequest, keys: Sequence[str], holders: int) -> list[Lock]:
         """The locks of these keys, as they are now, with so many of their holders."""
@@ -273,7 +273,7 @@ class LockAdmin(Columns, Pages, ModelAdmin):
 
     def _read(self, queryset: Any, holders: int) -> list[Lock]:
         timeout = get_settings().COMMAND_TIMEOUT
-        return list(queryset.order_by("key").survey(limit=release.MOST + 1, holders=holders, timeout=timeout))
+        return list(queryset.order_by("key").survey(limit=release.MAX_SELECTED + 1, holders=holders, timeout=timeout))
 
     def store(self) -> MongoStore:
         """Where the locks of this project are."""

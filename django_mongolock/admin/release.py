@@ -16,7 +16,7 @@ from ..inspect import operations
 from ..signals import lock_forced, send
 
 #: How many locks one confirmation may be about.
-MOST = 100
+MAX_SELECTED = 100
 
 
 @dataclass
@@ -51,7 +51,7 @@ def read_shown(values: Iterable[str]) -> dict[str, list[int]]:
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
             raise BadRequest("not a lock")
         shown.setdefault(key, []).extend(tokens)
-    if len(shown) > MOST or not all(key.startswith(get_settings().KEY_PREFIX) for key in shown):
+    if len(shown) > MAX_SELECTED or not all(key.startswith(get_settings().KEY_PREFIX) for key in shown):
         raise BadRequest("not a lock of this site, or too many")
     return shown
 

@@ -183,7 +183,7 @@ class DocumentLock(Generic[D]):
         *,
         owner: str | None = None,
         older_than: float = 0.0,
-        batch: int = sweep.BATCH,
+        batch: int = sweep.SWEEP_BATCH,
     ) -> Swept:
         """Set stale documents to the failed state that belongs to their work, held by nobody; a retry job takes it
         from there. Their holders, if they still live, are refused whatever they then write.
@@ -199,7 +199,7 @@ class DocumentLock(Generic[D]):
         *,
         owner: str | None = None,
         older_than: float = 0.0,
-        batch: int = sweep.BATCH,
+        batch: int = sweep.SWEEP_BATCH,
     ) -> Swept:
         """See clear_stale()."""
         return await self._arun(sweep.sweep(self.rules, self._stuck(ids, owner, older_than), batch))

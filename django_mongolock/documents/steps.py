@@ -28,7 +28,7 @@ SENDS: Final = 2
 #: How often somebody asks again who was refused for a reason that was gone when he looked.
 ROUNDS: Final = 3
 #: How many documents one command is about.
-BATCH: Final = 500
+ACQUIRE_BATCH: Final = 500
 
 T = TypeVar("T")
 Call = Callable[[Collection[Document]], Any]
@@ -139,11 +139,11 @@ class Outcome:
 
 
 def acquire_many(target: Target, claim: Claim, versions: Mapping[Any, int]) -> Steps[Outcome]:
-    """Get those of many documents that are to be had, in three commands for each `BATCH`."""
+    """Get those of many documents that are to be had, in three commands for each `ACQUIRE_BATCH`."""
     outcome = Outcome([], {})
     items = list(versions.items())
-    for start in range(0, len(items), BATCH):
-        yield from _acquire_batch(target, claim, dict(items[start : start + BATCH]), outcome)
+    for start in range(0, len(items), ACQUIRE_BATCH):
+        yield from _acquire_batch(target, claim, dict(items[start : start + ACQUIRE_BATCH]), outcome)
     return outcome
 
 

@@ -16,7 +16,7 @@ from .steps import Steps, look_at, send
 from .updates import Document, Stuck
 
 #: How many documents one update frees, unless told otherwise.
-BATCH: Final = 500
+SWEEP_BATCH: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def _read(rules: Rules, document: Document) -> StuckDocument:
     return StuckDocument(seen.id, seen.version, seen.holder, seen.state, failed, seen.since, seen.age)
 
 
-def sweep(rules: Rules, which: Stuck, batch: int = BATCH) -> Steps[Swept]:
+def sweep(rules: Rules, which: Stuck, batch: int = SWEEP_BATCH) -> Steps[Swept]:
     """Set stale documents to the failed state of their work, with nobody holding them."""
     swept = Swept()
     found = yield from find(rules, which)

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 #: How many events wait in memory at most; later ones are lost.
-MOST: Final = 10_000
+MAX_NOTES: Final = 10_000
 #: How many are written at once, and for how many seconds they are gathered.
-BATCH: Final = 1_000
-PAUSE: Final = 1.0
+WRITE_BATCH: Final = 1_000
+GATHER_SECONDS: Final = 1.0
 #: Seconds that one write may take, and that a process which ends may spend on its last one.
-TIMEOUT: Final = 5.0
-LAST: Final = 1.0
+WRITE_TIMEOUT: Final = 5.0
+LAST_WRITE_TIMEOUT: Final = 1.0
 
 INDEXES: Final = (
     IndexModel([("key", 1), ("at", -1), ("_id", -1)], name="mongolock_key"),
@@ -124,7 +124,7 @@ class History:
         self, key: str, what: Happened, entry: Mapping[str, Any], *, at: datetime | None = None, **facts: Any
     ) -> None:
         """Note what happened to *key*, or rather to the holder with that *entry*. Waits for nothing, raises nothing."""
-        if self._closed or self._notes.qsize() >= MOST:
+        if self._closed or self._notes.qsize() >= MAX_NOTES:
             self._lost += 1
             return
         self._notes.put(Note(key, what, self._now(), at, entry, facts))
@@ -134,37 +134,37 @@ class History:
             self._started = self._writer.submit(self._run)
 
     def close(self) -> None:
-        """Write what is left, within `LAST` seconds or so."""
+        """Write what is left, within `LAST_WRITE_TIMEOUT` seconds or so."""
         if self._closed:
             return
         self._closed = True
         self._wakeup.put(False)
         self._writer.close()
-        if self._writing.acquire(timeout=LAST):
+        if self._writing.acquire(timeout=LAST_WRITE_TIMEOUT):
             try:
-                while (batch := self._gather()) and self._write(batch, LAST):
+                while (batch := self._gather()) and self._write(batch, LAST_WRITE_TIMEOUT):
                     pass
             finally:
                 self._writing.release()
 
     def _run(self) -> None:
         while self._wakeup.get():
-            time.sleep(PAUSE)
+            time.sleep(GATHER_SECONDS)
             with self._writing:
                 while batch := self._gather():
                     while not self._write(batch) and not self._closed:
-                        time.sleep(TIMEOUT)
+                        time.sleep(WRITE_TIMEOUT)
 
     def _gather(self) -> dict[ObjectId, Note]:
         """Some that are to be written. They have their names before they are sent: what is sent twice is there once."""
         batch: dict[ObjectId, Note] = {}
         with contextlib.suppress(Empty):
-            while len(batch) < BATCH:
+            while len(batch) < WRITE_BATCH:
                 note = self._notes.get_nowait()
                 batch[ObjectId()] = note
         return batch
 
-    def _write(self, batch: Mapping[ObjectId, Note], timeout: float = TIMEOUT) -> bool:
+    def _write(self, batch: Mapping[ObjectId, Note], timeout: float = WRITE_TIMEOUT) -> bool:
         """Write these; return whether that was worth no other try."""
         try:
             with pymongo.timeout(timeout):

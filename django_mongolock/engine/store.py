@@ -41,11 +41,11 @@ UNNOTICED = WriteConcern(w=1, j=False)
 MAJORITY = WriteConcern(w="majority", j=True)
 
 #: How long the server keeps a read of the change stream open when there is nothing to tell, in milliseconds.
-MOST_AWAIT = 5_000
+STREAM_AWAIT_MS = 5_000
 
 #: The change stream keeps a connection busy all the time, and each command that waits for one delays the renewals.
 #: So however few connections the project allows its own client, in OPTIONS or in the URI, ours may open more.
-LEAST_CONNECTIONS: Final = 50
+MIN_POOL_LIMIT: Final = 50
 
 #: A duplicate key from two upserts that raced (the server repeats them itself, but need not), a limit on time.
 _PASSING = {11000, 262}
@@ -240,7 +240,7 @@ class MongoStore:
         # and costs the server another write. Releases are not sent again by the protocol: see `release`.
         options |= {"server_selector": self._clock.select, "retryWrites": True, "tz_aware": True}
         if most := options.get("maxPoolSize", MAX_POOL_SIZE):  # 0 or None: as many as may be needed
-            options["maxPoolSize"] = max(LEAST_CONNECTIONS, most)
+            options["maxPoolSize"] = max(MIN_POOL_LIMIT, most)
         return options
 
     @cached_property
@@ -449,7 +449,7 @@ class MongoStore:
             {"$project": {"updateDescription.updatedFields.granted": 1, "fullDocument.granted": 1}},
         ]
         self.is_journaled = confirms_by_journal(self.client)
-        return self.collection.watch(pipeline, max_await_time_ms=MOST_AWAIT)
+        return self.collection.watch(pipeline, max_await_time_ms=STREAM_AWAIT_MS)
 
     def diagnose(self, key: str, timeout: float = 5.0) -> None:
         """Raise LockDocumentDamaged if the document of *key* cannot be used, as far as it can be read."""

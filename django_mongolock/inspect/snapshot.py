@@ -106,7 +106,7 @@ class Entry:
 
 
 #: How many locks are read at a time.
-BATCH: Final = 1_000
+READ_BATCH: Final = 1_000
 
 _COUNTERS: Final = (
     "acquisitions",
@@ -174,13 +174,13 @@ def survey(
     stages.append({"$project": _projection(bounds.get("holders", 3), bounds.get("waiters", 1))})
     with store.bounded(timeout):
         # One more than is wanted: the server then closes the cursor with the first batch.
-        cursor = store.latest.aggregate(stages, batchSize=min(limit or BATCH, BATCH) + 1)
+        cursor = store.latest.aggregate(stages, batchSize=min(limit or READ_BATCH, READ_BATCH) + 1)
     with cursor:
         while True:
             with store.bounded(timeout):
-                batch = list(islice(cursor, BATCH))
+                batch = list(islice(cursor, READ_BATCH))
             yield from map(read, batch)
-            if len(batch) < BATCH:
+            if len(batch) < READ_BATCH:
                 return
 
 

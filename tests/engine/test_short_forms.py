@@ -11,7 +11,7 @@ import pytest
 from pymongo.errors import AutoReconnect
 
 from django_mongolock.engine import fast_path
-from django_mongolock.engine.session.free_keys import MOST, PENALTY, FreeKeys
+from django_mongolock.engine.session.free_keys import MAX_KEYS, PENALTY, FreeKeys
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockDocumentDamaged, LockNotAcquired
 from tests.engine.conftest import Commands, Document, LockMaker, store_of
@@ -164,8 +164,8 @@ def test_after_a_wrong_guess_there_is_none_for_a_while() -> None:
 
 def test_those_that_were_given_back_last_are_remembered() -> None:
     keys = FreeKeys()
-    for number in range(MOST + 1):
+    for number in range(MAX_KEYS + 1):
         keys.released(f"k{number}")
     assert not keys.guess("k0")
     assert keys.guess("k1")
-    assert keys.guess(f"k{MOST}")
+    assert keys.guess(f"k{MAX_KEYS}")

@@ -86,7 +86,7 @@ def queued(
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """A change stream whose reads come back soon, so that it soon notices what the test does to it."""
-    monkeypatch.setattr(store, "MOST_AWAIT", 500)
+    monkeypatch.setattr(store, "STREAM_AWAIT_MS", 500)
 
 
 @pytest.fixture

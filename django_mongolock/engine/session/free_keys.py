@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import Final
 
 #: How many keys are remembered: those that were given back last.
-MOST: Final = 10_000
+MAX_KEYS: Final = 10_000
 #: After a wrong guess, none is made for so many releases: where others use the key as well, it would cost a command.
 PENALTY: Final = 8
 
@@ -27,7 +27,7 @@ class FreeKeys:
         """It was given back, and was free then."""
         with self._mutex:
             self._left[key] = min(1, self._left.pop(key, 0) + 1)
-            while len(self._left) > MOST:
+            while len(self._left) > MAX_KEYS:
                 self._left.popitem(last=False)
 
     def guess(self, key: str) -> bool:

@@ -27,7 +27,7 @@ LOOK: Final = 2.0
 #: majority has left behind knows it sooner.
 LONGEST: Final = 60.0
 #: How many are remembered at most.
-MOST: Final = 10_000
+MAX_RELEASES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Releases:
     """Remembers the releases of a session. May be called from any thread."""
 
     def __init__(self) -> None:
-        self._made: deque[UnconfirmedRelease] = deque(maxlen=MOST)
+        self._made: deque[UnconfirmedRelease] = deque(maxlen=MAX_RELEASES)
         self._mutex = threading.Lock()
         self._look_at = float("inf")
 

@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 #: How many keys one renewal takes. One that did not get through is made again key by key: so a document that cannot be
 #: written costs the others of its process no more than the time of one command.
-BATCH: Final = 1_000
+RENEWAL_BATCH: Final = 1_000
 #: Threads that send renewals, each a batch at a time.
 RENEWERS: Final = 8
 #: Threads that send commands for coroutines and for the main thread, and how many of them are kept for releases.
@@ -707,8 +707,8 @@ class Session:
         soon = now + min(grant.length / 3 for grant in late)
         due = [grant for grant in grants if grant.renew_at <= soon and not grant.failures]
         due.sort(key=lambda grant: grant.key)
-        for start in range(0, len(due), BATCH):
-            self._have_renewed(due[start : start + BATCH])
+        for start in range(0, len(due), RENEWAL_BATCH):
+            self._have_renewed(due[start : start + RENEWAL_BATCH])
         for grant in late:
             if grant.failures:
                 self._have_renewed([grant])
