@@ -11,6 +11,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from pytest_django import Settings
 
 from django_mongolock import checks, mongo_lock
 from django_mongolock.backends.base import close_backends, get_backend, mongo_store
-from django_mongolock.documents import registry
+from django_mongolock.documents import declared
+from django_mongolock.documents.document_lock import declare, undeclare
 from django_mongolock.engine.indexes import ensure_indexes
 from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.models import Lock
@@ -221,10 +223,12 @@ class TestRights:
 
     @pytest.mark.parametrize("user", ["mongolock", "least"])
     def test_the_least_rights_are_enough(
-        self, login: Connect, root: Any, user: str, monkeypatch: pytest.MonkeyPatch
+        self, login: Connect, root: Any, user: str, request: pytest.FixtureRequest
     ) -> None:
         """Taking, renewing, waiting, shared, asking, forcing, clearing, the admin and the commands."""
-        monkeypatch.setattr(registry, "_declared", {})  # documents need rights of their own
+        for document_lock in declared():  # documents need rights of their own
+            undeclare(document_lock)
+            request.addfinalizer(partial(declare, document_lock))
         login(user)
         with mongo_lock("k", lease=6, label="nightly") as lock:
             assert eventually(lambda: lock.remaining < 4.8, 8)

@@ -30,7 +30,7 @@ from django_mongolock import (
     VersionConflict,
     mongo_lock,
 )
-from django_mongolock.documents import registry
+from django_mongolock.documents.document_lock import undeclare
 from testproject.mongo import database
 from testproject.rates.models import Rate
 from testproject.servers import Redis
@@ -309,7 +309,7 @@ class TestDocuments:
             assert eventually(lambda: lock.clear_stale().cleared)
             lock.acquire((1, collection.find_one()["documentVersion"])).finish()
         finally:
-            registry.forget(lock)
+            undeclare(lock)
 
     @isolate_apps("testproject.rates")
     def test_somebody_comes_between_looking_and_saving(self, recipes: SimpleNamespace) -> None:

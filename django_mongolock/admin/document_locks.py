@@ -13,8 +13,8 @@ from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpR
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..documents import DocumentLock, StuckDocument, declared
-from ..documents.registry import find
+from ..documents import DocumentLock, StaleDocument, declared
+from ..documents.document_lock import find_lock
 from ..documents.sweep import Swept, as_rows
 from ..engine.logs import INFO, log
 from ..exceptions import LockBackendFailed, LockError
@@ -42,8 +42,8 @@ class Row:
     """The documents of one lock, as far as the page shows them. error: why they could not be looked at."""
 
     lock: DocumentLock[Any]
-    stale: list[StuckDocument]
-    damaged: list[StuckDocument]
+    stale: list[StaleDocument]
+    damaged: list[StaleDocument]
     more: bool
     error: LockError | None = None
 
@@ -103,7 +103,7 @@ def view(admin: LockAdmin, request: HttpRequest) -> HttpResponse:
 
 def _clear(request: HttpRequest, *, for_programs: bool) -> HttpResponse:
     try:
-        lock = find(request.POST.get("lock", ""))
+        lock = find_lock(request.POST.get("lock", ""))
     except LookupError:
         raise BadRequest("no such document lock") from None
     swept = lock.clear_stale()

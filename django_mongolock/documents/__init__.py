@@ -1,17 +1,16 @@
 """Locks kept inside business documents, and writes that fencing tokens guard."""
 
-from .document_lock import DocumentLock, Hold
+from .document_lock import DocumentLock, Hold, declared
 from .fencing import afenced_write, fenced_write
 from .holding import Batch, HeldDocument
-from .registry import declared
-from .sweep import StuckDocument, Swept
+from .sweep import StaleDocument, Swept
 
 __all__ = [
     "Batch",
     "DocumentLock",
     "HeldDocument",
     "Hold",
-    "StuckDocument",
+    "StaleDocument",
     "Swept",
     "afenced_write",
     "declared",

@@ -14,7 +14,7 @@ from . import updates
 from .rules import LAST_VERSION, check_changes, check_path, check_version
 from .sender import Sender
 from .source import Place, Source, make_source
-from .steps import Steps, dig, send
+from .steps import Steps, get_path, send
 from .updates import Document
 
 FIELD: Final = "fencingToken"
@@ -68,7 +68,7 @@ def _prepare(
 
 
 def _write(source: Source, id_: Any, token: int, column: str, changes: Mapping[str, Any]) -> Steps[Any]:
-    query = updates.fenced(column, id_, token)
+    query = {"_id": {"$eq": id_}, "$expr": updates.may_write(column, token)}
     update = [{"$set": {**updates.literals(changes), column: updates.literal(token)}}]
 
     def write(collection: Collection[Document]) -> Any:
@@ -84,7 +84,7 @@ def _write(source: Source, id_: Any, token: int, column: str, changes: Mapping[s
     found = yield from send(look)
     if found is None:
         raise DocumentNotFound(source.name, id_)
-    latest = dig(found, column)
+    latest = get_path(found, column)
     if isinstance(latest, bool) or not isinstance(latest, int) or latest >= LAST_VERSION:
         raise DocumentDamaged(source.name, id_, f"its field {column!r} is {type(latest).__name__}, not a token")
     raise FencedOff(source.name, id_, token, latest)

@@ -1,4 +1,4 @@
-"""What a flow has of a document that it holds: the document as it is under the lock, and what may be done to it."""
+"""A document that a flow holds: as it is under the lock, and what may be done to it."""
 
 from __future__ import annotations
 
@@ -20,131 +20,123 @@ from ..exceptions import (
     LockMisused,
 )
 from . import updates
-from .rules import LAST_VERSION, Rules
+from .context import Context
+from .rules import LAST_VERSION
 from .sender import Sender
-from .source import Source
-from .steps import Later, Send, Steps, Target, aware, dig, look_at, send
-from .updates import Claim, Document
+from .steps import Steps, aware, get_path, read_state, send
+from .updates import Acquisition, Document
 
 D = TypeVar("D")
 
-#: How the work on a document ended that was taken away.
+#: How the work on a document ended that was lost.
 LOST: Final = "lost"
-#: Why a child has lost what its parent held when it was forked.
+#: Why a forked child has lost what its parent holds.
 FORKED: Final = "a forked child does not hold its parent's documents"
 
 
-class Desk:
-    """What a held document needs of its lock: where it is, by which rules, and who sends the commands."""
-
-    def __init__(self, source: Source, rules: Rules, sender: Sender) -> None:
-        self.source = source
-        self.rules = rules
-        self.sender = sender
-        self.target = Target(source.name, rules)
-
-
 class HeldDocument(Generic[D]):
-    """A document that this flow holds, until it says how the work ended. As a block it says so by itself.
+    """A document that this flow holds, until the flow says how the work ended; the end of a block says so by itself.
 
-    Nobody else who goes by the same lock starts work on the document meanwhile, unless it is taken away: it gets stale
+    No other flow that uses the lock starts work on the document meanwhile, unless it is lost: it becomes stale
     `stale_after` seconds after the acquisition (see `remaining` and `renew`), and the same `owner` may take it over.
-    Whoever lost it may still believe to have it; what it then writes through this object is refused. It belongs to the
-    process that acquired it: in a forked child it is lost, and leaving the block does nothing.
+    A holder that has lost it may not know yet; what it then writes through this object is refused. The document
+    belongs to the process that acquired it: in a forked child it is lost, and leaving the block does nothing.
     """
 
-    def __init__(self, desk: Desk, claim: Claim, document: Document, final: str | None, sent: float) -> None:
-        fields = desk.rules.fields
-        #: The document as it was when it was granted, or after the last `update`; raw, as MongoDB has it.
+    def __init__(
+        self, context: Context, acquisition: Acquisition, document: Document, final: str | None, sent: float
+    ) -> None:
+        fields = context.rules.fields
+        #: The document as it was granted, or after the last `update`; raw, as MongoDB has it.
         self.document = document
         self.id: Any = document["_id"]
-        self.owner = claim.owner
-        self.pending: str = dig(document, fields.state)
-        #: Grows with every acquisition and every change: what an external service can compare.
-        self.version: int = int(dig(document, fields.version))
-        #: Since when, by the server's clock: for people.
-        self.since = aware(dig(document, fields.time))
+        self.owner = acquisition.owner
+        self.pending: str = get_path(document, fields.state)
+        #: Grows with every acquisition and every change; an external service can compare it.
+        self.version: int = int(get_path(document, fields.version))
+        #: Since when it is held, for people: by the server's clock.
+        self.since = aware(get_path(document, fields.time))
         #: The state in which the block ends if nothing goes wrong.
         self.final = final
         self._ended: str | None = None
         self._read: Document | None = None
         self._instance: Any = None
-        self._desk = desk
-        #: The ids that may stand in the document: the one that is known to, and those whose fate is not known.
-        self._attempts = [claim.attempt]
-        # By the local clock: from before the command was sent that is known, by its id, to have set the time.
-        self._deadline = sent + desk.rules.stale_after
+        self._context = context
+        #: The ids that may stand in the document: the last one known, and those of writes whose outcome is unknown.
+        self._attempts = [acquisition.attempt]
+        # By the local clock, counted from before the command was sent that is known, by its id, to have set the time.
+        self._deadline = sent + context.rules.stale_after
 
     def __repr__(self) -> str:
         how = self.ended or f"{self.pending}, {self.remaining:.1f} s left"
-        return f"<HeldDocument {self._desk.source.name} {self.id!r}, version {self.version}, {how}>"
+        return f"<HeldDocument {self._context.name} {self.id!r}, version {self.version}, {how}>"
 
     @property
     def instance(self) -> D:
         """The document as an instance of the model, made of what the server returned with the grant.
 
-        Do not `save()` all of it: that writes the lock's own fields as well. See `update`.
+        Use `update` to change it: `save()` would write the fields of the lock as well.
         """
         if self._read is not self.document:
-            self._read, self._instance = self.document, self._desk.source.instance(self.document)
+            self._read, self._instance = self.document, self._context.source.instance(self.document)
         made: D = self._instance
         return made
 
     @property
     def ended(self) -> str | None:
         """How it ended; None while it is held."""
-        return LOST if self._desk.sender.forked else self._ended
+        return LOST if self._context.sender.forked else self._ended
 
     @property
     def remaining(self) -> float:
-        """Seconds for which it is not stale at any rate; 0 when it has ended. By the local clock, counted from before
-        the command was sent; what judges it is the server's, which must not be set forward meanwhile."""
+        """Seconds until it may be stale; 0 when it has ended. By the local clock, counted from before the command was
+        sent. The server judges by its own clock, which must not be set forward meanwhile."""
         return 0.0 if self.ended is not None else max(0.0, self._deadline - clock.now())
 
     # What may be done to it
 
     def finish(self, final: str | None = None, changes: Mapping[str, Any] | None = None) -> None:
-        """Set the final state, write *changes*, and let go, in one update.
+        """Set the final state, write *changes*, and release the document, in one update.
 
-        final: None: the one that was named before, or the only one there is. Raises DocumentLockLost if it was taken
-        away; DocumentChanged if somebody raised the version meanwhile: it is still held then, so `fail` it, or have
+        final: None: the one that was named before, or the only one there is. Raises DocumentLockLost; or
+        DocumentChanged if a writer without the lock raised the version: it is still held then, so `fail` it, or let
         the block do so. Nothing is written in both cases.
         """
-        self._desk.sender.run(self._finish(final, changes or {}))
+        self._context.sender.run(self._finish(final, changes or {}))
 
     async def afinish(self, final: str | None = None, changes: Mapping[str, Any] | None = None) -> None:
         """See finish()."""
-        await self._desk.sender.arun(self._finish(final, changes or {}))
+        await self._context.sender.arun(self._finish(final, changes or {}))
 
     def fail(self) -> bool:
-        """Set the failed state that belongs to the pending one, and let go, also where somebody raised the version.
+        """Set the failed state that belongs to the pending one, and release the document, whatever its version is.
 
-        Returns whether it was still ours.
+        Returns whether it was still held.
         """
-        return self._desk.sender.run(self._fail())
+        return self._context.sender.run(self._fail())
 
     async def afail(self) -> bool:
         """See fail()."""
-        return await self._desk.sender.arun(self._fail())
+        return await self._context.sender.arun(self._fail())
 
     def update(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> D:
-        """Write changes to the document and raise its version, if it is still ours; return it as it is then.
+        """Write changes to the document and raise its version, if it is still held; return it as it is then.
 
         Raises DocumentLockLost, DocumentChanged, LockBackendFailed.
         """
-        return self._desk.sender.run(self._update({**(changes or {}), **more}))
+        return self._context.sender.run(self._update({**(changes or {}), **more}))
 
     async def aupdate(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> D:
         """See update()."""
-        return await self._desk.sender.arun(self._update({**(changes or {}), **more}))
+        return await self._context.sender.arun(self._update({**(changes or {}), **more}))
 
     def renew(self) -> None:
-        """Start the time anew after which the document is stale. Raises DocumentLockLost, DocumentChanged."""
-        self._desk.sender.run(self._renew())
+        """Count `stale_after` from now. Raises DocumentLockLost, DocumentChanged."""
+        self._context.sender.run(self._renew())
 
     async def arenew(self) -> None:
         """See renew()."""
-        await self._desk.sender.arun(self._renew())
+        await self._context.sender.arun(self._renew())
 
     # As a block
 
@@ -155,7 +147,7 @@ class HeldDocument(Generic[D]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._desk.sender.run(self.leave(error))
+        self._context.sender.run(self.leave(error))
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -163,10 +155,10 @@ class HeldDocument(Generic[D]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._desk.sender.arun(self.leave(error))
+        await self._context.sender.arun(self.leave(error))
 
     def leave(self, error: BaseException | None) -> Steps[None]:
-        """The end of the block: final, or failed after an error, which is never hidden by one of ours."""
+        """End the block: final, or failed after an error, which is never hidden by one of ours."""
         if self.ended is not None:
             return
         if error is None:
@@ -174,32 +166,32 @@ class HeldDocument(Generic[D]):
                 yield from self._finish(None, {})
             except BaseException:
                 if self.ended is None:
-                    yield from self._give_up()
+                    yield from self._fail_quietly()
                 raise
         else:
-            yield from self._give_up()
+            yield from self._fail_quietly()
 
-    def _give_up(self) -> Steps[None]:
+    def _fail_quietly(self) -> Steps[None]:
         try:
             if not (yield from self._fail()):
-                log(WARNING, "document lost before its work failed", document=self.id, place=self._desk.source.name)
+                log(WARNING, "document lost before its work failed", document=self.id, place=self._context.name)
         except LockError as problem:
-            facts = {"document": self.id, "place": self._desk.source.name, "error": problem}
-            log(WARNING, "document not let go", **facts)
+            facts = {"document": self.id, "place": self._context.name, "error": problem}
+            log(WARNING, "document not released", **facts)
 
     # How
 
     def _finish(self, final: str | None, changes: Mapping[str, Any]) -> Steps[None]:
         self._check()
-        state = self._desk.rules.check_final(final if final is not None else self.final)
-        made = self._changes(changes)
-        let_go = updates.letting_go(self._desk.rules, updates.literal(state))
-        yield from self._write(made, let_go)
+        state = self._context.rules.check_final(final if final is not None else self.final)
+        made = self._context.check_changes(changes)
+        release = updates.releasing(self._context.rules, updates.literal(state))
+        yield from self._write(made, release)
         self._ended = state
 
     def _update(self, changes: Mapping[str, Any]) -> Steps[D]:
         self._check()
-        made = self._changes(changes)
+        made = self._context.check_changes(changes)
         if not made:
             raise TypeError("update() needs something to write")
         yield from self._write(made, {})
@@ -208,28 +200,33 @@ class HeldDocument(Generic[D]):
     def _renew(self) -> Steps[None]:
         self._check()
         sent = clock.now()
-        yield from self._write({}, {self._desk.rules.fields.time: "$$NOW"})
-        self._deadline = sent + self._desk.rules.stale_after  # see __init__: _write has made sure that it was our write
+        yield from self._write({}, {self._context.rules.fields.time: "$$NOW"})
+        self._deadline = sent + self._context.rules.stale_after  # _write has checked that this very write was done
 
     def _write(self, changes: Mapping[str, Any], more: Document) -> Steps[None]:
-        """Write, if the document is still as we left it. By the id of this very write it is found out whether it was
-        done where the answer was lost, and a late copy of an earlier one is refused."""
-        rules, attempt = self._desk.rules, updates.new_attempt()
+        """Write, if the document is still as we left it.
+
+        The id of this very write shows whether it was done where the answer was lost, and refuses late copies of
+        earlier writes.
+        """
+        if changes and self.version >= LAST_VERSION - 1:
+            raise DocumentDamaged(self._context.name, self.id, "its version is too large")
+        rules, attempt = self._context.rules, updates.new_attempt()
         query = updates.mine(rules, self.id, self.owner, self._attempts, self.version)
         update = [{"$set": {**updates.changing(rules, attempt, changes), **more}}]
         self._attempts = [*self._attempts, attempt]
 
-        def call(collection: Collection[Document]) -> Any:
+        def write(collection: Collection[Document]) -> Any:
             return collection.find_one_and_update(query, update, return_document=ReturnDocument.AFTER)
 
-        def look(collection: Collection[Document]) -> Any:
+        def read(collection: Collection[Document]) -> Any:
             return collection.find_one({"_id": {"$eq": self.id}})
 
-        document: Document | None = yield from send(call)
+        document: Document | None = yield from send(write)
         if document is None:
-            found: Document | None = yield from send(look)
-            if found is None or dig(found, rules.fields.attempt) != attempt:
-                problem = self._why_not(found)
+            found: Document | None = yield from send(read)
+            if found is None or get_path(found, rules.fields.attempt) != attempt:
+                problem = _why_not(self, found)
                 self._ended = LOST if isinstance(problem, (DocumentLockLost, DocumentNotFound)) else None
                 raise problem
             document = found
@@ -237,63 +234,54 @@ class HeldDocument(Generic[D]):
         self.document = document
         self.version += bool(changes)
 
-    def _why_not(self, found: Document | None) -> LockError:
-        name = self._desk.source.name
-        if found is None:
-            return DocumentNotFound(name, self.id)
-        seen = look_at(self._desk.rules, found)
-        if seen.damage:
-            return DocumentDamaged(name, self.id, seen.damage)
-        if seen.holder == self.owner and seen.attempt in self._attempts and seen.version != self.version:
-            return DocumentChanged(name, self.id, self.version, seen.version)
-        return DocumentLockLost(name, self.id, self.version, seen.holder, seen.state)
-
     def _fail(self) -> Steps[bool]:
-        if self._desk.sender.forked:
+        if self._context.sender.forked:
             return False
         self._check()
-        rules, attempt = self._desk.rules, updates.new_attempt()
+        rules, attempt = self._context.rules, updates.new_attempt()
         query = updates.mine(rules, self.id, self.owner, self._attempts)
-        let_go = updates.letting_go(rules, updates.literal(rules.pending[self.pending]))
-        update = [{"$set": {**let_go, rules.fields.attempt: attempt}}]
+        release = updates.releasing(rules, updates.literal(rules.pending[self.pending]))
+        update = [{"$set": {**release, rules.fields.attempt: attempt}}]
 
-        def call(collection: Collection[Document]) -> bool:
+        def command(collection: Collection[Document]) -> bool:
             if collection.update_one(query, update).matched_count:
                 return True
             found = collection.find_one({"_id": {"$eq": self.id}}, {rules.fields.attempt: 1})
-            return found is not None and dig(found, rules.fields.attempt) == attempt
+            return found is not None and get_path(found, rules.fields.attempt) == attempt
 
-        ours: bool = yield from _for_sure(call)
+        try:
+            was_held: bool = yield command
+        except BaseException:
+            self._context.sender.send_in_background(command)
+            raise
         self._ended = rules.pending[self.pending]
-        return ours
+        return was_held
 
     def _check(self) -> None:
-        if self._desk.sender.forked:
-            raise DocumentLockLost(self._desk.source.name, self.id, self.version, reason=FORKED)
+        if self._context.sender.forked:
+            raise DocumentLockLost(self._context.name, self.id, self.version, reason=FORKED)
         if self.ended is not None:
             raise LockMisused(f"the work on document {self.id!r} has ended: its state is {self.ended!r}")
 
-    def _changes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        if self.version >= LAST_VERSION - 1:
-            raise DocumentDamaged(self._desk.source.name, self.id, "its version is too large")
-        return self._desk.rules.check_changes(self._desk.source.changes(changes))
 
-
-def _for_sure(call: Any) -> Steps[Any]:
-    """Send what is to be done at any rate: if nobody waits for it any more, in the background."""
-    attempt = Send(call)
-    try:
-        return (yield attempt)
-    except BaseException:
-        yield Later(attempt, call)
-        raise
+def _why_not(held: HeldDocument[Any], found: Document | None) -> LockError:
+    """Return why a write was refused, according to what the document looked like afterwards."""
+    context = held._context
+    if found is None:
+        return DocumentNotFound(context.name, held.id)
+    seen = read_state(context.rules, found)
+    if seen.damage:
+        return DocumentDamaged(context.name, held.id, seen.damage)
+    if seen.holder == held.owner and seen.attempt in held._attempts and seen.version != held.version:
+        return DocumentChanged(context.name, held.id, held.version, seen.version)
+    return DocumentLockLost(context.name, held.id, held.version, seen.holder, seen.state)
 
 
 class Batch(Generic[D]):
     """Several documents at once: those that were granted, and why the others were not.
 
-    held: those of them that this flow has. refused: the error of each other one, by its id. Leave each by a block of
-    its own (``for held in batch: with held: …``); what is left at the end of the batch's block ends with it.
+    held: the documents that this flow holds. refused: the error of each other one, by its id. End each in a block of
+    its own (``for held in batch: with held: …``); the end of the batch's block ends those that are left.
     """
 
     def __init__(self, held: list[HeldDocument[D]], refused: Mapping[Any, LockError], sender: Sender) -> None:
@@ -327,8 +315,7 @@ class Batch(Generic[D]):
         await self._sender.arun(self.leave(error))
 
     def leave(self, error: BaseException | None) -> Steps[None]:
-        """End all that are left. What cannot be finished is told of when all have been tried: the first error is
-        raised, with the others as its notes."""
+        """End all that are left. The first error is raised when all have been tried, with the others as its notes."""
         problems: list[LockError] = []
         for held in self.held:
             try:

@@ -1,4 +1,4 @@
-"""What is declared of a document lock: its fields, its states, and when it is stale. Checked when it is declared."""
+"""What is declared of a document lock: its fields, its states, and when it is stale."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LAST_VERSION: Final = 2**62
 class Fields:
     """The names that the fields have in the documents; "lock.by" is the field "by" of the embedded document "lock".
 
-    holder: who has the document, as text. state: how far it is. version: raised by every acquisition. time: since
-    when it is held, by the server's clock. attempt: the id of the last thing that the lock did to the document.
+    holder: who has the document, as text. state: how far its work is. version: raised by every acquisition. time:
+    since when it is held, by the server's clock. attempt: the id of the last thing that the lock did to the document.
     """
 
     holder: str
@@ -37,11 +37,11 @@ class Fields:
                     raise ValueError(f"{role}={name!r} and {other}={another!r} are the same place in the document")
 
     def names(self) -> dict[str, str]:
-        """The name of each, by its role."""
+        """Return the name of each field, by its role."""
         return {role: getattr(self, role) for role in ("holder", "state", "version", "time", "attempt")}
 
     def projection(self) -> dict[str, Any]:
-        """What to read of a document to know how its lock stands."""
+        """Return what to read of a document to know the state of its lock."""
         return {**dict.fromkeys(self.names().values(), 1), "mongolock_now": "$$NOW"}
 
 
@@ -49,9 +49,9 @@ class Fields:
 class Rules:
     """Fields, states and times of one document lock.
 
-    pending: the states of work that is under way, each with the state that says it failed. final: the other states in
-    which nobody works on a document. stale_after: seconds after which a pending document is stuck. longest_owner: how
-    many characters the holder's field takes.
+    pending: the states of work under way, each with its failed state. final: the states in which work ends well.
+    stale_after: seconds after which a pending document is stale. longest_owner: how many characters the holder's
+    field takes.
     """
 
     fields: Fields
@@ -70,11 +70,11 @@ class Rules:
         if isinstance(final, str) or not final:
             raise TypeError('final is a list of states: ["exported"]')
         plain = {check_state(state): check_state(failed) for state, failed in pending.items()}
-        settled = tuple(check_state(state) for state in final)
-        for state in (*settled, *plain.values()):
+        ends = tuple(check_state(state) for state in final)
+        for state in (*ends, *plain.values()):
             if state in plain:
                 raise ValueError(f"{state!r} is a pending state: it cannot be a final or a failed one as well")
-        return cls(fields, plain, settled, check_seconds("stale_after", stale_after), min(longest, MAX_FACT_LENGTH))
+        return cls(fields, plain, ends, check_seconds("stale_after", stale_after), min(longest, MAX_FACT_LENGTH))
 
     @property
     def failed(self) -> tuple[str, ...]:
@@ -82,16 +82,16 @@ class Rules:
         return tuple(dict.fromkeys(self.pending.values()))
 
     @property
-    def settled(self) -> tuple[str, ...]:
-        """The states in which nobody works on a document, whatever its holder's field says."""
+    def ended(self) -> tuple[str, ...]:
+        """The states in which no work is under way, whatever the holder's field says."""
         return tuple(dict.fromkeys((*self.final, *self.failed)))
 
     def check_pending(self, state: str | None) -> str:
-        """The pending state that is meant. None: the only one there is."""
+        """Return the pending state that is meant. None: the only one there is."""
         return _choose("pending", state, tuple(self.pending))
 
     def check_final(self, state: str | None) -> str:
-        """The final state that is meant. None: the only one there is. A failed state may be meant as well."""
+        """Return the final state that is meant, which may be a failed one. None: the only final one there is."""
         return _choose("final", state, self.final, self.failed)
 
     def check_owner(self, owner: str | None) -> str | None:
@@ -102,7 +102,7 @@ class Rules:
         return plain
 
     def check_changes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return *changes* if they leave alone what is the lock's own. Raises TypeError, ValueError."""
+        """Return *changes* if they touch no field of the lock. Raises TypeError, ValueError."""
         return check_changes(changes, self.fields.names().values())
 
 
@@ -139,7 +139,7 @@ def check_version(version: object) -> int:
     if isinstance(version, bool) or not isinstance(version, int):
         raise TypeError(f"a version is a whole number, not {type(version).__name__}: read it from the document")
     if not -LAST_VERSION < version < LAST_VERSION:
-        raise ValueError(f"{version} is no version")
+        raise ValueError(f"{version} is too large for a version, or too small")
     return int(version)
 
 

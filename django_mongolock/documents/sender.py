@@ -1,4 +1,4 @@
-"""Has the commands of document locks sent: bounded, majority-committed, and out of the reach of signal handlers."""
+"""Sends the commands of document locks: in bounded time, majority-committed, out of the reach of signal handlers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import functools
 import math
 import os
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
 import pymongo
@@ -15,32 +18,28 @@ from pymongo.collection import Collection
 from pymongo.errors import OperationFailure, PyMongoError, WriteConcernError
 from pymongo.read_concern import ReadConcern
 
-from ..engine import runner
+from ..engine import clock, runner
+from ..engine.logs import DEBUG, log, log_exception
+from ..engine.session.per_process import PerProcess
 from ..engine.session.worker_threads import WorkerThreads
 from ..exceptions import LockBackendFailed, LockMisused
-from .background import in_background
-from .steps import Action, Call, Later, Send, Steps
+from .steps import Command, Steps
 from .updates import Document
 
 T = TypeVar("T")
 
 #: Threads that send commands for coroutines and for the main thread.
-THREADS: Final = 8
-_threads = WorkerThreads(THREADS)
-
-
-def _after_fork() -> None:
-    """The threads of the parent do not exist in the child."""
-    global _threads  # noqa: PLW0603 - one for each process
-    _threads = WorkerThreads(THREADS)
-
-
-os.register_at_fork(after_in_child=_after_fork)
+SENDING_THREADS: Final = 8
+#: Seconds before each try in the background. A command that the network held up may arrive after the first ones; the
+#: last one comes when a command that was under way at the first must have ended.
+PAUSES: Final = (0.0, 0.1, 0.4, 1.0, 2.0, 5.0, 10.0)
 
 
 def as_a_lock_must(collection: Collection[Document]) -> Collection[Document]:
-    """The collection, reading and writing as a lock must, whatever its client was told. A date that Python cannot
-    hold comes as another type: an answer that cannot be read would be a lock that nobody knows of."""
+    """Return the collection, reading and writing as a lock must, whatever the options of its client.
+
+    A date that Python cannot hold comes as another type: an error would hide a document that was granted.
+    """
     return collection.with_options(
         codec_options=collection.codec_options.with_options(datetime_conversion=DatetimeConversion.DATETIME_AUTO),
         read_preference=ReadPreference.PRIMARY,
@@ -52,8 +51,8 @@ def as_a_lock_must(collection: Collection[Document]) -> Collection[Document]:
 class Sender:
     """Runs steps on one collection, each command bound to *timeout* seconds.
 
-    What is asked for and held through it belongs to the process that has made it. In a child that this process forks,
-    it sends nothing, neither now nor in the background.
+    What is acquired through it belongs to the process that made it. In a child that this process forks, it sends
+    nothing, neither at once nor in the background.
     """
 
     def __init__(self, collection: Collection[Document], timeout: float) -> None:
@@ -63,69 +62,102 @@ class Sender:
 
     @property
     def forked(self) -> bool:
-        """Are we a forked child of the process that it belongs to?"""
+        """Whether this is a forked child of the process that made it."""
         return self._pid != os.getpid()
 
     def run(self, steps: Steps[T]) -> T:
         """Run *steps*, blocking. In the main thread another one sends the commands: see `engine.session.session`."""
-        if threading.current_thread() is threading.main_thread():
-            return runner.run(steps, self._act_elsewhere)
-        return runner.run(steps, self._act)
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        return runner.run(steps, self._send_elsewhere if in_main_thread else self.send)
 
     async def arun(self, steps: Steps[T]) -> T:
         """See run()."""
-        return await runner.arun(steps, self._aact)
+        return await runner.arun(steps, self._asend)
 
-    def _act(self, action: Action, left: float = math.inf) -> Any:
-        if isinstance(action, Later):
-            return self._later(action)
-        try:
-            with pymongo.timeout(None if left == math.inf else left):
-                return self._send(action.call)
-        finally:
-            self._ended(action)
+    def send_in_background(self, command: Command) -> None:
+        """Have *command* sent by another thread, again after each of the pauses until it returns True."""
+        if not self.forked:
+            name, longest = self._collection.full_name, max(PAUSES[-1], self._timeout)
+            _background.current().add(Task(name, lambda: bool(self.send(command)), (*PAUSES[:-1], longest)))
 
-    def _act_elsewhere(self, action: Action) -> Any:
-        if isinstance(action, Later):
-            return self._later(action)
-        act, withdrawn = functools.partial(self._act, action), functools.partial(self._ended, action)
-        return _threads.call(act, self._timeout, on_withdrawn=withdrawn)
-
-    async def _aact(self, action: Action) -> Any:
-        if isinstance(action, Later):
-            return self._later(action)
-        act, withdrawn = functools.partial(self._act, action), functools.partial(self._ended, action)
-        return await _threads.acall(act, self._timeout, on_withdrawn=withdrawn)
-
-    def _send(self, call: Call) -> Any:
+    def send(self, command: Command, left: float = math.inf) -> Any:
+        """Send one command. left: at most so many seconds."""
         if self.forked:
             raise LockMisused("this was begun by another process: a forked child does not go on with it")
         try:
-            with pymongo.timeout(self._timeout):
-                return call(self._collection)
+            with pymongo.timeout(min(left, self._timeout)):
+                return command(self._collection)
         except PyMongoError as error:
             raise problem(error, self._timeout) from _bare(error)
 
-    def _later(self, later: Later) -> None:
-        # Whoever comes second, this or the end of the command, has it done; if they meet, it is done twice.
-        later.after.afterwards = later.call
-        if later.after.done:
-            self._in_background(later.call)
+    def _send_elsewhere(self, command: Command) -> Any:
+        return _threads.current().call(functools.partial(self.send, command), self._timeout)
 
-    def _ended(self, sent: Send) -> None:
-        sent.done = True
-        if sent.afterwards is not None:
-            self._in_background(sent.afterwards)
+    async def _asend(self, command: Command) -> Any:
+        return await _threads.current().acall(functools.partial(self.send, command), self._timeout)
 
-    def _in_background(self, call: Call) -> None:
-        if not self.forked:
-            in_background(self._collection.full_name, lambda: bool(self._send(call)))
+
+@dataclass(slots=True)
+class Task:
+    """Something to be tried until *attempt* returns True, after each of the pauses. name: where, for the log."""
+
+    name: str
+    attempt: Callable[[], bool]
+    pauses: tuple[float, ...]
+    due: float = 0.0
+
+    def try_once(self) -> bool:
+        """Try it. Return whether it need not be tried again."""
+        try:
+            done = self.attempt()
+        except LockBackendFailed as error:
+            log(DEBUG, "releasing documents failed", place=self.name, error=error)
+            done = False
+        except Exception:  # noqa: BLE001 - it is logged
+            log_exception("releasing documents failed", place=self.name)
+            done = False
+        self.postpone()
+        return done or self.due == math.inf
+
+    def postpone(self) -> None:
+        """Set when the next try is due."""
+        self.due = clock.now() + self.pauses[0] if self.pauses else math.inf
+        self.pauses = self.pauses[1:]
+
+
+class Background:
+    """A thread that tries tasks again, started with the first one."""
+
+    def __init__(self) -> None:
+        self._tasks: SimpleQueue[Task] = SimpleQueue()
+        self._thread = WorkerThreads(1)
+
+    def add(self, task: Task) -> None:
+        """Have the task tried. Never waits: the caller may be handling a signal."""
+        task.postpone()
+        self._tasks.put(task)
+        if not len(self._thread):
+            self._thread.submit(self._work)
+
+    def _work(self) -> None:
+        waiting: list[Task] = []
+        while True:
+            due = min((task.due for task in waiting), default=None)
+            try:
+                waiting.append(self._tasks.get(timeout=None if due is None else max(0.0, due - clock.now())))
+            except Empty:
+                now = clock.now()
+                waiting = [task for task in waiting if task.due > now or not task.try_once()]
+
+
+_threads = PerProcess(functools.partial(WorkerThreads, SENDING_THREADS))
+_background = PerProcess(Background)
 
 
 def problem(error: PyMongoError, timeout: float) -> LockBackendFailed:
-    """Say in our own words what the driver met. Its words may hold the whole command, or a URI.
+    """Return our own error for one of the driver, whose words may quote the command, or a URI.
 
-    `passing` tells that nobody knows whether the command took effect, so that it may be sent again.
+    `passing` says that the outcome of the command is unknown, so that it may be sent again.
     """
     name = str((getattr(error, "details", None) or {}).get("codeName", type(error).__name__))
     if isinstance(error, WriteConcernError):
@@ -137,5 +169,5 @@ def problem(error: PyMongoError, timeout: float) -> LockBackendFailed:
 
 
 def _bare(error: PyMongoError) -> BaseException:
-    """The error as it may be shown."""
+    """Return the error without what must not be shown."""
     return OperationFailure(type(error).__name__, error.code) if isinstance(error, OperationFailure) else error

@@ -1,9 +1,9 @@
-"""Where the documents of a lock are: behind a Django model on MongoDB, or in any PyMongo collection."""
+"""Where the documents of a lock are: in any PyMongo collection, or behind a Django model on MongoDB."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol, TypeGuard
+from typing import Any, Final, TypeGuard
 
 from bson.codec_options import CodecOptions
 from django.core.exceptions import FieldDoesNotExist
@@ -17,11 +17,11 @@ from ..backends.mongo import MongoBackend
 from ..conf import get_settings
 from ..engine.document import MAX_FACT_LENGTH
 from ..engine.store import MongoStore
+from .steps import get_path
 from .updates import Document
 
-#: What a caller may pass as the place of his documents.
+#: What a caller may pass as the place of documents.
 Place = type[Model] | Collection[Document] | Callable[[], Collection[Document]]
-
 
 #: What a field has to be for each role, and what it holds.
 _KINDS: Final[dict[str, tuple[tuple[type[Field[Any, Any]], ...], str]]] = {
@@ -32,44 +32,8 @@ _KINDS: Final[dict[str, tuple[tuple[type[Field[Any, Any]], ...], str]]] = {
 }
 
 
-class Source(Protocol):
-    """A kind of place. name: for people. Models have fields, which have columns; elsewhere a name is a name."""
-
-    name: str
-
-    def alias(self) -> str | None:
-        """The DATABASES alias, None if it is not one of Django's."""
-
-    def collection(self) -> Collection[Document]:
-        """The collection, in a client that may be used from any thread."""
-
-    def column(self, name: str, *, must_exist: bool = True) -> str:
-        """What a field that the caller calls *name* is called in the documents. Raises ValueError."""
-
-    def check_kind(self, role: str, name: str) -> None:
-        """Raise TypeError if a field cannot hold what the lock writes into it."""
-
-    def longest(self, name: str) -> int:
-        """How many characters a field takes."""
-
-    def choices(self, name: str) -> frozenset[str]:
-        """The values that a field may have; empty if any."""
-
-    def key(self, document: object) -> Any:
-        """The `_id` of what the caller named. Raises TypeError."""
-
-    def read(self, document: object, column: str) -> Any:
-        """The value that a document which the caller has has in a column. Raises TypeError."""
-
-    def changes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """What the caller wants to change, as it is stored. Raises TypeError, ValueError."""
-
-    def instance(self, document: Mapping[str, Any]) -> Any:
-        """The document as the caller's own kind of object."""
-
-
 def make_source(place: object, using: str | None) -> Source:
-    """The source of a place. Raises TypeError for what is none."""
+    """Return the source of a place. Raises TypeError for anything that is not one."""
     if isinstance(place, type) and issubclass(place, Model):
         return ModelSource(place, using)
     if isinstance(place, AsyncCollection):
@@ -77,73 +41,96 @@ def make_source(place: object, using: str | None) -> Source:
     if using is not None:
         raise TypeError("using= names the database of a model; a collection has its own")
     if isinstance(place, Collection) or callable(place):
-        return CollectionSource(place)
+        return Source(place)
     raise TypeError(f"pass a model, a PyMongo collection or a function that returns one, not {type(place).__name__}")
 
 
-class CollectionSource:
-    """Any collection. A function is called for each use: it may return the client of this process after a fork."""
+class Source:
+    """The documents of any collection. name: for people.
+
+    A function is called for each use: it may return the client of this process after a fork.
+    """
 
     def __init__(self, place: Collection[Document] | Callable[[], Collection[Document]]) -> None:
         self._place = place
         self.name = place.full_name if isinstance(place, Collection) else getattr(place, "__name__", "collection")
 
+    @property
+    def model(self) -> type[Model] | None:
+        """The model of the documents, if they have one."""
+        return None
+
+    @property
     def alias(self) -> str | None:
+        """The DATABASES alias; None if it is not one of Django's."""
         return None
 
     def collection(self) -> Collection[Document]:
-        # A Collection is callable, too: that is how PyMongo tells of a method that is not there.
+        """Return the collection, in a client that may be used from any thread."""
+        # A Collection is callable, too: that is how PyMongo reports a method that does not exist.
         found = self._place if isinstance(self._place, Collection) else self._place()
         if not isinstance(found, Collection):
             raise TypeError(f"{self.name} returned {type(found).__name__}, not a PyMongo collection")
         return found
 
     def column(self, name: str, *, must_exist: bool = True) -> str:
+        """Return the name that a field has in the documents. Raises ValueError."""
         return name
 
     def check_kind(self, role: str, name: str) -> None:
-        """A collection knows no types."""
+        """Raise TypeError if a field cannot hold what the lock writes into it."""
 
     def longest(self, name: str) -> int:
+        """Return how many characters a field takes."""
         return MAX_FACT_LENGTH
 
     def choices(self, name: str) -> frozenset[str]:
+        """Return the values that a field may have; empty if it may have any."""
         return frozenset()
 
     def key(self, document: object) -> Any:
+        """Return the `_id` of a document, or of an id. Raises TypeError."""
         return check_id(document["_id"] if isinstance(document, Mapping) and "_id" in document else document)
 
     def read(self, document: object, column: str) -> Any:
-        value: Any = document
-        for part in column.split("."):
-            if not isinstance(value, Mapping):
-                raise TypeError("pass the document with its _id and its version, or (id, version)")
-            value = value.get(part)
-        return value
+        """Return the value that a document of the caller has in a column. Raises TypeError."""
+        if not isinstance(document, Mapping):
+            raise TypeError("pass the document with its _id and its version, or (id, version)")
+        return get_path(document, column)
 
     def changes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return changes as they are stored. Raises TypeError, ValueError."""
         return dict(changes)
 
     def instance(self, document: Mapping[str, Any]) -> Any:
+        """Return a document as the caller's own kind of object."""
         return document
 
 
-class ModelSource:
-    """A model whose alias is MongoDB. The commands go through a client of the library's own, as those of locks do:
-    one that coroutines and threads may use, that follows a fork, and that no pool of the application blocks."""
+class ModelSource(Source):
+    """The documents of a model on MongoDB.
+
+    The commands go through a client of the library's own, as those of locks do: one that coroutines and threads may
+    use, that follows a fork, and that no pool of the application blocks.
+    """
 
     def __init__(self, model: type[Model], using: str | None) -> None:
         if model._meta.abstract or (model._meta.parents and not model._meta.proxy):
             raise TypeError(f"the documents of {model._meta.label} are not in one collection of its own")
-        self.model = model
+        self._model = model
         self.name = model._meta.label
         self._using = using
 
+    @property
+    def model(self) -> type[Model]:
+        return self._model
+
+    @property
     def alias(self) -> str:
-        return self._using or router.db_for_write(self.model)
+        return self._using or router.db_for_write(self._model)
 
     def collection(self) -> Collection[Document]:
-        alias = self.alias()
+        alias = self.alias
         store = get_backend(alias).session().store
         if not isinstance(store, MongoStore):  # locks elsewhere; these documents are in MongoDB all the same
             backend = _others.get(alias) or _others.setdefault(alias, MongoBackend(alias, get_settings()))
@@ -151,7 +138,7 @@ class ModelSource:
             assert isinstance(store, MongoStore)  # noqa: S101 - what this backend has
         # Dates without a zone, in UTC: that is how the fields' converters expect them.
         options: CodecOptions[Document] = CodecOptions(tz_aware=False)
-        return store.client[store.config.database].get_collection(self.model._meta.db_table, options)
+        return store.client[store.config.database].get_collection(self._model._meta.db_table, options)
 
     def column(self, name: str, *, must_exist: bool = True) -> str:
         if must_exist or self._field(name) is not None:
@@ -160,7 +147,7 @@ class ModelSource:
 
     def check_kind(self, role: str, name: str) -> None:
         field, (kinds, words) = self._field(name), _KINDS[role]
-        # A field that is made from none of Django's knows itself what it holds.
+        # A field that is derived from none of Django's knows itself what it holds.
         known = any(base.__module__.startswith("django.") for base in {*type(field).__mro__} - {*Field.__mro__})
         if known and not isinstance(field, kinds):
             raise TypeError(f"{role}={name!r} is a {type(field).__name__} of {self.name}: the lock keeps {words} in it")
@@ -177,7 +164,7 @@ class ModelSource:
             self._check(document)
         value = document.pk if isinstance(document, Model) else document
         field = self._concrete("pk")
-        return check_id(field.get_db_prep_value(value, connections[self.alias()], prepared=False))
+        return check_id(field.get_db_prep_value(value, connections[self.alias], prepared=False))
 
     def read(self, document: object, column: str) -> Any:
         self._check(document)
@@ -185,7 +172,7 @@ class ModelSource:
         return getattr(document, field.attname) if field is not None else None
 
     def changes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        connection = connections[self.alias()]
+        connection = connections[self.alias]
         made: dict[str, Any] = {}
         for name, value in changes.items():
             if hasattr(value, "resolve_expression"):
@@ -195,30 +182,29 @@ class ModelSource:
         return made
 
     def instance(self, document: Mapping[str, Any]) -> Model:
-        """Made of the very document that the server returned: reading it again could find it changed."""
-        alias = self.alias()
-        connection = connections[alias]
-        fields = self.model._meta.concrete_fields
+        # Made of the very document that the server returned: reading it again could find it changed.
+        connection = connections[self.alias]
+        fields = self._model._meta.concrete_fields
         values = [_convert(field, document.get(str(field.column)), connection) for field in fields]
-        return self.model.from_db(alias, [field.attname for field in fields], values)
+        return self._model.from_db(self.alias, [field.attname for field in fields], values)
 
     def _concrete(self, name: str) -> Any:
-        field = self.model._meta.pk if name == "pk" else self._field(name)
+        field = self._model._meta.pk if name == "pk" else self._field(name)
         if field is None:
-            known = ", ".join(sorted(field.name for field in self.model._meta.concrete_fields))
+            known = ", ".join(sorted(field.name for field in self._model._meta.concrete_fields))
             raise ValueError(f"{self.name} has no field {name!r}: it has {known}")
         return field
 
     def _check(self, document: object) -> None:
-        if not isinstance(document, self.model._meta.concrete_model or self.model):
+        if not isinstance(document, self._model._meta.concrete_model or self._model):
             raise TypeError(f"pass a {self.name}, or (pk, version), not {type(document).__name__}")
 
     def _field(self, name: str) -> Field[Any, Any] | None:
-        """A field by its name, or by the name that it has in the documents."""
+        """Return a field by its name, or by the name that it has in the documents."""
         try:
-            found = self.model._meta.get_field(name)
+            found = self._model._meta.get_field(name)
         except FieldDoesNotExist:
-            return next((field for field in self.model._meta.concrete_fields if field.column == name), None)
+            return next((field for field in self._model._meta.concrete_fields if field.column == name), None)
         return found if is_concrete(found) else None
 
 
@@ -230,7 +216,7 @@ def is_concrete(field: object) -> TypeGuard[Field[Any, Any]]:
 
 
 def check_id(value: object) -> Any:
-    """Return what may be looked for as an `_id`. Raises TypeError."""
+    """Return *value* if it can be an `_id`. Raises TypeError."""
     if value is None:
         raise TypeError("a document without an id cannot be locked: save it first")
     try:
@@ -241,7 +227,7 @@ def check_id(value: object) -> Any:
 
 
 def _convert(field: Field[Any, Any], value: Any, connection: Any) -> Any:
-    """A value as the ORM reads it."""
+    """Return a value as the ORM reads it."""
     column = field.get_col(field.model._meta.db_table)
     for convert in (*connection.ops.get_db_converters(column), *column.get_db_converters(connection)):
         value = convert(value, column, connection)

@@ -1,4 +1,4 @@
-"""Finding documents whose holder has died, and freeing them. The server decides, by its own clock, in the update."""
+"""Finding stale documents, and releasing them. The server decides, by its own clock, in the update itself."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pymongo.collection import Collection
 
 from . import updates
 from .rules import Rules
-from .steps import Steps, look_at, send
-from .updates import Document, Stuck
+from .steps import Steps, read_state, send
+from .updates import Document, StaleFilter
 
-#: How many documents one update frees, unless told otherwise.
+#: How many documents one update releases.
 SWEEP_BATCH: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
-class StuckDocument:
-    """A pending document that somebody has held for longer than the lock allows.
+class StaleDocument:
+    """A pending document that was held for longer than its lock allows; or one that cannot be judged.
 
-    id, version: as a retry job needs them. holder: who. state: its pending state. failed: the state that it gets.
-    since: since when it is held. seconds: for how long; both are for people, by the server's clock. damage: why it
-    cannot be judged, and is left as it is; empty otherwise.
+    id, version: what a retry job needs. state: its pending state. failed: the state that it gets. since, seconds:
+    since when and for how long it has been held, for people, by the server's clock. damage: why it cannot be judged,
+    and is left as it is; empty otherwise.
     """
 
     id: Any
@@ -42,24 +42,24 @@ class StuckDocument:
 class Swept:
     """What a sweep found and did.
 
-    cleared: the documents that were freed; one that somebody takes in the same moment is counted, but not listed.
-    count: how many were freed. found: how many were stale when they were looked for. dated: documents that somebody
-    holds, nobody knows since when: they are stale `stale_after` seconds from now on. damaged: documents that cannot
-    be judged, and were left.
+    cleared: the documents that were released; one that is acquired in the same moment is counted, but not listed.
+    count: how many were released. found: how many were stale when they were looked for. dated: how many were held
+    without a time; they become stale `stale_after` seconds from now. damaged: documents that cannot be judged, and
+    were left as they are.
     """
 
-    cleared: list[StuckDocument] = field(default_factory=list)
+    cleared: list[StaleDocument] = field(default_factory=list)
     count: int = 0
     found: int = 0
     dated: int = 0
-    damaged: list[StuckDocument] = field(default_factory=list)
+    damaged: list[StaleDocument] = field(default_factory=list)
 
 
-def find(rules: Rules, which: Stuck, limit: int = 0) -> Steps[list[StuckDocument]]:
-    """Stale documents, held for longest first; then those that cannot be judged. limit 0: all."""
+def find(rules: Rules, which: StaleFilter, limit: int = 0) -> Steps[list[StaleDocument]]:
+    """Find stale documents, the one held for longest first; then those that cannot be judged. limit 0: all."""
     fields = rules.fields
 
-    def call(collection: Collection[Document]) -> list[Document]:
+    def command(collection: Collection[Document]) -> list[Document]:
         found: list[Document] = []
         for query in (which.query(rules), which.damaged(rules)):
             rest = limit - len(found)
@@ -68,24 +68,24 @@ def find(rules: Rules, which: Stuck, limit: int = 0) -> Steps[list[StuckDocument
             found += collection.find(query, fields.projection()).sort(fields.time, 1).limit(max(0, rest))
         return found
 
-    documents: list[Document] = yield from send(call)
+    documents: list[Document] = yield from send(command)
     return [_read(rules, document) for document in documents]
 
 
-def _read(rules: Rules, document: Document) -> StuckDocument:
-    seen = look_at(rules, document)
+def _read(rules: Rules, document: Document) -> StaleDocument:
+    seen = read_state(rules, document)
     if seen.damage:
-        return StuckDocument(seen.id, 0, None, None, None, None, 0.0, seen.damage)
+        return StaleDocument(seen.id, 0, None, None, None, None, 0.0, seen.damage)
     failed = rules.pending.get(seen.state or "")
-    return StuckDocument(seen.id, seen.version, seen.holder, seen.state, failed, seen.since, seen.age)
+    return StaleDocument(seen.id, seen.version, seen.holder, seen.state, failed, seen.since, seen.age)
 
 
-def sweep(rules: Rules, which: Stuck, batch: int = SWEEP_BATCH) -> Steps[Swept]:
-    """Set stale documents to the failed state of their work, with nobody holding them."""
+def sweep(rules: Rules, which: StaleFilter, batch: int = SWEEP_BATCH) -> Steps[Swept]:
+    """Set stale documents to the failed state of their work, and empty the holder's field."""
     swept = Swept()
     found = yield from find(rules, which)
-    swept.damaged = [stuck for stuck in found if stuck.damage]
-    stale = iter([stuck for stuck in found if not stuck.damage])
+    swept.damaged = [each for each in found if each.damage]
+    stale = iter([each for each in found if not each.damage])
     swept.found = len(found) - len(swept.damaged)
     while some := list(islice(stale, batch)):
         yield from _clear(rules, which, some, swept)
@@ -93,38 +93,38 @@ def sweep(rules: Rules, which: Stuck, batch: int = SWEEP_BATCH) -> Steps[Swept]:
     return swept
 
 
-def _clear(rules: Rules, which: Stuck, some: list[StuckDocument], swept: Swept) -> Steps[None]:
+def _clear(rules: Rules, which: StaleFilter, some: list[StaleDocument], swept: Swept) -> Steps[None]:
     fields, attempt = rules.fields, f"sweep.{updates.new_attempt()}"
-    ids = [stuck.id for stuck in some]
-    query = Stuck(which.owner, which.older_than, ids).query(rules)
-    update = [{"$set": {**updates.letting_go(rules, updates.failed_state(rules)), fields.attempt: attempt}}]
-    # A sweep whose answer was lost is counted by its id; what it freed cannot match a second time.
+    ids = [each.id for each in some]
+    query = StaleFilter(which.owner, which.older_than, ids).query(rules)
+    update = [{"$set": {**updates.releasing(rules, updates.failed_state(rules)), fields.attempt: attempt}}]
+    # A sweep whose answer was lost is counted by its id; what it released cannot match a second time.
     mine = {"_id": {"$in": ids}, "$expr": updates.has(fields.attempt, [attempt])}
 
-    def call(collection: Collection[Document]) -> tuple[int, list[Any]]:
+    def command(collection: Collection[Document]) -> tuple[int, list[Any]]:
         count = collection.update_many(query, update).modified_count
         return count, [document["_id"] for document in collection.find(mine, {"_id": 1})]
 
-    count, cleared = yield from send(call)
+    count, cleared = yield from send(command)
     swept.count += max(count, len(cleared))
     left = set(cleared)
-    swept.cleared += [stuck for stuck in some if stuck.id in left]
+    swept.cleared += [each for each in some if each.id in left]
 
 
-def _date(rules: Rules, which: Stuck) -> Any:
-    """Data from before there was a time: nobody can tell how long it has been held, so it counts from now."""
+def _date(rules: Rules, which: StaleFilter) -> Any:
+    """Make the command that sets the time of documents which were held before the field was added."""
     query, update = which.undated(rules), [{"$set": {rules.fields.time: "$$NOW"}}]
 
-    def call(collection: Collection[Document]) -> int:
+    def command(collection: Collection[Document]) -> int:
         if collection.find_one(query, {"_id": 1}) is None:
             return 0
         return collection.update_many(query, update).modified_count
 
-    return call
+    return command
 
 
 def has_index(collection: Collection[Document], rules: Rules) -> bool:
-    """Is there an index by which stale documents are found: one that begins with the state or the time?"""
+    """Return whether an index that begins with the state or the time finds stale documents."""
     for index in collection.index_information().values():
         first = next(iter(index["key"]), ("", 0))
         whole = not ({"partialFilterExpression", "hidden"} & index.keys())
@@ -133,16 +133,16 @@ def has_index(collection: Collection[Document], rules: Rules) -> bool:
     return False
 
 
-def as_rows(found: list[StuckDocument]) -> Iterator[dict[str, Any]]:
-    """Documents for programs. Moments in ISO 8601, by the server's clock."""
-    for stuck in found:
+def as_rows(found: list[StaleDocument]) -> Iterator[dict[str, Any]]:
+    """Make rows for programs, with moments in ISO 8601."""
+    for each in found:
         yield {
-            "id": str(stuck.id),
-            "version": stuck.version,
-            "holder": stuck.holder,
-            "state": stuck.state,
-            "failed_state": stuck.failed,
-            "since": stuck.since.isoformat() if stuck.since else None,
-            "held_seconds": round(stuck.seconds, 3),
-            "damage": stuck.damage or None,
+            "id": str(each.id),
+            "version": each.version,
+            "holder": each.holder,
+            "state": each.state,
+            "failed_state": each.failed,
+            "since": each.since.isoformat() if each.since else None,
+            "held_seconds": round(each.seconds, 3),
+            "damage": each.damage or None,
         }

@@ -1,6 +1,6 @@
 """The conditions and the updates of document locks, as MongoDB takes them. Nothing is sent here.
 
-Every condition is an expression, which takes a value for what it is: a plain query would find "x" in the array ["x"].
+Every condition is an expression, which compares a value as a whole: a plain query would find "x" in the array ["x"].
 Every value of a caller is a `$literal`, since the text "$price" is the name of a field otherwise.
 """
 
@@ -18,8 +18,8 @@ Document = dict[str, Any]
 
 
 def new_attempt() -> str:
-    """The id of one thing that the lock does to documents. Make it when it is sent: nobody else makes the same, no
-    other process, nor a forked child, nor a copy of a machine that was cloned while it ran."""
+    """Return a new id for one thing that the lock does to documents. Make it when it is sent: then it is of no other
+    process, nor of a forked child, nor of a copy of a machine that was cloned while it ran."""
     return f"{os.getpid()}.{secrets.token_hex(12)}"
 
 
@@ -36,12 +36,12 @@ def is_type(name: str, *types: str) -> Document:
 
 
 def is_version(name: str) -> Document:
-    """A whole number to which one can be added. A number with a fraction, or too large, is damage."""
+    """The field is a whole number to which one can be added. A fraction, or a number that is too large, is damage."""
     return {"$and": [is_type(name, "int", "long"), {"$lt": [f"${name}", LAST_VERSION]}]}
 
 
 def is_whole(fields: Fields) -> Document:
-    """Is everything of the type that it must have? What cannot be read must not be taken for "nobody has it"."""
+    """Every field has a type that it may have. A field that cannot be read must not count as free."""
     return {
         "$and": [
             is_version(fields.version),
@@ -57,17 +57,13 @@ def has(name: str, values: Sequence[Any]) -> Document:
 
 
 def is_free(fields: Fields) -> Document:
-    """Is there nobody in the holder's field? Empty text is nobody."""
+    """The holder's field is empty: missing, null or empty text."""
     return {"$eq": [{"$ifNull": [f"${fields.holder}", ""]}, ""]}
 
 
-def is_held(fields: Fields) -> Document:
-    return {"$not": [is_free(fields)]}
-
-
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """Somebody asks for documents: in whose name, for which work, by which id, and what is to be changed at once."""
+class Acquisition:
+    """A request for documents: in whose name, for which work, by which id, and what else to change in them."""
 
     owner: str
     pending: str
@@ -75,19 +71,19 @@ class Claim:
     changes: Document = field(default_factory=dict)
 
     def is_granted(self, rules: Rules) -> Document:
-        """Has this very attempt been granted before, and does it hold the document still?"""
+        """This very attempt was granted before, and still holds the document."""
         fields = rules.fields
         return {"$and": [has(fields.attempt, [self.attempt]), has(fields.holder, [self.owner])]}
 
     def query(self, rules: Rules, versions: Mapping[Any, int]) -> Document:
-        """Those of the documents, given by id and version, that the claim gets.
+        """Those of the documents, given by id and version, that are granted.
 
-        Each still has its version, and its state is settled, or the same owner holds it, or nobody does. The attempt
-        may be sent again: a document that it got before, it gets again.
+        Each still has its version; and no work on it is under way, or the same owner holds it, or it is free. The
+        attempt may be sent again: a document that it was granted before, it is granted again.
         """
         fields = rules.fields
         same = [{"$and": [has("_id", ids), has(fields.version, [version])]} for version, ids in group(versions)]
-        available = {"$or": [is_free(fields), has(fields.holder, [self.owner]), has(fields.state, rules.settled)]}
+        available = {"$or": [is_free(fields), has(fields.holder, [self.owner]), has(fields.state, rules.ended)]}
         fits = {"$and": [{"$or": same}, available]}
         return {
             "_id": {"$in": list(versions)},
@@ -96,7 +92,7 @@ class Claim:
 
     def update(self, rules: Rules) -> list[Document]:
         """Set holder, state and time, and raise the version. A second time it only moves the time: a command that the
-        network held up may not change the version under its own holder's hands, but must write."""
+        network held up must write, but must not change the version that its holder knows."""
         fields, again = rules.fields, self.is_granted(rules)
         version, time = f"${fields.version}", f"${fields.time}"
         later = {"$max": ["$$NOW", {"$add": [{"$ifNull": [time, "$$NOW"]}, 1]}]}
@@ -123,7 +119,7 @@ def group(versions: Mapping[Any, int]) -> list[tuple[int, list[Any]]]:
 
 
 def mine(rules: Rules, id_: Any, owner: str, attempts: Sequence[str], version: int | None = None) -> Document:
-    """The document *id_*, if one of *attempts* of this owner still holds it, and nobody else raised its version."""
+    """The document *id_*, if one of *attempts* of this owner still holds it, in that version if one is given."""
     fields = rules.fields
     conditions = [has(fields.holder, [owner]), has(fields.attempt, attempts)]
     if version is not None:
@@ -138,8 +134,8 @@ def changing(rules: Rules, attempt: str, changes: Mapping[str, Any]) -> Document
     return made | ({fields.version: {"$add": [f"${fields.version}", 1]}} if changes else {})
 
 
-def letting_go(rules: Rules, state: object) -> Document:
-    """Nobody has it any more, and its state is *state* (a value or an expression)."""
+def releasing(rules: Rules, state: object) -> Document:
+    """Empty the holder's field, and set the state to *state* (a value or an expression)."""
     fields = rules.fields
     return {fields.holder: None, fields.time: None, fields.state: state}
 
@@ -154,26 +150,26 @@ def failed_state(rules: Rules) -> Document:
 
 
 @dataclass(frozen=True, slots=True)
-class Stuck:
-    """Which stuck documents are meant: of one owner; stale for so many seconds already; with one of these ids."""
+class StaleFilter:
+    """Which stale documents are meant: of one owner; stale for so many seconds already; with one of these ids."""
 
     owner: str | None = None
     older_than: float = 0.0
     ids: Sequence[Any] | None = None
 
     def query(self, rules: Rules) -> Document:
-        """Pending documents that somebody has held for too long, by the clock of the server that is to free them: in
-        the very update that does. One that was held up on its way has an old ``$$NOW``, and finds fewer."""
+        """Pending documents that were held for too long, by the clock of the server that frees them, in the very
+        update that does. A command that was held up on its way has an old ``$$NOW``, and finds fewer."""
         fields = rules.fields
         end = {"$subtract": ["$$NOW", round((rules.stale_after + self.older_than) * 1000)]}
         over = {"$and": [is_type(fields.time, "date"), {"$lte": [f"${fields.time}", end]}]}
-        return self._pending(rules, is_whole(fields), is_held(fields), over)
+        return self._pending(rules, is_whole(fields), {"$not": [is_free(fields)]}, over)
 
     def undated(self, rules: Rules) -> Document:
-        """Pending documents that somebody holds, nobody knows since when."""
+        """Pending documents that have a holder, but no time."""
         fields = rules.fields
         dateless = {"$not": [is_type(fields.time, "date")]}
-        return self._pending(rules, is_whole(fields), is_held(fields), dateless)
+        return self._pending(rules, is_whole(fields), {"$not": [is_free(fields)]}, dateless)
 
     def damaged(self, rules: Rules) -> Document:
         """Pending documents that cannot be judged."""
@@ -188,8 +184,8 @@ class Stuck:
         return query if self.ids is None else {**query, "_id": {"$in": list(self.ids)}}
 
 
-def fenced(name: str, id_: Any, token: int) -> Document:
-    """The document *id_*, unless a later token than *token* has been there."""
-    none = is_type(name, "null", "missing")
+def may_write(field_of_token: str, token: int) -> Document:
+    """No token later than *token* stands in the document, and nothing that is no token."""
+    name = field_of_token
     not_later = {"$and": [is_version(name), {"$lte": [f"${name}", literal(token)]}]}
-    return {"_id": {"$eq": id_}, "$expr": {"$or": [none, not_later]}}
+    return {"$or": [is_type(name, "null", "missing"), not_later]}

@@ -9,8 +9,8 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, OutputWrapper
 
-from ..documents import DocumentLock, StuckDocument, declared
-from ..documents.registry import find
+from ..documents import DocumentLock, StaleDocument, declared
+from ..documents.document_lock import find_lock
 from ..documents.sweep import as_rows
 from ..exceptions import LockError
 from ..inspect import display
@@ -21,8 +21,8 @@ class Report:
     """What became of the documents of one lock. cleared: None if it was only looked. error: why it was left."""
 
     name: str
-    stale: list[StuckDocument] = field(default_factory=list)
-    damaged: list[StuckDocument] = field(default_factory=list)
+    stale: list[StaleDocument] = field(default_factory=list)
+    damaged: list[StaleDocument] = field(default_factory=list)
     found: int = 0
     cleared: int | None = None
     dated: int = 0
@@ -96,7 +96,7 @@ class Sweeper:
 def _chosen(options: dict[str, Any]) -> Iterator[DocumentLock[Any]]:
     if options["document_lock"]:
         try:
-            yield from map(find, options["document_lock"])
+            yield from map(find_lock, options["document_lock"])
         except LookupError as error:
             raise CommandError(f"--document-lock: {error}") from error
     elif options["key"] is None:

@@ -15,7 +15,8 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 
 from django_mongolock import DocumentLock
-from django_mongolock.documents import registry
+from django_mongolock.documents import declared
+from django_mongolock.documents.document_lock import undeclare
 from testproject.shop.models import Ad
 
 Document = dict[str, Any]
@@ -82,10 +83,11 @@ class Ground:
 @pytest.fixture
 def forget() -> Iterator[None]:
     """Take back what the test declares."""
-    before = dict(registry._declared)
+    before = declared()
     yield
-    registry._declared.clear()
-    registry._declared.update(before)
+    for lock in declared():
+        if lock not in before:
+            undeclare(lock)
 
 
 def objects() -> Iterator[ObjectId]:

@@ -14,7 +14,8 @@ from pymongo.collection import Collection
 from pytest_django import Settings
 
 from django_mongolock import DocumentLock
-from django_mongolock.documents import declared, registry
+from django_mongolock.documents import declared
+from django_mongolock.documents.document_lock import find_lock
 from testproject.shop.models import Ad, Order, ad_exports
 from tests.documents.conftest import FINAL, PENDING, Document, Ground
 from tests.lock_fixtures import WITH_MONGO
@@ -118,7 +119,7 @@ def test_names(collection: Collection[Document]) -> None:
     lock = DocumentLock[Document](collection, **RIGHT)
     assert lock.name == f"{collection.full_name}.exportStatus"
     again = DocumentLock[Document](collection, **RIGHT)  # its module was loaded again
-    assert registry.find(lock.name) is again
+    assert find_lock(lock.name) is again
     with pytest.raises(ValueError, match="name="):
         DocumentLock[Document](collection, **{**RIGHT, "stale_after": 5})
     DocumentLock[Document](collection, **{**RIGHT, "stale_after": 5}, name="another")

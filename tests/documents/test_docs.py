@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 from django.contrib import admin
+from django.db import connections
 from django.test.utils import isolate_apps
+from pymongo import MongoClient
+from pymongo.collection import Collection
 
 from django_mongolock import DocumentDamaged
 from testproject.shop.models import Ad
+from tests.documents.conftest import Document
 from tests.lock_fixtures import WITH_MONGO
 from tests.test_commands import run
 
@@ -24,7 +28,13 @@ def blocks(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
 
 
-def test_document_locks(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def documents(db: None, mongo: MongoClient[Document]) -> Collection[Document]:
+    """The collection of the model."""
+    return mongo[str(connections["mongo"].settings_dict["NAME"])]["shop_ad"]
+
+
+def test_document_locks(capsys: pytest.CaptureFixture[str], documents: Collection[Document]) -> None:
     """The story, as it is told."""
     ads = [Ad.objects.create(user_id="7", title=f"ad {number}", price=5) for number in range(2)]
     told: list[tuple[str, str, int]] = []
@@ -53,13 +63,13 @@ def test_document_locks(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{ads[1].pk} was left: " in capsys.readouterr().out
 
     stale = [{"$set": {"lockTimestamp": {"$subtract": ["$$NOW", 400_000]}}}]
-    lock._source.collection().update_one({"_id": held.id}, stale)
+    documents.update_one({"_id": held.id}, stale)
     exec(retry, names)  # noqa: S102
     assert f"{held.id} was held by dead for" in capsys.readouterr().out
     assert told[2:] == [("export", str(ads[1].pk), 3)]
 
     held = lock.acquire(Ad.objects.get(pk=held.id), "exporting")
-    lock._source.collection().update_one({"_id": held.id}, stale)
+    documents.update_one({"_id": held.id}, stale)
     out, _ = run("clear_stale_locks", "--no-input", "--document-lock", "exports")
     assert out.strip() == "Cleared 1 of 1 stale documents of exports."
     assert out.strip() in (DOCS / "howto/document-locks.md").read_text()
@@ -69,7 +79,7 @@ def test_document_locks(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @isolate_apps("testproject.shop")
-def test_a_whole_model() -> None:
+def test_a_whole_model(mongo: MongoClient[Document]) -> None:
     """The model of the page can be locked, but for documents from before it had a version; those are given one."""
     model, versions, declare, *_ = blocks("howto/document-locks.md")
     names: dict[str, Any] = {"__name__": "testproject.shop.docs"}
@@ -77,7 +87,7 @@ def test_a_whole_model() -> None:
     exec(declare.replace("    Ad,\n", '    Ad,\n    using="mongo",\n'), names)  # noqa: S102
     exec(versions, names)  # noqa: S102
     lock, found = names["ad_exports"], names["Ad"].objects.using("mongo")
-    collection = lock._source.collection()
+    collection = mongo[str(connections["mongo"].settings_dict["NAME"])][found.model._meta.db_table]
     try:
         found.create(user_id="7", title="new", price=5)
         collection.insert_one({"userId": "7", "title": "old", "price": 5, "optedIn": True, "exportStatus": "new"})

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from django_mongolock import DocumentChanged, DocumentLock, LockBackendFailed
-from django_mongolock.documents import sender as senders
 from django_mongolock.documents.sender import Sender
 from tests.documents.conftest import FINAL, PENDING, USUAL, Document, Ground
 from tests.lock_fixtures import NOBODY, WITH_MONGO
@@ -29,16 +28,16 @@ class Lossy:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
         self.times = times
         self.calls = 0
-        send = Sender._send
+        send = Sender.send
 
-        def lose(sender: Sender, call: Any) -> Any:
-            answer = send(sender, call)
+        def lose(sender: Sender, command: Any, *left: float) -> Any:
+            answer = send(sender, command, *left)
             self.calls += 1
             if self.calls <= self.times:
                 raise LockBackendFailed("the answer was lost")
             return answer
 
-        monkeypatch.setattr(Sender, "_send", lose)
+        monkeypatch.setattr(Sender, "send", lose)
 
 
 class TestLostAnswers:
@@ -72,13 +71,13 @@ class TestLostAnswers:
         """A copy of the acquisition that the network held up changes no version under the holder's hands, and brings
         back nothing when it is over."""
         copies: list[Any] = []
-        send = Sender._send
+        send = Sender.send
 
-        def keep(sender: Sender, call: Any) -> Any:
-            copies.append(lambda: send(sender, call))
-            return send(sender, call)
+        def keep(sender: Sender, command: Any, *left: float) -> Any:
+            copies.append(lambda: send(sender, command, *left))
+            return send(sender, command, *left)
 
-        monkeypatch.setattr(Sender, "_send", keep)
+        monkeypatch.setattr(Sender, "send", keep)
         id_ = ground.add(1)
         held = ground.lock.acquire((id_, 1), "exporting")
         since = ground.read(id_, "time")
@@ -131,16 +130,16 @@ class TestLostAnswers:
         id_ = ground.add(1, holder="dead", state="exporting")
         ground.lock.clear_stale()
         ground.collection.update_one({"_id": id_}, [{"$set": {ground.names["time"]: {"$subtract": ["$$NOW", 90_000]}}}])
-        send, lost = Sender._send, []
+        send, lost = Sender.send, []
 
-        def lose_second(sender: Sender, call: Any) -> Any:
-            answer = send(sender, call)
+        def lose_second(sender: Sender, command: Any, *left: float) -> Any:
+            answer = send(sender, command, *left)
             lost.append(1)
             if len(lost) == 2:
                 raise LockBackendFailed("the answer was lost")
             return answer
 
-        monkeypatch.setattr(Sender, "_send", lose_second)
+        monkeypatch.setattr(Sender, "send", lose_second)
         swept = ground.lock.clear_stale()
         assert (swept.count, [seen.id for seen in swept.cleared]) == (1, [id_])
 
@@ -150,44 +149,40 @@ class TestLateCommands:
 
     def test_one_that_arrives_later_still(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
         """A command that the network held up until after the first try to let go of it is let go by the next."""
-        from django_mongolock.documents import background
-
         copies: list[Any] = []
-        send, attempt = Sender._send, background.Background._try
+        tried: list[Any] = []
+        send = Sender.send
 
-        def never(sender: Sender, call: Any) -> Any:
+        def hold_up(sender: Sender, command: Any, *left: float) -> Any:
             if len(copies) < 2:
-                copies.append(lambda: send(sender, call))
+                copies.append(lambda: send(sender, command, *left))
                 raise LockBackendFailed("the command is on its way")
-            return send(sender, call)
-
-        def arrive_afterwards(self: Any, task: Any) -> bool:
-            done = attempt(self, task)
-            if task.tries == 1:
+            tried.append(send(sender, command, *left))
+            if len(tried) == 1:
                 copies[0]()
-            return done
+            return tried[-1]
 
-        monkeypatch.setattr(background.Background, "_try", arrive_afterwards)
         id_ = plain.add(1)
-        monkeypatch.setattr(Sender, "_send", never)
+        monkeypatch.setattr(Sender, "send", hold_up)
         with pytest.raises(LockBackendFailed):
             plain.lock.acquire((id_, 1), "exporting")
         assert eventually(lambda: plain.read(id_, "state", "version") == ("failed", 2))
+        assert not tried[0]
 
     def test_doubt_remains(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
         """A refusal of the second sending says nothing of what the first one did."""
-        send, calls = Sender._send, []
+        send, calls = Sender.send, []
 
-        def lose_then_refuse(sender: Sender, call: Any) -> Any:
+        def lose_then_refuse(sender: Sender, command: Any, *left: float) -> Any:
             calls.append(1)
             if len(calls) == 2:
                 raise LockBackendFailed("it may not do this any more", passing=False)
-            answer = send(sender, call)
+            answer = send(sender, command, *left)
             if len(calls) == 1:
                 raise LockBackendFailed("the answer was lost")
             return answer
 
-        monkeypatch.setattr(Sender, "_send", lose_then_refuse)
+        monkeypatch.setattr(Sender, "send", lose_then_refuse)
         id_ = plain.add(1)
         with pytest.raises(LockBackendFailed, match="any more"):
             plain.lock.acquire((id_, 1), "exporting")
@@ -299,13 +294,13 @@ class TestInterrupted:
     ) -> None:
         """The connections of the driver do not survive what a signal handler raises in the middle of a command."""
         threads: set[threading.Thread] = set()
-        send = Sender._send
+        send = Sender.send
 
-        def note(sender: Sender, call: Any) -> Any:
+        def note(sender: Sender, command: Any, *left: float) -> Any:
             threads.add(threading.current_thread())
-            return send(sender, call)
+            return send(sender, command, *left)
 
-        monkeypatch.setattr(Sender, "_send", note)
+        monkeypatch.setattr(Sender, "send", note)
         with plain.lock.hold((plain.add(1), 1), "exporting", final="exported"):
             pass
         assert threads
@@ -339,7 +334,6 @@ def test_a_forked_child_has_threads_of_its_own(make: Callable[..., Ground]) -> N
     ground = make("model")
     with ground.lock.hold((ground.add(1), 1), "exporting", final="exported"):
         pass
-    assert len(senders._threads) > 0
     id_ = ground.add(1)
     child = os.fork()
     if not child:

@@ -21,6 +21,7 @@ from django_mongolock import (
     LockMisused,
     LockNotAcquired,
 )
+from django_mongolock.documents.sender import Sender
 from tests.documents.conftest import Ground
 from tests.lock_fixtures import WITH_MONGO
 
@@ -200,16 +201,16 @@ class TestRefused:
 
     def test_freed_in_the_moment_of_looking(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whoever is refused, and finds the document free then, asks again instead of saying that nobody has it."""
-        from django_mongolock.documents import steps
-
         id_ = plain.add(7, holder="other", state="exporting")
-        look = steps._look
+        send, calls = Sender.send, []
 
-        def free_first(*arguments: Any) -> Any:
-            plain.change(id_, holder=None)
-            return look(*arguments)
+        def free_first(sender: Sender, command: Any, *left: float) -> Any:
+            calls.append(command)
+            if len(calls) == 2:
+                plain.change(id_, holder=None)
+            return send(sender, command, *left)
 
-        monkeypatch.setattr(steps, "_look", free_first)
+        monkeypatch.setattr(Sender, "send", free_first)
         assert plain.lock.acquire((id_, 7), "exporting").version == 8
 
     @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from django_mongolock import (
     LockMisused,
 )
 from django_mongolock.documents import HeldDocument
+from django_mongolock.engine import clock
 from testproject.shop.models import Ad
 from tests.documents.conftest import Ground
 from tests.lock_fixtures import WITH_MONGO
@@ -84,10 +85,11 @@ class TestMethods:
         call(held, "finish", "withdrawn")
         assert ground.read(held.id, "price", "version", "state") == (8, 4, "withdrawn")
 
-    def test_renew(self, ground: Ground, call: Callable[..., Any], held: Any) -> None:
+    def test_renew(self, ground: Ground, call: Callable[..., Any], held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """The time begins anew; the version stays."""
         before = ground.read(held.id, "time")
-        held._deadline = 0.0
+        now = clock.now()
+        monkeypatch.setattr(clock, "now", lambda: now + 61)
         assert held.remaining == 0
         call(held, "renew")
         assert ground.read(held.id, "time") >= before

@@ -15,7 +15,8 @@ from django.urls import reverse
 from pymongo import MongoClient
 
 from django_mongolock import DocumentLock, DocumentLockLost, LockBackendFailed
-from django_mongolock.documents import Swept, declared, sweep
+from django_mongolock.documents import Swept, declared
+from django_mongolock.documents.sender import Sender
 from testproject.shop.models import Ad, ad_exports
 from tests.documents.conftest import FINAL, PENDING, USUAL, Document, Ground
 from tests.lock_documents import Locks
@@ -87,14 +88,16 @@ class TestSweep:
     def test_renewed_or_finished_meanwhile(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
         """The update itself looks again: what was found stale, and is not any more, stays."""
         renewed, finished, left = (stuck(plain) for _ in range(3))
-        clear = sweep._clear
+        send, calls = Sender.send, []
 
-        def change_first(*arguments: Any) -> Any:
-            plain.change(renewed, time=datetime.now(UTC))
-            plain.change(finished, state="exported", holder=None)
-            return clear(*arguments)
+        def change_first(sender: Sender, command: Any, *left: float) -> Any:
+            calls.append(command)
+            if len(calls) == 2:  # the first one has found them
+                plain.change(renewed, time=datetime.now(UTC))
+                plain.change(finished, state="exported", holder=None)
+            return send(sender, command, *left)
 
-        monkeypatch.setattr(sweep, "_clear", change_first)
+        monkeypatch.setattr(Sender, "send", change_first)
         swept = plain.lock.clear_stale()
         assert (swept.found, swept.count, [seen.id for seen in swept.cleared]) == (3, 1, [left])
         assert plain.read(renewed, "holder", "state") == ("dead", "exporting")

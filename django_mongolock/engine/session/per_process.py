@@ -1,4 +1,4 @@
-"""The session of this process: made when it is first asked for, another one after a fork, closed at exit."""
+"""What each process has of its own: made when it is first needed, and made again in a forked child."""
 
 from __future__ import annotations
 
@@ -11,65 +11,72 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from .session import Session
 
+T = TypeVar("T")
 S = TypeVar("S", bound=Session)
 
 
-class Sessions(Generic[S]):
-    """Hands out the session of this process: a new one after a fork, since the parent's locks are not the child's."""
+class PerProcess(Generic[T]):
+    """A value of each process: a forked child makes its own, and does not use its parent's."""
 
-    _all: ClassVar[weakref.WeakSet[Sessions[Any]]] = weakref.WeakSet()
+    _all: ClassVar[weakref.WeakSet[PerProcess[Any]]] = weakref.WeakSet()
     _mutex = threading.Lock()
-    #: Sessions of the parent, kept so that nothing of them is finalized in the child.
-    _inherited: ClassVar[list[Session]] = []
+    #: Values of the parent, kept so that nothing of them is finalized in the child.
+    _inherited: ClassVar[list[Any]] = []
 
-    def __init__(self, make: Callable[[], S]) -> None:
+    def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
-        self._session: S | None = None
-        with Sessions._mutex:
-            Sessions._all.add(self)
+        self._made: tuple[int, T] | None = None
+        with PerProcess._mutex:
+            PerProcess._all.add(self)
 
-    def current(self) -> S:
-        session = self._session
-        if session is not None and session.pid == os.getpid():
-            return session
+    def current(self) -> T:
+        """Return the value of this process."""
+        made = self._made
+        if made is not None and made[0] == os.getpid():
+            return made[1]
         # Not under the mutex: what is imported on the way may start a program, and under gevent that is a fork.
-        made = self._make()
-        with Sessions._mutex:
-            if self._session is None or self._session.pid != os.getpid():
-                self._session = made
-            return self._session
-
-    def close(self) -> None:
-        """Close the session of this process; the next `current` opens another."""
-        session, self._session = self._session, None
-        if session is not None and session.pid == os.getpid():
-            session.close()
-
-    @classmethod
-    def close_all(cls) -> None:
-        for sessions in list(cls._all):
-            sessions.close()
+        made = os.getpid(), self._make()
+        with PerProcess._mutex:
+            if self._made is None or self._made[0] != os.getpid():
+                self._made = made
+            return self._made[1]
 
     @classmethod
     def _before_fork(cls) -> None:
-        cls._mutex.acquire()
+        PerProcess._mutex.acquire()
 
     @classmethod
     def _after_fork_in_parent(cls) -> None:
-        cls._mutex.release()
+        PerProcess._mutex.release()
 
     @classmethod
     def _after_fork_in_child(cls) -> None:
-        cls._mutex = threading.Lock()
-        for sessions in list(cls._all):
-            if sessions._session is not None:
-                cls._inherited.append(sessions._session)
-                sessions._session = None
+        PerProcess._mutex = threading.Lock()
+        for each in list(cls._all):
+            if each._made is not None:
+                cls._inherited.append(each._made[1])
+                each._made = None
+
+
+class Sessions(PerProcess[S]):
+    """The session of each process, since the parent's locks are not the child's. Closed at exit."""
+
+    def close(self) -> None:
+        """Close the session of this process; the next `current` opens another."""
+        made, self._made = self._made, None
+        if made is not None and made[0] == os.getpid():
+            made[1].close()
+
+    @classmethod
+    def close_all(cls) -> None:
+        for each in list(cls._all):
+            if isinstance(each, Sessions):
+                each.close()
 
 
 os.register_at_fork(
-    before=Sessions._before_fork,
-    after_in_parent=Sessions._after_fork_in_parent,
-    after_in_child=Sessions._after_fork_in_child,
+    before=PerProcess._before_fork,
+    after_in_parent=PerProcess._after_fork_in_parent,
+    after_in_child=PerProcess._after_fork_in_child,
 )
 atexit.register(Sessions.close_all)
