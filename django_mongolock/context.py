@@ -1,4 +1,4 @@
-"""What a lock records about its holder by itself: where it runs, and on whose behalf."""
+"""The facts that a lock records about its holder: where it runs, and on whose behalf."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ logger = logging.getLogger("django_mongolock")
 #: The request that is being served in this context; set by the middleware and by `mongo_locked`.
 current_request: ContextVar[HttpRequest | None] = ContextVar("mongolock_request", default=None)
 
-#: What stands in an edit lock where a lock of a process tells its host.
+#: The host of an edit lock, which no process holds.
 BROWSER: Final = "a browser tab"
 
 _HOST = tidy_fact(socket.gethostname())
 
 
 def holder_facts() -> dict[str, str | int]:
-    """Host, process, thread or asyncio task, view or Celery task, user: what can be told of them here and now."""
+    """Return host, process, thread or asyncio task, view or Celery task, and user, as far as they are known here."""
     facts: dict[str, str | int] = {"host": _HOST, "pid": os.getpid(), "thread": _worker_name()}
     request = current_request.get()
     if place := _celery_task() or (view_name(request) if request is not None else ""):
@@ -53,22 +53,21 @@ def _worker_name() -> str:
 
 
 def running_celery_task() -> Any | None:
-    """The Celery task that runs here. Does not import Celery: without it, none can."""
+    """The Celery task that runs here, or None. Does not import Celery: where it is not imported, no task runs."""
     celery = sys.modules.get("celery")
     task = getattr(celery, "current_task", None) if celery is not None else None
     return task if task and task.request.id else None
 
 
 def _celery_task() -> str:
-    """Name and id of the Celery task that runs here."""
     task = running_celery_task()
     return "" if task is None else f"task {task.name} {task.request.id}"
 
 
 def task_owner() -> str | None:
-    """The id of the Celery task that runs here, if its message comes again when its worker dies.
+    """The id of the Celery task that runs here, if its message is redelivered after the death of its worker.
 
-    It then has the id again. So a lock of this owner is resumed by the next run.
+    It keeps its id then, so that its next run resumes the locks of this owner.
     """
     task = running_celery_task()
     return tidy_fact(task.request.id) if task is not None and task.acks_late else None
@@ -87,16 +86,16 @@ def redelivery_wait(task: Any, lease: float | None = None) -> float:
 
 
 def view_name(request: HttpRequest) -> str:
-    """The view that serves a request, as it stands on a lock."""
+    """The view that serves a request, as a lock records it."""
     match = getattr(request, "resolver_match", None)
     return f"view {match.view_name or match._func_path}" if match is not None else f"{request.method} {request.path}"
 
 
 def _username(request: HttpRequest) -> str:
-    """The user's name, if it can be told without changing what the view does.
+    """The user's name, if reading it does not change what the view does.
 
-    Looking it up reads the session, which makes the response vary by cookie: so only where there is such a cookie,
-    and never from a coroutine, where the lookup would block. A lookup that fails breaks no lock.
+    Reading it loads the session, which makes the response vary by cookie: so it is read only if there is such a
+    cookie, and never in a coroutine, where loading would block. If it fails, the lock does without the name.
     """
     known = request.__dict__
     user = known.get("_cached_user") or known.get("_acached_user") or known.get("user")
@@ -106,5 +105,5 @@ def _username(request: HttpRequest) -> str:
     try:
         return str(user.get_username()) if user is not None and user.is_authenticated else ""
     except Exception:
-        logger.debug("no user for the facts of a lock", exc_info=True)
+        logger.debug("the user of a lock is not recorded", exc_info=True)
         return ""

@@ -27,7 +27,7 @@ LockMode = Literal["exclusive", "shared"]
 
 
 class DjangoLock(MongoLock):
-    """A lock that knows the transactions of Django's databases. Made by `mongo_lock` and `mongo_semaphore`."""
+    """A lock that takes the transactions of Django's databases into account: what `mongo_lock` returns."""
 
     def __init__(
         self,
@@ -42,11 +42,11 @@ class DjangoLock(MongoLock):
         super().__init__(session, keys, options, facts)
         self.using = using
         self.release_when = release
-        #: Does something else give it back, later than the end of its block?
+        #: Whether the end of its block leaves the release to a streaming response.
         self.kept = False
 
     def release(self, *, early: bool = False) -> bool:
-        """See MongoLock.release(). With ``release="on_commit"`` and inside a transaction: when that has ended."""
+        """See MongoLock.release(). With ``release="on_commit"``, an open transaction ends first."""
         return True if self._stays() else super().release(early=early)
 
     async def arelease(self, *, early: bool = False) -> bool:
@@ -57,7 +57,10 @@ class DjangoLock(MongoLock):
         return (self.kept and self.held) or self._waits_for_commit()
 
     def _waits_for_commit(self) -> bool:
-        """Is a transaction to end first? It must not be committed if the lock is known to be lost by then."""
+        """Return whether an open transaction has to end first; if so, release then.
+
+        The transaction is not committed if the lock is known to be lost by then.
+        """
         if self.release_when == "now" or not (self._is_ours() and (opened := open_transactions()) and self.held):
             return False
         if self.release_when is None:

@@ -1,4 +1,4 @@
-"""Lets every lock taken while a request is served record its view and its user."""
+"""The middleware that lets every lock record the view and the user of the request in which it is taken."""
 
 from __future__ import annotations
 

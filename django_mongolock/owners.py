@@ -1,4 +1,4 @@
-"""Owners: who is meant to hold a lock, whichever process does. A web session as an owner, and what is its on logout."""
+"""Owners: on whose behalf a process holds a lock. A web session can be one; a logout releases what it holds."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .signals import lock_forced, send
 
 __all__ = ["asession_owner", "release_owner", "session_owner"]
 
-#: Where a session keeps its owner.
+#: The key under which a session keeps its owner.
 OWNER_KEY: Final = "_mongolock_owner"
 #: How long a logout, or a worker that cleans up, waits for MongoDB, in seconds.
 CLEANUP_TIMEOUT: Final = 2.0
 
 
 def release_owner(owner: str, *, using: str | None = None) -> int:
-    """Take every lock from *owner*; return how many locks were taken.
+    """Release every lock of *owner*, whichever process holds it; return how many were released.
 
-    Other holders of a shared lock or a semaphore keep theirs. A holder that lives learns of it at its next renewal,
-    and what it does until then is only stopped where its fencing token is compared. Raises LockBackendFailed.
+    Other holders of a shared lock or a semaphore keep theirs. A holder that still runs learns of it at its next
+    renewal; what it does until then is stopped only where its fencing token is compared. Raises LockBackendFailed.
     """
     name = check_fact("owner", owner)
     return 0 if name is None else release_holders(name, using)
@@ -47,9 +47,9 @@ def release_holders(owner: str, using: str | None = None, **which: Any) -> int:
 def session_owner(request: HttpRequest) -> str:
     """The owner that stands for the session of *request*, for ``mongo_lock(..., owner=session_owner(request))``.
 
-    It is random and kept in the session, so it gives nobody the session; it is another one after a login, a logout,
-    or a change of the user. On logout, what it holds in MONGOLOCK["DATABASE"] is released. Raises TypeError without
-    a session.
+    It is random and kept in the session, so it does not reveal the session key; a login, a logout or a change of the
+    user makes a new one. A logout releases what it holds in MONGOLOCK["DATABASE"]. Raises TypeError without a
+    session.
     """
     session = _session(request)
     return _owner(session, session.get(OWNER_KEY), session.get(SESSION_KEY))
@@ -64,14 +64,12 @@ async def asession_owner(request: HttpRequest) -> str:
 def _session(request: HttpRequest) -> Any:
     session = getattr(request, "session", None)
     if session is None:
-        raise TypeError(
-            "the request has no session: is SessionMiddleware in MIDDLEWARE, and was this called in a view?"
-        )
+        raise TypeError("the request has no session: put SessionMiddleware into MIDDLEWARE, and call this in a view")
     return session
 
 
 def _owner(session: Any, kept: object, user: object) -> str:
-    """The owner that was *kept* for this *user*, or a new one. The session is loaded already: nothing waits here."""
+    """The owner that the session *kept* for this *user*, or a new one. The session is loaded, so nothing waits here."""
     match kept:
         case [str(owner), known] if known == user:
             return owner
@@ -81,7 +79,7 @@ def _owner(session: Any, kept: object, user: object) -> str:
 
 
 def _release_on_logout(sender: object, request: HttpRequest | None, **kwargs: object) -> None:
-    """Release what the session holds. Connected by the app; a session that never was an owner costs nothing."""
+    """Release what the session holds. For a session that never was an owner, nothing is sent."""
     session = getattr(request, "session", None)
     kept = session.get(OWNER_KEY) if session is not None else None
     if not kept:
@@ -89,7 +87,7 @@ def _release_on_logout(sender: object, request: HttpRequest | None, **kwargs: ob
     try:
         release_holders(kept[0], timeout=CLEANUP_TIMEOUT)
     except LockError as error:
-        log(WARNING, "locks of a session that was ended are not released: they end with their leases", error=error)
+        log(WARNING, "the locks of a logged-out session are not released: they end with their leases", error=error)
 
 
 user_logged_out.connect(_release_on_logout, dispatch_uid="django_mongolock.logout")

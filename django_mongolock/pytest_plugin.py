@@ -1,4 +1,4 @@
-"""The pytest plugin: the fixture `mongolock`. Installed with the package; nothing is imported until a test asks."""
+"""The pytest plugin, with the fixture `mongolock`. It imports nothing until a test uses the fixture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps the lock model in its MongoDB, and what is not made for MongoDB out of it."""
+"""The router that keeps the lock model in its MongoDB, and the migrations of other apps out of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MongoLockRouter:
         try:
             home = get_settings().DATABASE
         except ImproperlyConfigured:
-            return None  # the checks say what is wrong, with its cure
+            return None  # the checks report it
         if app_label == APP_LABEL:
             return db == home
         return False if db == home and home != DEFAULT_DB_ALIAS else None

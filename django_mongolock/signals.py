@@ -1,18 +1,19 @@
 """Django signals: what happens to the locks of this process, and what this process does to those of others.
 
-A receiver that raises breaks no lock; Django logs its error. Receivers are plain functions, and quick ones: the thread
-that acquires or releases calls them (`lock_lost` and `lock_release_requested` mostly come from the session's own).
+A receiver that raises does not disturb the lock; Django logs its error. Receivers are plain functions, and fast ones:
+the thread that acquires or releases calls them (`lock_lost` and `lock_release_requested` mostly come from the session's
+own thread).
 
-Those about an acquisition of this process send, besides ``sender=MongoLock``:
+The signals about an acquisition of this process send, besides ``sender=MongoLock``:
 
-key, template: the key as it is stored, and what it was made from (``"order:{order_id}"``; "" where that is unknown).
-mode: "exclusive", "shared" or "semaphore". using: the DATABASES alias. token: the fencing token, 0 before there is
-one. waited: seconds until it was acquired, or given up. held: seconds that it has been held. contended: had somebody
-else the lock when it was asked for? reason: in words, for `lock_lost` why; for `lock_contended` who has it, as far as
-that is known; for `lock_release_requested` who asks; for `lock_not_acquired` "busy", "queue full", "deadlock" or
-"cancelled", or the name of another error.
+key, template: the key as it is stored, and the template of the key (``"order:{order_id}"``; "" if unknown). mode:
+"exclusive", "shared" or "semaphore". using: the DATABASES alias. token: the fencing token, 0 before there is one.
+waited: seconds until it was acquired or abandoned. held: seconds that it has been held. contended: whether another
+holder had the lock when it was requested. reason: as text; for `lock_lost` the cause; for `lock_contended` the holder,
+as far as it is known; for `lock_release_requested` who requests it; for `lock_not_acquired` "busy", "queue full",
+"deadlock" or "cancelled", or the name of another error.
 
-An acquisition sends `lock_contended` at most, then either `lock_acquired` or `lock_not_acquired`. What was acquired
+An acquisition sends at most one `lock_contended`, then either `lock_acquired` or `lock_not_acquired`. What was acquired
 ends in either `lock_released` or `lock_lost`.
 """
 
@@ -28,9 +29,9 @@ lock_not_acquired: Final = Signal()
 lock_released: Final = Signal()
 lock_lost: Final = Signal()
 lock_release_requested: Final = Signal()
-#: A call was left out, by ``on_contention="skip"``: key, template, reason (who has the lock).
+#: A call was skipped, by ``on_contention="skip"`` or `once_per`: key, template, reason (the holder).
 lock_skipped: Final = Signal()
-#: This process took a lock from its holders: key, using, by and reason (who did it and why, if that was said).
+#: This process took a lock from its holders: key, using, by and reason (who did it and why, if given).
 lock_forced: Final = Signal()
 #: This process cleared stale locks: count, using.
 stale_locks_cleared: Final = Signal()
@@ -47,5 +48,5 @@ EVENTS: Final = {
 
 
 def send(signal: Signal, **facts: Any) -> None:
-    """Tell the receivers."""
+    """Call the receivers."""
     signal.send_robust(sender=MongoLock, **facts)

@@ -29,4 +29,9 @@ def _release_locks_of_killed(task_id: str, exception: object, **kwargs: object) 
     try:
         release_holders(tidy_fact(task_id), gone=True, timeout=CLEANUP_TIMEOUT)
     except LockError as error:
-        log(WARNING, "locks of a killed task are not released: they end with their leases", task=task_id, error=error)
+        log(
+            WARNING,
+            "the locks of a killed task are not released: they end with their leases",
+            task=task_id,
+            error=error,
+        )
