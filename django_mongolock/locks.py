@@ -12,7 +12,7 @@ from pymongo.client_session import ClientSession
 
 from .backends.atomic import DjangoAtomic
 from .backends.base import get_backend
-from .backends.transactions import RELEASES, HeldLock, Release, open_transactions, warn_of_open
+from .backends.transactions import RELEASES, PendingRelease, Release, open_transactions, warn_of_open
 from .conf import get_settings
 from .context import holder_facts
 from .engine.document import UNLIMITED, Mode, Terms, check_fact, check_key
@@ -43,7 +43,7 @@ class DjangoLock(MongoLock):
         self.using = using
         self.release_when = release
         #: Whether the end of its block leaves the release to a streaming response.
-        self.kept = False
+        self.released_later = False
 
     def release(self, *, early: bool = False) -> bool:
         """See MongoLock.release(). With ``release="on_commit"``, an open transaction ends first."""
@@ -54,7 +54,7 @@ class DjangoLock(MongoLock):
         return True if self._stays() else await super().arelease(early=early)
 
     def _stays(self) -> bool:
-        return (self.kept and self.held) or self._waits_for_commit()
+        return (self.released_later and self.held) or self._waits_for_commit()
 
     def _waits_for_commit(self) -> bool:
         """Return whether an open transaction has to end first; if so, release then.
@@ -66,7 +66,7 @@ class DjangoLock(MongoLock):
         if self.release_when is None:
             warn_of_open(opened, self.keys[0], self._grants[0].acquired_from)
             return False
-        HeldLock(super().release, self.ensure_held).wait(opened)
+        PendingRelease(super().release, self.ensure_held).wait(opened)
         return True
 
     @overload

@@ -106,7 +106,7 @@ class MemoryLocks:
         Code that waits for it in this very thread would wait for nothing, since the test cannot go on meanwhile: its
         wait ends at once, with the clock moved to its end.
         """
-        session = self._backend.play_somebody()
+        session = self._backend.other_process()
         if permits is None:
             made = mongo_lock(key, mode=mode, wait=0, lease=lease, owner=owner, using=self._using)
         else:

@@ -74,7 +74,7 @@ def story(rows: Rows) -> Iterator[list[str]]:
 @pytest.fixture(autouse=True)
 def _untold() -> None:
     """Every test is told of places again."""
-    module._told.clear()
+    module._reported.clear()
 
 
 def work(rows: Rows, story: list[str], **options: Any) -> None:

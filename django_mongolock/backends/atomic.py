@@ -1,4 +1,4 @@
-"""`lock.atomic()` on a DATABASES alias: the transaction that django_mongodb_backend gives the ORM, ended by a fence."""
+"""`lock.atomic()` on a DATABASES alias: a transaction that the ORM joins, and that commits only under the lock."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..exceptions import LockMisused
 
 
 class DjangoAtomic(Atomic[ClientSession]):
-    """See engine.transaction.Atomic. Blocking, the ORM on the alias is part of the transaction."""
+    """See engine.transaction.Atomic. In a blocking block, the ORM on the alias is part of the transaction."""
 
     def __init__(self, lock: MongoLock, alias: str) -> None:
         kept_in_mongodb(lock)
         if connections[alias].vendor != "mongodb":
             raise ImproperlyConfigured(
-                f"the DATABASES alias {alias!r} is not MongoDB, so it has no transaction with the lock: write there "
+                f"the DATABASES alias {alias!r} is not MongoDB, so it shares no transaction with the lock: write there "
                 'with fenced_update(), or in its own transaction under a lock with release="on_commit"'
             )
         self._lock = lock
@@ -37,12 +37,12 @@ class DjangoAtomic(Atomic[ClientSession]):
         connection: Any = connections[self._alias]
         if connection.in_atomic_block_mongo:
             raise LockMisused(
-                f"a transaction is open on {self._alias!r} already, and would be committed after the lock's fence: "
+                f"a transaction is open on {self._alias!r} already and would be committed without checking the lock: "
                 "open lock.atomic() outside of it"
             )
         self._client = self._find_client()
         session = super().__enter__()
-        # The backend makes a session only where there is none. So this one is the ORM's.
+        # The backend makes a session only where there is none, so the ORM uses this one.
         connection.session = session
         self._block = transaction.atomic(using=self._alias)
         self._block.__enter__()
@@ -58,7 +58,7 @@ class DjangoAtomic(Atomic[ClientSession]):
             connection.session = None
             self._block.__exit__(type(failure), failure, failure.__traceback__)
             raise
-        # What is left to the backend are its flags, and the functions given to transaction.on_commit().
+        # This leaves the backend its flags, and the functions given to transaction.on_commit().
         connection.session = None
         self._block.__exit__(kind, error, traceback)
         return False

@@ -1,4 +1,4 @@
-"""Which backend serves a DATABASES alias."""
+"""The backend of each DATABASES alias."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Backend(Protocol):
         """The session of this process."""
 
     def close(self) -> None:
-        """Give back what this process holds, and disconnect."""
+        """Release what this process holds, and disconnect."""
 
 
 _backends: dict[str, Backend] = {}
@@ -38,7 +38,7 @@ _mutex = threading.Lock()
 
 
 def get_backend(using: str | None = None) -> Backend:
-    """The backend of a DATABASES alias, MONGOLOCK["DATABASE"] if none is given."""
+    """The backend of a DATABASES alias (MONGOLOCK["DATABASE"] unless given)."""
     current = get_settings()
     alias = using or current.DATABASE
     backend = _backends.get(alias)
@@ -69,8 +69,8 @@ def mongo_store(using: str | None = None) -> MongoStore:
     return store
 
 
-def sending(alias: str) -> Observer:
-    """What tells of a session's events, by signals."""
+def signal_sender(alias: str) -> Observer:
+    """An observer that sends the events of a session as signals."""
 
     def observe(event: str, grant: Grant) -> None:
         reasons = {"release_requested": grant.release_requested_by, "contended": grant.held_by}
@@ -93,8 +93,8 @@ def sending(alias: str) -> Observer:
 def load_backends() -> None:
     """Import what the first lock needs, without any I/O. Wrong settings are left to the checks.
 
-    It takes half a second, which a request would wait for; and greenlets or threads that take their first locks
-    together would see modules that are half imported.
+    The import takes half a second, for which a request would have to wait; and greenlets or threads that take their
+    first locks together would see half-imported modules.
     """
     with contextlib.suppress(ImproperlyConfigured, ImportError, KeyError):
         current = get_settings()
@@ -103,7 +103,7 @@ def load_backends() -> None:
 
 
 def close_backends() -> None:
-    """Give back every lock of this process and disconnect; the next use connects again."""
+    """Release every lock of this process and disconnect; the next use connects again."""
     with _mutex:
         backends = list(_backends.values())
         _backends.clear()
@@ -111,11 +111,11 @@ def close_backends() -> None:
         backend.close()
 
 
-def _follow(*, setting: str, **kwargs: object) -> None:
+def _close_after_change(*, setting: str, **kwargs: object) -> None:
     if setting in ("MONGOLOCK", "DATABASES"):
         close_backends()
 
 
-setting_changed.connect(_follow)
-# Whoever held it in another thread at a fork does not exist in the child.
+setting_changed.connect(_close_after_change)
+# In a forked child, the thread that held the mutex does not exist.
 os.register_at_fork(before=_mutex.acquire, after_in_parent=_mutex.release, after_in_child=_mutex.release)

@@ -1,4 +1,4 @@
-"""Locks in the memory of one process, for tests: the same meaning, without a MongoDB."""
+"""Locks in the memory of one process, for tests without a MongoDB."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from ..engine.memory_server import MemoryServer, MemorySession, MemoryStore
 from ..engine.rule import Limits
 from ..engine.session.per_process import Sessions
 from ..engine.session.session import Observer
-from .base import sending
+from .base import signal_sender
 
-#: By process and alias. A server outlives its backend, as MongoDB does: settings may change in the middle of a test.
+#: By process and alias. A server outlives its backend, as MongoDB does: a test may change the settings.
 _servers: Final[dict[tuple[int, str], MemoryServer]] = {}
 
 
 class MemoryLockBackend:
-    """Locks that only this process knows of. Never for production: two processes would both get the same lock.
+    """Locks that only this process knows. Never for production: two processes would both get the same lock.
 
-    Leases, queues, modes, fencing tokens, owners and minimum holds mean what they mean in MongoDB. There is no
-    document that another process could see, and so neither the model `Lock`, nor the admin, nor a command sees them.
+    Leases, queues, modes, fencing tokens, owners and minimum holds work as in MongoDB. There is no document that
+    another process could read: neither the model `Lock` nor the admin nor a command shows these locks.
     """
 
     def __init__(self, alias: str, settings: LockSettings) -> None:
         self.alias = alias
         self.settings = settings
-        self._sessions = Sessions(partial(self._open, sending(alias)))
-        if not hasattr(mail, "outbox"):  # what Django's test environment has
+        self._sessions = Sessions(partial(self._open, signal_sender(alias)))
+        if not hasattr(mail, "outbox"):  # Django's test environment has one
             log(WARNING, "locks are kept in the memory of this process, which is for tests only", alias=alias)
 
     @property
@@ -45,8 +45,8 @@ class MemoryLockBackend:
         """See Backend.session()."""
         return self._sessions.current()
 
-    def play_somebody(self) -> MemorySession:
-        """A session on the same locks, as another process would have it. Nobody is told of its events."""
+    def other_process(self) -> MemorySession:
+        """A session on the same locks, as another process would have it. Its events are not reported."""
         return self._open(None, threading.current_thread())
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class MemoryLockBackend:
 
 
 def forget_servers() -> None:
-    """Begin again with no locks, also where somebody still holds some."""
+    """Start again without locks, also if some are still held."""
     for server in _servers.values():
         for session in list(server.sessions):
             session.die()

@@ -1,4 +1,4 @@
-"""The engine on a DATABASES alias."""
+"""The backend that keeps the locks in MongoDB."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..engine.rule import Limits
 from ..engine.session.per_process import Sessions
 from ..engine.session.session import Observer, Session
 from ..engine.store import MongoStore, StoreConfig
-from .base import sending
+from .base import signal_sender
 
 ENGINE = "django_mongodb_backend"
 
@@ -56,16 +56,16 @@ class MongoBackend:
         self._sessions.close()
 
     def _make_session(self) -> Session:
-        # Only its parameters: the engine has a client of its own (see MongoStore).
+        # Only the parameters of the connection: the engine has a client of its own (see MongoStore).
         parameters = connections[self.alias].get_connection_params()
         self._name = self._database["NAME"]
         limits = Limits(waiters=self.settings.MAX_WAITERS, retention=milliseconds(self.settings.RETENTION))
         config = StoreConfig(parameters, self._name or "", limits=limits, history=self.settings.HISTORY * 1_000_000)
         store = MongoStore(config)
-        tell = sending(self.alias)
+        observer = signal_sender(self.alias)
         if store.history is not None:
-            tell = _both(store.history.observe, tell)
-        return Session(store, self.settings.COMMAND_TIMEOUT, tell)
+            observer = _both(store.history.observe, observer)
+        return Session(store, self.settings.COMMAND_TIMEOUT, observer)
 
 
 def _both(first: Observer, second: Observer) -> Observer:

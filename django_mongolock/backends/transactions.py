@@ -1,8 +1,8 @@
-"""Locks and the transactions of Django's databases: a lock given back before the commit protects nothing.
+"""Locks and the transactions of Django's databases: a lock that is released before the commit protects nothing.
 
-`release="on_commit"` gives a lock back when the outermost ``atomic`` block has ended, by commit or rollback.
-``transaction.on_commit`` is no answer to that: a rolled back savepoint drops its functions, and there is no hook for
-a rollback. So while a lock waits, the methods by which a connection ends a transaction are watched on that connection.
+`release="on_commit"` releases a lock when the outermost ``atomic`` block has ended, by commit or rollback.
+``transaction.on_commit`` does not help: the rollback of a savepoint drops its functions, and there is no hook for a
+rollback. So while a release is pending, the methods by which a connection ends a transaction are watched.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..exceptions import LockLost
 
 logger = logging.getLogger("django_mongolock")
 
-#: When a lock is given back that is left inside a transaction.
+#: When a lock is released whose block ends inside a transaction.
 Release = Literal["now", "on_commit"]
 RELEASES: Final = ("now", "on_commit")
 
@@ -29,12 +29,12 @@ _ENDS: Final = ("commit", "rollback", "close", "set_autocommit", "savepoint_comm
 #: The same for django_mongodb_backend.transaction.atomic.
 _MONGO_ENDS: Final = ("commit_mongo", "rollback_mongo")
 
-#: Where locks were taken that were released inside a transaction: each place is told once.
-_told: set[str] = set()
+#: The lines of code that took a lock which was released inside a transaction: each is reported once.
+_reported: set[str] = set()
 
 
 def open_transactions() -> list[BaseDatabaseWrapper]:
-    """The connections of this thread with a transaction that is open. The one around a test does not count."""
+    """The connections of this thread with an open transaction. That of a test case does not count."""
     return [connection for connection in connections.all(initialized_only=True) if _is_open(connection)]
 
 
@@ -47,7 +47,7 @@ def _is_open(connection: BaseDatabaseWrapper) -> bool:
 
 
 def _blocks(connection: BaseDatabaseWrapper) -> list[Any]:
-    """The ``atomic`` blocks that are open and have an end that can be seen."""
+    """The open ``atomic`` blocks whose end can be observed."""
     blocks = connection.atomic_blocks
     mine = [number for number, block in enumerate(blocks) if not getattr(block, "_from_testcase", False)]
     if not mine:
@@ -58,39 +58,38 @@ def _blocks(connection: BaseDatabaseWrapper) -> list[Any]:
     return [blocks[number] for number in mine]
 
 
-class HeldLock:
-    """A lock that is given back at the end of every transaction that was open when its block was left.
+class PendingRelease:
+    """The release of a lock, pending until all transactions have ended that were open when its block ended.
 
-    give_back: gives it back. ensure_held: raises LockLost if it was lost meanwhile.
+    ensure_held: raises LockLost if the lock was lost meanwhile.
     """
 
-    def __init__(self, give_back: Callable[[], object], ensure_held: Callable[[], None]) -> None:
-        self.give_back = give_back
+    def __init__(self, release: Callable[[], object], ensure_held: Callable[[], None]) -> None:
+        self.release = release
         self.ensure_held = ensure_held
         self.waits_for: set[int] = set()
 
     def wait(self, opened: list[BaseDatabaseWrapper]) -> None:
-        """Wait for the ends of those transactions."""
+        """Wait for the ends of these transactions."""
         self.waits_for = {id(connection) for connection in opened}
         for connection in opened:
-            _Watch.on(connection).locks.append(self)
+            _Watch.on(connection).pending.append(self)
 
     def ended(self, connection: BaseDatabaseWrapper) -> None:
         self.waits_for.discard(id(connection))
         if not self.waits_for:
             try:
-                self.give_back()
-            except Exception:
-                # The transaction has ended, whatever comes; the lease does too.
+                self.release()
+            except Exception:  # the transaction has ended anyway, and the lease will end
                 logger.exception("lock not released after a transaction")
 
 
 class _Watch:
-    """Watches one connection until its transaction has ended, for the locks that wait for it."""
+    """Watches one connection until its transaction has ended, for the releases that are pending."""
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self.connection = connection
-        self.locks: list[HeldLock] = []
+        self.pending: list[PendingRelease] = []
         self._put: dict[str, Callable[..., Any]] = {}
         for name in _MONGO_ENDS if connection.vendor == "mongodb" else _ENDS:
             self._put[name] = partial(self._call, name, getattr(connection, name))
@@ -120,15 +119,15 @@ class _Watch:
         if name in _MONGO_ENDS:
             return not connection.in_atomic_block_mongo  # type: ignore[attr-defined]
         if name in ("commit", "rollback"):
-            return True  # inside of a block, they would have been refused
+            return True  # inside a block, Django refuses them
         # A savepoint is an end only where the block around it is that of a test.
         return not _is_open(connection) and (name == "set_autocommit" or bool(connection.atomic_blocks))
 
     def _refuse_if_lost(self) -> None:
-        """Roll back instead of a commit if a lock was lost: what was written may overlap with its next holder's."""
+        """Roll back instead of committing if a lock was lost: the work may overlap with that of the next holder."""
         try:
-            for lock in self.locks:
-                lock.ensure_held()
+            for release in self.pending:
+                release.ensure_held()
         except LockLost:
             mongo = self.connection.vendor == "mongodb"
             (self.connection.rollback_mongo if mongo else self.connection.rollback)()  # type: ignore[attr-defined]
@@ -139,21 +138,21 @@ class _Watch:
             if self.connection.__dict__.get(name) is put:
                 delattr(self.connection, name)
         del self.connection._mongolock_watch  # type: ignore[attr-defined]
-        locks, self.locks = self.locks, []
-        for lock in locks:
-            lock.ended(self.connection)
+        pending, self.pending = self.pending, []
+        for release in pending:
+            release.ended(self.connection)
 
 
 def warn_of_open(opened: list[BaseDatabaseWrapper], key: str, place: str) -> None:
-    """Warn, once for each *place* that takes a lock, that it was given back inside a transaction."""
+    """Warn, once for each *place* that takes a lock, that it was released inside a transaction."""
     file, _, line = place.rpartition(":")
-    if place in _told or not line.isdigit():
+    if place in _reported or not line.isdigit():
         return
-    _told.add(place)
+    _reported.add(place)
     warnings.warn_explicit(
-        f"the lock {key!r} was released inside the transaction that is open on {opened[0].alias!r}: whoever gets it "
-        'next does not see yet what was written under it. Give release="on_commit", open the transaction inside the '
-        'lock, or give release="now" if this is meant',
+        f"the lock {key!r} was released inside the transaction that is open on {opened[0].alias!r}: the next holder "
+        'does not yet see what was written under it. Give release="on_commit", open the transaction inside the lock, '
+        'or give release="now" to silence this warning',
         RuntimeWarning,
         file,
         int(line),

@@ -29,7 +29,7 @@ def hold_while_streaming(result: object, lock: MongoLock) -> None:
     """
     if not (isinstance(result, HttpResponseBase) and result.streaming and isinstance(lock, DjangoLock)):
         return
-    lock.kept = True
+    lock.released_later = True
     held = _Held(lock)
     # Not `streaming_content`: that refers to the response, which would then be collected late if it is dropped; and
     # setting it would keep a server from sending a file by itself. Nor does closing it reach the iterator of the view.
@@ -53,12 +53,12 @@ class _Held:
 
     def give_back(self) -> None:
         if self._once.acquire(blocking=False):
-            self.lock.kept = False
+            self.lock.released_later = False
             self.lock.__exit__(None, None, None)
 
     async def agive_back(self) -> None:
         if self._once.acquire(blocking=False):
-            self.lock.kept = False
+            self.lock.released_later = False
             await self.lock.__aexit__(None, None, None)
 
     def close(self, stream: Any) -> None:
