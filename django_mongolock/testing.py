@@ -1,4 +1,4 @@
-"""For your tests: locks without a MongoDB, which a test can hold as somebody else, lose, let time go by for, and check.
+"""For your tests: locks without a MongoDB, which a test can hold as another process, lose and check.
 
 With pytest there is the fixture `mongolock`; with unittest use `LockTestMixin` or `override_locks`.
 """
@@ -30,7 +30,7 @@ __all__ = ["HeldLock", "LockTestMixin", "MemoryLocks", "override_locks"]
 
 Key = str | Model
 
-#: What is recorded under which name.
+#: The signals that `MemoryLocks` records, by attribute.
 _RECORDED: Final[dict[str, Signal]] = {
     "acquired": lock_acquired,
     "released": lock_released,
@@ -40,9 +40,9 @@ _RECORDED: Final[dict[str, Signal]] = {
 
 
 class HeldLock:
-    """A lock that somebody else holds: another process, as far as the code under test can tell.
+    """A lock that is held as by another process.
 
-    It is renewed, and so held until it is released (``with`` does that too), or until the end of the test.
+    It is renewed, and so held until it is released (``with`` releases it, too), or until the end of the test.
     """
 
     def __init__(self, lock: MongoLock, session: MemorySession) -> None:
@@ -51,21 +51,21 @@ class HeldLock:
 
     @property
     def held(self) -> bool:
-        """Is it still held? Not if it was forced, and that was noticed."""
+        """Whether it is still held. False once a forced release was noticed."""
         return self.lock.held
 
     @property
     def release_requested(self) -> str | None:
-        """Who asked for its release, in words. Known at its next renewal: see `MemoryLocks.advance`."""
+        """Who requested its release, as text, once the next renewal has read it: see `MemoryLocks.advance`."""
         return self.lock.release_requested
 
     def release(self) -> None:
-        """Give it back. Whoever waits for it gets it."""
+        """Release it. The first waiter gets it."""
         self.lock.release()
         self._session.close()
 
     def die(self) -> None:
-        """Its process is killed: nobody renews it any more, and it ends when its lease does."""
+        """Kill its process: it is no longer renewed, and ends with its lease."""
         self._session.die()
 
     def __enter__(self) -> Self:
@@ -78,9 +78,9 @@ class HeldLock:
 class MemoryLocks:
     """The locks of a test.
 
-    `acquired`, `released`, `lost` and `contended` list the keys to which that happened to the code under test, in
-    order, and as it named them (without MONGOLOCK["KEY_PREFIX"]). What the test holds as somebody else is not among
-    them. *using*: the DATABASES alias, if not MONGOLOCK["DATABASE"].
+    `acquired`, `released`, `lost` and `contended` list, in order, the keys that the code under test acquired, released,
+    lost, or found taken, without MONGOLOCK["KEY_PREFIX"]. What the test holds as another process is not among them.
+    using: the DATABASES alias (MONGOLOCK["DATABASE"]).
     """
 
     def __init__(self, using: str | None = None) -> None:
@@ -99,12 +99,12 @@ class MemoryLocks:
         permits: int | None = None,
         lease: float | None = None,
         owner: str | None = None,
-        label: str = "somebody else",
+        label: str = "another process",
     ) -> HeldLock:
-        """Hold *key* as somebody else, from now on. permits: as one of a semaphore's. Raises LockNotAcquired.
+        """Hold *key* as another process, from now on. permits: those of a semaphore. Raises LockNotAcquired.
 
-        Code that waits for it in this very thread would wait for nothing, since the test cannot go on meanwhile: its
-        wait ends at once, with the clock moved to its end.
+        Code that waits for the key in the thread of the test would wait in vain, since the test cannot release it
+        meanwhile: the wait ends at once, with the clock moved to its end.
         """
         session = self._backend.other_process()
         if permits is None:
@@ -118,21 +118,21 @@ class MemoryLocks:
         except BaseException:
             session.close()
             raise
-        self._held.append(HeldLock(lock, session))  # so that it is held although nobody may keep it
+        self._held.append(HeldLock(lock, session))  # keeps it held if the test drops it
         return self._held[-1]
 
     def lose(self, key: Key) -> None:
-        """Take *key* from the code under test, which learns of it at once. AssertionError if it does not hold it."""
+        """Take *key* from the code under test, which learns of it at once. Raises AssertionError if it is not held."""
         if not self._backend.session().lose(self._full(key)):
-            raise AssertionError(f"the code under test does not hold {self._full(key)!r}: {self._story()}")
+            raise AssertionError(f"the code under test does not hold {self._full(key)!r}: {self._summary()}")
 
     def advance(self, seconds: float) -> None:
-        """Let *seconds* go by. Locks are renewed meanwhile, as in a process that lives; `HeldLock.die` ends that."""
+        """Move the clock by *seconds*. Locks are renewed meanwhile, unless their process has died (`HeldLock.die`)."""
         self._server.advance(seconds)
 
     @contextmanager
     def unavailable(self) -> Iterator[None]:
-        """MongoDB does not answer: LockBackendFailed wherever a lock is taken. What is held is not renewed."""
+        """In the block, MongoDB does not answer: acquiring raises LockBackendFailed, and no lock is renewed."""
         self._server.away = threading.current_thread()
         try:
             yield
@@ -140,44 +140,47 @@ class MemoryLocks:
             self._server.away = None
 
     def held(self) -> list[str]:
-        """The keys that somebody holds now, in alphabetical order."""
+        """The keys that are held now, in alphabetical order."""
         now = self._server.time
         documents = sorted(self._server.documents.items())
-        return [self._name(key) for key, document in documents if any(e["until"] > now for e in document["holders"])]
+        return [self._bare(key) for key, document in documents if any(e["until"] > now for e in document["holders"])]
 
     def waiting(self, key: Key) -> int:
-        """How many wait for *key*: threads and tasks. Those behind another of theirs are counted when its place in the
-        queue is renewed, within seconds."""
+        """How many threads and tasks wait for *key*.
+
+        Those that wait behind another of their process count once its place in the queue is renewed, within seconds.
+        """
         document = self._server.documents.get(self._full(key), {})
         now = self._server.time
         return sum(1 + e.get("behind", 0) for e in document.get("waiters", []) if e["until"] > now)
 
     def assert_locked(self, key: Key, times: int | None = None) -> None:
-        """The code under test has acquired *key*, at least once or exactly so many *times*."""
-        found = self.acquired.count(self._name(self._full(key)))
+        """Assert that the code under test has acquired *key*, at least once or exactly so many *times*."""
+        name = self._plain(key)
+        found = self.acquired.count(name)
         if (times is None and not found) or times not in (None, found):
             wanted = "at all" if times is None else f"{times} times, but {found} times"
-            raise AssertionError(f"{self._name(self._full(key))!r} was not locked {wanted}: {self._story()}")
+            raise AssertionError(f"{name!r} was not locked {wanted}: {self._summary()}")
 
     def assert_not_locked(self, key: Key) -> None:
-        """The code under test has never acquired *key*."""
-        if self._name(self._full(key)) in self.acquired:
-            raise AssertionError(f"{self._name(self._full(key))!r} was locked: {self._story()}")
+        """Assert that the code under test has never acquired *key*."""
+        if self._plain(key) in self.acquired:
+            raise AssertionError(f"{self._plain(key)!r} was locked: {self._summary()}")
 
     def assert_free(self, *keys: Key) -> None:
-        """Nobody holds any of *keys* now, or anything at all if none is named."""
-        wanted = [self._name(self._full(key)) for key in keys]
+        """Assert that none of *keys* is held now, or no key at all if none is named."""
+        wanted = [self._plain(key) for key in keys]
         if found := [key for key in self.held() if key in wanted or not keys]:
             raise AssertionError(f"still held: {', '.join(map(repr, found))}")
 
-    def _story(self) -> str:
-        return f"acquired were {', '.join(map(repr, self.acquired)) or 'none'}"
+    def _summary(self) -> str:
+        return f"acquired: {', '.join(map(repr, self.acquired)) or 'none'}"
 
     @property
     def _backend(self) -> MemoryLockBackend:
         backend = get_backend(self._using)
         if not isinstance(backend, MemoryLockBackend):
-            raise ImproperlyConfigured(f'MONGOLOCK["BACKEND"] is not {MEMORY!r} any more')
+            raise ImproperlyConfigured(f'MONGOLOCK["BACKEND"] is no longer {MEMORY!r}')
         return backend
 
     @property
@@ -187,13 +190,16 @@ class MemoryLocks:
     def _full(self, key: Key) -> str:
         return check_key(as_key(key), get_settings().KEY_PREFIX)
 
-    def _name(self, key: str) -> str:
+    def _plain(self, key: Key) -> str:
+        return self._bare(self._full(key))
+
+    def _bare(self, key: str) -> str:
         return key.removeprefix(get_settings().KEY_PREFIX)
 
     def _record(self, signal: Signal, key: str, **facts: object) -> None:
         for name, recorded in _RECORDED.items():
             if recorded is signal:
-                getattr(self, name).append(self._name(key))
+                getattr(self, name).append(self._bare(key))
 
     def _listen(self) -> None:
         for signal in _RECORDED.values():
@@ -206,11 +212,11 @@ class MemoryLocks:
 
 
 class override_locks(TestContextDecorator):  # noqa: N801 - a sibling of override_settings
-    """Keep the locks in memory, and give a `MemoryLocks`: ``with override_locks() as locks:``.
+    """Keep the locks in memory, and return a `MemoryLocks`: ``with override_locks() as locks:``.
 
-    Also a decorator, of functions, coroutine functions and test case classes, as Django's ``override_settings`` is;
-    *kwarg_name* and *attr_name* name the argument, or the attribute of the test case, that is to have the locks.
-    *values*: other settings of MONGOLOCK for the time being, such as ``WAIT=0``.
+    Also a decorator of functions, coroutine functions and test case classes, like Django's ``override_settings``.
+    attr_name, kwarg_name: the attribute of the test case, or the argument, that receives the locks. values: other
+    settings of MONGOLOCK during the test, such as ``WAIT=0``.
     """
 
     def __init__(self, attr_name: str | None = None, kwarg_name: str | None = None, **values: Any) -> None:
@@ -218,7 +224,7 @@ class override_locks(TestContextDecorator):  # noqa: N801 - a sibling of overrid
         self.values = values
 
     def enable(self) -> MemoryLocks:
-        """Begin."""
+        """Keep the locks in memory from now on."""
         self._before = override({"BACKEND": MEMORY, **self.values})
         close_backends()
         forget_servers()
@@ -230,16 +236,16 @@ class override_locks(TestContextDecorator):  # noqa: N801 - a sibling of overrid
         return self.enable()
 
     def disable(self) -> None:
-        """End; what is still held is gone."""
+        """Restore the backend of the project. What is still held is gone."""
         self._locks._close()
         override(self._before)
         close_backends()
 
 
 class LockTestMixin(unittest.TestCase):
-    """A test case whose locks are in memory, each test's its own, in `mongolock`: mix it into any Django test case.
+    """Mix it into any Django test case: each test has locks of its own in memory, as `mongolock`.
 
-    No test needs a database for it. Locks of ``setUpClass`` and ``setUpTestData`` are none of its business.
+    It needs no database. Locks that ``setUpClass`` and ``setUpTestData`` take are not covered.
     """
 
     mongolock: MemoryLocks

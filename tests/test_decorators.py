@@ -387,7 +387,7 @@ class TestKeys:
 
     def test_value_that_makes_no_key(self) -> None:
         """A call whose arguments make no key does not run at all."""
-        with pytest.raises(TypeError, match="'name' is NoneType: a key of nothing"):
+        with pytest.raises(TypeError, match="'name' is NoneType: calls without a value"):
             plain(None)  # type: ignore[arg-type]
 
     def test_wrong_call(self) -> None:

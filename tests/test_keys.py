@@ -135,7 +135,7 @@ class TestTemplates:
     @pytest.mark.parametrize(
         ("value", "problem"),
         [
-            (None, "a key of nothing would be shared by many"),
+            (None, "calls without a value would share one key"),
             (Order(pk=5), "use {a.pk}"),
             (SimpleLazyObject(lambda: User(pk=5)), "use {a.pk}"),
             (b"5", "type bytes"),
@@ -330,5 +330,5 @@ class TestCallArguments:
 def test_the_key_of_a_template_can_be_made_elsewhere() -> None:
     """A lock beside a decorated function meets it, whatever is in the values."""
     assert lock_key("tag:{tag}", tag="a:b") == "tag:a%3Ab"
-    with pytest.raises(TypeError, match="a key of nothing"):
+    with pytest.raises(TypeError, match="calls without a value"):
         lock_key("tag:{tag}", tag=None)

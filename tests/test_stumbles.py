@@ -145,7 +145,7 @@ def test_an_option_that_is_like_none() -> None:
     """It is not guessed at."""
     said = unmeant(lambda: mongo_lock("a", xyzzy=3))  # type: ignore[call-arg]
     assert "did you mean" not in said
-    assert "There are auto_renew, label, lease, " in said
+    assert "Known: auto_renew, label, lease, " in said
 
 
 def test_a_lock_is_no_decorator_and_a_decorator_no_lock() -> None:
@@ -170,7 +170,7 @@ def test_a_lock_is_no_decorator_and_a_decorator_no_lock() -> None:
         (["a", "b"], "mongo_lock(*keys)"),
         (("a", "b"), "mongo_lock(*keys)"),
         ({"a"}, "mongo_lock(*keys)"),
-        (Order, "an instance of Order, or as a key for all of them 'shop.order'"),
+        (Order, "an instance of Order, or, as one key for all of them, 'shop.order'"),
     ],
 )
 def test_what_is_no_key_says_what_would_be(key: Any, cure: str) -> None:

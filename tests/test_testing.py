@@ -309,9 +309,9 @@ class TestAssertions:
                 pass
         mongolock.assert_locked("a")
         mongolock.assert_locked("a", times=2)
-        with pytest.raises(AssertionError, match="'a' was not locked 1 times, but 2 times: acquired were 'a', 'b'"):
+        with pytest.raises(AssertionError, match="'a' was not locked 1 times, but 2 times: acquired: 'a', 'b'"):
             mongolock.assert_locked("a", times=1)
-        with pytest.raises(AssertionError, match="'c' was not locked at all: acquired were 'a', 'b', 'a', 'b'"):
+        with pytest.raises(AssertionError, match="'c' was not locked at all: acquired: 'a', 'b', 'a', 'b'"):
             mongolock.assert_locked("c")
         with pytest.raises(AssertionError, match="'a' was locked"):
             mongolock.assert_not_locked("a")
