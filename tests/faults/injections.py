@@ -50,7 +50,7 @@ class Scene:
 
 
 def kill_primary(scene: Scene) -> None:
-    """SIGKILL; it is started again a few seconds later."""
+    """SIGKILL; a few seconds later it is started again."""
     member = scene.cluster.members[scene.cluster.primary()]
     member.kill()
     scene.last(0.5, 8)
@@ -66,7 +66,7 @@ def kill_secondary(scene: Scene) -> None:
 
 
 def stop_primary(scene: Scene) -> None:
-    """SIGSTOP for up to eight seconds; it wakes up as a primary that is none any more."""
+    """SIGSTOP for up to eight seconds; when it wakes up, it is no longer the primary."""
     member = scene.cluster.members[scene.cluster.primary()]
     member.pause()
     scene.last(0.5, 8)
@@ -82,13 +82,13 @@ def stop_secondary(scene: Scene) -> None:
 
 
 def step_down(scene: Scene) -> None:
-    """The primary hands over, by force or in order."""
+    """The primary steps down, by force or in order."""
     cluster = scene.mongo
     cluster.command(cluster.primary(), "replSetStepDown", 5, force=scene.chance.random() < 0.5)
 
 
 def no_majority(scene: Scene) -> None:
-    """Both secondaries are gone: killed, or stopped."""
+    """Both secondaries are down: killed, or stopped."""
     members = [scene.cluster.members[number] for number in _secondaries(scene)]
     killed = scene.chance.random() < 0.5
     for member in members:
@@ -123,31 +123,31 @@ def _ways(scene: Scene, ways: list[tuple[int, int]], rule: Rule, shortest: float
 
 
 def cut_primary(scene: Scene) -> None:
-    """The other members do not hear the primary any more; clients still do, until it sees that it has lost."""
+    """The other members cannot reach the primary; clients can, until it finds that it has lost the election."""
     scene.mongo  # noqa: B018
     _ways(scene, scene.cluster.around(scene.cluster.primary()), HELD, 1, 10)
 
 
 def isolate_primary(scene: Scene) -> None:
-    """Nobody hears the primary any more."""
+    """Neither members nor clients can reach the primary."""
     primary = scene.cluster.primary()
     _ways(scene, [*scene.cluster.around(primary), (CLIENT, primary)], HELD, 1, 10)
 
 
 def slow_links(scene: Scene) -> None:
-    """Everything from and to clients takes longer, up to half a second each way."""
+    """All traffic of clients is delayed, by up to half a second each way."""
     everyone = [(CLIENT, number) for number in range(len(scene.cluster.members))]
     _ways(scene, everyone, Rule(delay=scene.chance.uniform(0.03, 0.5)), 2, 6)
 
 
 def half_open(scene: Scene) -> None:
-    """The clients' connections to the primary are dead, and nobody is told."""
+    """The clients' connections to the primary are dead, without an error."""
     scene.cluster.network.forget(CLIENT, scene.cluster.primary())
     scene.last(0.5, 4)
 
 
 def late_commands(scene: Scene) -> None:
-    """Commands are held up, and delivered when their senders have given them up or are dead."""
+    """Commands are held up, and delivered when their senders have given up or are dead."""
     _ways(scene, scene.cluster.to_primary(), Rule(hold_requests=True), 0.5, 6)
 
 
@@ -157,7 +157,7 @@ def late_replies(scene: Scene) -> None:
 
 
 def lost_replies(scene: Scene) -> None:
-    """Some answers are lost, and their connections with them."""
+    """Some answers and their connections are lost."""
     _ways(scene, scene.cluster.to_primary(), Rule(lose_replies=scene.chance.uniform(0.02, 0.3)), 1, 6)
 
 
@@ -178,7 +178,7 @@ def _failing(scene: Scene, data: dict[str, Any], probability: float) -> None:
 
 
 def fail_closed(scene: Scene) -> None:
-    """The server closes the connection instead of an answer."""
+    """The server closes the connection instead of answering."""
     _failing(scene, {"closeConnection": True}, scene.chance.uniform(0.05, 0.6))
 
 
@@ -189,13 +189,13 @@ def fail_write_concern(scene: Scene) -> None:
 
 
 def fail_not_primary(scene: Scene) -> None:
-    """The server says that it is not the primary, or is shutting down."""
+    """The server reports that it is not the primary, or is shutting down."""
     code = scene.chance.choice([10107, 13435, 11602, 91, 189])
     _failing(scene, {"errorCode": code}, scene.chance.uniform(0.05, 0.4))
 
 
 def fail_exceeded(scene: Scene) -> None:
-    """The server says that it took too long, could not get its own locks, or met a conflict."""
+    """The server reports a timeout, a failure to get its own locks, or a conflict."""
     code = scene.chance.choice([50, 262, 24, 112])
     _failing(scene, {"errorCode": code}, scene.chance.uniform(0.05, 0.4))
 
@@ -265,7 +265,7 @@ def held_up_commands(scene: Scene) -> None:
 
 
 def stuck_transaction(scene: Scene) -> dict[str, Any]:
-    """Somebody writes to the document of a lock in a transaction, as `lock.atomic()` does, and vanishes for a while."""
+    """A process writes to the document of a lock in a transaction, like `lock.atomic()`, and stops for a while."""
     cluster = scene.mongo
     try:
         with cluster.members[cluster.primary()].client(5) as client, client.start_session() as session:
@@ -299,7 +299,7 @@ def _write(locks: Any, key: str, session: Any) -> None:
 
 
 def ttl(scene: Scene) -> None:
-    """The TTL monitor, which comes every second, finds documents that nobody uses."""
+    """The TTL monitor, which runs every second, finds unused documents."""
     cluster = scene.mongo
     behind = min((dial.offset for dial in cluster.dials), default=0.0)
     # The clocks run on meanwhile, and none is set: that comes after this, if at all.
@@ -335,7 +335,7 @@ def stream_killed(scene: Scene) -> None:
 
 
 def oplog_rolled_over(scene: Scene) -> None:
-    """The oplog is written over while it cannot be read, so that the change streams cannot go on where they were."""
+    """The oplog is overwritten while it cannot be read, so that the change streams cannot resume."""
     cluster = scene.mongo
     ways = scene.cluster.to_primary()
     cluster.network.set(ways, Rule(hold_replies=True))

@@ -50,12 +50,12 @@ RELEASES: Final = ("release", "release for good")
 BUGS: Final = {
     "no tombstone": "an id that was given up leaves no tombstone, so a late command brings it back",
     "deadline from the reply": "a holder counts its lease from the answer, not from before the command was sent",
-    "no margin": "the server lets a lease live no longer than its holder believes",
+    "no margin": "the server keeps a lease no longer than its holder",
     "no clock stamp": "a new primary judges the times that another one wrote",
-    "release by key": "a release removes whoever holds the key",
+    "release by key": "a release removes the present holder of the key",
     "w:1 grants": "a grant is reported before the majority has it",
     "local read": "a waiter believes in a grant that only the primary has",
-    "old news": "a waiter does not ask how old the news of its grant are",
+    "old news": "a waiter does not check how old the news of its grant is",
     "counter token": "a document that was purged starts its tokens at 1 again",
     "no removal": "an unknown outcome is left to itself",
     "taken and forgotten": "a lock that was taken away is left to itself though a command for it is still on its way",
@@ -69,7 +69,7 @@ BUGS: Final = {
     "a read lengthens": "a waiter believes in the end that a read shows, for as long as a lease",
     "an extension counts at once": "a lease that is to be longer is counted on before the command is answered",
     "a place counts as a lease": "a waiter's renewal that is answered to a holder counts for a whole lease",
-    "arrivals are forgotten": "who has waited in the line of its process is queued as if it had come just now",
+    "arrivals are forgotten": "a waiter of a local queue is queued as if it had just arrived",
     "a renewal revives what was released": "a renewal lengthens what is only kept for its minimum hold",
 }
 
@@ -327,20 +327,20 @@ class World:
             kind = "renewal" if phase == "holding" else "renewal of its place"
             yield f"{name} sends a {kind}", self._send(state, number, client, kind)
         if phase == "waiting" and not client.sent and self.reads:
-            yield f"{name} looks how it stands", self._send(state, number, client, "look")
+            yield f"{name} reads the document", self._send(state, number, client, "look")
         if self.tries and ((phase == "asking" and client.sent == "ask") or (phase == "waiting" and not client.sent)):
             outcome_unknown = client.outcome_unknown or phase == "asking"
             trying = client._replace(phase="asking", asks=0, outcome_unknown=outcome_unknown)
             yield f"{name} tries a last time", self._send(state, number, trying, "try")
         if phase == "holding" and not client.sent and client.more < self.more:
             longer = client._replace(more=self.more) if self.bug == "an extension counts at once" else client
-            yield f"{name} makes its lease longer", self._send(state, number, longer, "extend")
+            yield f"{name} extends its lease", self._send(state, number, longer, "extend")
         if phase == "holding":
             yield self._gives_back(state, number, client._replace(left=0, more=0))
         if phase in ("asking", "waiting", "releasing") and not (self.steady or self.calm):
-            yield f"{name} gives up, and does not know how it stands", self._give_up(state, number)
+            yield f"{name} gives up, with an unknown outcome", self._give_up(state, number)
         if phase == "removing" and not client.sent:
-            yield f"{name} takes itself out for good", self._send(state, number, client, "ensure removed")
+            yield f"{name} removes itself for good", self._send(state, number, client, "ensure removed")
 
     def _begins(self, state: State, number: int, client: Client) -> Move:
         asking = client._replace(phase="asking")
@@ -349,7 +349,7 @@ class World:
     def _gives_back(self, state: State, number: int, client: Client) -> Move:
         kind = "release for good" if client.outcome_unknown else "release"
         releasing = client._replace(phase="releasing")
-        return f"{NAMES[number]} gives it back", self._send(state, number, releasing, kind)
+        return f"{NAMES[number]} releases it", self._send(state, number, releasing, kind)
 
     @staticmethod
     def _send(state: State, number: int, client: Client, kind: str) -> State:
@@ -369,16 +369,16 @@ class World:
     def _hears(self, state: State, number: int, client: Client) -> Iterator[Move]:
         name, told = NAMES[number], state.news[number]
         if client.reply is not None:
-            yield f"{name} has the answer to its {client.sent}", self._answered(state, number, client, client.reply)
+            yield f"{name} gets the answer to its {client.sent}", self._answered(state, number, client, client.reply)
         if client.phase == "waiting" and told:
             heard = state.tell(number, 0)
             if told <= client.token and self.bug != "old news":
-                yield f"{name} hears old news", heard
+                yield f"{name} gets old news", heard
             elif client.left:
                 # It may hold the lock for as long as its place in the queue was good for.
-                yield f"{name} hears that it has the lock", self._believe(heard, number, client, told)
+                yield f"{name} learns that it has the lock", self._believe(heard, number, client, told)
             else:
-                yield f"{name} hears of a grant, too late to rely on it", self._send(heard, number, client, "confirm")
+                yield f"{name} learns of a grant, too late to rely on it", self._send(heard, number, client, "confirm")
         if self.bug == "local read" and client.phase == "waiting" and client.left:
             for holder in state.document.holders:
                 if holder.name == name:
@@ -504,7 +504,7 @@ class World:
             if state.failovers:
                 unanswered = state.put(number, _parsed_at(state.clients[number], None))
                 after = self._answer(state, number, reply) if self.bug == "w:1 grants" else unanswered
-                yield f"{label}, and goes no farther yet", after
+                yield f"{label}, and is not replicated yet", after
 
     def _execute(self, state: State, kind: str, number: int, parsed: Parsed) -> Written:
         command = Command(kind, NAMES[number], parsed)
@@ -535,7 +535,7 @@ class World:
             force = Command("force", "", Parsed(0, state.order))
             document, written, _ = execute(state.document, state.written, force, state.election, self.rules)
             state_ = state._replace(document=document, written=written, order=state.order + 1)
-            yield "somebody takes the lock away", state_._replace(thefts=state.thefts - 1).committed()
+            yield "an operator takes the lock away", state_._replace(thefts=state.thefts - 1).committed()
         quiet = not state.stray and not any(client.sent for client in state.clients)
         if state.purges and quiet and not state.document.names() and state.document == state.majority:
             # A new document starts its tokens at the milliseconds of the clock, above all it gave before.

@@ -58,7 +58,7 @@ class Lines(World):
         client = client._replace(came=1)
         if not self._mates(state, number, *BUSY):
             return super()._begins(state, number, client)
-        return f"{NAMES[number]} stands in line", state.put(number, client._replace(phase="line"))
+        return f"{NAMES[number]} joins the local queue", state.put(number, client._replace(phase="line"))
 
     def _acts(self, state: State, number: int, client: Client) -> Iterator[Move]:
         if client.phase == "line" and self._is_first(state, number):

@@ -20,10 +20,10 @@ Outcome = dict[str, Any]
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """The figures, for people."""
+    """Return the figures as a table."""
     together = [outcome for outcome in outcomes if len(outcome["faults"]) > 1]
     lines = [
-        "| fault | what happens | injected | alone: grants | alone: violations | until work went on, at most |",
+        "| fault | description | injected | alone: grants | alone: violations | until work continued, at most |",
         "|---|---|--:|--:|--:|--:|",
     ]
     lines += [_line(name, outcomes) for name in NAMES]
@@ -49,7 +49,7 @@ def _summary(together: Sequence[Outcome]) -> list[str]:
     faults = sum(sum(outcome["injected"].values()) for outcome in together)
     attempts, grants, looks = (sum(o[name] for o in together) for name in ("attempts", "grants", "looks"))
     runs = f"All faults together, {len(together)} runs of {together[0]['seconds']:g} s (seeds {seeds})"
-    found = f"{attempts:,} attempts, {grants:,} grants, {looks:,} looks at a held lock, {violations} violations"
+    found = f"{attempts:,} attempts, {grants:,} grants, {looks:,} checks of a held lock, {violations} violations"
     return [f"{runs}: {faults:,} faults, {found}."]
 
 

@@ -34,15 +34,15 @@ _NURSERY: Final = multiprocessing.get_context("forkserver")
 _NURSERY.set_forkserver_preload(["tests.faults.workers"])
 #: What the harness does to processes, and what a process does to others' locks.
 WORKER_FAULTS: Final = {
-    "kill-worker": "SIGKILL of a process with all its threads and children; another takes its place.",
+    "kill-worker": "SIGKILL of a process with all its threads and children; another one replaces it.",
     "stop-worker": "SIGSTOP of a process, often past its leases.",
-    "fork": "A process forks while it holds, waits and listens; the child goes on by itself.",
+    "fork": "A process forks while it holds, waits and listens; the child continues by itself.",
     "cancel": "A wait, a task or a block is cancelled, wherever it is.",
-    "die": "A thread ends with a lock in its hands.",
-    "forget": "A lock object is collected without a release.",
+    "die": "A thread ends while it holds a lock.",
+    "forget": "A lock object is garbage-collected without a release.",
     "client-clocks": "The wall clock of a process jumps, by up to an hour.",
-    "force-release": "Somebody takes locks from their holders, all the while.",
-    "clear-stale": "Somebody clears stale locks, all the while.",
+    "force-release": "A process forces releases all the time.",
+    "clear-stale": "A process clears stale locks all the time.",
 }
 NAMES: Final = (*FAULTS, *WORKER_FAULTS)
 #: How many processes of each kind.

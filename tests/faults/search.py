@@ -96,7 +96,7 @@ def _all_wrong(state: State, world: World) -> Iterator[str]:
             yield f"P1: {' and '.join(believers)} both believe that they hold the lock"
         for name in believers:
             if not _holds(state, name):
-                yield f"P1, P3: {name} believes that it holds the lock, and the majority does not have it so"
+                yield f"P1, P3: {name} believes that it holds the lock, but has no valid grant in the majority"
     for document in (state.document, state.majority):
         yield from _wrong_with(document, state, world)
 
@@ -116,7 +116,7 @@ def _wrong_with(document: Document, state: State, world: World) -> Iterator[str]
             yield f"P5: {name} waits, and is forgotten"
         # A release may be undone by a failover: then the lock lives until its lease ends.
         if there and (client.phase == "removed" or (client.phase in ("released", "lost") and not world.failovers)):
-            yield f"P6: {name} was {client.phase}, and is there again: an orphan"
+            yield f"P6: {name} was {client.phase}, and is there again: a grant without a holder"
 
 
 def _holds(state: State, name: str) -> bool:
