@@ -3,7 +3,7 @@
 from .decorator.locked_command import LockedCommand
 from .decorator.mongo_locked import SKIPPED, mongo_locked
 from .decorator.once_per import once_per
-from .documents import DocumentLock, afenced_write, fenced_write
+from .documents import DocumentLock
 from .engine.lock import MongoLock
 from .exceptions import (
     DocumentChanged,
@@ -11,7 +11,6 @@ from .exceptions import (
     DocumentHeld,
     DocumentLockLost,
     DocumentNotFound,
-    FencedOff,
     LockBackendFailed,
     LockCancelled,
     LockDeadlock,
@@ -40,7 +39,6 @@ __all__ = [
     "DocumentLock",
     "DocumentLockLost",
     "DocumentNotFound",
-    "FencedOff",
     "LockBackendFailed",
     "LockCancelled",
     "LockDeadlock",
@@ -57,9 +55,7 @@ __all__ = [
     "StaleToken",
     "VersionConflict",
     "afenced_update",
-    "afenced_write",
     "fenced_update",
-    "fenced_write",
     "lock_key",
     "mongo_lock",
     "mongo_locked",

@@ -16,7 +16,6 @@ __all__ = [
     "DocumentHeld",
     "DocumentLockLost",
     "DocumentNotFound",
-    "FencedOff",
     "LockBackendFailed",
     "LockCancelled",
     "LockDeadlock",
@@ -142,18 +141,24 @@ class LockTransactionAborted(LockError):
 class StaleToken(LockError):
     """A write was refused because a later holder of the lock has already written: its fencing token is larger.
 
-    token: that of the refused write. newest: the token that was found. field: the field that holds it.
+    token: that of the refused write. newest: the token that was found. field: the field that holds it. where: the
+    model or collection, and which row or document of it ("" where unknown).
     """
 
-    def __init__(self, token: int, newest: int | None = None, field: str = "fencing_token") -> None:
-        super().__init__(token, newest, field)
+    def __init__(self, token: int, newest: int | None = None, field: str = "fencing_token", where: str = "") -> None:
+        super().__init__(token, newest, field, where)
         self.token = token
         self.newest = newest
         self.field = field
+        self.where = where
 
     def __str__(self) -> str:
         found = "a newer token" if self.newest is None else str(self.newest)
-        return f"the fencing token {self.token} is stale: {self.field} holds {found} from a later holder of the lock"
+        where = f" in {self.where}" if self.where else ""
+        return (
+            f"the fencing token {self.token} is stale: {self.field} holds {found}{where}, "
+            "from a later holder of the lock"
+        )
 
 
 class LockMisused(LockError):
@@ -291,25 +296,6 @@ class DocumentDamaged(LockError):
 
     def __str__(self) -> str:
         return f"document {self.id!r} in {self.collection} cannot be locked: {self.problem}. Correct it first"
-
-
-class FencedOff(StaleToken):
-    """A write came too late: a later holder of the lock has already written to the document.
-
-    token: the fencing token of the write. newest: the one in the document.
-    """
-
-    def __init__(self, collection: str, id: Any, token: int, newest: int) -> None:  # noqa: A002
-        super().__init__(token, newest)
-        self.args = (collection, id, token, newest)
-        self.collection = collection
-        self.id = id
-
-    def __str__(self) -> str:
-        return (
-            f"a write to document {self.id!r} in {self.collection} with fencing token {self.token} was refused: "
-            f"a later holder has written with token {self.newest}"
-        )
 
 
 class VersionConflict(LockError):

@@ -5,17 +5,28 @@ A lease cannot stop a process that was paused past its end. What it writes after
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
+from asgiref.sync import sync_to_async
 from django.db import models
 from django.db.models import Model, Q, QuerySet
+from pymongo.collection import Collection
 
+from .conf import get_settings
+from .documents import updates
+from .documents.rules import LAST_VERSION, check_changes, check_path, check_version
+from .documents.sender import Sender
+from .documents.source import Source, make_source
+from .documents.steps import Steps, get_path, send
+from .documents.updates import Document
 from .engine.lock import MongoLock
-from .exceptions import StaleToken
+from .exceptions import DocumentDamaged, StaleToken
 
 __all__ = ["FencingTokenField", "afenced_update", "fenced_update"]
 
-M = TypeVar("M", bound=Model)
+Rows: TypeAlias = QuerySet[Any] | models.Manager[Any]
+Target: TypeAlias = Rows | type[Model] | Collection[Document] | Callable[[], Collection[Document]]
 
 
 class FencingTokenField(models.BigIntegerField):  # type: ignore[type-arg]  # its types exist for checkers only
@@ -25,49 +36,115 @@ class FencingTokenField(models.BigIntegerField):  # type: ignore[type-arg]  # it
         super().__init__(*args, **{"default": 0, "editable": False, **options})
 
 
-def fenced_update(queryset: QuerySet[M], token: int | MongoLock, *, field: str = "fencing_token", **values: Any) -> int:
-    """Update the rows of *queryset* that no later holder of the lock has written; return how many.
+def fenced_update(
+    target: Target,
+    token: int | MongoLock,
+    changes: Mapping[str, Any] | None = None,
+    /,
+    *,
+    filter: Mapping[str, Any] | None = None,  # noqa: A002 - as PyMongo calls it
+    field: str = "fencing_token",
+    using: str | None = None,
+    **values: Any,
+) -> int:
+    """Write *changes* and *values* where no later holder of the lock has written; return to how many rows or documents.
 
-    token: the lock, or its `fencing_token`. field: where the rows keep theirs; it is set along with *values*. Values
-    may be expressions. On any database, and atomic: the comparison is part of the one UPDATE.
+    target: a queryset of any database, with its filters. Or with *filter*, a PyMongo collection (a MongoDB filter), a
+    function that returns one, or a model on MongoDB (the values of its fields, such as ``{"pk": 5}``). token: the lock,
+    or its `fencing_token`. field: where the newest token is kept; it is set in the same update. Only a queryset needs
+    it as a field of the model, and only there values may be expressions. using: the DATABASES alias of a model.
 
-    Raises StaleToken if a row has a newer token. Of several rows, those with an older one are then updated; in a
-    transaction, let the error leave it. The same token may write again. The key of the lock must be the same wherever
-    the field is written: tokens of different keys say nothing about each other.
+    Raises StaleToken if a row or document has a newer token; others are written nevertheless, unless a transaction is
+    rolled back by the error. The same token may write again. For documents also DocumentDamaged and LockBackendFailed;
+    the majority has what was written. Use the same lock wherever the field is written: tokens of different keys cannot
+    be compared.
     """
-    number, older, newer = _plan(queryset, token, field, values)
-    updated: int = older.update(**values, **{field: number})
-    if (found := newer.first()) is not None:
-        raise StaleToken(number, found, field)
-    return updated
+    number, made = _number(token), {**(changes or {}), **values}
+    if isinstance(target, (QuerySet, models.Manager)):
+        return _update_rows(target, number, made, field, filter)
+    sender, steps = _plan(_source(target, using), number, made, field, filter)
+    return sender.run(steps)
 
 
 async def afenced_update(
-    queryset: QuerySet[M], token: int | MongoLock, *, field: str = "fencing_token", **values: Any
+    target: Target,
+    token: int | MongoLock,
+    changes: Mapping[str, Any] | None = None,
+    /,
+    *,
+    filter: Mapping[str, Any] | None = None,  # noqa: A002
+    field: str = "fencing_token",
+    using: str | None = None,
+    **values: Any,
 ) -> int:
     """See fenced_update()."""
-    number, older, newer = _plan(queryset, token, field, values)
-    updated: int = await older.aupdate(**values, **{field: number})
-    if (found := await newer.afirst()) is not None:
-        raise StaleToken(number, found, field)
-    return updated
+    number, made = _number(token), {**(changes or {}), **values}
+    if isinstance(target, (QuerySet, models.Manager)):
+        return await sync_to_async(_update_rows)(target, number, made, field, filter)
+    sender, steps = _plan(_source(target, using), number, made, field, filter)
+    return await sender.arun(steps)
 
 
-def _plan(
-    queryset: QuerySet[M], token: int | MongoLock, field: str, values: dict[str, Any]
-) -> tuple[int, QuerySet[M], QuerySet[Any]]:
-    """The token, the rows that it may write, and the newer tokens of those that it may not."""
-    if not isinstance(queryset, (QuerySet, models.Manager)):
-        raise TypeError(
-            "fenced_update() takes a queryset, also for one row: Order.objects.filter(pk=order.pk). "
-            f"It is no {type(queryset).__name__}"
-        )
-    if field in values:
-        raise TypeError(f"{field} is what fenced_update() sets itself: give the token as the second argument")
-    queryset.model._meta.get_field(field)  # raises FieldDoesNotExist
+def _number(token: object) -> int:
     number = token.fencing_token if isinstance(token, MongoLock) else token
     if isinstance(number, bool) or not isinstance(number, int):
         raise TypeError(f"token is a lock or its fencing_token, not {type(token).__name__}")
-    older = queryset.filter(Q(**{f"{field}__lte": number}) | Q(**{f"{field}__isnull": True}))
-    newer = queryset.filter(**{f"{field}__gt": number}).order_by().values_list(field, flat=True)
-    return number, older, newer
+    return check_version(number)
+
+
+def _update_rows(rows: Rows, token: int, values: dict[str, Any], field: str, given: object) -> int:
+    if given is not None:
+        raise TypeError("a queryset has its own filter: fenced_update(Order.objects.filter(pk=order.pk), ...)")
+    if field in values:
+        raise TypeError(f"{field} is what fenced_update() sets itself: give the token as the second argument")
+    rows.model._meta.get_field(field)  # raises FieldDoesNotExist
+    older = rows.filter(Q(**{f"{field}__lte": token}) | Q(**{f"{field}__isnull": True}))
+    updated: int = older.update(**values, **{field: token})
+    newer = rows.filter(**{f"{field}__gt": token}).order_by().values_list("pk", field)
+    if (found := newer.first()) is not None:
+        raise StaleToken(token, found[1], field, f"{rows.model._meta.label} {found[0]!r}")
+    return updated
+
+
+def _source(target: object, using: str | None) -> Source:
+    if not callable(target):
+        raise TypeError(
+            "fenced_update() takes a queryset, also for one row: Order.objects.filter(pk=order.pk); or a model or "
+            f"collection of MongoDB with filter=. This is a {type(target).__name__}"
+        )
+    return make_source(target, using)
+
+
+def _plan(
+    source: Source, token: int, changes: dict[str, Any], field: str, given: Mapping[str, Any] | None
+) -> tuple[Sender, Steps[int]]:
+    if not isinstance(given, Mapping):
+        raise TypeError('say which documents: filter={"_id": 5}; of a model, filter={"pk": 5}; {} for all of them')
+    column = check_path("the field of the token", source.column(field, must_exist=False))
+    made = check_changes(source.changes(changes), [column])
+    sender = Sender(source.collection(), get_settings().COMMAND_TIMEOUT)
+    return sender, _update_documents(source, source.filter(given), token, column, made)
+
+
+def _update_documents(
+    source: Source, where: Document, token: int, column: str, changes: Mapping[str, Any]
+) -> Steps[int]:
+    may_write = updates.may_write(column, token)
+    update = [{"$set": {**updates.literals(changes), column: updates.literal(token)}}]
+
+    def write(collection: Collection[Document]) -> int:
+        return collection.update_many({"$and": [where, {"$expr": may_write}]}, update).matched_count
+
+    def find_newer(collection: Collection[Document]) -> Any:
+        return collection.find_one({"$and": [where, {"$expr": {"$not": [may_write]}}]}, {column: 1})
+
+    # Sent again after a lost answer, it writes the same once more, or is refused since a later holder has written.
+    written: int = yield from send(write)
+    found = yield from send(find_newer)
+    if found is None:
+        return written
+    newest = get_path(found, column)
+    if isinstance(newest, bool) or not isinstance(newest, int) or newest >= LAST_VERSION:
+        problem = f"its field {column!r} is {type(newest).__name__}, not a token"
+        raise DocumentDamaged(source.name, found["_id"], problem)
+    raise StaleToken(token, newest, column, f"{source.name} {found['_id']!r}")

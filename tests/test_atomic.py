@@ -203,9 +203,9 @@ class TestFencedUpdate:
         """A newer token writes, and may write again."""
         queryset, field, text = rows
         one = queryset.filter(pk=queryset[0].pk)
-        assert fenced_update(one, 5, field=field, **{text: "first"}) == 1
-        assert fenced_update(one, 5, field=field, **{text: "second"}) == 1
-        assert fenced_update(one, 7, field=field, **{text: "third"}) == 1
+        assert fenced_update(one, 5, {text: "first"}, field=field) == 1
+        assert fenced_update(one, 5, {text: "second"}, field=field) == 1
+        assert fenced_update(one, 7, {text: "third"}, field=field) == 1
         found = one.get()
         assert (getattr(found, text), getattr(found, field)) == ("third", 7)
 
@@ -213,9 +213,9 @@ class TestFencedUpdate:
         """An older token is refused, and nothing of its values is written."""
         queryset, field, text = rows
         one = queryset.filter(pk=queryset[0].pk)
-        fenced_update(one, 7, field=field, **{text: "newer"})
+        fenced_update(one, 7, {text: "newer"}, field=field)
         with pytest.raises(StaleToken, match=f"the fencing token 5 is stale: {field} holds 7") as caught:
-            fenced_update(one, 5, field=field, **{text: "older"})
+            fenced_update(one, 5, {text: "older"}, field=field)
         assert (caught.value.token, caught.value.newest, caught.value.field) == (5, 7, field)
         assert getattr(one.get(), text) == "newer"
 
@@ -269,9 +269,11 @@ class TestFencedUpdate:
         """Wrong calls are told before anything is written."""
         queryset, field, _ = rows
         with pytest.raises(TypeError, match="give the token as the second argument"):
-            fenced_update(queryset, 5, field=field, **{field: 6})
+            fenced_update(queryset, 5, {field: 6}, field=field)
         with pytest.raises(FieldDoesNotExist):
             fenced_update(queryset, 5)
+        with pytest.raises(TypeError, match="has its own filter"):
+            fenced_update(queryset, 5, field=field, filter={"pk": 1})
         with pytest.raises(TypeError, match="token is a lock or its fencing_token, not str"):
             fenced_update(queryset, "5", field=field)  # type: ignore[arg-type]
 

@@ -21,10 +21,9 @@ from django.utils.module_loading import import_string
 from pytest_django import Settings
 
 from django_mongolock import (
-    FencedOff,
     MongoLock,
     StaleToken,
-    fenced_write,
+    fenced_update,
     lock_key,
     mongo_lock,
     mongo_semaphore,
@@ -112,9 +111,10 @@ class TestFencing:
         *_, write, _ = blocks("howto/fencing.md")
         names: dict[str, Any] = {"Ad": Ad, "mongo_lock": mongo_lock}
         exec(write, names)
-        assert names["set_price"](ad, 7).price == 7
-        fenced_write(Ad, ad, document("seller:7")["token"] + 10**9, {"price": 8})
-        with pytest.raises(FencedOff):
+        assert names["set_price"](ad, 7) == 1
+        assert Ad.objects.get(pk=ad.pk).price == 7
+        fenced_update(Ad, document("seller:7")["token"] + 10**9, {"price": 8}, filter={"pk": ad.pk})
+        with pytest.raises(StaleToken):
             names["set_price"](ad, 9)
         assert Ad.objects.get(pk=ad.pk).price == 8
 

@@ -1,7 +1,6 @@
-"""Locks kept inside business documents, and writes that fencing tokens guard."""
+"""Locks kept inside business documents."""
 
 from .document_lock import DocumentLock, Hold, declared
-from .fencing import afenced_write, fenced_write
 from .holding import Batch, HeldDocument
 from .sweep import StaleDocument, Swept
 
@@ -12,7 +11,5 @@ __all__ = [
     "Hold",
     "StaleDocument",
     "Swept",
-    "afenced_write",
     "declared",
-    "fenced_write",
 ]

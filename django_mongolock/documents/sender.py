@@ -111,10 +111,10 @@ class Task:
         try:
             done = self.attempt()
         except LockBackendFailed as error:
-            log(DEBUG, "releasing documents failed", place=self.name, error=error)
+            log(DEBUG, "document not yet released", place=self.name, error=error)
             done = False
         except Exception:  # noqa: BLE001 - it is logged
-            log_exception("releasing documents failed", place=self.name)
+            log_exception("releasing a document failed", place=self.name)
             done = False
         self.postpone()
         return done or self.due == math.inf

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeGuard
 
 from bson.codec_options import CodecOptions
@@ -102,6 +102,10 @@ class Source:
         """Return changes as they are stored. Raises TypeError, ValueError."""
         return dict(changes)
 
+    def filter(self, filter: Mapping[str, Any]) -> dict[str, Any]:  # noqa: A002
+        """Return a filter of the caller as MongoDB takes it. Raises TypeError, ValueError."""
+        return dict(filter)
+
     def instance(self, document: Mapping[str, Any]) -> Any:
         """Return a document as the caller's own kind of object."""
         return document
@@ -173,13 +177,20 @@ class ModelSource(Source):
 
     def changes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         connection = connections[self.alias]
-        made: dict[str, Any] = {}
-        for name, value in changes.items():
+        fields = self._plain(changes)
+        return {field.column: field.get_db_prep_save(value, connection) for field, value in fields}
+
+    def filter(self, filter: Mapping[str, Any]) -> dict[str, Any]:  # noqa: A002
+        connection = connections[self.alias]
+        fields = self._plain(filter)
+        return {field.column: {"$eq": field.get_db_prep_value(value, connection)} for field, value in fields}
+
+    def _plain(self, values: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+        """Yield the fields of *values*. Raises TypeError for an expression."""
+        for name, value in values.items():
             if hasattr(value, "resolve_expression"):
-                raise TypeError(f"{name!r}: only plain values can be written under a document lock, no expressions")
-            field = self._concrete(name)
-            made[field.column] = field.get_db_prep_save(value, connection)
-        return made
+                raise TypeError(f"{name!r}: only plain values can be written here, no expressions")
+            yield self._concrete(name), value
 
     def instance(self, document: Mapping[str, Any]) -> Model:
         # Made of the very document that the server returned: reading it again could find it changed.

@@ -1,4 +1,4 @@
-"""Writes with the fencing token of a named lock: an older one is refused by the document itself."""
+"""Writes to documents with the fencing token of a named lock: an older one is refused by the document itself."""
 
 from __future__ import annotations
 
@@ -10,14 +10,7 @@ import pytest
 from bson import Int64, ObjectId
 from pymongo.collection import Collection
 
-from django_mongolock import (
-    DocumentDamaged,
-    DocumentNotFound,
-    FencedOff,
-    afenced_write,
-    fenced_write,
-    mongo_lock,
-)
+from django_mongolock import DocumentDamaged, StaleToken, afenced_update, fenced_update, mongo_lock
 from testproject.shop.models import Ad
 from tests.documents.conftest import Document
 from tests.lock_fixtures import WITH_MONGO
@@ -27,42 +20,58 @@ pytestmark = WITH_MONGO
 
 
 def awaited(*arguments: Any, **options: Any) -> Any:
-    return asyncio.run(afenced_write(*arguments, **options))
+    return asyncio.run(afenced_update(*arguments, **options))
 
 
-@pytest.fixture(params=[fenced_write, awaited])
+@pytest.fixture(params=[fenced_update, awaited])
 def write(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """Both faces."""
     face: Callable[..., Any] = request.param
     return face
 
 
-@pytest.mark.parametrize("field", ["fencingToken", "lock.token"])
+@pytest.mark.parametrize("field", ["fencing_token", "lock.token"])
 def test_older_is_refused(collection: Collection[Document], write: Callable[..., Any], field: str) -> None:
     """The first token is taken, the same one writes again, a later one too; an older one changes nothing."""
     collection.insert_one({"_id": 1, "price": 1})
     for token, price in ((5, 2), (5, 3), (8, 4)):
-        assert write(collection, 1, token, {"price": price, "title": "$price"}, field=field)["price"] == price
+        assert write(collection, token, {"price": price, "title": "$price"}, filter={"_id": 1}, field=field) == 1
+        assert [found["price"] for found in collection.find()] == [price]
     before = collection.find_one()
-    with pytest.raises(FencedOff) as caught:
-        write(collection, 1, 7, {"price": 9}, field=field)
-    assert (caught.value.token, caught.value.newest) == (7, 8)
+    with pytest.raises(StaleToken) as caught:
+        write(collection, 7, filter={"_id": 1}, field=field, price=9)
+    assert (caught.value.token, caught.value.newest, caught.value.field) == (7, 8, field)
+    assert caught.value.where == f"{collection.full_name} 1"
     assert collection.find_one() == before
     assert before is not None
     assert before["title"] == "$price"
 
 
 def test_model(write: Callable[..., Any]) -> None:
-    """An instance comes back; the model needs no field for the token, and saving it leaves the token alone."""
+    """The filter has values of fields; the model needs no field for the token, and saving it leaves the token alone."""
     ad = Ad.objects.create(user_id="7", title="x", price=1)
-    after = write(Ad, ad, 5, {"price": "2", "opted_in": False})
+    assert write(Ad, 5, {"price": "2", "opted_in": False}, filter={"pk": ad.pk, "user_id": 7}) == 1
+    after = Ad.objects.get()
     assert (after.pk, after.price, after.opted_in) == (ad.pk, 2, False)
     after.save()
-    with pytest.raises(FencedOff):
-        write(Ad, str(ad.pk), 4, {"price": 3})
-    with pytest.raises(ValueError, match="no field"):
-        write(Ad, ad, 6, {"prize": 3})
+    with pytest.raises(StaleToken, match=f"in shop.Ad {ad.pk!r}".replace("(", r"\(").replace(")", r"\)")):
+        write(Ad, 4, {"price": 3}, filter={"pk": str(ad.pk)})
+    for wrong in ({"prize": 3}, {"price__gt": 3}):
+        with pytest.raises(ValueError, match="no field"):
+            write(Ad, 6, wrong, filter={"pk": ad.pk})
+        with pytest.raises(ValueError, match="no field"):
+            write(Ad, 6, {"price": 3}, filter=wrong)
     assert Ad.objects.get().price == 2
+
+
+def test_several_documents(collection: Collection[Document], write: Callable[..., Any]) -> None:
+    """Of several documents, those with an older token are written; the others make it an error."""
+    collection.insert_many([{"_id": 1, "fencing_token": 7}, {"_id": 2, "fencing_token": None}, {"_id": 3, "other": 1}])
+    with pytest.raises(StaleToken):
+        write(collection, 5, filter={"other": {"$exists": False}}, price=9)
+    tokens = {found["_id"]: found.get("fencing_token") for found in collection.find()}
+    assert tokens == {1: 7, 2: 5, 3: None}
+    assert write(collection, 8, filter={}) == 3
 
 
 def test_former_holder(collection: Collection[Document]) -> None:
@@ -73,39 +82,39 @@ def test_former_holder(collection: Collection[Document]) -> None:
         token = former.fencing_token
     with mongo_lock(key) as lock:
         latest = lock.fencing_token
-        fenced_write(collection, 1, latest, {"price": 2})
-    with pytest.raises(FencedOff):
-        fenced_write(collection, 1, token, {"price": 3})
-    assert collection.find_one() == {"_id": 1, "price": 2, "fencingToken": latest}
+        fenced_update(collection, lock, {"price": 2}, filter={"_id": 1})
+    with pytest.raises(StaleToken):
+        fenced_update(collection, token, {"price": 3}, filter={"_id": 1})
+    assert collection.find_one() == {"_id": 1, "price": 2, "fencing_token": latest}
 
 
 def test_no_such_document(collection: Collection[Document]) -> None:
     """None is made."""
-    with pytest.raises(DocumentNotFound):
-        fenced_write(collection, ObjectId(), 5, {"price": 1})
+    assert fenced_update(collection, 5, {"price": 1}, filter={"_id": ObjectId()}) == 0
     assert collection.find_one() is None
 
 
 @pytest.mark.parametrize("found", ["5", 5.0, True, [5], {"a": 1}, Int64(2**63 - 1)], ids=str)
 def test_damaged(collection: Collection[Document], found: Any) -> None:
     """A token that cannot be compared refuses every write."""
-    collection.insert_one({"_id": 1, "fencingToken": found})
-    with pytest.raises(DocumentDamaged, match="fencingToken"):
-        fenced_write(collection, 1, 2**40, {"price": 1})
-    assert collection.find_one() == {"_id": 1, "fencingToken": found}
+    collection.insert_one({"_id": 1, "fencing_token": found})
+    with pytest.raises(DocumentDamaged, match="fencing_token"):
+        fenced_update(collection, 2**40, {"price": 1}, filter={"_id": 1})
+    assert collection.find_one() == {"_id": 1, "fencing_token": found}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem"),
+    ("token", "changes", "which", "problem"),
     [
-        ((1, "5", {}), "whole number"),
-        ((1, True, {}), "whole number"),
-        ((None, 5, {}), "without an id"),
-        ((1, 5, {"fencingToken": 6}), "lock's own"),
-        ((1, 5, {"_id": 6}), "not _id"),
+        ("5", {}, {"_id": 1}, "token is a lock or its fencing_token, not str"),
+        (True, {}, {"_id": 1}, "token is a lock or its fencing_token, not bool"),
+        (5, {}, None, "which documents"),
+        (5, {}, 1, "which documents"),
+        (5, {"fencing_token": 6}, {"_id": 1}, "lock's own"),
+        (5, {"_id": 6}, {"_id": 1}, "not _id"),
     ],
 )
-def test_wrong_calls(collection: Collection[Document], arguments: tuple[Any, ...], problem: str) -> None:
+def test_wrong_calls(collection: Collection[Document], token: Any, changes: Any, which: Any, problem: str) -> None:
     """Told before anything is sent."""
     with pytest.raises((TypeError, ValueError), match=problem):
-        fenced_write(collection, *arguments)
+        fenced_update(collection, token, changes, filter=which)

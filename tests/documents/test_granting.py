@@ -16,10 +16,10 @@ from django_mongolock import (
     DocumentHeld,
     DocumentLockLost,
     DocumentNotFound,
-    FencedOff,
     LockError,
     LockMisused,
     LockNotAcquired,
+    StaleToken,
 )
 from django_mongolock.documents.sender import Sender
 from tests.documents.conftest import Ground
@@ -221,7 +221,7 @@ class TestRefused:
             DocumentHeld("ads", 5, "me", "exporting", datetime(2030, 1, 1, tzinfo=UTC), 3.5),
             DocumentLockLost("ads", 5, 7, "me", "exporting"),
             DocumentDamaged("ads", 5, "its field 'v' is missing"),
-            FencedOff("ads", 5, 6, 7),
+            StaleToken(5, 6, "fencing_token", "ads 7"),
         ],
         ids=lambda error: type(error).__name__,
     )
