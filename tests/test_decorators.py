@@ -485,7 +485,7 @@ class TestContention:
 
         async def later(error: LockNotAcquired) -> None: ...
 
-        with pytest.raises(TypeError, match=r"on_contention is async, and .*\.plain is not"):
+        with pytest.raises(TypeError, match=r"on_contention is async, but .*\.plain is not"):
             mongo_locked("key", on_contention=later)(plain)
 
     def test_callable_that_raises(self, name: str) -> None:
@@ -515,7 +515,7 @@ class TestContention:
     @pytest.mark.parametrize("function", [generator, agenerator])
     def test_generators_only_raise_and_skip(self, policy: Any, function: Any) -> None:
         """A generator has nothing to return instead: refused when it is decorated."""
-        with pytest.raises(TypeError, match='on_contention is "raise" or "skip"'):
+        with pytest.raises(TypeError, match='on_contention must be "raise" or "skip"'):
             mongo_locked("key", on_contention=policy)(function)
 
     @pytest.mark.parametrize("policy", ["wait", "", None, 5])
@@ -618,12 +618,12 @@ class TestRefused:
 
     def test_lambda_as_key(self) -> None:
         """A function that makes the key goes to ``key=``; given first it would be decorated itself."""
-        with pytest.raises(TypeError, match="is it meant as key="):
+        with pytest.raises(TypeError, match="pass the lambda as key="):
             mongo_locked(lambda name: f"x:{name}")
 
     def test_template_as_key(self) -> None:
         """A template goes first, without ``key=``; and a key function must not be async."""
-        with pytest.raises(TypeError, match="a template goes without key="):
+        with pytest.raises(TypeError, match="pass a template without key="):
             mongo_locked(key="order:{order_id}")  # type: ignore[call-overload]
         with pytest.raises(TypeError, match="not async"):
             mongo_locked(key=acount)

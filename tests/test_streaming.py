@@ -256,7 +256,7 @@ class TestWsgi:
         iterator = iter(response)
         next(iterator)
         closers: list[Any] = response._resource_closers  # type: ignore[attr-defined]
-        (lock,) = (closer.__self__.lock for closer in closers if closer.__name__ == "give_back")
+        (lock,) = (closer.__self__.lock for closer in closers if closer.__name__ == "release")
         lock._grants[0].lose("a test wants it so")
         with pytest.raises(LockLost):
             list(iterator)

@@ -1,1 +1,1 @@
-"""`mongo_locked` and `once_per`: callables that run under a lock."""
+"""Callables that run under a lock: `mongo_locked`, `once_per`, `LockedCommand`."""

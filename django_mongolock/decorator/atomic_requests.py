@@ -1,7 +1,7 @@
 """ATOMIC_REQUESTS: Django opens its transaction around a view, outside of any decorator.
 
-A lock on the view would be given back before the commit. So a locked view tells Django that it wants no transaction,
-and opens it inside of the lock: acquire, commit, release.
+A lock on the view would be released before the commit. So a locked view declares to Django that it wants no
+transaction, and opens it inside the lock: acquire, commit, release.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from django.http import HttpRequest
 
 
 class Deferred(set[str]):
-    """What Django finds as ``_non_atomic_requests`` on a locked view: with it, Django opens no transaction around
-    the lock, and *owner* opens it inside. As a set, it has the aliases that the view itself wants no transaction on;
-    ``@non_atomic_requests`` above the lock adds to them.
+    """The ``_non_atomic_requests`` of a locked view: not Django opens its transactions, but *owner*, inside the lock.
+
+    As a set, it contains the aliases on which the view itself wants no transaction; ``@non_atomic_requests`` above the
+    lock adds to them.
     """
 
     def __init__(self, owner: object, declined: Iterable[str]) -> None:
@@ -33,7 +34,7 @@ class Deferred(set[str]):
 
     @classmethod
     def put_on(cls, view: Any, owner: object) -> None:
-        """Where several locks are on one view, the innermost opens the transactions: leave its own there."""
+        """Mark the view. With several locks on it, the innermost opens the transactions: its mark stays."""
         declined = getattr(view, "_non_atomic_requests", ())
         if not isinstance(declined, cls):
             view._non_atomic_requests = cls(owner, declined)
@@ -44,7 +45,7 @@ def _aliases() -> list[str]:
 
 
 def deferred_aliases(request: HttpRequest | None, owner: object) -> Sequence[str]:
-    """The aliases on which Django has left the transaction of this *request* to *owner*."""
+    """The aliases on which Django leaves the transaction of this *request* to *owner*."""
     match = request.resolver_match if request is not None else None
     deferred = getattr(match.func, "_non_atomic_requests", None) if match is not None else None
     return deferred.wanted() if isinstance(deferred, Deferred) and deferred.owner is owner else ()
@@ -52,7 +53,7 @@ def deferred_aliases(request: HttpRequest | None, owner: object) -> Sequence[str
 
 @contextmanager
 def atomic(aliases: Sequence[str]) -> Iterator[None]:
-    """A transaction on each of *aliases*."""
+    """Open a transaction on each of *aliases*."""
     with ExitStack() as stack:
         for alias in aliases:
             stack.enter_context(transaction.atomic(using=alias))

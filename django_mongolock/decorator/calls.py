@@ -1,4 +1,4 @@
-"""The four ways to call a decorated function. Each call makes a lock, calls, and gives the lock back."""
+"""The four ways to call a decorated function. Each call makes a lock, calls, and releases the lock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Keywords = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What `mongo_locked` was given: see there."""
+    """The arguments of `mongo_locked`."""
 
     templates: tuple[KeyTemplate, ...]
     key: Callable[..., Any] | None
@@ -36,7 +36,7 @@ class Plan:
 
 
 class LockedCall:
-    """Wraps one function. Keeps nothing of a call: calls run beside one another."""
+    """Wraps one function. It keeps no state of a call, since calls run concurrently."""
 
     def __init__(self, plan: Plan, wrapped: Callable[..., Any]) -> None:
         self.plan = plan
@@ -46,15 +46,15 @@ class LockedCall:
         self.signature = _signature(wrapped)
         self.options = {"label": self.name[-200:], **plan.options}
         if not plan.templates and plan.key is None and self.name.endswith("<lambda>"):
-            raise TypeError("a lambda has no name to make a key of: give a template, or is it meant as key=?")
+            raise TypeError("a lambda has no name that could be the key: give a template, or pass the lambda as key=")
         for template in plan.templates:
             template.check(self.signature, self.name)
 
     def lock(self, args: Arguments, kwargs: Keywords, request: HttpRequest | None = None) -> MongoLock:
-        """A fresh lock for one call. That of a Celery task that would be redelivered belongs to the task's id."""
+        """A new lock for one call. For a Celery task that may be redelivered, its owner is the id of the task."""
         options = {"wait": self._wait(request), "owner": task_owner(), **self.options}
         if request is not None:
-            # Inside a transaction of ATOMIC_REQUESTS, the lock is given back after that.
+            # Inside a transaction of ATOMIC_REQUESTS, the lock is released after it.
             options.setdefault("release", "on_commit")
         if self.plan.key is not None:
             return mongo_lock(self.plan.key(*args, **kwargs), **options)
@@ -65,7 +65,7 @@ class LockedCall:
         return mongo_lock(*keys, **options)
 
     def _wait(self, request: HttpRequest | None) -> float | None:
-        """How long to wait if nothing is said. Who does something else instead, or serves people, waits shortly."""
+        """How long to wait unless wait= says: briefly in a view, and where the call does something else instead."""
         settings = get_settings()
         if self.policy == "skip":
             return 0.0
@@ -134,7 +134,7 @@ class LockedCall:
                 async with self.lock(args, kwargs), aclosing(self.wrapped(*args, **kwargs)) as items:
                     entered = True
                     step = anext(items)
-                    while True:  # what `yield from` is to generators
+                    while True:  # as `yield from` does in a generator
                         try:
                             item = await step
                         except StopAsyncIteration:
@@ -155,24 +155,24 @@ class LockedCall:
     def _request(self, args: Arguments, kwargs: Keywords) -> HttpRequest | None:
         request = find_request(args, kwargs)
         if request is not None and self.policy in ("skip", "retry"):
-            raise TypeError(f'on_contention="{self.policy}" gives a view no response: use "respond" for {self.name}')
+            raise TypeError(f'on_contention="{self.policy}" makes no response: use "respond" for {self.name}')
         if request is None and self.policy == "respond":
             raise TypeError(f'on_contention="respond" is for views: {self.name} was called without a request')
         return request
 
     def _finished(self, result: Any) -> Any:
-        """Return *result*, unless it is work that would only begin after the lock was given back."""
+        """Return *result*; raise TypeError if it is work that would only begin after the release."""
         if inspect.isawaitable(result) or isinstance(result, _UNFINISHED):
             if inspect.iscoroutine(result):
                 result.close()
             raise TypeError(
                 f"{self.name} returned a {type(result).__name__}, which would run without the lock: put @mongo_locked "
-                "right on the coroutine or generator function, or on the view class instead of its dispatch()"
+                "directly on the coroutine or generator function, or on the view class instead of its dispatch()"
             )
         return result
 
 
-#: What a function returns that has not done its work yet.
+#: The types of results that have not done their work yet.
 _UNFINISHED = (Generator, AsyncGenerator, _GeneratorContextManager, _AsyncGeneratorContextManager)
 
 
@@ -190,18 +190,18 @@ def _request_known(request: HttpRequest | None) -> Iterator[HttpRequest | None]:
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    """How *function* is called."""
+    """The signature by which *function* is called."""
     inner = inspect.unwrap(function, stop=lambda f: isinstance(f, functools.partial) or hasattr(f, "__signature__"))
     if isinstance(inner, functools.partial):
-        # method_decorator() says of its partial of a bound method that it wraps the method, which has a `self` more.
+        # method_decorator() marks its partial of a bound method as wrapping the method, which has `self` besides.
         inner = functools.partial(inner.func, *inner.args, **inner.keywords)
     return inspect.signature(inner)
 
 
 def resolved_signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    """The signature of *function* with its annotations as objects, where they are text and can be told by now.
+    """The signature of *function* with annotations that are text resolved, or None if that is not possible or needed.
 
-    Who reads the annotations of a wrapper, as django-ninja does, looks names up in the wrong module otherwise.
+    Code that reads the annotations of a wrapper, as django-ninja does, would look their names up in the wrong module.
     """
     try:
         plain = inspect.signature(function)
@@ -209,7 +209,7 @@ def resolved_signature(function: Callable[..., Any]) -> inspect.Signature | None
         if not any(isinstance(annotation, str) for annotation in (*annotations, plain.return_annotation)):
             return None
         return inspect.signature(function, eval_str=True)
-    except Exception:  # noqa: BLE001 - whatever the annotations raise: they stay text
+    except Exception:  # noqa: BLE001 - annotations may raise anything: they stay text
         return None
 
 

@@ -1,4 +1,4 @@
-"""What a decorated callable does when its lock is not to be had: the policies of ``on_contention``."""
+"""The policies of ``on_contention``: what a decorated callable does when it cannot acquire its lock."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ..signals import lock_skipped, send
 
 Policy = Literal["raise", "skip", "respond", "retry"] | Callable[..., Any]
 POLICIES: Final = ("raise", "skip", "respond", "retry")
-#: After how many seconds to try again while MongoDB is away.
-AWAY: Final = 5
+#: The Retry-After while MongoDB does not answer, in seconds.
+RETRY_AFTER_FAILURE: Final = 5
 
 
 class Skipped:
-    """The type of `SKIPPED`, which a call returns that was skipped because its lock was busy. It is false."""
+    """The type of `SKIPPED`, the false value that a call returns if it was skipped because its lock was busy."""
 
     def __bool__(self) -> bool:
         return False
@@ -39,7 +39,7 @@ class Skipped:
         return "SKIPPED"
 
     def __json__(self) -> bool:
-        """What a Celery result backend stores that writes JSON."""
+        """The value in a Celery result backend that stores JSON."""
         return False
 
 
@@ -47,7 +47,7 @@ SKIPPED: Final = Skipped()
 
 
 def check_policy(policy: object) -> None:
-    """Raise ValueError if this is no policy."""
+    """Raise ValueError if *policy* is not a policy."""
     if policy not in POLICIES and not callable(policy):
         raise ValueError(f"on_contention is one of {', '.join(map(repr, POLICIES))}, or a callable, not {policy!r}")
 
@@ -70,7 +70,7 @@ def check_policy_call(policy: Policy, call: inspect.Signature, name: str) -> Non
 
 
 def _fits(own: inspect.Signature, given: list[inspect.Parameter]) -> bool:
-    """Is there a way to pass *given*, some by position and the rest by name?"""
+    """Return whether *given* can be passed, some by position and the rest by name."""
     for count in range(len(given) + 1):
         first, rest = given[:count], given[count:]
         if any(each.kind is each.KEYWORD_ONLY for each in first) or any(
@@ -86,7 +86,7 @@ def _fits(own: inspect.Signature, given: list[inspect.Parameter]) -> bool:
 
 
 def resolve(policy: Policy, error: LockError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the call returns instead of its own result. Raises *error*, or what the policy raises.
+    """Return the result of a call that could not acquire its lock. Raises *error*, or what the policy raises.
 
     A lock that this thread holds already (LockReentry) is a mistake in the code, not contention. And while MongoDB is
     away it is not known whether there is contention, so only "respond" has an answer to that.
@@ -137,9 +137,9 @@ def _registered(policy: str) -> Callable[[LockNotAcquired], Any]:
 
 
 def find_request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpRequest | None:
-    """The request among the arguments of a view: of a function, a method of a view class, or a DRF view.
+    """The request among the arguments of a view: a function, a method of a view class, or a DRF view.
 
-    Asks arguments only for what they are: an attribute of a model or of a lazy object could cost a query.
+    Reads no attributes of the arguments except from their ``__dict__``: a model or lazy object could send a query.
     """
     for candidate in _candidates(args, kwargs):
         inner = getattr(candidate, "__dict__", {}).get("_request", candidate)
@@ -158,7 +158,7 @@ def _candidates(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[object]:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What a client is told: a status, the seconds to wait, a word for programs and a sentence for people."""
+    """What the client gets: a status, the seconds to wait, a code for programs and a sentence for people."""
 
     status: int
     after: int
@@ -167,41 +167,41 @@ class Refusal:
 
 
 def refusal(error: LockError) -> Refusal:
-    """423 Locked while somebody holds the lock, 503 while MongoDB cannot be asked. Raises any other *error*.
+    """423 Locked while the lock is held, 503 while MongoDB does not answer. Raises any other *error*.
 
-    It names neither the holder nor the key: whoever sends requests need not know them.
+    It names neither the holder nor the key, since clients need not know them.
     """
     if isinstance(error, LockNotAcquired):
         message = _("Somebody else is working on this just now. Please try again in a moment.")
         return Refusal(get_settings().CONTENTION_STATUS, max(1, math.ceil(error.retry_after)), "locked", message)
     if isinstance(error, LockBackendFailed):
         message = _("This cannot be done at the moment. Please try again later.")
-        return Refusal(503, AWAY, "unavailable", message)
+        return Refusal(503, RETRY_AFTER_FAILURE, "unavailable", message)
     raise error
 
 
 def response(request: HttpRequest, error: LockError) -> HttpResponseBase:
-    """The `refusal` with Retry-After, as JSON, HTML or plain text: what the client prefers.
+    """The `refusal` with Retry-After, as JSON, HTML or plain text, according to the client's preference.
 
-    The page is the template django_mongolock/contention.html, which a project may have of its own.
+    The page is the template django_mongolock/contention.html, which a project may override.
     """
-    told = refusal(error)
+    refused = refusal(error)
     kind = request.get_preferred_type(["text/html", "application/json", "text/plain"])
     if kind == "application/json":
-        facts = {"code": told.code, "detail": told.message, "retry_after": told.after}
-        made: HttpResponse = JsonResponse(facts, status=told.status)
+        facts = {"code": refused.code, "detail": refused.message, "retry_after": refused.after}
+        made: HttpResponse = JsonResponse(facts, status=refused.status)
     else:
-        page = _page(request, told) if kind == "text/html" else None
+        page = _page(request, refused) if kind == "text/html" else None
         plain = None if page is not None else "text/plain; charset=utf-8"
-        made = HttpResponse(page or told.message, content_type=plain, status=told.status)
-    made.headers["Retry-After"] = str(told.after)
+        made = HttpResponse(page or refused.message, content_type=plain, status=refused.status)
+    made.headers["Retry-After"] = str(refused.after)
     made.headers["Cache-Control"] = "no-store"
     return made
 
 
-def _page(request: HttpRequest, told: Refusal) -> str | None:
-    """The page for people; None where the project's template engines do not find it."""
+def _page(request: HttpRequest, refused: Refusal) -> str | None:
+    """The page; None if the project's template engines do not find it."""
     try:
-        return render_to_string("django_mongolock/contention.html", {"refusal": told}, request)
+        return render_to_string("django_mongolock/contention.html", {"refusal": refused}, request)
     except (TemplateDoesNotExist, ImproperlyConfigured):
         return None

@@ -1,4 +1,4 @@
-"""`LockedCommand`: a management command of your own that runs under a lock."""
+"""`LockedCommand`: the base of management commands that run under a lock."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ..exceptions import LockBackendFailed, LockLost, LockNotAcquired
 from ..keys import KeyTemplate
 from ..locks import LockOptions, check_options, mongo_lock
 
-#: Exit codes, of sysexits.h: try again later; the lock was lost; MongoDB cannot be reached.
+#: Exit codes from sysexits.h: try again later; the lock was lost; MongoDB cannot be reached.
 BUSY: Final = 75
 LOST: Final = 76
 UNAVAILABLE: Final = 69
 
 
 class LockedCommand(BaseCommand):
-    """A command that one process runs at a time.
+    """A management command that one process runs at a time.
 
-    lock_key: the key, filled from the command's options: ``"import:{source}"``. Without it: ``"command:<name>"``.
-    lock_options: those of `mongo_lock`; a single try unless they say otherwise. on_contention: where the lock is busy,
-    "fail" (exit code 75, EX_TEMPFAIL) or "skip" (say so and succeed).
+    lock_key: the key, filled from the options of the command: ``"import:{source}"``. Without it: ``"command:<name>"``.
+    lock_options: those of `mongo_lock`; unless they set wait, a single try. on_contention: if the lock is busy, "fail"
+    (exit code 75, EX_TEMPFAIL) or "skip" (print that and succeed).
 
-    While `handle` runs, the lock is `self.lock`: call ``self.lock.ensure_held()`` before what cannot be undone. A lock
-    that was lost meanwhile makes the command fail, with exit code 76; one that cannot be asked for, 69. SIGTERM ends
-    the command as Ctrl-C does, so that the lock is given back.
+    While `handle` runs, the lock is `self.lock`: call ``self.lock.ensure_held()`` before what cannot be undone. If the
+    lock is lost meanwhile, the command fails with exit code 76; if MongoDB does not answer, with 69. SIGTERM ends the
+    command as Ctrl-C does, so that the lock is released.
     """
 
     lock_key: ClassVar[str | None] = None
@@ -40,7 +40,7 @@ class LockedCommand(BaseCommand):
     lock: MongoLock
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Raise TypeError and ValueError for what the command says wrong of its lock."""
+        """Raise TypeError and ValueError for invalid attributes of the class."""
         super().__init_subclass__(**options)
         if cls.on_contention not in ("fail", "skip"):
             raise ValueError(f'{cls.__qualname__}.on_contention is "fail" or "skip", not {cls.on_contention!r}')
@@ -73,7 +73,7 @@ class LockedCommand(BaseCommand):
 
 @contextmanager
 def holding(lock: MongoLock) -> Iterator[MongoLock]:
-    """Hold *lock* in the block. What goes wrong with it is told as a person at a shell wants it: see the exit codes."""
+    """Hold *lock* in the block. Its errors become CommandErrors with the exit codes of this module."""
     try:
         with ExitStack() as stack:
             try:
@@ -89,7 +89,7 @@ def holding(lock: MongoLock) -> Iterator[MongoLock]:
 
 @contextmanager
 def terminated_as_exit() -> Iterator[None]:
-    """SIGTERM ends the program by an exception, unless it does something of its own already."""
+    """In the block, SIGTERM ends the program by an exception, unless the program handles it itself."""
     number = signal.SIGTERM
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(number) is not signal.SIG_DFL:
         yield
@@ -102,7 +102,7 @@ def terminated_as_exit() -> Iterator[None]:
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    signal.signal(number, signal.SIG_IGN)  # once is enough: what follows cleans up
+    signal.signal(number, signal.SIG_IGN)  # a second one must not interrupt the cleanup
     raise SystemExit(128 + number)
 
 

@@ -1,4 +1,4 @@
-"""`mongo_locked`: a callable that runs under a lock."""
+"""`mongo_locked`: the decorator that runs a callable under a lock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KeyFunction = Callable[..., Any]
 
 
 class _Skipping(Protocol):
-    """What `mongo_locked(on_contention="skip")` does to the types: a call may also return `SKIPPED`."""
+    """The types of `mongo_locked(on_contention="skip")`: a call may also return `SKIPPED`."""
 
     @overload
     def __call__(self, function: G, /) -> G: ...
@@ -62,22 +62,22 @@ def mongo_locked(
 ) -> Any:
     """Run a function, coroutine function, generator, view, view class, method or Celery task under a lock.
 
-    templates: keys, filled from the arguments of the call by their parameters' names: ``"order:{order_id}"``,
-    ``"sync:{account.pk}"``. key: or a callable that takes the same arguments and returns the key, or a model
-    instance. With neither, the key is the function's dotted name. options: those of `mongo_lock`.
+    templates: keys, filled from the arguments of the call by the names of their parameters: ``"order:{order_id}"``,
+    ``"sync:{account.pk}"``. key: instead, a callable that takes the same arguments and returns the key, or a model
+    instance. With neither, the key is the dotted name of the function. options: those of `mongo_lock`.
 
-    on_contention: "raise" LockNotAcquired; "skip" (return `SKIPPED`, which is false); "respond" (views: 423 with
-    Retry-After, 503 while MongoDB is away); "retry" (Celery tasks: come back later, without using up retries); or
-    a callable that takes the error and the arguments of the call, and whose result is returned (awaited, where the
-    function is async). Generators know "raise" and "skip", which yields nothing. While MongoDB is away nobody knows
-    if there is contention: all but "respond" raise LockBackendFailed then.
+    on_contention: "raise" LockNotAcquired; "skip": return `SKIPPED`, which is false; "respond": for views, 423 with
+    Retry-After, or 503 while MongoDB does not answer; "retry": a Celery task comes back later, without using up its
+    retries; or a callable that takes the error and the arguments of the call, and whose result is returned (awaited if
+    the function is async). Generators accept "raise" and "skip", which yields nothing. While MongoDB does not answer,
+    it is not known whether the lock is busy: all but "respond" raise LockBackendFailed then.
 
-    How long it waits without ``wait=``: MONGOLOCK["WAIT"]; in views and with "retry" MONGOLOCK["SHORT_WAIT"], so that
-    no worker is held up; with "skip" not at all.
+    Without ``wait=``, it waits for MONGOLOCK["WAIT"]; in views and with "retry" for MONGOLOCK["SHORT_WAIT"], so that it
+    does not block a worker; with "skip" not at all.
 
-    Every call has a lock of its own. A generator holds it until it ends or is closed, a streaming response until it
-    is sent or closed. A view under ATOMIC_REQUESTS commits before its lock is released. For a task, put it below
-    ``@shared_task``; for a view class, on the class or on one of its methods.
+    Every call has a lock of its own. A generator holds it until it ends or is closed, a streaming response until it is
+    sent or closed. A view under ATOMIC_REQUESTS commits before its lock is released. Put it below ``@shared_task`` for
+    a task, and on the class or on one of its methods for a view class.
     Raises TypeError and ValueError at once for what it cannot decorate and for templates that do not fit.
     """
     first: Any = templates[0] if len(templates) == 1 else None
@@ -89,7 +89,7 @@ def mongo_locked(
         raise TypeError("give either templates or key=, not both")
     made_by: Any = key
     if key is not None and (not callable(made_by) or iscoroutinefunction(made_by)):
-        raise TypeError("key= is a function, not async, that makes the key; a template goes without key=")
+        raise TypeError("key= must be a function, not async, that returns the key; pass a template without key=")
     for template in templates:
         check_key(template)
     plan = Plan(tuple(KeyTemplate(template) for template in templates), key, on_contention, options)
@@ -97,12 +97,12 @@ def mongo_locked(
 
 
 class Decorator(functools.partial):  # type: ignore[type-arg]
-    """What `mongo_locked` returns with arguments: to be put on a function."""
+    """The decorator that `mongo_locked` returns if it is called with arguments."""
 
     def __enter__(self) -> NoReturn:
-        raise TypeError("mongo_locked() goes on a function, as its decorator: a block takes `with mongo_lock(...):`")
+        raise TypeError("mongo_locked() decorates a function: for a block, use `with mongo_lock(...):`")
 
-    __aenter__ = __exit__ = __aexit__ = __enter__  # Python looks for all of them before it enters
+    __aenter__ = __exit__ = __aexit__ = __enter__  # Python looks them all up before it enters
 
 
 def _decorate(plan: Plan, function: Any) -> Any:
@@ -115,7 +115,7 @@ def _decorate(plan: Plan, function: Any) -> Any:
     call = LockedCall(plan, function)
     wrapper = functools.update_wrapper(_wrapper(call), function)
     check_policy_call(plan.policy, call.signature, call.name)
-    # Celery looks at the wrapper itself to tell wrong arguments where the task is sent.
+    # Celery reads this from the wrapper itself, to refuse wrong arguments when a task is sent.
     wrapper.__signature__ = resolved_signature(function) or call.signature  # type: ignore[attr-defined]
     if not (iscoroutinefunction(wrapper) or _is_generator(wrapper)):
         Deferred.put_on(wrapper, plan)
@@ -127,16 +127,16 @@ def _is_generator(function: Any) -> bool:
 
 
 def _wrapper(call: LockedCall) -> Callable[..., Any]:
-    """The one of the four ways to call it that fits the function."""
+    """The wrapper that fits the kind of the function."""
     function, policy = call.wrapped, call.policy
     if _is_generator(function):
         if policy not in ("raise", "skip"):
-            raise TypeError('a generator has nothing to return: its on_contention is "raise" or "skip"')
+            raise TypeError('a generator returns no result: its on_contention must be "raise" or "skip"')
         return call.async_generator() if inspect.isasyncgenfunction(function) else call.generator()
     if iscoroutinefunction(function):
         return call.coroutine()
     if callable(policy) and iscoroutinefunction(policy):
-        raise TypeError(f"on_contention is async, and {call.name} is not")
+        raise TypeError(f"on_contention is async, but {call.name} is not")
     return call.function()
 
 
@@ -152,7 +152,7 @@ def _decorate_class(plan: Plan, cls: type) -> type:
         return await dispatch(view, request, *args, **kwargs)
 
     locked = functools.wraps(dispatch)(arun if cls.view_is_async else run)
-    # The key of last resort must be this class's own, also where it has inherited its dispatch().
+    # The default key must be that of this class, also if it inherits its dispatch().
     locked.__module__, locked.__qualname__ = cls.__module__, f"{cls.__qualname__}.dispatch"
     cls.dispatch = _decorate(plan, locked)  # type: ignore[method-assign]
     return cls

@@ -1,4 +1,4 @@
-"""`once_per`: a job that runs once in a period, however many schedulers and workers there are."""
+"""`once_per`: a job runs once in a period, however many schedulers and workers there are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["once_per"]
 
 C = TypeVar("C", bound=Callable[..., Any])
 
-#: For which part of the period a run keeps others away. The rest is for schedulers whose clocks differ, and for queues.
+#: The part of the period for which a run keeps others away. The rest allows for clocks that differ, and for queues.
 PART: Final = 0.9
 
 
@@ -38,18 +38,19 @@ def once_per(
     using: str | None = None,
     **unknown: Never,
 ) -> Callable[[C], C]:
-    """Run a function once in the period of its schedule: whoever comes a second time gets `SKIPPED`, which is false.
+    """Run a function once in the period of its schedule: further calls return `SKIPPED`, which is false.
 
-    template: the key, filled from the arguments of the call as for `mongo_locked`; each key has a period of its own.
-    Without it, the key is ``"once:"`` and the function's dotted name. The rest is the period that the schedule has.
+    template: the key, filled from the arguments of the call as in `mongo_locked`; each key has a period of its own.
+    Without it, the key is ``"once:"`` and the dotted name of the function. days, hours, minutes, seconds: the period of
+    the schedule. lease, using: those of `mongo_lock`.
 
-    The period counts from the start of a run, by MongoDB's clock, and ends a tenth early: so the next one is not
-    missed because it comes a moment sooner after its predecessor was held up. A run keeps the key for as long as it
-    takes, also beyond its period. A run that raises does not count, nor does one that dies: the key is free again,
-    at the latest a lease later. A task that is redelivered after its worker died waits for that instead of skipping.
+    The period counts from the start of a run, according to MongoDB's clock, and ends a tenth early, so that the next
+    run is not skipped because it starts a moment sooner than the last one did. A run keeps the key for as long as it
+    takes, also beyond its period. A run that raises or dies does not count: the key is free again, at the latest a
+    lease later. A task that is redelivered after the death of its worker waits for that instead of skipping.
 
-    Works on functions and coroutine functions; for a Celery task, put it below ``@shared_task``. It is not for
-    periods under a few seconds, nor for exact ones: what must never run twice, whatever happens, needs a check of
+    It decorates functions and coroutine functions; put it below ``@shared_task`` for a Celery task. It is not meant for
+    periods of a few seconds, nor for exact ones. A job that must never run twice, whatever happens, needs a check of
     its own.
     """
     given = {"days": days, "hours": hours, "minutes": minutes, "seconds": seconds}
@@ -61,7 +62,7 @@ def once_per(
     period = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
     if period <= timedelta():
         raise TypeError("@once_per needs the period of the schedule: @once_per(hours=24), @once_per('a:{b}', days=1)")
-    # The server judges by its own clock, in the command of who comes next, whether the period is over.
+    # Whether the period is over, the server decides according to its own clock, in the command of the next caller.
     options: dict[str, Any] = {"min_hold": period.total_seconds() * PART, "lease": lease, "using": using}
     return functools.partial(_decorate, KeyTemplate(template) if template is not None else None, options)
 
@@ -72,7 +73,7 @@ def _decorate(template: KeyTemplate | None, options: dict[str, Any], function: A
     if hasattr(function, "apply_async"):
         raise TypeError("put @once_per below the decorator that makes the Celery task, next to the function")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError("@once_per goes on a function, not on a generator, which runs when its caller likes")
+        raise TypeError("@once_per goes on a function, not on a generator, which runs when its caller consumes it")
     name = f"{function.__module__}.{function.__qualname__}"
     signature = inspect.signature(function)
     if template is not None:
@@ -133,6 +134,6 @@ def _coroutine(new_lock: NewLock, function: Callable[..., Any]) -> Callable[...,
 
 
 def _skip(error: LockNotAcquired) -> Any:
-    log(INFO, "skipped, it has run in this period or runs now", key=error.key, holder=error.holder)
+    log(INFO, "skipped, the job has run in this period or is running", key=error.key, holder=error.holder)
     send(lock_skipped, key=error.key, template=error.template, reason=error.holder or "")
     return SKIPPED

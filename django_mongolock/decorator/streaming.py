@@ -1,4 +1,4 @@
-"""Streaming responses: the lock is held until the last part is sent, or the client has gone."""
+"""Streaming responses: the lock is held until the last part is sent, or the client has disconnected."""
 
 from __future__ import annotations
 
@@ -20,30 +20,29 @@ CLEANUP = 30
 
 
 def hold_while_streaming(result: object, lock: MongoLock) -> None:
-    """If *result* is a response whose body is made while it is sent, have that give *lock* back: at its end, or when it
-    is closed.
+    """If *result* is a streaming response, leave the release of *lock* to it: at its end, or when it is closed.
 
-    A server closes every response, also where the client has disconnected. One that is dropped without that gives
-    the lock back when it is collected. A lock that was lost breaks the stream off at its end: the client must not
-    take for whole what may not be.
+    A server closes every response, also after the client has disconnected. One that is dropped without being closed
+    releases the lock when it is garbage-collected. If the lock was lost, the stream breaks off at its end, so that the
+    client does not take it for complete.
     """
     if not (isinstance(result, HttpResponseBase) and result.streaming and isinstance(lock, DjangoLock)):
         return
     lock.released_later = True
     held = _Held(lock)
-    # Not `streaming_content`: that refers to the response, which would then be collected late if it is dropped; and
-    # setting it would keep a server from sending a file by itself. Nor does closing it reach the iterator of the view.
+    # Not `streaming_content`: it refers to the response, which would be collected late if it is dropped; setting it
+    # would keep a server from sending a file by itself; and closing it does not reach the iterator of the view.
     inside: Any = result
     if inside.is_async:
         stream = inside._iterator = _until_end_async(inside._iterator, held)
         inside._resource_closers.append(partial(held.close, stream))
     else:
         inside._iterator = _until_end(inside._iterator, held)
-        inside._resource_closers.append(held.give_back)
+        inside._resource_closers.append(held.release)
 
 
 class _Held:
-    """A lock that is given back once, from whatever side the end comes first."""
+    """Releases a lock once, whichever end of its response comes first."""
 
     def __init__(self, lock: DjangoLock) -> None:
         self.lock = lock
@@ -51,22 +50,22 @@ class _Held:
         self._once = threading.Lock()
         self._closing: asyncio.Task[None] | None = None
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         if self._once.acquire(blocking=False):
             self.lock.released_later = False
             self.lock.__exit__(None, None, None)
 
-    async def agive_back(self) -> None:
+    async def arelease(self) -> None:
         if self._once.acquire(blocking=False):
             self.lock.released_later = False
             await self.lock.__aexit__(None, None, None)
 
     def close(self, stream: Any) -> None:
-        """End an async *stream* where it runs, so that what it has to clean up comes before the release."""
+        """End an async *stream* in its event loop, so that it cleans up before the release."""
         if self._once.locked():
             return
         if self.loop is None or not self.loop.is_running():
-            self.give_back()
+            self.release()
         elif self.loop is _running_loop():
             self._closing = self.loop.create_task(self._finish(stream))
         else:
@@ -76,10 +75,10 @@ class _Held:
 
     async def _finish(self, stream: Any) -> None:
         try:
-            with contextlib.suppress(RuntimeError):  # it runs: somebody else is closing it
+            with contextlib.suppress(RuntimeError):  # it is running: another task closes it
                 await stream.aclose()
         finally:
-            await self.agive_back()
+            await self.arelease()
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
@@ -91,7 +90,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 def _until_end(parts: Iterator[Any], held: _Held) -> Iterator[Any]:
     yield from parts
-    held.give_back()
+    held.release()
 
 
 async def _until_end_async(parts: AsyncIterator[Any], held: _Held) -> AsyncIterator[Any]:
@@ -102,4 +101,4 @@ async def _until_end_async(parts: AsyncIterator[Any], held: _Held) -> AsyncItera
     finally:
         if isinstance(parts, AsyncGenerator):
             await parts.aclose()
-    await held.agive_back()
+    await held.arelease()
