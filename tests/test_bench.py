@@ -305,7 +305,7 @@ def test_a_question_that_breaks_or_hangs_does_not_end_the_run(
     assert found["breaks"]["tables"][0]["title"] == "first"
     assert "error" not in found["fine"]
     assert found["fine"]["goals"] == [{"what": "reached", "measured": 1.0, "most": 2.0, "met": True}]
-    assert "met     reached: 1, to be at most 2" in capsys.readouterr().out
+    assert "met     reached: 1 (goal: at most 2)" in capsys.readouterr().out
 
 
 def test_a_question_by_name(fakes: None, tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_writing_the_page(tmp_path: Path) -> None:
     page.write({"machine": facts, "questions": {"alone": found}}, there)
     text = there.read_text()
     assert "| **django_mongolock** | 1 (0.50–2) |\n| a\\|b | 3 |" in text
-    assert "- met: reached: 1, to be at most 2" in text
+    assert "- met: reached: 1 (goal: at most 2)" in text
     assert "- by the way" in text
     assert "old held" in text
     assert "old alone" not in text
@@ -390,7 +390,7 @@ def test_who_is_better_is_named() -> None:
     """Everybody who is faster, except the bare writes, which are no lock."""
     (line,) = page.ahead("free lock", {OURS.name: 2.0, "redis-py": 0.1, "slow": 5.0, BARE.name: 1.0}, "ms")
     assert line == "- free lock (django_mongolock: 2 ms): redis-py 0.10 ms"
-    assert list(page.ahead("free lock", {OURS.name: 2.0}, "ms")) == ["- free lock (django_mongolock: 2 ms): nobody"]
+    assert list(page.ahead("free lock", {OURS.name: 2.0}, "ms")) == ["- free lock (django_mongolock: 2 ms): none"]
 
 
 # The model

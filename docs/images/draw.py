@@ -52,13 +52,13 @@ font-family="system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif">
 
 
 def lease() -> str:
-    """What the holder believes, and what the server gives, when a holder is killed."""
+    """What at the holder, and what the server gives, when a holder is killed."""
 
     def at(second: float) -> float:
         return 172 + second * 10.6
 
     parts = [text(20, 32, "A lease of 30 seconds, renewed every 10, and a holder that is killed", size=16, bold=True)]
-    rows = [("the holder believes", 62), ("the server keeps it", 122), ("the next one", 182)]
+    rows = [("at the holder", 62), ("at the server", 122), ("the next waiter", 182)]
     parts += [text(20, y + 24, name, fill=SOFT) for name, y in rows]
     parts += [
         box(at(0.6), 62, at(40) - at(0.6), 36, BLUE),
@@ -81,12 +81,12 @@ def lease() -> str:
         text(at(14) + 6, 50, "killed", size=12, fill=EDGE[RED]),
         line(at(40), 100, at(40), 236, color=EDGE[BLUE], dashed=True),
         line(at(43.2), 100, at(43.2), 236, color=EDGE[GREEN], dashed=True),
-        text(at(40), 285, "40 s: whoever slept until now", size=12, fill=EDGE[BLUE], anchor="end"),
-        text(at(40), 302, "knows that it is over", size=12, fill=EDGE[BLUE], anchor="end"),
-        text(at(43.2), 285, "43 s: only now is", size=12, fill=EDGE[GREEN]),
-        text(at(43.2), 302, "the next one let in", size=12, fill=EDGE[GREEN]),
+        text(at(40), 285, "40 s: a holder that was paused", size=12, fill=EDGE[BLUE], anchor="end"),
+        text(at(40), 302, "knows that its lease has ended", size=12, fill=EDGE[BLUE], anchor="end"),
+        text(at(43.2), 285, "43 s: the next waiter", size=12, fill=EDGE[GREEN]),
+        text(at(43.2), 302, "is granted the lock", size=12, fill=EDGE[GREEN]),
     ]
-    return picture(770, 320, "The holder stops believing before the server lets the next one in", parts)
+    return picture(770, 320, "The holder stops using the lock before the server grants it to the next waiter", parts)
 
 
 def rule() -> str:
@@ -100,11 +100,11 @@ def rule() -> str:
         for row, name in enumerate(["web-2", "celery-1", "web-3"])
     ]
     parts += [text(36, 240, "token", fill=SOFT), text(120, 240, "41, only ever larger")]
-    parts += [text(36, 264, "clock", fill=SOFT), text(120, 264, "whose times these are", size=13)]
+    parts += [text(36, 264, "clock", fill=SOFT), text(120, 264, "the election of its times", size=13)]
     parts += [text(36, 287, "…", fill=SOFT), text(120, 287, "statistics", fill=SOFT, size=13)]
     steps = [
-        ("1  prune", "whose time is over, by the primary's clock"),
-        ("2  remove, renew, add", "who leaves, who lives, who comes"),
+        ("1  prune", "what has expired, by the primary's clock"),
+        ("2  remove, renew, add", "releases, renewals, new waiters"),
         ("3  grant", "from the head of the queue: as many as fit"),
     ]
     for row, (name, words) in enumerate(steps):
@@ -142,11 +142,11 @@ def queue() -> str:
     parts += [
         box(245, 200, 170, 30, GREEN, "removes 1, grants 2", size=13),
         line(415, 215, 536, 250, arrow=True),
-        text(532, 194, "change stream: it is yours", size=12, fill=SOFT, anchor="end"),
+        text(532, 194, "change stream: granted", size=12, fill=SOFT, anchor="end"),
         box(490, 254, 100, 30, BLUE, "holds", size=13),
-        box(632, 254, 96, 30, AMBER, "is the next", size=13),
+        box(632, 254, 96, 30, AMBER, "is next", size=13),
     ]
-    return picture(770, 320, "A release grants the lock to the first of the queue in the same update", parts)
+    return picture(770, 320, "A release grants the lock to the first waiter in the same update", parts)
 
 
 def clocks() -> str:
@@ -161,16 +161,16 @@ def clocks() -> str:
     parts = [text(20, 32, "A failover to a member whose clock is 25 seconds ahead", size=16, bold=True)]
     parts += [line(at(10), 72, at(10), 286, color=EDGE[RED], dashed=True)]
     parts += [text(at(10), 302, "the old primary dies", size=12, fill=EDGE[RED], anchor="middle")]
-    parts += [text(20, 64, "if the new primary judged the old one's times:", bold=True)]
+    parts += [text(20, 64, "if the new primary judged times of the old one:", bold=True)]
     parts += [
         *lane(76, "first holder", 30, BLUE),
-        text(at(0) + 10, 98, "goes on, as nobody tells it otherwise"),
+        text(at(0) + 10, 98, "continues to use the lock"),
     ]
     parts += [
         text(20, 136, "second holder", fill=SOFT),
-        box(at(10), 114, at(40) - at(10), 34, RED, "let in at once: two holders"),
+        box(at(10), 114, at(40) - at(10), 34, RED, "granted at once: two holders"),
     ]
-    parts += [text(20, 190, "as it is: other times are not judged", bold=True)]
+    parts += [text(20, 190, "with this library:", bold=True)]
     parts += [
         *lane(202, "first holder", 10, BLUE),
         box(at(10), 202, at(40) - at(10), 34, BLUE, "one whole lease from here, by the new clock"),

@@ -59,7 +59,7 @@ class Table:
 
 @dataclass
 class Goal:
-    """What was to be reached, and what was."""
+    """A goal, and what was measured."""
 
     what: str
     measured: float
@@ -117,7 +117,7 @@ def as_text(piece: Piece) -> str:
 
 
 def goal_text(what: str, measured: float, most: float) -> str:
-    return f"{what}: {shown(measured)}, to be at most {shown(most)}"
+    return f"{what}: {shown(measured)} (goal: at most {shown(most)})"
 
 
 def texts(row: Sequence[object]) -> list[str]:

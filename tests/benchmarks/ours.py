@@ -27,7 +27,7 @@ class Ours(Peer):
     """`mongo_lock`, as a project uses it."""
 
     package = "django-mongolock"
-    waits = "is told (change stream)"
+    waits = "woken (change stream)"
 
     def open(self) -> None:
         use(self.uri)

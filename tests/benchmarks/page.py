@@ -39,19 +39,19 @@ def put(text: str, name: str, part: str) -> str:
 
 
 def question(found: dict[str, Any]) -> Iterator[str]:
-    """Its tables, what was to be reached, and what is to be known."""
+    """Its tables, goals and notes."""
     for table in found["tables"]:
         yield f"\n**{table['title']}**\n"
         yield from markdown([table["columns"], *map(texts, table["rows"])])
         if table["note"]:
             yield f"\n{table['note']}"
     if found["goals"]:
-        yield "\nWhat was to be reached:\n"
+        yield "\nGoals:\n"
         for goal in found["goals"]:
             met = "met" if goal["met"] else "**missed**"
             yield f"- {met}: {goal_text(goal['what'], goal['measured'], goal['most'])}"
     if found["notes"]:
-        yield "\nTo be known:\n"
+        yield "\nNotes:\n"
         yield from (f"- {note}" for note in found["notes"])
     yield ""
 
@@ -96,4 +96,4 @@ def ahead(what: str, figures: dict[str, float], unit: str) -> Iterator[str]:
     faster = sorted((value, name) for name, value in figures.items() if value < ours and not name.startswith(OURS.name))
     faster = [(value, name) for value, name in faster if name != BARE.name]
     listed = "; ".join(f"{name} {shown(value)} {unit}" for value, name in faster)
-    yield f"- {what} ({OURS.name}: {shown(ours)} {unit}): {listed or 'nobody'}"
+    yield f"- {what} ({OURS.name}: {shown(ours)} {unit}): {listed or 'none'}"

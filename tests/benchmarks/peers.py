@@ -99,7 +99,7 @@ class PythonRedisLock(Peer):
 
     package = "python-redis-lock"
     needs = "redis"
-    waits = "is told (BLPOP)"
+    waits = "woken (BLPOP)"
     durable = False
 
     def open(self) -> None:
@@ -125,7 +125,7 @@ class Kazoo(Peer):
 
     package = "kazoo"
     needs = "zookeeper"
-    waits = "is told (watch)"
+    waits = "woken (watch)"
 
     def open(self) -> None:
         self._client: Any = load("kazoo.client").KazooClient(hosts=self.uri, timeout=4.0)
@@ -149,7 +149,7 @@ class PgLock(Peer):
 
     package = "django-pglock"
     needs = "postgres"
-    waits = "is told (by PostgreSQL)"
+    waits = "woken (by PostgreSQL)"
     durable = False
 
     @classmethod
@@ -207,7 +207,7 @@ class MongoLockPackage(Peer):
     def missing(cls) -> str | None:
         missing = super().missing()
         if missing is None and not hasattr(Collection, "insert"):
-            return f"it calls Collection.insert, update and find_and_modify, which PyMongo {version('pymongo')} has not"
+            return f"it calls Collection.insert, update and find_and_modify, which PyMongo {version('pymongo')} lacks"
         return missing
 
 

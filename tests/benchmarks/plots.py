@@ -135,7 +135,7 @@ PLOTS: Final[dict[str, tuple[str, str, Callable[[Any, dict[str, Any]], None]]]] 
     "alone": ("alone", "Acquire and release of a free lock", alone),
     "hand-over": ("contended", "Hand-over by the number of processes", hand_over),
     "throughput": ("contended", "Acquisitions a second by the number of processes", throughput),
-    "fairness": ("contended", "Longest wait in times the mean", fairness),
+    "fairness": ("contended", "Longest wait in multiples of the mean", fairness),
     "killed": ("killed", "Seconds until the next one has the lock of a killed process", killed),
     "simulated": ("scale", "Simulated and real throughput", simulated),
 }

@@ -61,7 +61,7 @@ def on_one_node(bench: Bench) -> Iterator[Piece]:
     yield table("One node", found)
     yield Data("one node", {name: [cost.milliseconds for cost in costs] for name, costs in found.items()})
     yield Data("cpu", {name: median([cost.cpu for cost in costs]) for name, costs in found.items()})
-    yield from goal("(a) one node, in times two bare majority writes", found, 1.10)
+    yield from goal("(a) one node, in multiples of two bare majority writes", found, 1.10)
 
 
 def on_three_nodes(bench: Bench) -> Iterator[Piece]:
@@ -71,12 +71,12 @@ def on_three_nodes(bench: Bench) -> Iterator[Piece]:
     found = compared(bench, [contender.at("mongo3") for contender in (OURS, IN_THREAD, ASYNC, BARE, *mongo)])
     yield table("Three nodes", found)
     yield Data("three nodes", {name: [cost.milliseconds for cost in costs] for name, costs in found.items()})
-    yield from goal("(a) three nodes, in times two bare majority writes", found, 1.0)
+    yield from goal("(a) three nodes, in multiples of two bare majority writes", found, 1.0)
     found = compared(bench, [contender.at("mongo3") for contender in (OURS, BARE, *mongo)], WORK)
     bench.world.stop("mongo3")
     yield table(f"Three nodes, {WORK * 1000:.0f} ms of work under the lock and as much without it", found)
     yield Data("three nodes, work", {name: [cost.milliseconds for cost in costs] for name, costs in found.items()})
-    yield from goal("(a) three nodes, with work in between, in times two bare majority writes", found, 1.0)
+    yield from goal("(a) three nodes, with work in between, in multiples of two bare majority writes", found, 1.0)
 
 
 def compared(bench: Bench, contenders: list[Contender], work: float = 0.0) -> dict[str, list[Cost]]:
@@ -109,7 +109,7 @@ def table(where: str, found: dict[str, list[Cost]]) -> Table:
     made = Table(
         f"{where}: acquire and release, uncontended",
         ["lock", "ms", "times two bare writes", "client CPU, µs"],
-        note="What the program waits for both. Median of the rounds, and the lowest and the highest of them.",
+        note="The time that the program waits for both. Median of the rounds, with the lowest and the highest.",
     )
     bare = found.get(BARE.name)
     for name, costs in sorted(found.items(), key=lambda item: median([cost.milliseconds for cost in item[1]])):

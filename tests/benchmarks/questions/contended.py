@@ -125,19 +125,19 @@ def tables(count: int, found: dict[str, list[Run]], ready: dict[str, Contender])
     speed = Table(
         f"{count} processes: hand-over and throughput",
         ["lock", "waits", "hand-over, ms", "times ours", "acquisitions/s"],
-        note="Hand-over: from the call of release to the return of acquire in a process that waited already, where "
-        "each process wants the lock once. Acquisitions: where each takes it again at once, over and over.",
+        note="Hand-over: from the call of release to the return of acquire in a process that was waiting, with each "
+        "process acquiring the lock once. Acquisitions: with each process acquiring it again at once.",
     )
     fair = Table(
         f"{count} processes: fairness",
         ["lock", "mean wait, ms", "p99", "longest", "longest / mean", "overtaken, %"],
-        note="Where each takes the lock again at once, and has done so for a while. Overtaken: how many were served "
-        f"although another had asked {slack(count) * 1000:.0f} ms before them.",
+        note="Each process acquires the lock again at once, and has done so for a while. Overtaken: the share of "
+        f"grants although another process had asked {slack(count) * 1000:.0f} ms before them.",
     )
     cost = Table(
         f"{count} processes: what an acquisition costs",
         ["lock", "commands", "of them getMore", "server CPU, ms", "client CPU, ms"],
-        note="CPU of the server and of all clients together. Redis counts what its scripts call, too.",
+        note="CPU of the server and of all clients together. Redis also counts the commands of its scripts.",
     )
     for name in sorted(found, key=lambda name: spread(found[name], "hand_over").median):
         runs = found[name]
@@ -163,20 +163,20 @@ def goals(count: int, found: dict[str, list[Run]]) -> Iterator[Goal]:
         return
     yield Goal(f"(d) {count} processes: commands of a contended acquisition", spread(ours, "commands").median, 3)
     uneven = Spread.of(r.longest_wait / r.mean_wait for r in ours if r.mean_wait).median
-    yield Goal(f"(c) {count} processes: longest wait, in times the mean", uneven, 2)
+    yield Goal(f"(c) {count} processes: longest wait, in multiples of the mean", uneven, 2)
     yield Goal(f"(c) {count} processes: overtaken, %", spread(ours, "overtaken").high, 0)
     polling = [c.name for c in OTHERS if c.make.waits.startswith("polls") and len(found.get(c.name, ())) == len(ours)]
     if count <= 8 and polling:
         fastest = min(polling, key=lambda name: spread(found[name], "hand_over").median)
         times = ratio([r.hand_over for r in ours], [r.hand_over for r in found[fastest]])
         yield Goal(
-            f"(b) {count} processes: hand-over, as a part of that of the fastest that polls, {fastest}",
+            f"(b) {count} processes: hand-over, as a fraction of the fastest polling lock, {fastest}",
             times.median,
             0.1,
         )
     if count == 8:
         loops = ratio([r.loop_hand_over for r in ours], [r.bare for r in ours])
-        yield Goal("(b) 8 processes: hand-over, in times one bare majority write", loops.median, 1.3)
+        yield Goal("(b) 8 processes: hand-over, in multiples of one bare majority write", loops.median, 1.3)
 
 
 def flat(sizes: dict[str, Any]) -> Iterator[Goal]:

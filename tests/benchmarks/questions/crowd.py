@@ -31,7 +31,7 @@ def crowd(bench: Bench) -> Iterator[Piece]:
     made = Table(
         "Threads and coroutines: hand-over, throughput, commands",
         ["waiters", "hand-over, ms", "acquisitions/s", "longest / mean wait", "commands", "of them getMore"],
-        note="Each takes the lock again at once. Commands: of one acquisition.",
+        note="Each acquires the lock again at once. Commands: of one acquisition.",
     )
     found = interleaved(
         [f"{size} {shape}" for size in sizes for shape in SHAPES],
@@ -113,9 +113,9 @@ KINDS: Final = {"threads": with_threads, "coroutines": with_coroutines}
 def very_many(bench: Bench) -> Iterator[Piece]:
     """A thousand threads, ten thousand coroutines, each of which wants it once."""
     made = Table(
-        "Very many in one process, each of them once",
+        "Many waiters in one process, each acquiring once",
         ["waiters", "KB each", "threads of ours", "ms each", "commands each"],
-        note="KB: of memory, for one that waits; its thread or task included.",
+        note="KB: memory for one waiter, with its thread or task.",
     )
     for count, kind, wait in (
         (bench.some(100, 1_000), "threads", all_threads),

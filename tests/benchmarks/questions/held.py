@@ -26,8 +26,8 @@ def held(bench: Bench) -> Iterator[Piece]:
     """One process that holds 1, 1,000 or 10,000 locks: what a renewal of all of them costs, and their memory."""
     made = Table(
         "Renewal",
-        ["locks held", "commands a beat", "seconds a beat", "client CPU, %", "server CPU, %", "KB a lock"],
-        note="At a lease of 30 s there is a beat every 10 s. CPU: of a core. KB: of memory in the process.",
+        ["locks held", "commands per beat", "seconds a beat", "client CPU, %", "server CPU, %", "KB a lock"],
+        note="With a lease of 30 s there is a beat every 10 s. CPU: of a core. KB: memory in the process.",
     )
     terms = Terms(lease=30, margin=3)
     for count in (1, 1_000, bench.some(2_000, 10_000)):
@@ -46,7 +46,7 @@ def held(bench: Bench) -> Iterator[Piece]:
             worker.call(forget)
         made.rows.append([f"{count:,}", *columns, kilobytes if count > 1 else None])
         if count > 1:
-            yield Goal(f"(e) {count:,} locks: commands a beat", columns[0].median, 2 * -(-count // 1000))
+            yield Goal(f"(e) {count:,} locks: commands per beat", columns[0].median, 2 * -(-count // 1000))
         if count >= 10_000:
             yield Goal("(e) 10,000 locks: client CPU, % of a core", columns[2].median, 10)
         if count > 1:

@@ -59,8 +59,8 @@ def killed(bench: Bench) -> Iterator[Piece]:
     made = Table(
         "The holder is killed",
         ["lock", "trials", "s after the kill", "s after the lease's end"],
-        note=f"Each with a lease of {LEASE:.0f} s, where it has one; ZooKeeper's session is 4 s. A lock of PostgreSQL "
-        f"and of the file system ends with the connection or the process. 'never': not within {LONGEST:.0f} s.",
+        note=f"Each with a lease of {LEASE:.0f} s, if it has one; ZooKeeper's session is 4 s. A lock of PostgreSQL "
+        f"or of the file system ends with the connection or the process. 'never': not within {LONGEST:.0f} s.",
     )
     for name, takeovers in found.items():
         kills = [t.after_kill for t in takeovers if t.after_kill is not None]

@@ -51,7 +51,7 @@ def filled(worker: Worker, count: int) -> Iterator[Piece]:
     made = Table(
         f"{count:,} lock documents",
         ["what", "MB", "bytes a key"],
-        note=f"{HELD:.0%} of them are held, {STALE:.0%} are stale, the others released. The data before compression.",
+        note=f"{HELD:.0%} of them are held, {STALE:.0%} are stale, the others are free. Sizes before compression.",
     )
     for name, bytes_ in size.items():
         made.rows.append([name, bytes_ / 1e6, bytes_ / count])
@@ -114,9 +114,9 @@ def throughput(bench: Bench, count: int) -> Iterator[Piece]:
         rates[threads] = interleaved(ready, bench.some(1, 3), measure, bench.failed)
     names = list(ready)
     made = Table(
-        "Acquire and release a second, of one process, each time another key",
+        "Acquire and release per second, of one process, with a different key each time",
         ["threads", *names, "times two bare writes"],
-        note="Keys by chance, out of all that are not held.",
+        note="Random keys among those that are not held.",
     )
     for threads, found in rates.items():
         ours, bare = found.get(OURS.name), found.get(BARE.name)
@@ -168,7 +168,7 @@ QUERIES: Final[dict[str, Callable[[], object]]] = {
 
 
 def looking(bench: Bench, worker: Worker, count: int) -> Iterator[Piece]:
-    made = Table(f"Looking at {count:,} locks", ["Lock.…", "ms"], note="The ORM's time included.")
+    made = Table(f"Looking at {count:,} locks", ["Lock.…", "ms"], note="Includes the time of the ORM.")
     found = interleaved(
         QUERIES, bench.some(1, 3), lambda name: float(worker.call(ask, name, patience=90)), bench.failed
     )

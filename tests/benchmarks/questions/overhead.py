@@ -45,7 +45,7 @@ def decorator(bench: Bench) -> Iterator[Piece]:
     made = Table(
         "A view, called directly",
         ["view", "ms", "CPU, µs"],
-        note="In a thread, as most servers call it. CPU: of this process.",
+        note="In a thread, as in most servers. CPU: of this process.",
     )
     for name, runs in found.items():
         made.rows.append([name, Spread.of(run[0] for run in runs), round(median([run[1] for run in runs]))])
@@ -100,7 +100,7 @@ def imports(bench: Bench) -> Iterator[Piece]:
         return (clock.now() - before) * 1000
 
     found = interleaved(IMPORTS, bench.some(1, 7), measure, bench.failed)
-    made = Table("Importing it", ["module", "ms", "ms more than nothing"], note="In an interpreter of its own.")
+    made = Table("Importing it", ["module", "ms", "ms more than nothing"], note="In a separate interpreter.")
     for name, times in found.items():
         more = [a - b for a, b in zip(times, found["nothing"], strict=True)]
         made.rows.append([name, Spread.of(times), Spread.of(more)])

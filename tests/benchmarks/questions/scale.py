@@ -31,8 +31,8 @@ def scale(bench: Bench) -> Iterator[Piece]:
     yield from compared(bench, steps)
     yield Note(
         "sharded: not measured here (there is no mongos in the wheel). A change stream of a sharded collection has a "
-        "cursor on each shard, and tells a change only when every shard has gone past it: where one of them is idle, "
-        "that is up to periodicNoopIntervalSecs (10 s by default), and a waiter then learns of its grant by the "
+        "cursor on each shard, and reports a change only when every shard has passed it: if one of them is idle, "
+        "that takes up to periodicNoopIntervalSecs (10 s by default), and a waiter then learns of its grant by the "
         "renewal of its place in the queue"
     )
 
@@ -42,13 +42,13 @@ def cost_table(costs: Costs, bare: dict[str, float]) -> Table:
     made.rows += [
         [BARE.name, bare["cpu"], round(bare["oplog"]), round(bare["net"])],
         ["acquire and release", costs.pair_cpu, round(costs.pair_oplog), round(costs.pair_net)],
-        ["more, where it waited", costs.waiting_cpu, round(costs.waiting_oplog), None],
+        ["additional, if it waited", costs.waiting_cpu, round(costs.waiting_oplog), None],
         ["renewal of one lock", costs.renewal_cpu, round(costs.renewal_oplog), None],
         ["a change, for each stream that is being read", costs.stream_cpu, None, None],
     ]
     made.note = (
-        f"A process that waits now and then has {costs.connections:.1f} connections, of about {costs.connection_kb:.0f}"
-        f" KB each in the server. Hand-over of one key, between 8 processes: {costs.hand_over:.1f} ms, so about "
+        f"A process that sometimes waits has {costs.connections:.1f} connections, of about {costs.connection_kb:.0f}"
+        f" KB each in the server. Hand-over of one key, between 8 processes: {costs.hand_over:.1f} ms, which is about "
         f"{1000 / costs.hand_over:,.0f} acquisitions a second of one key."
     )
     return made
@@ -68,9 +68,9 @@ def fleet_table(costs: Costs) -> Table:
             "connections",
             "breaks first",
         ],
-        note=f"Of each primary, with {fleet.cores} cores as fast as these. Each process takes {fleet.rate} locks a "
+        note=f"For each primary, with {fleet.cores} cores as fast as these. Each process takes {fleet.rate} locks a "
         f"second and holds each for {fleet.hold:.0f} s; {fleet.contended:.0%} of them wait, for {fleet.wait:.0f} s. A "
-        "percentage tells how much of the limit that is (65,000 connections, 32 GB for them).",
+        "percentage is the share of the limit (65,000 connections, 32 GB for them).",
     )
     for fleet in FLEETS:
         found: Demand = demand(costs, fleet)
@@ -82,16 +82,16 @@ def fleet_table(costs: Costs) -> Table:
 
 def limits(costs: Costs) -> Table:
     made = Table(
-        "How many processes one primary bears, by the model",
-        ["what is set", "processes", "breaks first"],
-        note="Found by trying: the largest fleet of that kind that keeps within every limit.",
+        "Processes that one primary supports, according to the model",
+        ["configuration", "processes", "breaks first"],
+        note="Found by trial: the largest number of processes within all limits.",
     )
     kinds = {
         "as above": Fleet(1),
-        "nobody waits (wait=0, tasks are retried)": Fleet(1, contended=0.0),
+        "no waiting (wait=0, tasks are retried)": Fleet(1, contended=0.0),
         "waits of 0.1 s (a shorter hold)": Fleet(1, wait=0.1),
         "as above, 16 shards": Fleet(1, shards=16),
-        "nobody waits, 16 shards": Fleet(1, contended=0.0, shards=16),
+        "no waiting, 16 shards": Fleet(1, contended=0.0, shards=16),
         "locks held for 10 min, one each": Fleet(1, rate=1 / 600, hold=600.0, contended=0.0),
     }
     for name, fleet in kinds.items():
@@ -114,8 +114,9 @@ def compared(bench: Bench, steps: Steps) -> Iterator[Piece]:
             "hand-over simulated, ms",
             "real, ms",
         ],
-        note="The simulation knows only what each step costs alone, and that all share these cores. It lets "
-        "the streams of the first two in the queue be read; the next column, those of all who wait, as the model does.",
+        note="The simulation knows only the cost of each single step, and that all processes share these cores. It "
+        "assumes that the streams of the first two waiters are read; the next column assumes those of all waiters, as "
+        "the model does.",
     )
     sizes = (2, 8) if bench.quick else (1, 2, 4, 8, 16, 32, 64)
     rounds, points = bench.some(1, 2), {}
