@@ -124,14 +124,14 @@ class TestForks:
 def test_a_key_that_somebody_else_uses() -> None:
     """A lock that is no task's is not waited for, and no result is made up."""
     key = new_key()
-    with held_elsewhere(key), pytest.raises(LockBackendFailed, match="no task"):
+    with held_elsewhere(key), pytest.raises(LockBackendFailed, match="not a task"):
         enqueue_once(export, key=key)
 
 
 def test_the_default_key() -> None:
     """The name and the arguments, so that no two different calls meet."""
     assert once_key("a.b", ["x:y", 5], {"z": 1, "b": "="}) == "once:a.b:x%3Ay:5:b=%3D:z=1"
-    with pytest.raises(TypeError, match="name one with key="):
+    with pytest.raises(TypeError, match="give one as key="):
         once_key("a.b", [{"a": 1}], {})
     result, sent = enqueue_once(export, [new_key()], {"to": "x"})
     assert sent

@@ -1,7 +1,7 @@
-"""What is counted and measured of this process's locks, for whatever collects it: by our signals, and by nothing else.
+"""The metrics of this process's locks, for any collector. They come from the signals alone.
 
-Labels are few and bounded: the template of a key, never the key itself. What has no template, such as
-``mongo_lock(f"order:{pk}")``, is counted as "other".
+Labels are few and bounded: the template of a key, never the key itself. Keys without a template, such as
+``mongo_lock(f"order:{pk}")``, are counted as "other".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from django.dispatch import Signal
 from .. import signals
 
 OTHER: Final = "other"
-#: More templates than this are "other", too: somebody makes templates from data.
+#: Templates beyond this number are counted as "other", too: the project makes them from data.
 MOST_TEMPLATES: Final = 500
 #: Bounds of the histograms, in seconds: from a free lock to a job of an hour.
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3_600)
@@ -26,7 +26,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 @dataclass(frozen=True, slots=True)
 class Instrument:
-    """Something that is counted (counter), stands at a number (gauge), or is measured in seconds (histogram)."""
+    """A counter, a gauge, or a histogram of seconds."""
 
     kind: Kind
     help: str
@@ -39,21 +39,21 @@ INSTRUMENTS: Final[Mapping[str, Instrument]] = {
     "not_acquired": Instrument(
         "counter", "Acquisitions that ended without the lock", ("template", "mode", "reason")
     ),
-    "lost": Instrument("counter", "Locks that were lost before they were given back"),
-    "skipped": Instrument("counter", 'Calls that were left out by on_contention="skip"', ("template",)),
+    "lost": Instrument("counter", "Locks that were lost before they were released"),
+    "skipped": Instrument("counter", 'Calls that were skipped by on_contention="skip"', ("template",)),
     "forced": Instrument("counter", "Locks that this process took from their holders", ()),
     "stale_cleared": Instrument("counter", "Stale locks that this process cleared", ()),
     "held": Instrument("gauge", "Locks that this process holds now"),
     "waiting": Instrument("gauge", "Acquisitions of this process that wait now"),
     "wait": Instrument(
-        "histogram", "Seconds until a lock was acquired, or given up", ("template", "mode", "outcome")
+        "histogram", "Seconds until a lock was acquired or its wait ended without it", ("template", "mode", "outcome")
     ),
     "hold": Instrument("histogram", "Seconds that a lock was held"),
 }  # fmt: skip
 
 
 class Metrics(ABC):
-    """Hears the signals and changes the instruments; a subclass knows what those are made of."""
+    """Receives the signals and changes the instruments, which a subclass provides."""
 
     def __init__(self) -> None:
         self._templates: set[str] = set()
@@ -63,12 +63,12 @@ class Metrics(ABC):
         """Add to a counter or a gauge, or record in a histogram."""
 
     def connect(self) -> None:
-        """Begin to hear the signals."""
+        """Connect to the signals."""
         for signal, receiver in self._receivers():
             signal.connect(receiver)
 
     def disconnect(self) -> None:
-        """Hear them no more."""
+        """Disconnect from the signals."""
         for signal, receiver in self._receivers():
             signal.disconnect(receiver)
 

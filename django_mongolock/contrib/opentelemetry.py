@@ -22,8 +22,9 @@ _NAME = "django_mongolock"
 
 
 class OpenTelemetryMetrics(Metrics):
-    """The instruments ``mongolock.acquired``, ``mongolock.wait`` and so on; attributes are ``mongolock.template`` and
-    so on. The global provider, if none is given."""
+    """The instruments ``mongolock.acquired``, ``mongolock.wait`` and so on, with attributes such as
+    ``mongolock.template``. Without *provider*, they use the global one.
+    """
 
     def __init__(self, provider: metrics.MeterProvider | None = None) -> None:
         super().__init__()
@@ -49,10 +50,10 @@ class OpenTelemetryMetrics(Metrics):
 
 
 class LockSpans:
-    """A span for each wait, and one for each time that a lock is held, beneath the span of whoever asked for it.
+    """A span for each wait, and one for each time that a lock is held, as children of the span that acquires the lock.
 
-    The wait is told when it is over; a lock that was free has none. A span of a lock that was lost, or not to be had,
-    is an error.
+    The span of a wait is made when the wait is over; a lock that was free has none. The span of a lock that was lost
+    or not acquired has the status ERROR.
     """
 
     def __init__(self, provider: trace.TracerProvider | None = None) -> None:
@@ -60,7 +61,7 @@ class LockSpans:
         self._held: dict[tuple[str, str, int], Span] = {}
 
     def connect(self) -> None:
-        """Begin to hear the signals."""
+        """Connect to the signals."""
         signals.lock_acquired.connect(self._acquired)
         signals.lock_not_acquired.connect(self._not_acquired)
         signals.lock_released.connect(self._ended)
@@ -98,8 +99,8 @@ class LockSpans:
 class OpenTelemetryConfig(AppConfig):
     """Metrics and spans from the start of the process on, for the global providers.
 
-    For only one of them, or other providers, ``connect()`` an `OpenTelemetryMetrics` or `LockSpans` in an AppConfig of
-    yours instead, and keep the object.
+    For only one of them, or for other providers, ``connect()`` an `OpenTelemetryMetrics` or `LockSpans` in your own
+    AppConfig instead, and keep a reference to it.
     """
 
     name = "django_mongolock.contrib.opentelemetry"

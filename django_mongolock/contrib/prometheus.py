@@ -1,5 +1,5 @@
 """Prometheus metrics of this process's locks: put ``"django_mongolock.contrib.prometheus.PrometheusConfig"`` into
-INSTALLED_APPS, and expose them as you do your others. Needs ``django-mongolock[prometheus]``.
+INSTALLED_APPS, and expose them like your other metrics. Needs ``django-mongolock[prometheus]``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from .metrics import BUCKETS, INSTRUMENTS, Instrument, Metrics
 
 __all__ = ["PrometheusConfig", "PrometheusMetrics"]
 
-#: In what several processes add up to (PROMETHEUS_MULTIPROC_DIR), those that have ended hold nothing.
+#: With PROMETHEUS_MULTIPROC_DIR, a gauge is the sum of the processes that run: those that have ended hold nothing.
 _LIVE: Final = "livesum"
 
 
 class PrometheusMetrics(Metrics):
-    """The instruments in a registry, by names such as ``mongolock_acquired_total`` and ``mongolock_wait_seconds``."""
+    """The instruments in a registry, named ``mongolock_acquired_total``, ``mongolock_wait_seconds`` and so on."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY, buckets: Sequence[float] = BUCKETS) -> None:
         super().__init__()
@@ -44,10 +44,10 @@ class PrometheusMetrics(Metrics):
 
 
 class PrometheusConfig(AppConfig):
-    """Counts from the start of the process on, in the default registry.
+    """Metrics from the start of the process on, in the default registry.
 
-    For another registry or other buckets, call ``PrometheusMetrics(registry, buckets).connect()`` in an AppConfig of
-    yours instead, and keep the object.
+    For another registry or other buckets, call ``PrometheusMetrics(registry, buckets).connect()`` in your own AppConfig
+    instead, and keep a reference to it.
     """
 
     name = "django_mongolock.contrib.prometheus"

@@ -1,6 +1,6 @@
-"""Django REST framework's side: contention as its own exceptions, in whatever format the client has asked for.
+"""Django REST framework: a busy lock as an APIException, rendered in the format that the client accepts.
 
-A view under ``@mongo_locked(…, on_contention="respond")`` needs nothing else. For locks taken inside of views, set
+A view under ``@mongo_locked(…, on_contention="respond")`` needs nothing else. For locks taken inside views, set
 ``REST_FRAMEWORK = {"EXCEPTION_HANDLER": "django_mongolock.contrib.rest_framework.exception_handler"}``.
 """
 
@@ -19,23 +19,23 @@ __all__ = ["LockAPIException", "exception_handler"]
 
 
 class LockAPIException(APIException):  # type: ignore[misc]  # it has no types
-    """Somebody else holds the lock (423, or MONGOLOCK["CONTENTION_STATUS"]), or MongoDB is away (503).
+    """The lock is busy (423, or MONGOLOCK["CONTENTION_STATUS"]), or MongoDB does not answer (503).
 
-    wait: what Retry-After says. error: the error of the lock.
+    wait: the seconds of Retry-After. error: the error of the lock.
     """
 
     def __init__(self, error: LockError) -> None:
-        told = refusal(error)
-        super().__init__(told.message, told.code)
-        self.status_code = told.status
-        self.wait = told.after
+        refused = refusal(error)
+        super().__init__(refused.message, refused.code)
+        self.status_code = refused.status
+        self.wait = refused.after
         self.error = error
 
 
 def exception_handler(error: Exception, context: dict[str, Any]) -> Response | None:
-    """Django REST framework's own handler, which also answers LockNotAcquired and LockBackendFailed.
+    """Django REST framework's handler, extended to LockNotAcquired and LockBackendFailed.
 
-    A lock that this very thread holds already is a mistake in the code, and stays an error 500.
+    LockReentry, a lock that this thread holds already, is a mistake in the code and stays an error 500.
     """
     if isinstance(error, (LockNotAcquired, LockBackendFailed)) and not isinstance(error, LockReentry):
         error = LockAPIException(error)

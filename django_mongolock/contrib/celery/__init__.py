@@ -1,4 +1,4 @@
-"""Celery's side: tasks that come back when their lock is free, tasks that are queued once, workers that end."""
+"""Celery: tasks that come back when their lock is free, tasks that are queued once, workers that end."""
 
 from . import workers  # noqa: F401 - connects to Celery's signals
 from .enqueue import enqueue_once

@@ -1,8 +1,8 @@
-"""`enqueue_once`: a task that is not queued a second time while it waits, runs, or waits for its next try.
+"""`enqueue_once`: a task is not queued a second time while it is queued, runs, or waits for a retry.
 
-The lock belongs to the id of the task. While the message is in the queue, the lock is parked (`engine.detached`): no
-process keeps it alive, its lease does. The worker that begins the task takes it up, renews it while the task runs, and
-gives it back however the task ends; a task that is to be tried again parks it again.
+The owner of the lock is the id of the task. While the message is in the queue, the lock is detached
+(`engine.detached`): no process renews it. The worker that starts the task resumes it, renews it while the task runs,
+and releases it however the task ends; a task that will be retried detaches it again.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ...keys import LockKey, escape
 from ...locks import mongo_lock
 from ...owners import CLEANUP_TIMEOUT, release_holders
 
-#: The message's header: the key, how long it may be in the queue, and the DATABASES alias.
+#: The header of the message: the key, the seconds that it may be in the queue, and the DATABASES alias.
 HEADER: Final = "mongolock_once"
-#: How often to try where the lock is busy, but whoever had it is gone at the second look.
+#: How often to try if the lock is busy, but held for no task: its holder may release it at any moment.
 TRIES: Final = 5
 
-#: What the tasks that run in this process hold, by their ids.
+#: The locks of the tasks that run in this process, by the ids of the tasks.
 _running: dict[str, MongoLock] = {}
 
 
@@ -49,20 +49,20 @@ def enqueue_once(
     using: str | None = None,
     **options: Any,
 ) -> tuple[AsyncResult[Any], bool]:
-    """Send *task* unless it is on its way already; return its result and whether it was sent now.
+    """Send *task* unless it is already on its way; return its result and whether it was sent.
 
-    The second time, the result is that of the first: until the task has ended, by success, failure or revocation, or
-    by being rejected; one that is retried has not. key: what is the same for tasks that are the same; without it, the
-    name of the task and its arguments. queue_lease: seconds that the key stays taken in the queue, from its eta on, if
-    the message gets lost there. options: those of `apply_async`.
+    If it was not, the result is that of the task on its way. A task is on its way until it has ended, by success,
+    failure, revocation or rejection; one that will be retried has not ended. key: the same for equal tasks; without it,
+    the name of the task and its arguments. queue_lease: seconds, counted from the eta, after which the key is free if
+    the broker loses the message. options: those of `apply_async`.
 
-    This saves work; it does not keep two runs apart: a message may outlast its *queue_lease*, and brokers deliver
-    twice. For that, put `mongo_locked` on the task as well. In a transaction, call it when that is committed
-    (`transaction.on_commit`). Raises LockBackendFailed if MongoDB cannot be asked, and what `apply_async` raises;
-    then nothing is taken.
+    This saves work; it does not keep two runs apart, since a message may outlast its *queue_lease*, and brokers may
+    deliver it twice. For that, put `mongo_locked` on the task as well. In a transaction, call it after the commit
+    (`transaction.on_commit`). Raises LockBackendFailed if MongoDB does not answer, and what `apply_async` raises; the
+    key is then free.
     """
     if not (hasattr(task, "apply_async") and hasattr(task, "AsyncResult")):
-        raise TypeError(f"enqueue_once() takes a Celery task, as enqueue_once(export_ad, [5]), not {task!r}")
+        raise TypeError(f"enqueue_once() takes a Celery task, as in enqueue_once(export_ad, [5]), not {task!r}")
     name = key if key is not None else once_key(task.name, args, kwargs or {})
     stored = check_key(name, get_settings().KEY_PREFIX)
     check_seconds("queue_lease", queue_lease)
@@ -75,27 +75,24 @@ def enqueue_once(
         if parked.holder_owner is not None:
             return task.AsyncResult(parked.holder_owner), False
     else:
-        raise LockBackendFailed("it is held by somebody who is no task", name, passing=False)
+        raise LockBackendFailed("its holder is not a task: choose another key=", name, passing=False)
     headers = {**(options.pop("headers", None) or {}), HEADER: [name, queue_lease, using]}
     try:
         result = task.apply_async(args, kwargs, task_id=task_id, headers=headers, **options)
     except BaseException:
-        _try("given up", name, parked.give_up)
+        _try("removed", name, parked.give_up)
         raise
-    # Only now: had this process died before, the key would soon be free again.
-    _try("kept", name, lambda: parked.keep(queue_lease + _delay(options.get("countdown"), options.get("eta"))))
+    # Only now: if this process had died before, the key would have been free after a short lease.
+    _try("extended", name, lambda: parked.keep(queue_lease + _delay(options.get("countdown"), options.get("eta"))))
     return result, True
 
 
 def once_key(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The key of a task with these arguments: plain values, which have a text of their own.
-
-    Raises TypeError for others: name a key= then.
-    """
+    """The key of a task with these arguments. Raises TypeError for values without a text of their own."""
     try:
         parts = [*map(escape, args), *(f"{escape(word)}={escape(kwargs[word])}" for word in sorted(kwargs))]
     except TypeError as error:
-        raise TypeError(f"the arguments of {name} make no key ({error}): name one with key=") from None
+        raise TypeError(f"the arguments of {name} cannot be part of a key ({error}): give one as key=") from None
     return ":".join(["once", name, *parts])
 
 
@@ -109,7 +106,7 @@ def _facts(task_id: str, task_name: str) -> dict[str, str | int]:
 
 
 def _delay(countdown: float | None, eta: datetime | None) -> float:
-    """For how long a task is not to begin yet. An eta is a moment of the wall clock of this machine, for Celery too."""
+    """The seconds until a task may start. Celery, too, compares an eta with the wall clock of this machine."""
     if eta is not None:
         aware = eta if eta.tzinfo is not None else eta.replace(tzinfo=UTC)
         return max(0.0, (aware - datetime.now(UTC)).total_seconds())
@@ -117,7 +114,7 @@ def _delay(countdown: float | None, eta: datetime | None) -> float:
 
 
 def _try(what: str, key: str, call: Callable[[], object]) -> None:
-    """A task that is sent, or ends, is not to fail for its lock: that ends with its lease."""
+    """Log an error of the lock, which ends with its lease: the task must not fail because of it."""
     try:
         call()
     except LockError as error:
@@ -133,7 +130,7 @@ def _header(request: Any) -> tuple[str, float, str | None] | None:
 
 @task_prerun.connect(weak=False, dispatch_uid="django_mongolock.once.begin")
 def _begin(task_id: str, task: Any, **kwargs: object) -> None:
-    """A task begins: take up its lock."""
+    """A task starts: resume its lock."""
     if (header := _header(task.request)) is None:
         return
     key, _, using = header
@@ -152,7 +149,7 @@ def _begin(task_id: str, task: Any, **kwargs: object) -> None:
 
 @task_postrun.connect(weak=False, dispatch_uid="django_mongolock.once.end")
 def _end(task_id: str, task: Any, state: str | None = None, retval: object = None, **kwargs: object) -> None:
-    """A task has ended, or is to come back."""
+    """A task has ended, or will come back: release its lock, or detach it."""
     lock, header = _running.pop(task_id, None), _header(task.request)
     if lock is None or header is None:
         return
@@ -164,12 +161,12 @@ def _end(task_id: str, task: Any, state: str | None = None, retval: object = Non
     when: Any = retval.when if isinstance(retval, Retry) else None
     delay = _delay(None, when) if isinstance(when, datetime) else _delay(when, None)
     terms, facts = _terms(task_id, lease + delay), _facts(task_id, task.name)
-    _try("parked", key, lambda: detached.park_held(lock, terms, facts))
+    _try("detached", key, lambda: detached.park_held(lock, terms, facts))
 
 
 @task_revoked.connect(weak=False, dispatch_uid="django_mongolock.once.revoked")
 def _revoked(request: Any, **kwargs: object) -> None:
-    """A task was revoked, or has expired: in the worker's own process, which may not have run it."""
+    """A task was revoked or has expired. Celery calls this in the worker's main process, which did not run it."""
     if (header := _header(request)) is None:
         return
     key, _, using = header

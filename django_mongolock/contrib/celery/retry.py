@@ -15,10 +15,10 @@ SHORTEST, LONGEST = 1.0, 5.0
 
 
 def retry_current_task(error: LockNotAcquired) -> NoReturn:
-    """Send the running task again, to run after about the time that the holder's lease has left, and end this run.
+    """Send the running task again, with a countdown of about the rest of the holder's lease, and end this run.
 
-    The number of its retries stays what it is: waiting for a lock is no failure of the task. Raises Retry, which
-    Celery understands. Where there is no later, in a function called directly and in an eager task, raises *error*.
+    The number of its retries does not change, since a busy lock is not a failure of the task. Raises Retry for Celery.
+    A task that is called directly or runs eagerly cannot come back: it raises *error*.
     """
     task: Any = current_task
     if not task or task.request.called_directly or task.request.is_eager:
@@ -28,12 +28,12 @@ def retry_current_task(error: LockNotAcquired) -> NoReturn:
     try:
         again.apply_async()
     except Exception as failure:
-        # The broker is away: have it deliver this message again rather than lose the task.
+        # The broker does not answer: have it deliver this message again, so that the task is not lost.
         raise Reject(failure, requeue=True) from failure
     outcome: Exception = Retry(str(error), error, countdown, sig=again)  # type: ignore[arg-type]
     raise outcome
 
 
 def _jittered(seconds: float) -> float:
-    """A time between half of *seconds* and *seconds*, so that those who wait for one lock do not come together."""
+    """A time between half of *seconds* and *seconds*, so that tasks that wait for one lock do not all come at once."""
     return random.uniform(0.5, 1.0) * min(LONGEST, max(SHORTEST, seconds))  # noqa: S311 - spreads load

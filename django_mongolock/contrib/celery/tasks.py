@@ -1,4 +1,4 @@
-"""The tasks of this app."""
+"""The task that clears stale locks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ...signals import send, stale_locks_cleared
 @shared_task(name="django_mongolock.clear_stale_locks")
 @mongo_locked("django_mongolock.clear_stale_locks", wait=0, on_contention="skip")
 def clear_stale_locks(older_than: float = 0.0, using: str | None = None) -> dict[str, int]:
-    """Clear the stale locks of this project as ``manage.py clear_stale_locks`` does; for the beat schedule.
+    """Clear the stale locks of this project as ``manage.py clear_stale_locks`` does. Meant for the beat schedule.
 
-    older_than: only those whose lease has been over for so many seconds.
+    older_than: only those whose lease ended at least this many seconds ago.
     """
     store = mongo_store(using)
     which = operations.Which(starting(get_settings().KEY_PREFIX), older_than=older_than)
