@@ -234,7 +234,7 @@ class TestRights:
             assert eventually(lambda: lock.remaining < 4.8, 8)
             assert eventually(lambda: lock.remaining > 5.2, 8)  # renewed
             lock.extend(30)
-            assert [found.key for found in Lock.objects.held().survey()] == ["k"]
+            assert [found.key for found in Lock.objects.held().snapshots()] == ["k"]
             admin = browser(*NAMES)
             assert "was asked" in confirm(admin, select(admin, "ask_to_release", "k"), ASK).content.decode()
             assert root.find_one({"_id": "k"})["holders"][0]["release_requested_by"]

@@ -25,7 +25,7 @@ from pytest_django import Settings
 
 from django_mongolock import mongo_lock
 from django_mongolock.admin import listing
-from django_mongolock.admin.lock_admin import _quote
+from django_mongolock.inspect.display import quote_key
 from tests.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, now, waiter
 from tests.lock_fixtures import WITH_MONGO, Commands
 from tests.test_commands import run
@@ -38,7 +38,7 @@ NAMES = ("view_lock", "force_release_lock")
 
 
 def page_of(key: str) -> str:
-    return reverse("admin:django_mongolock_lock_change", args=[_quote(key)])
+    return reverse("admin:django_mongolock_lock_change", args=[quote_key(key)])
 
 
 def browser(*permissions: str, **fields: Any) -> Client:
@@ -191,7 +191,7 @@ class TestList:
         """Each state has its word and its shape."""
         text = text_of(admin.get(f"{LIST}?state=all"))
         assert all(word in text for word in ("● held", "◐ stale", "○ free"))
-        assert re.search(r"over for 1 min \d s", text)
+        assert re.search(r"ended 1 min \d s ago", text)
 
     def test_server_time(self, admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         """The web server's clock decides nothing."""
@@ -207,8 +207,10 @@ class TestList:
         assert rows(admin.get(f"{LIST}?q=order:*")) == ["shop:order:7"]
         assert rows(admin.get(f"{LIST}?q=shop:order:*")) == ["shop:order:7"]
         assert admin.get(page_of("order:5")).status_code == 302
-        assert admin.get(f"{LIST}{_quote('order:5')}/history/").status_code == 302
-        assert "Nobody holds" in notes(select(admin, "force_release", "order:5", follow=True).client.get(LIST))
+        assert admin.get(f"{LIST}{quote_key('order:5')}/history/").status_code == 302
+        assert "None of the selected locks is held" in notes(
+            select(admin, "force_release", "order:5", follow=True).client.get(LIST)
+        )
         assert admin.post(RELEASE, {"lock": json.dumps(["order:5", [TOKEN + 1]])}).status_code == 400
         assert locks.read("order:5")["holders"]
 
@@ -226,20 +228,20 @@ class TestEmpty:
 
     def test_unused(self, locks: Locks, admin: Client) -> None:
         """Nobody has taken a lock yet."""
-        assert "No lock has been taken yet" in text_of(admin.get(LIST))
+        assert "No lock has been acquired yet" in text_of(admin.get(LIST))
 
     def test_nothing_held(self, locks: Locks, admin: Client) -> None:
         """Nothing is held, but there are others."""
         locks.free("x")
         response = admin.get(LIST)
-        assert "There is no such lock at the moment" in text_of(response)
+        assert "There are no such locks at the moment" in text_of(response)
         assert "?state=all" in response.content.decode()
 
     def test_nothing_found(self, locks: Locks, admin: Client) -> None:
         """A search in what is held offers to search all, and one in all offers to look inside of keys."""
         locks.free("x")
         assert "Search all locks" not in text_of(admin.get(f"{LIST}?q=%22%3E%3Cx"))
-        assert "Search inside of keys, too" in text_of(admin.get(f"{LIST}?q=%22%3E%3Cx"))
+        assert "Search inside keys too" in text_of(admin.get(f"{LIST}?q=%22%3E%3Cx"))
         for narrow in ("state=held", "mode=shared"):
             assert "Search all locks" in text_of(admin.get(f"{LIST}?{narrow}&q=x"))
         response = admin.get(f"{LIST}?state=held&q=%22%3E%3Cx")
@@ -255,10 +257,10 @@ class TestPage:
         text = text_of(admin.get(page_of("k")))
         assert "Held by (1)" in text
         assert "one of 3 permits" in text
-        assert re.search(r"1 somebody b · pid 4007 .* 2 somebody a · pid 4008", text)
+        assert re.search(r"1 unknown b · pid 4007 .* 2 unknown a · pid 4008", text)
         for fact in (
             "acquisitions 41",
-            "had to wait 7",
+            "after a wait 7",
             "mean wait of these 1.2 s",
             "mean time held 2.5 s",
             "longest wait 4.1 s",
@@ -279,8 +281,8 @@ class TestPage:
         """A stale lock is explained; a free one can be had."""
         locks.stale("stale")
         locks.free("free")
-        assert "its holder has died, or hangs" in text_of(admin.get(page_of("stale")))
-        assert "Whoever asks for it gets it at once" in text_of(admin.get(page_of("free")))
+        assert "the holder has died or hangs" in text_of(admin.get(page_of("stale")))
+        assert "The lock is free" in text_of(admin.get(page_of("free")))
 
     def test_purged(self, locks: Locks, admin: Client) -> None:
         """A lock that is gone leads back to the list, with a word."""
@@ -304,7 +306,7 @@ class TestPage:
         assert "1 lock was taken" in notes(done)
         assert LogEntry.objects.get().object_id == key
         history = admin.get(address.replace("/change/", "/history/"))
-        assert "Force released" in text_of(history)
+        assert "Forced its release" in text_of(history)
 
     def test_browser_leaves_addresses_alone(self) -> None:
         """No address has a part that a browser would take for a way up."""
@@ -315,7 +317,7 @@ class TestPage:
         """Of a queue of thousands the page shows the first hundred, and says so."""
         locks.add("k", [entry(1)], [waiter(n) for n in range(3_000)])
         text = text_of(admin.get(page_of("k")))
-        assert "first come first served (3000)" in text
+        assert "first come, first served (3000)" in text
         assert "The first 100 are shown" in text
 
 
@@ -404,7 +406,7 @@ class TestForceRelease:
         locks.add("k", [entry(1, label="nightly", left=33)], [waiter(2)])
         asked = select(admin, "force_release", "k")
         text = text_of(asked)
-        for word in ("Force release?", "This lock is taken", "nightly", "1 min 1", "1 waits for it", "fencing tokens"):
+        for word in ("Force release?", "This lock will be taken", "nightly", "1 min 1", "1 waiter", "fencing tokens"):
             assert word in text
         assert "secret" not in asked.content.decode()
         assert locks.read("k")["holders"][0]["token"] == TOKEN + 1  # so far nothing has happened
@@ -441,9 +443,9 @@ class TestForceRelease:
         locks.add("bad", [entry(9)], change={"token": 1.5})
         locks.stale("left")
         asked = select(admin, "force_release", "a", "b", "shared", "free", "bad", "left", "gone")
-        for said in ("nobody holds it now: free", "its document is damaged: bad", "whoever asks next gets it: left"):
-            assert re.search(f"1 of the selected locks is left out, since [^:]*{said}", text_of(asked)), said
-        assert "These 3 locks are taken" in text_of(asked)
+        for said in ("it is free now: free", "its document is damaged: bad", "process that asks gets it: left"):
+            assert re.search(f"1 of the selected locks was skipped because [^:]*{said}", text_of(asked)), said
+        assert "These 3 locks will be taken" in text_of(asked)
         assert "3 locks were taken" in notes(confirm(admin, asked))
         assert locks.read("shared")["holders"] == []
         assert LogEntry.objects.count() == 3
@@ -455,10 +457,10 @@ class TestForceRelease:
         locks.held("nobody")
         locks.add("shared", [entry(n, mode="shared") for n in (6, 7)], [waiter(8)])
         for key, said in {
-            "one": "1 waits for it, and gets it next.",
-            "two": "2 wait for it: the first of them gets it next.",
-            "nobody": "Nobody waits for it: it will be free.",
-            "shared": "1 waits for it, and gets it as soon as whoever still holds it lets that be.",
+            "one": "1 waiter: it gets the lock next.",
+            "two": "2 waiters: the first in the queue gets the lock next.",
+            "nobody": "No waiters: the lock will be free.",
+            "shared": "1 waiter. It gets the lock when the remaining holders release it.",
         }.items():
             text = text_of(select(admin, "force_release", key))
             assert said in text
@@ -472,7 +474,7 @@ class TestForceRelease:
         locks.collection.update_one({"_id": "k"}, {"$set": {"holders": [entry(99)]}})
         done = confirm(admin, asked)
         assert "1 lock was taken" in notes(done)
-        assert "1 lock was left alone" in notes(done)
+        assert "1 lock was not touched" in notes(done)
         assert locks.read("k")["holders"][0]["token"] == TOKEN + 99
         assert [entry_.object_id for entry_ in LogEntry.objects.all()] == ["z"]
 
@@ -489,7 +491,7 @@ class TestForceRelease:
         locks.held("k")
         asked = select(admin, "force_release", "k")
         locks.collection.delete_many({})
-        assert "1 lock was left alone" in notes(confirm(admin, asked))
+        assert "1 lock was not touched" in notes(confirm(admin, asked))
 
     def test_damaged_meanwhile(self, locks: Locks, admin: Client) -> None:
         """A document that was damaged while the page was open stays as it is."""
@@ -502,7 +504,7 @@ class TestForceRelease:
     def test_nothing_held(self, locks: Locks, admin: Client) -> None:
         """There is nothing to ask."""
         locks.free("k")
-        assert "Nobody holds" in notes(admin.get(select(admin, "force_release", "k")["Location"]))
+        assert "None of the selected locks is held" in notes(admin.get(select(admin, "force_release", "k")["Location"]))
 
     @pytest.mark.parametrize(
         "shown",
@@ -551,7 +553,7 @@ class TestClearStale:
         locks.held("held")
         locks.collection.update_one({"_id": "b"}, {"$set": {"waiters": [waiter(7)]}})
         response = select(admin, "clear_stale", "a", "b", "held", follow=True)
-        assert notes(admin.get(LIST)) == "2 stale locks were cleared. | 1 lock was left: it is not stale."
+        assert notes(admin.get(LIST)) == "2 stale locks were cleared. | 1 lock was skipped because it is not stale."
         assert response.status_code == 302
         assert locks.read("a")["holders"] == []
         assert locks.read("b")["holders"][0]["grant"] == "secret-grant.7"
@@ -609,14 +611,14 @@ class TestAway:
         """Every page says so."""
         response = ask(admin)
         assert response.status_code == 503
-        assert "The locks cannot be shown just now: MongoDB did not answer" in text_of(response)
+        assert "The locks cannot be shown now: MongoDB did not answer" in text_of(response)
         assert b"hunter2" not in response.content
 
     def test_in_the_middle(self, locks: Locks, admin: Client, away: None) -> None:
         """A force release that could not be done is told of, and not written down."""
         response = admin.post(RELEASE, {"lock": json.dumps(["k", [1]]), "reason": "x"})
         [note] = [str(message) for message in get_messages(response.wsgi_request)]
-        assert note.startswith("The rest was not done: MongoDB did not answer")
+        assert note.startswith("The remaining locks were not processed: MongoDB did not answer")
         assert not LogEntry.objects.exists()
 
     def test_history_needs_no_mongodb(self, away: None, admin: Client) -> None:

@@ -115,14 +115,14 @@ class TestClear:
         find = operations.find_stale
 
         def find_then_take(*arguments: Any, **options: Any) -> Any:
-            for seen in find(*arguments, **options):
+            for found in find(*arguments, **options):
                 taken.append(mongo_lock("k").acquire())
-                yield seen
+                yield found
 
         taken: list[Any] = []
-        monkeypatch.setattr("django_mongolock.management.commands.clear_stale_locks.find_stale", find_then_take)
+        monkeypatch.setattr("django_mongolock.inspect.operations.find_stale", find_then_take)
         out, _ = run("clear_stale_locks", "--no-input")
-        assert "Cleared 0 of 1 stale locks. 1 had been renewed, taken or released by then." in out
+        assert "Cleared 0 of 1 stale locks. 1 had been renewed, acquired or released by then." in out
         taken[0].ensure_held()
         assert taken[0].release()
 
@@ -144,7 +144,7 @@ class TestClear:
         answer = clear()
         assert (keys(answer["stale"]), answer["cleared"], answer["damaged"]) == (["good"], 1, 1)
         assert locks.read("bad") == before
-        assert "1 damaged documents were left" in run("clear_stale_locks", "--no-input")[0]
+        assert "1 damaged documents were not changed" in run("clear_stale_locks", "--no-input")[0]
 
     @pytest.mark.parametrize("key", HOSTILE_KEYS)
     def test_hostile_keys(self, locks: Locks, key: str) -> None:
@@ -338,7 +338,7 @@ class TestOutput:
         before = locks.read("k")
         out, _ = run("clear_stale_locks", "--dry-run")
         assert "task export · user anna, web-9 · pid 4001 · MainThread" in out
-        assert re.search(r"over for 1 min \d s", out)
+        assert re.search(r"ended 1 min \d s ago", out)
         assert "Stale locks: 1. Nothing was cleared." in out
         assert locks.read("k") == before
 
@@ -372,7 +372,7 @@ class TestOutput:
         assert (found.returncode, json.loads(found.stdout)["found"], found.stderr) == (3, 1, "")
         refused = shell("clear_stale_locks")
         assert (refused.returncode, refused.stdout) == (1, "")
-        assert refused.stderr.startswith("CommandError: nobody can be asked")
+        assert refused.stderr.startswith("CommandError: there is no terminal for the confirmation")
         assert shell("clear_stale_locks", "--older-than", "x").returncode == 2
         cleared = shell("clear_stale_locks", "--no-input")
         assert (cleared.returncode, cleared.stdout) == (0, "Cleared 1 of 1 stale locks.\n")
@@ -456,7 +456,7 @@ class TestList:
     def test_nothing(self, locks: Locks) -> None:
         """An empty list says so."""
         locks.collection.delete_many({})
-        assert run("list_locks")[0] == "There is no such lock.\n"
+        assert run("list_locks")[0] == "There are no such locks.\n"
         assert run_json("list_locks") == {"locks": [], "more": False}
 
     def test_terminal_is_safe(self, locks: Locks) -> None:

@@ -191,5 +191,5 @@ def test_running(settings: Settings) -> None:
 def test_exit_codes() -> None:
     """docs/howto/looking.md names those that the commands have."""
     page = (DOCS / "howto/looking.md").read_text()
-    assert {list_locks.FOUND, release_lock.NOBODY, clear_stale_locks.FOUND} == {3}
+    assert {list_locks.FOUND, release_lock.FREE, clear_stale_locks.FOUND} == {3}
     assert "| 3 | `--deadlocks` found some | the lock has no holder, or another one by now" in page

@@ -123,7 +123,6 @@ def circles(root: Path) -> list[tuple[str, ...]]:
     return sorted(groups - {()})
 
 
-@pytest.mark.xfail(strict=True, reason="the last arrows are being turned")
 def test_imports_go_one_way() -> None:
     """Every module has a floor, and imports only from below."""
     assert modules(ROOT)

@@ -66,11 +66,11 @@ class TestThePage:
         before = locks.read("k")
         page = select(admin, action, "k")
         text = text_of(page)
-        for word in ("nightly · user anna", "web-1 · pid 4001", "1 min 1", str(TOKEN + 1), "2 wait for it"):
+        for word in ("nightly · user anna", "web-1 · pid 4001", "1 min 1", str(TOKEN + 1), "2 waiters"):
             assert word in text
         assert f'action="{ACTIONS[action]}"' in page.content.decode()
-        assert ("Nothing is taken away" in text) == (action == "ask_to_release")
-        assert ("is taken from whoever holds it" in text) == (action == "force_release")
+        assert ("The lock is not taken away" in text) == (action == "ask_to_release")
+        assert ("will be taken from its holders" in text) == (action == "force_release")
         assert locks.read("k") == before
 
     @pytest.mark.parametrize("action", ACTIONS)
@@ -102,14 +102,14 @@ class TestThePage:
         """All ticks were taken away: nothing is done, and that is said."""
         locks.add("k", [entry(n, mode="shared") for n in (1, 2)])
         response = admin.post(ACTIONS[action], {"reason": "x"}, follow=True)
-        assert notes(response) == "No holder was chosen: nothing was done."
+        assert notes(response) == "No holder was selected: nothing was done."
         assert len(locks.read("k")["holders"]) == 2
 
     def test_away_while_the_page_was_open(self, locks: Locks, admin: Client, away: None) -> None:
         """What could not be done is told; nothing is written down."""
         response = admin.post(ASK, {"lock": json.dumps(["k", [1]])})
         (note,) = [str(message) for message in get_messages(response.wsgi_request)]
-        assert note.startswith("The rest was not done: MongoDB did not answer")
+        assert note.startswith("The remaining locks were not processed: MongoDB did not answer")
         assert not LogEntry.objects.exists()
 
 
@@ -137,7 +137,9 @@ class TestTheReason:
         again = admin.post(RELEASE, {**fields_of(page), "reason": ""})
         assert fields_of(again)["lock"] == [json.dumps(["b", [TOKEN + 1]]), json.dumps(["b", [TOKEN + 2]])]
         locks.collection.delete_many({})
-        assert "Nobody holds" in notes(admin.post(RELEASE, {**fields_of(page), "reason": ""}, follow=True))
+        assert "None of the selected locks is held" in notes(
+            admin.post(RELEASE, {**fields_of(page), "reason": ""}, follow=True)
+        )
 
     def test_it_is_kept(self, locks: Locks, admin: Client) -> None:
         """In the log of the admin, and for the receivers of the signal."""
@@ -153,7 +155,9 @@ class TestTheReason:
             admin.post(RELEASE, {**fields_of(page), "reason": " web-3 hangs \u202e"})
         finally:
             lock_forced.disconnect(receive)
-        assert message("k").startswith(f"Force released; its holder had fencing token {TOKEN + 1}. Reason: web-3 hangs")
+        assert message("k").startswith(
+            f"Forced its release; its holder had the fencing token {TOKEN + 1}. Reason: web-3 hangs"
+        )
         ((key, by, reason),) = heard
         assert (key, by) == ("k", LogEntry.objects.get().user.get_username())
         assert reason.startswith("web-3 hangs")
@@ -199,7 +203,7 @@ class TestWhoIsMeant:
         page = select(admin, "force_release", "a", "b", "c")
         fields = fields_of(page)
         assert len(fields["lock"]) == 3
-        assert "Only the first 100 of its holders" in text_of(page)
+        assert "applies only to the first 100 holders" in text_of(page)
         admin.post(RELEASE, {**fields, "reason": "x"})
         for key in "abc":
             assert [holder["token"] for holder in locks.read(key)["holders"]] == [TOKEN + n for n in range(101, 120)]
@@ -212,7 +216,7 @@ class TestWhoIsMeant:
         locks.collection.update_one({"_id": "changed"}, {"$set": {"holders": [entry(99)]}})
         done = admin.post(ASK, fields_of(page), follow=True)
         assert "The holder of 1 lock was asked" in notes(done)
-        assert "2 locks were left alone" in notes(done)
+        assert "2 locks were not touched" in notes(done)
         assert "release_requested_by" not in locks.read("changed")["holders"][0]
         assert [each.object_id for each in LogEntry.objects.all()] == ["same"]
 
@@ -235,7 +239,7 @@ class TestWhoIsMeant:
         done = admin.post(ACTIONS[action], {**fields_of(page), "reason": "x"}, follow=True)
         assert {each.object_id for each in LogEntry.objects.all()} == {"a", "c"}
         assert "“b” is damaged" in notes(done)
-        assert "The rest was not done: MongoDB did not answer" in notes(done)
+        assert "The remaining locks were not processed: MongoDB did not answer" in notes(done)
 
 
 class TestRights:
@@ -302,10 +306,10 @@ class TestTheHistory:
         assert eventually(lambda: LockEvent.objects.count() == 5)
         text = text_of(admin.get(page_of("order:5")))
         by = LogEntry.objects.get().user.get_username()
-        for word in ("● granted", "✕ release forced", "◐ lost", f"by {by} · web-3 hangs", "nightly", "All that is"):
+        for word in ("● granted", "✕ release forced", "◐ lost", f"by {by} · web-3 hangs", "nightly", "All events"):
             assert word in text
         assert text.index("lost") < text.index("● granted")
-        assert "All that is" not in text_of(browser("view_lock").get(page_of("order:5")))
+        assert "All events" not in text_of(browser("view_lock").get(page_of("order:5")))
 
     def test_list(self, admin: Client, commands: Commands) -> None:
         """The latest first; by kind, by the start of a key, by a pattern; two commands at most."""
@@ -336,7 +340,7 @@ class TestTheHistory:
 
     def test_empty_and_off(self, admin: Client, settings: Settings) -> None:
         """An empty list says why, and what to do."""
-        assert "There is no such event" in text_of(admin.get(EVENTS))
+        assert "There are no such events" in text_of(admin.get(EVENTS))
         settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 0}
         text = text_of(admin.get(EVENTS))
         assert "No history is kept" in text
@@ -353,7 +357,7 @@ def test_the_list_of_events_while_mongodb_is_away(away: None, admin: Client) -> 
     """A page and status 503."""
     response = admin.get(EVENTS)
     assert response.status_code == 503
-    assert "cannot be shown just now" in text_of(response)
+    assert "cannot be shown now" in text_of(response)
 
 
 def test_the_page_of_the_documentation(locks: Locks, settings: Settings) -> None:
@@ -403,7 +407,7 @@ class TestTheCommand:
         locks.add("k", [entry(n, mode="shared") for n in (1, 2)])
         run("release_lock", "k", "--no-input", "--token", str(TOKEN + 2))
         assert [holder["token"] for holder in locks.read("k")["holders"]] == [TOKEN + 1]
-        with pytest.raises(CommandError, match=f"nobody holds 'k' with fencing token {TOKEN + 2}") as refusal:
+        with pytest.raises(CommandError, match=f"'k' is not held with fencing token {TOKEN + 2}") as refusal:
             run("release_lock", "k", "--no-input", "--token", str(TOKEN + 2))
         assert refusal.value.returncode == 3
         run("release_lock", "k", "--ask", "--token", str(TOKEN + 1))

@@ -151,7 +151,7 @@ def test_a_request_is_granted_by_the_holder(locks: Locks, anna: User, site: str,
         assert next_line() == "released: True\n"
         assert page.url.endswith(page_of("import:books"))
         page.reload()
-        assert "Nobody. Whoever asks for it gets it at once." in page.inner_text("#content")
+        assert "The lock is free." in page.inner_text("#content")
         assert page.complaints == []
 
 

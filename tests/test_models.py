@@ -23,7 +23,7 @@ from pytest_django import Settings
 from django_mongolock import LockDocumentDamaged, LockLost, mongo_lock
 from django_mongolock.engine.document import find_damage
 from django_mongolock.inspect.snapshot import State
-from django_mongolock.models import Holder, Lock, LockQuerySet, Waiter
+from django_mongolock.models import Entry, Lock, LockQuerySet, Party
 from tests.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Document, Locks, entry, now, waiter
 from tests.lock_fixtures import WITH_MONGO, Commands
 
@@ -86,7 +86,7 @@ class TestQueries:
     def test_entries_in_words(self, three: Locks) -> None:
         """Holders and waiters say who they are, and not by which grant."""
         lock = Lock.objects.get(pk="held")
-        assert [type(item) for item in (*lock.holders, *lock.waiters)] == [Holder, Waiter, Waiter]
+        assert [type(item) for item in (*lock.holders, *lock.waiters)] == [Party] * 3
         assert "secret" not in f"{lock.holders} {lock.waiters} {lock!r}"
 
     @pytest.mark.parametrize("key", HOSTILE_KEYS)
@@ -148,10 +148,10 @@ class TestIndexes:
         )["executionStats"]
         assert stats["totalDocsExamined"] <= 41
 
-    def test_survey(self, many: Locks, commands: Commands) -> None:
+    def test_snapshots(self, many: Locks, commands: Commands) -> None:
         """A page of a list is one command, sorted by the index: as many documents are read as are shown."""
-        found = list(Lock.objects.held().order_by("expires_at").survey(limit=10))
-        assert [lock.seen.state for lock in found] == [State.HELD] * 10
+        found = list(Lock.objects.held().order_by("expires_at").snapshots(limit=10))
+        assert [lock.state for lock in found] == [State.HELD] * 10
         assert commands.names() == ["aggregate"]
 
 
@@ -260,7 +260,7 @@ STRANGE = [
     1.5, "text", True, {"a": 1}, [1, "x"], b"bytes", Timestamp(1, 1), MaxKey(), Int64(2**63 - 1),
 ]  # fmt: skip
 FIELDS = [str(field.column) for field in Lock._meta.fields if not field.primary_key]
-ENTRY_FIELDS = [str(field.column) for field in Holder._meta.fields if not field.primary_key]
+ENTRY_FIELDS = [str(field.column) for field in Entry._meta.fields if not field.primary_key]
 
 
 def is_damaged(document: Document) -> bool:
@@ -274,7 +274,7 @@ class TestDamage:
 
     @pytest.mark.parametrize("value", STRANGE, ids=repr)
     def test_any_type_in_any_field(self, locks: Locks, value: Any) -> None:
-        """Every field of a lock, and of a holder, with every type: rows go on, and the survey calls it damaged."""
+        """Every field of a lock, and of a holder, with every type: rows go on, and its snapshot calls it damaged."""
         locks.held("good")
         for column in FIELDS:
             locks.add(f"field:{column}", [entry()], [waiter()], change={column: value})
@@ -290,38 +290,38 @@ class TestDamage:
         assert "good" in keys(Lock.objects.held())
         for name in ("held", "stale", "free", "waited_for"):
             list(getattr(Lock.objects, name)())
-            list(getattr(Lock.objects, name)().survey())
-        damaged = {lock.key for lock in Lock.objects.survey() if lock.seen.state is State.DAMAGED}
+            list(getattr(Lock.objects, name)().snapshots())
+        damaged = {lock.key for lock in Lock.objects.snapshots() if lock.state is State.DAMAGED}
         assert damaged == {found["_id"] for found in locks.collection.find() if is_damaged(found)}
         assert "good" not in damaged
 
     @pytest.mark.parametrize(("fields", "word"), DAMAGE.values(), ids=DAMAGE)
     def test_told(self, locks: Locks, fields: Any, word: str) -> None:
-        """The survey says what is wrong."""
+        """The snapshot says what is wrong."""
         locks.add("bad", [entry()], [waiter()], change=fields)
-        [lock] = Lock.objects.survey()
-        assert lock.seen.state is State.DAMAGED
-        assert word in (lock.seen.damage or "")
+        [lock] = Lock.objects.snapshots()
+        assert lock.state is State.DAMAGED
+        assert word in (lock.damage or "")
 
     def test_foreign_keys(self, locks: Locks) -> None:
         """Documents whose keys are no text, or that are not ours at all, are called damaged too."""
         for key in (7, {"a": 1}, b"x"):
             locks.add(key, [entry()])
         locks.collection.insert_one({"_id": "foreign", "hello": "world"})
-        assert [lock.seen.state for lock in Lock.objects.survey()] == [State.DAMAGED] * 4
+        assert [lock.state for lock in Lock.objects.snapshots()] == [State.DAMAGED] * 4
         assert len({str(lock) for lock in Lock.objects.all()}) == 4
 
     def test_deep(self, locks: Locks) -> None:
-        """Damage is noticed also where the survey does not look itself."""
+        """Damage is noticed also where the snapshot does not reach."""
         locks.add("bad", [entry(number) for number in range(20)] + [{"grant": 7}])
-        [lock] = Lock.objects.survey()
-        assert "further down" in (lock.seen.damage or "")
+        [lock] = Lock.objects.snapshots()
+        assert "further down" in (lock.damage or "")
 
     def test_no_date_of_python(self, locks: Locks) -> None:
-        """A date after the year 9999 has no word in Python: the survey goes on."""
+        """A date after the year 9999 has no word in Python: the others are still read."""
         locks.held("good")
         locks.add("bad", [entry()], change={"expires_at": DatetimeMS(2**60)})
-        assert {lock.key: lock.seen.state for lock in Lock.objects.survey()} == {
+        assert {lock.key: lock.state for lock in Lock.objects.snapshots()} == {
             "good": State.HELD,
             "bad": State.DAMAGED,
         }
@@ -331,8 +331,8 @@ class TestDamage:
         locks.add(
             "huge", [entry(number, mode="shared", capacity=2**31 - 1) for number in range(5_000)], [waiter()] * 5_000
         )
-        [lock] = Lock.objects.survey()
-        assert (len(lock.seen.holders), lock.seen.holding, len(lock.seen.waiters), lock.seen.waiting) == (
+        [lock] = Lock.objects.snapshots()
+        assert (len(lock.holders), lock.holding, len(lock.waiters), lock.waiting) == (
             3,
             5_000,
             1,
@@ -345,16 +345,16 @@ def test_migrations_are_complete(locks: Locks) -> None:
     call_command("makemigrations", "django_mongolock", "--check", "--dry-run", verbosity=0)
 
 
-def test_survey_reads_nothing_more(locks: Locks, commands: Commands) -> None:
-    """What comes from a survey has its facts in `seen`; no hidden query follows."""
+def test_snapshots_read_nothing_more(locks: Locks, commands: Commands) -> None:
+    """A snapshot has all its facts; no hidden query follows."""
     locks.held("a", "b")
     with connections["mongo"].execute_wrapper(lambda *args: pytest.fail("a query")):
-        assert [lock.seen.tokens for lock in Lock.objects.order_by("key").survey()] == [[TOKEN + 1], [TOKEN + 2]]
+        assert [lock.tokens for lock in Lock.objects.order_by("key").snapshots()] == [[TOKEN + 1], [TOKEN + 2]]
     assert commands.names() == ["aggregate"]
 
 
 def test_nothing_can_be_found(locks: Locks, commands: Commands) -> None:
     """What cannot match asks nobody."""
-    assert list(Lock.objects.none().survey()) == []
+    assert list(Lock.objects.none().snapshots()) == []
     assert Lock.objects.none().count_up_to(10, 1) == 0
     assert commands.names() == []

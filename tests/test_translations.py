@@ -68,8 +68,8 @@ def test_messages_are_found() -> None:
     found = all_messages()
     assert len(found) > 200
     for message in (("stale",), ("%d stale lock was cleared.", "%d stale locks were cleared."),
-                    ("Nobody waits for this lock.",), ("%(count)s waits for it.", "%(count)s wait for it."),
-                    ("The locks cannot be shown just now: %(problem)s.",)):  # fmt: skip
+                    ("No waiters.",), ("%(count)s waiter.", "%(count)s waiters."),
+                    ("The locks cannot be shown now: %(problem)s.",)):  # fmt: skip
         assert message in found, message
 
 

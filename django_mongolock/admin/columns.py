@@ -11,66 +11,53 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from ..inspect import display
-from ..inspect.snapshot import Entry, Seen, State
+from ..inspect.snapshot import LockSnapshot, Party
 from ..models import Lock
-from ..templatetags.mongolock import time_ago
 
-#: A state is told by word and by shape; colour only comes on top.
-_SHAPES = {State.HELD: "●", State.STALE: "◐", State.FREE: "○", State.DAMAGED: "▲"}
 _NOTHING = "–"
 
 
-def badge(seen: Seen) -> SafeString:
-    """The state of a lock."""
-    return format_html(
-        '<span class="mongolock-state mongolock-{}"><span aria-hidden="true">{}</span> {}</span>',
-        seen.state.value,
-        _SHAPES[seen.state],
-        display.STATES[seen.state],
-    )
-
-
 class Columns:
-    """Each takes a lock that was read by `survey`."""
+    """Each takes a lock that comes from a snapshot."""
 
     @admin.display(description=_("state"))
     def state(self, lock: Lock) -> SafeString:
-        return badge(lock.seen)
+        return display.state_badge(lock.snapshot.state)
 
-    @admin.display(description=_("who"))
+    @admin.display(description=_("holder"))
     def who(self, lock: Lock) -> SafeString | str:
-        if lock.seen.damage:
-            return lock.seen.damage
-        return _lines(lock.seen, lambda holder: format_html("<bdi>{}</bdi>", display.who(holder)))
+        if lock.snapshot.damage:
+            return lock.snapshot.damage
+        return _lines(lock.snapshot, lambda holder: format_html("<bdi>{}</bdi>", display.who(holder)))
 
     @admin.display(description=_("where"))
     def where(self, lock: Lock) -> SafeString | str:
-        return _lines(lock.seen, lambda holder: format_html("<bdi>{}</bdi>", display.where(holder)))
+        return _lines(lock.snapshot, lambda holder: format_html("<bdi>{}</bdi>", display.where(holder)))
 
-    @admin.display(description=_("since"))
+    @admin.display(description=_("held since"))
     def since(self, lock: Lock) -> SafeString | str:
-        now = lock.seen.now
-        return _lines(lock.seen, lambda holder: time_ago(holder.acquired_at, now))
+        now = lock.snapshot.now
+        return _lines(lock.snapshot, lambda holder: display.time_ago(holder.acquired_at, now))
 
-    @admin.display(description=_("left"), ordering="expires_at")
+    @admin.display(description=_("lease left"), ordering="expires_at")
     def left(self, lock: Lock) -> str:
-        end = lock.seen.expires_at
-        return display.left(end, lock.seen.now) if end else _NOTHING
+        end = lock.snapshot.expires_at
+        return display.time_left(end, lock.snapshot.now) if end else _NOTHING
 
     @admin.display(description=_("waiting"))
     def waiting(self, lock: Lock) -> str:
-        return str(lock.seen.waiting)
+        return str(lock.snapshot.waiting)
 
     @admin.display(description=_("token"))
     def fencing_token(self, lock: Lock) -> str:
-        return str(max(lock.seen.tokens, default=lock.seen.token or _NOTHING))
+        return str(max(lock.snapshot.tokens, default=lock.snapshot.token or _NOTHING))
 
 
-def _lines(seen: Seen, show: Callable[[Entry], SafeString | str]) -> SafeString | str:
-    """One line for each of the first holders, and one that tells how many more there are."""
-    if not seen.holders:
+def _lines(lock: LockSnapshot, show: Callable[[Party], SafeString | str]) -> SafeString | str:
+    """One line for each of the first holders, and one for the number of the others."""
+    if not lock.holders:
         return _NOTHING
-    lines: Iterable[tuple[SafeString | str]] = [(show(holder),) for holder in seen.holders]
-    if more := seen.holding - len(seen.holders):
+    lines: Iterable[tuple[SafeString | str]] = [(show(holder),) for holder in lock.holders]
+    if more := lock.holding - len(lock.holders):
         lines = [*lines, (ngettext("and %d more", "and %d more", more) % more,)]
     return format_html_join("", '<div class="mongolock-line">{}</div>', lines)

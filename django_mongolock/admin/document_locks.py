@@ -1,4 +1,4 @@
-"""Freeing documents in the admin: a page of all document locks, and an action for the admin of a model."""
+"""Releasing stale documents in the admin: a page of all document locks, and an action for the admin of a model."""
 
 from __future__ import annotations
 
@@ -18,28 +18,27 @@ from ..documents.document_lock import find_lock
 from ..documents.sweep import Swept, as_rows
 from ..engine.logs import INFO, log
 from ..exceptions import LockBackendFailed, LockError
+from .pages import Pages
 
 if TYPE_CHECKING:
-    from .lock_admin import LockAdmin
-
     ModelAdmin = admin.ModelAdmin[Any]
 else:
     ModelAdmin = object
 
 PERMISSION: Final = "django_mongolock.clear_document_lock"
-#: How many documents of one lock the page shows, and one action is about.
+#: How many documents of one lock the page shows, and how many one action releases at most.
 SHOWN: Final = 20
 MAX_CLEARED_AT_ONCE: Final = 1_000
 
 
 def may_clear(request: HttpRequest) -> bool:
-    """May this user free documents?"""
+    """Whether this user may release stale documents."""
     return request.user.has_perm(PERMISSION)
 
 
 @dataclass(frozen=True)
 class Row:
-    """The documents of one lock, as far as the page shows them. error: why they could not be looked at."""
+    """The documents of one lock that the page shows. error: why they could not be read."""
 
     lock: DocumentLock[Any]
     stale: list[StaleDocument]
@@ -47,15 +46,15 @@ class Row:
     more: bool
     error: LockError | None = None
 
-    @property
-    def problem(self) -> str:
-        """The error in words."""
-        return str(self.error or "")
-
-
-def rows() -> list[Row]:
-    """Every declared lock. One that cannot be reached hides no other."""
-    return [_row(lock) for lock in declared()]
+    def as_json(self) -> dict[str, Any]:
+        """The row for programs."""
+        return {
+            "lock": self.lock.name,
+            "stale": list(as_rows(self.stale)),
+            "damaged": list(as_rows(self.damaged)),
+            "more": self.more,
+            "error": None if self.error is None else str(self.error),
+        }
 
 
 def _row(lock: DocumentLock[Any]) -> Row:
@@ -68,21 +67,10 @@ def _row(lock: DocumentLock[Any]) -> Row:
     return Row(lock, stale, [stuck for stuck in shown if stuck.damage], more=len(found) > SHOWN)
 
 
-def as_json(row: Row) -> dict[str, Any]:
-    """A row for programs."""
-    return {
-        "lock": row.lock.name,
-        "stale": list(as_rows(row.stale)),
-        "damaged": list(as_rows(row.damaged)),
-        "more": row.more,
-        "error": row.problem or None,
-    }
+def view(admin: Pages, request: HttpRequest) -> HttpResponse:
+    """The page: GET shows the stale documents of every lock, POST releases those of one. JSON without HTML in Accept.
 
-
-def view(admin: LockAdmin, request: HttpRequest) -> HttpResponse:
-    """The page: GET shows what is stale, POST frees it, of one lock. As JSON for who accepts no HTML.
-
-    Raises LockBackendFailed where none of the locks can be looked at.
+    A lock that fails does not hide the others. Raises LockBackendFailed if all of them fail.
     """
     if not may_clear(request):
         raise PermissionDenied
@@ -91,11 +79,11 @@ def view(admin: LockAdmin, request: HttpRequest) -> HttpResponse:
         return _clear(request, for_programs=for_programs)
     if request.method not in ("GET", "HEAD"):
         return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
-    found = rows()
+    found = [_row(lock) for lock in declared()]
     errors = [row.error for row in found if isinstance(row.error, LockBackendFailed)]
     nothing = bool(errors) and len(errors) == len(found)
     if for_programs:
-        return JsonResponse({"documents": [as_json(row) for row in found]}, status=503 if nothing else 200)
+        return JsonResponse({"documents": [row.as_json() for row in found]}, status=503 if nothing else 200)
     if nothing:
         raise errors[0]
     return admin.page(request, "documents", {"title": _("Stale documents"), "rows": found})
@@ -108,7 +96,7 @@ def _clear(request: HttpRequest, *, for_programs: bool) -> HttpResponse:
         raise BadRequest("no such document lock") from None
     swept = lock.clear_stale()
     for stuck in swept.cleared:
-        log(INFO, "document freed", document=stuck.id, lock=lock.name, by=request.user.get_username())
+        log(INFO, "document released", document=stuck.id, lock=lock.name, by=request.user.get_username())
     if for_programs:
         return JsonResponse({"lock": lock.name, "cleared": swept.count, "stale": list(as_rows(swept.cleared))})
     tell(request, lock, swept)
@@ -116,23 +104,23 @@ def _clear(request: HttpRequest, *, for_programs: bool) -> HttpResponse:
 
 
 def tell(request: HttpRequest, lock: DocumentLock[Any], swept: Swept) -> None:
-    """Say what became of it."""
+    """Show the result as messages."""
     text = ngettext(
-        "%(count)d stale document of “%(lock)s” was freed.",
-        "%(count)d stale documents of “%(lock)s” were freed.",
+        "%(count)d stale document of “%(lock)s” was released.",
+        "%(count)d stale documents of “%(lock)s” were released.",
         swept.count,
     )
     level = messages.SUCCESS if swept.count else messages.WARNING
     messages.add_message(request, level, text % {"count": swept.count, "lock": lock.name})
     if swept.damaged:
         text = ngettext(
-            "%d damaged document was left as it is.", "%d damaged documents were left as they are.", len(swept.damaged)
+            "%d damaged document was not changed.", "%d damaged documents were not changed.", len(swept.damaged)
         )
         messages.add_message(request, messages.ERROR, text % len(swept.damaged))
 
 
 class DocumentLockAdminMixin(ModelAdmin):
-    """For the admin of a model that has a `DocumentLock`: an action that frees the selected documents if stale.
+    """For the admin of a model that has a `DocumentLock`: an action that releases the selected documents if stale.
 
     Put it before ModelAdmin, and set `document_lock`. Where you set `actions` yourself, name
     "clear_stale_documents" among them. It needs the permission ``django_mongolock.clear_document_lock``.
@@ -142,26 +130,26 @@ class DocumentLockAdminMixin(ModelAdmin):
     actions = ("clear_stale_documents",)
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
-        """The checks of any admin, and that `document_lock` is the lock of this very model."""
+        """Check also that `document_lock` is the lock of this very model."""
         found: list[checks.CheckMessage] = super().check(**kwargs)
         lock = getattr(self, "document_lock", None)
         place = lock.model if isinstance(lock, DocumentLock) else None
         if place is None or place._meta.concrete_model is not self.model._meta.concrete_model:
-            message = f"The document_lock of {type(self).__name__} is no DocumentLock of {self.model._meta.label}."
+            message = f"The document_lock of {type(self).__name__} is not a DocumentLock of {self.model._meta.label}."
             hint = "Set it to the lock that you declared beside the model: document_lock = ad_exports."
             found.append(checks.Error(message, hint=hint, obj=type(self), id="mongolock.E017"))
         return found
 
     def has_clear_document_lock_permission(self, request: HttpRequest) -> bool:
-        """May this user free documents?"""
+        """Whether this user may release stale documents."""
         return may_clear(request)
 
     @admin.action(
-        description=gettext_lazy("Free the selected documents if their lock is stale"),
+        description=gettext_lazy("Release the selected documents if their lock is stale"),
         permissions=["clear_document_lock"],
     )
     def clear_stale_documents(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        """Needs no question: the server looks again before it frees one, and whoever works on it is left alone."""
+        """Needs no confirmation: the server looks again before it releases one, and an active holder keeps its lock."""
         keys = list(queryset.values_list("pk", flat=True)[: MAX_CLEARED_AT_ONCE + 1])
         try:
             swept = self.document_lock.clear_stale(keys[:MAX_CLEARED_AT_ONCE])
@@ -170,8 +158,8 @@ class DocumentLockAdminMixin(ModelAdmin):
             return
         for stuck in swept.cleared:
             instance = queryset.model(pk=stuck.id)
-            self.log_change(request, instance, _("Freed: it was held by %s for too long.") % stuck.holder)
+            self.log_change(request, instance, _("Released: %s held it for too long.") % stuck.holder)
         tell(request, self.document_lock, swept)
         if len(keys) > MAX_CLEARED_AT_ONCE:
-            text = _("Only the first %d of the selected documents were looked at. Do it again for the others.")
+            text = _("Only the first %d of the selected documents were processed. Repeat the action for the others.")
             self.message_user(request, text % MAX_CLEARED_AT_ONCE, messages.WARNING)

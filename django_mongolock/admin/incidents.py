@@ -1,4 +1,5 @@
-"""Asking for locks and taking them: a page that says what will happen and who has them; then it is done."""
+"""The actions on locks: to ask for a release, to force it, to clear stale locks. The first two show a page that says
+what will happen to whom, and are done when that is confirmed."""
 
 from __future__ import annotations
 
@@ -7,27 +8,36 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from django import forms
-from django.contrib import messages
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
+from ..backends.base import mongo_store
+from ..conf import get_settings
 from ..engine.document import tidy_fact
-from ..inspect.snapshot import State
+from ..engine.history import Happened
+from ..inspect import operations
+from ..inspect.display import lock_address
+from ..inspect.snapshot import LockSnapshot, State
 from ..models import Lock
+from ..signals import send, stale_locks_cleared
 from . import release
+from .pages import Pages, csrf, unless_away
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise as StrPromise
 
-    from .lock_admin import LockAdmin
-
-#: How many holders one page shows; the others are left alone.
+#: How many holders one page shows; the others are not touched.
 SHOWN: Final = 100
 
 
 class ReasonForm(forms.Form):
-    """Why it is done."""
+    """The reason."""
 
     reason = forms.CharField(
         label=gettext_lazy("Reason"),
@@ -42,7 +52,7 @@ class ReasonForm(forms.Form):
 
 @dataclass(frozen=True)
 class Kind:
-    """One of the two things that can be done to a holder."""
+    """An action that a page confirms."""
 
     name: str
     title: StrPromise
@@ -55,114 +65,207 @@ ASK: Final = Kind("ask_to_release", gettext_lazy("Ask to release?"), needs_reaso
 
 @dataclass(frozen=True)
 class Row:
-    """A lock on the page. chooses: may single ones of its holders be chosen?"""
+    """A lock on the page. chooses: the page offers each of its holders separately."""
 
-    lock: Lock
+    lock: LockSnapshot
     chooses: bool = False
 
     @property
     def shown(self) -> str:
-        """What the form carries of it."""
-        return release.as_shown(str(self.lock.key), self.lock.seen.tokens)
+        """The lock in the form."""
+        return release.as_shown(self.lock.key, self.lock.tokens)
 
     @property
     def next(self) -> str:
-        """What becomes of it when it is taken. Of several holders some may keep it."""
-        waiting, alone = self.lock.seen.waiting, self.lock.seen.holding == 1
+        """What happens after a forced release. Of several holders, some may keep the lock."""
+        waiting, only_one = self.lock.waiting, self.lock.holding == 1
         if not waiting:
-            return _("Nobody waits for it: it will be free.") if alone else _("Nobody waits for it.")
-        if alone:
+            return _("No waiters: the lock will be free.") if only_one else _("No waiters.")
+        if only_one:
             text = ngettext(
-                "%d waits for it, and gets it next.", "%d wait for it: the first of them gets it next.", waiting
+                "%d waiter: it gets the lock next.", "%d waiters: the first in the queue gets the lock next.", waiting
             )
         else:
             text = ngettext(
-                "%d waits for it, and gets it as soon as whoever still holds it lets that be.",
-                "%d wait for it: the first gets it as soon as whoever still holds it lets that be.",
+                "%d waiter. It gets the lock when the remaining holders release it.",
+                "%d waiters. The first in the queue gets it when the remaining holders release it.",
                 waiting,
             )
         return text % waiting
 
 
-def question(
-    admin: LockAdmin, request: HttpRequest, kind: Kind, locks: Sequence[Lock], form: ReasonForm | None = None
-) -> HttpResponse | None:
-    """The page that asks; None where nobody holds any of these locks."""
-    held = [lock for lock in locks if lock.seen.state is State.HELD]
-    if not held:
-        admin.message_user(request, _("Nobody holds any of the selected locks now."), messages.WARNING)
-        return None
-    rows = [Row(lock, chooses=len(held) == 1 and len(lock.seen.tokens) > 1) for lock in held]
-    context = {
-        "title": kind.title,
-        "kind": kind.name,
-        "rows": rows,
-        "left_out": list(_left_out(locks)),
-        "filters": request.POST.get("filters") or request.GET.urlencode(),
-        "back": request.POST.get("back", ""),
-        "way_back": admin.way_back(request),
-        "form": form or ReasonForm(kind),
-    }
-    return admin.page(request, "incident", context)
+class Incidents(Pages):
+    """The actions of the admin of locks, and their pages."""
+
+    actions = ("ask_to_release", "force_release", "clear_stale")
+
+    def has_force_release_permission(self, request: HttpRequest) -> bool:
+        """Whether this user may take a lock from its holder."""
+        return request.user.has_perm("django_mongolock.force_release_lock")
+
+    def has_ask_release_permission(self, request: HttpRequest) -> bool:
+        """Whether this user may ask a holder for a release: also everyone who may force it."""
+        asks = request.user.has_perm("django_mongolock.ask_release_lock")
+        return asks or self.has_force_release_permission(request)
+
+    @admin.action(
+        description=gettext_lazy("Ask the holders to release the selected locks"), permissions=["ask_release"]
+    )
+    def ask_to_release(self, request: HttpRequest, queryset: QuerySet[Lock]) -> HttpResponse | None:
+        """Show the holders of each lock, and ask for a reason."""
+        return self._question(request, ASK, self._selected(request, queryset, SHOWN))
+
+    @admin.action(description=gettext_lazy("Force the release of the selected locks"), permissions=["force_release"])
+    def force_release(self, request: HttpRequest, queryset: QuerySet[Lock]) -> HttpResponse | None:
+        """Show the holders of each lock, and ask for a reason and a confirmation."""
+        return self._question(request, FORCE, self._selected(request, queryset, SHOWN))
+
+    @admin.action(description=gettext_lazy("Clear the selected stale locks"), permissions=["force_release"])
+    def clear_stale(self, request: HttpRequest, queryset: QuerySet[Lock]) -> None:
+        """Needs no confirmation: a stale lock has no holder, and the server looks again before it clears one."""
+        locks = self._selected(request, queryset, 1)
+        stale = [lock.key for lock in locks if lock.state is State.STALE]
+        store, timeout = mongo_store(), get_settings().COMMAND_TIMEOUT
+        cleared = [key for key in stale if operations.clear_stale(store, [key], operations.Which(), timeout).cleared]
+        for key in cleared:
+            self._log(request, key, _("Cleared: its lease had ended."))
+            if store.history is not None:
+                store.history.note(key, Happened.CLEARED, {}, by=tidy_fact(request.user.get_username()))
+        if cleared:
+            send(stale_locks_cleared, count=len(cleared), using=get_settings().DATABASE)
+            text = ngettext("%d stale lock was cleared.", "%d stale locks were cleared.", len(cleared))
+            self.message_user(request, text % len(cleared), messages.SUCCESS)
+        if count := len(locks) - len(cleared):
+            text = ngettext(
+                "%d lock was skipped because it is not stale.",
+                "%d locks were skipped because they are not stale.",
+                count,
+            )
+            self.message_user(request, text % count, messages.WARNING)
+
+    @csrf
+    @unless_away
+    def ask_to_release_view(self, request: HttpRequest) -> HttpResponse:
+        """Ask the holders that were shown."""
+        return self._answer(request, ASK, self.has_ask_release_permission(request))
+
+    @csrf
+    @unless_away
+    def force_release_view(self, request: HttpRequest) -> HttpResponse:
+        """Take the locks from the holders that were shown."""
+        return self._answer(request, FORCE, self.has_force_release_permission(request))
+
+    def way_back(self, request: HttpRequest) -> str:
+        """The list, with its filters; or the page of the lock where the action began."""
+        if back := request.POST.get("back", ""):
+            return lock_address(back, self.admin_site.name)
+        address = reverse("admin:django_mongolock_lock_changelist", current_app=self.admin_site.name)
+        filters = request.POST["filters"] if "filters" in request.POST else request.GET.urlencode()
+        return f"{address}?{filters}" if filters else address
+
+    def _question(
+        self, request: HttpRequest, kind: Kind, locks: Sequence[LockSnapshot], form: ReasonForm | None = None
+    ) -> HttpResponse | None:
+        """The page that asks for confirmation; None if none of these locks is held."""
+        held = [lock for lock in locks if lock.state is State.HELD]
+        if not held:
+            self.message_user(request, _("None of the selected locks is held now."), messages.WARNING)
+            return None
+        context = {
+            "title": kind.title,
+            "kind": kind.name,
+            "rows": [Row(lock, chooses=len(held) == 1 and len(lock.tokens) > 1) for lock in held],
+            "left_out": list(_left_out(locks)),
+            "filters": request.POST.get("filters") or request.GET.urlencode(),
+            "back": request.POST.get("back", ""),
+            "way_back": self.way_back(request),
+            "form": form or ReasonForm(kind),
+        }
+        return self.page(request, "incident", context)
+
+    def _answer(self, request: HttpRequest, kind: Kind, may: bool) -> HttpResponse:
+        """Do what was confirmed, to the holders that were shown; ask again if a required reason is missing."""
+        if not (self.has_view_permission(request) and may):
+            raise PermissionDenied
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        way_back = HttpResponseRedirect(self.way_back(request))
+        shown = release.read_shown(request.POST.getlist("lock"))
+        if not shown:
+            self.message_user(request, _("No holder was selected: nothing was done."), messages.WARNING)
+            return way_back
+        form = ReasonForm(kind, request.POST)
+        if not form.is_valid():
+            return self._question(request, kind, self._again(request, shown), form) or way_back
+        by, reason = tidy_fact(request.user.get_username()), tidy_fact(form.cleaned_data["reason"])
+        act = release.asking(by, _("%s, in the admin") % by, reason) if kind is ASK else release.forcing(by, reason)
+        outcome = release.carry_out(shown, act)
+        for key, tokens in outcome.done.items():
+            self._log(request, key, _written(kind, tokens, reason))
+        for level, text in _report(kind, outcome):
+            self.message_user(request, text, level)
+        return way_back
+
+    def _again(self, request: HttpRequest, shown: Mapping[str, Sequence[int]]) -> list[LockSnapshot]:
+        """The same locks as they are now, but only with the holders that were shown: the user has read no others."""
+        locks = []
+        for lock in self._read(self.get_queryset(request).filter(pk__in=list(shown)), SHOWN):
+            known = tuple(holder for holder in lock.holders if holder.token in shown[lock.key])
+            locks += [replace(lock, holders=known, holding=len(known))] if known else []
+        return locks
+
+    def _selected(self, request: HttpRequest, queryset: QuerySet[Lock], holders: int) -> Sequence[LockSnapshot]:
+        """The first of the selected locks as they are now: no person reads, and so confirms, a longer page."""
+        if request.POST.get("select_across") != "1":  # they may have left the filter since the list was shown
+            queryset = self.get_queryset(request).filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME))
+        locks = self._read(queryset, holders)
+        if len(locks) > release.MAX_SELECTED:
+            text = _("Only the first %d of the selected locks were processed. Repeat the action for the others.")
+            self.message_user(request, text % release.MAX_SELECTED, messages.WARNING)
+        return locks[: release.MAX_SELECTED]
+
+    def _read(self, queryset: Any, holders: int) -> list[LockSnapshot]:
+        timeout = get_settings().COMMAND_TIMEOUT
+        return list(
+            queryset.order_by("key").snapshots(limit=release.MAX_SELECTED + 1, holders=holders, timeout=timeout)
+        )
+
+    def _log(self, request: HttpRequest, key: str, text: str) -> None:
+        """Write into the log of the admin who did what to a lock."""
+        self.log_change(request, Lock(key=key), text)
 
 
-def answer(admin: LockAdmin, request: HttpRequest, kind: Kind) -> HttpResponse:
-    """Do what was confirmed, to those grants that were shown; ask again if no reason was given that is needed."""
-    shown = release.read_shown(request.POST.getlist("lock"))
-    if not shown:
-        admin.message_user(request, _("No holder was chosen: nothing was done."), messages.WARNING)
-        return HttpResponseRedirect(admin.way_back(request))
-    form = ReasonForm(kind, request.POST)
-    if not form.is_valid():
-        asked = question(admin, request, kind, _again(admin, request, shown), form)
-        return asked or HttpResponseRedirect(admin.way_back(request))
-    by, reason = tidy_fact(request.user.get_username()), tidy_fact(form.cleaned_data["reason"])
-    act = release.asking(by, _("%s, in the admin") % by, reason) if kind is ASK else release.forcing(by, reason)
-    outcome = release.carry_out(admin.store(), shown, act)
-    for key, tokens in outcome.done.items():
-        admin.log(request, key, _written(kind, tokens, reason))
-    _tell(admin, request, kind, outcome)
-    return HttpResponseRedirect(admin.way_back(request))
-
-
-def _again(admin: LockAdmin, request: HttpRequest, shown: Mapping[str, Sequence[int]]) -> list[Lock]:
-    """The same locks as they are now, but only the holders that had been shown: nobody has read of the others."""
-    locks = admin.read(request, list(shown), SHOWN)
-    for lock in locks:
-        known = tuple(holder for holder in lock.seen.holders if holder.token in shown[str(lock.key)])
-        lock.seen = replace(lock.seen, holders=known, holding=len(known))
-    return [lock for lock in locks if lock.seen.holders]
-
-
-#: Why nothing is done to a selected lock, by the state in which it is.
+#: Why a selected lock is skipped, according to its state.
 _LEFT_OUT: Final = {
     State.FREE: ngettext_lazy(
-        "%(count)d of the selected locks is left out, since nobody holds it now: %(keys)s",
-        "%(count)d of the selected locks are left out, since nobody holds them now: %(keys)s",
+        "%(count)d of the selected locks was skipped because it is free now: %(keys)s",
+        "%(count)d of the selected locks were skipped because they are free now: %(keys)s",
         "count",
     ),
     State.STALE: ngettext_lazy(
-        "%(count)d of the selected locks is left out, since it is stale, and whoever asks next gets it: %(keys)s",
-        "%(count)d of the selected locks are left out, since they are stale, and whoever asks next gets them: %(keys)s",
+        "%(count)d of the selected locks was skipped because it is stale, and the next process that asks gets it: "
+        "%(keys)s",
+        "%(count)d of the selected locks were skipped because they are stale, and the next process that asks gets "
+        "them: %(keys)s",
         "count",
     ),
     State.DAMAGED: ngettext_lazy(
-        "%(count)d of the selected locks is left out, since its document is damaged: %(keys)s",
-        "%(count)d of the selected locks are left out, since their documents are damaged: %(keys)s",
+        "%(count)d of the selected locks was skipped because its document is damaged: %(keys)s",
+        "%(count)d of the selected locks were skipped because their documents are damaged: %(keys)s",
         "count",
     ),
 }
 
 
-def _left_out(locks: Sequence[Lock]) -> Iterator[str]:
-    """Which of the selected locks nothing is done to, and why."""
+def _left_out(locks: Sequence[LockSnapshot]) -> Iterator[str]:
+    """Which of the selected locks are skipped, and why."""
     for state, text in _LEFT_OUT.items():
-        if keys := [str(lock.key) for lock in locks if lock.seen.state is state]:
-            yield text % {"count": len(keys), "keys": _some(keys)}
+        if keys := [str(lock.key) for lock in locks if lock.state is state]:
+            yield text % {"count": len(keys), "keys": _first(keys)}
 
 
 def _written(kind: Kind, tokens: Sequence[int], reason: str) -> str:
-    """What the log of the admin says."""
+    """The entry in the log of the admin."""
     numbers = ", ".join(map(str, tokens[:10])) + (" …" if len(tokens) > 10 else "")
     if kind is ASK:
         text = ngettext(
@@ -172,39 +275,42 @@ def _written(kind: Kind, tokens: Sequence[int], reason: str) -> str:
         )
     else:
         text = ngettext(
-            "Force released; its holder had fencing token %s.",
-            "Force released; its holders had fencing tokens %s.",
+            "Forced its release; its holder had the fencing token %s.",
+            "Forced its release; its holders had the fencing tokens %s.",
             len(tokens),
         )
     text %= numbers
-    why = _("Reason: %s") % reason  # not inside of the f-string: xgettext does not look there
+    why = _("Reason: %s") % reason  # not inside the f-string: xgettext does not look there
     return f"{text} {why}" if reason else text
 
 
-def _tell(admin: LockAdmin, request: HttpRequest, kind: Kind, outcome: release.Outcome) -> None:
+def _report(kind: Kind, outcome: release.Outcome) -> Iterator[tuple[int, str]]:
+    """The messages to the user."""
     if count := len(outcome.done):
         if kind is ASK:
             text = ngettext(
-                "The holder of %d lock was asked. It learns of it at its next renewal, and does as it sees fit.",
-                "The holders of %d locks were asked. They learn of it at their next renewal, and do as they see fit.",
+                "The holder of %d lock was asked to release it. It learns of the request at its next renewal, and "
+                "decides for itself.",
+                "The holders of %d locks were asked to release them. They learn of the request at their next renewal, "
+                "and decide for themselves.",
                 count,
             )
         else:
             text = ngettext("%d lock was taken from its holder.", "%d locks were taken from their holders.", count)
-        admin.message_user(request, text % count, messages.SUCCESS)
-    if count := len(outcome.gone):
+        yield messages.SUCCESS, text % count
+    if count := len(outcome.changed):
         text = ngettext(
-            "%(count)d lock was left alone, since its holder is not the one that was shown any more: %(keys)s",
-            "%(count)d locks were left alone, since their holders are not those that were shown any more: %(keys)s",
+            "%(count)d lock was not touched because its holder has changed since it was shown: %(keys)s",
+            "%(count)d locks were not touched because their holders have changed since they were shown: %(keys)s",
             count,
         )
-        admin.message_user(request, text % {"count": count, "keys": _some(outcome.gone)}, messages.WARNING)
+        yield messages.WARNING, text % {"count": count, "keys": _first(outcome.changed)}
     for key, problem in outcome.damaged.items():
-        text = _("The document of “%(key)s” is damaged and was left as it is: %(problem)s")
-        admin.message_user(request, text % {"key": key, "problem": problem}, messages.ERROR)
+        text = _("The document of “%(key)s” is damaged, and was not changed: %(problem)s")
+        yield messages.ERROR, text % {"key": key, "problem": problem}
     if outcome.problem:
-        admin.message_user(request, _("The rest was not done: %s.") % outcome.problem, messages.ERROR)
+        yield messages.ERROR, _("The remaining locks were not processed: %s.") % outcome.problem
 
 
-def _some(keys: Sequence[str]) -> str:
+def _first(keys: Sequence[str]) -> str:
     return ", ".join(keys[:5]) + (" …" if len(keys) > 5 else "")

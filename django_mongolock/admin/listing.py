@@ -1,7 +1,7 @@
-"""The list of locks: which are shown, in which order, and how they are read.
+"""The list of locks: its filters, its search, its order, and how it is read.
 
-Made for a million documents: one command for a page, and a second one that counts where there is more than that page.
-Each goes by an index, reads no more than what is held at the moment, and nothing is counted beyond `CAP`.
+Made for a million documents: one command reads a page, and a second one counts if there is more than one page. Each
+uses an index, reads no more than what is held at the moment, and counts no further than `CAP`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..engine.deadlock import Cycle
 from ..engine.document import check_text
 from ..engine.store import MongoStore
 from ..inspect.patterns import KeyMatch, glob, starting
-from ..inspect.snapshot import count, find_deadlocks, ping
+from ..inspect.queries import count, find_deadlocks, ping
 from ..models import Lock, LockQuerySet
 from ..models.lock import LONG_AGO
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
     LockModelAdmin = ModelAdmin[Lock]
 
-#: How many locks the pages of one list reach. Whoever has more searches.
+#: How many locks the pages of a list show. The search finds the others.
 CAP: Final = 1_000
-#: Seconds that a search for a pattern may take: one that begins with a star goes through all keys.
+#: Seconds that the search for a pattern may take: a pattern that begins with a star goes through all keys.
 SEARCH_TIMEOUT: Final = 30.0
-#: The facts of a holder that a word is searched in.
+#: The facts of a holder that the search looks at.
 WORDS: Final = ("owner", "user", "host", "label")
 
 
 class StateFilter(admin.SimpleListFilter):
-    """Held, unless another choice was made: at night one wants to know who has what. Whoever searches means all."""
+    """The state of a lock. The default is "held", and "all" for a search."""
 
     title = _("state")
     parameter_name = "state"
@@ -55,7 +55,7 @@ class StateFilter(admin.SimpleListFilter):
     def lookups(self, request: HttpRequest, model_admin: LockModelAdmin) -> list[tuple[str, StrPromise]]:
         return [
             ("held", _("Held")),
-            ("waited", _("Waited for")),
+            ("waited", _("With waiters")),
             ("stale", _("Stale")),
             ("free", _("Free")),
             ("all", _("All")),
@@ -77,7 +77,7 @@ class StateFilter(admin.SimpleListFilter):
 
 
 class ModeFilter(admin.SimpleListFilter):
-    """How a lock is held."""
+    """The mode of a lock."""
 
     title = _("mode")
     parameter_name = "mode"
@@ -92,24 +92,24 @@ class ModeFilter(admin.SimpleListFilter):
 
 
 def search(queryset: LockQuerySet, text: str) -> LockQuerySet:
-    """Locks by the start of their key; if there are none, by a word of their holders. Or by a pattern with * and ? for
-    all of the key.
+    """Locks whose keys start with *text*; if there are none, those with a holder that *text* names. For a pattern with
+    * or ?, locks whose keys match as a whole.
 
-    The start of a key is found in the index, however many keys there are. Not both in one query: the server would try
-    to go through all keys for it. Raises LockBackendFailed.
+    An index finds the start of a key, however many keys there are. One query for both would go through all keys.
+    Raises LockBackendFailed.
     """
     settings = get_settings()
     try:
         keys = queryset.matching(match_of(text, settings.KEY_PREFIX))
-    except ValueError:  # no key and no word can be like that
+    except ValueError:  # no key can match
         return queryset.none()
-    if is_pattern(text) or any(keys.survey(limit=1, timeout=settings.COMMAND_TIMEOUT)):
+    if is_pattern(text) or any(keys.snapshots(limit=1, timeout=settings.COMMAND_TIMEOUT)):
         return keys
     return queryset.filter(_of_holders([{name: text} for name in WORDS])).order_by("expires_at")
 
 
 def match_of(text: str, prefix: str) -> KeyMatch:
-    """The keys that somebody means who searches for *text*; their prefix may be left out. Raises ValueError."""
+    """The keys that a search for *text* means, with or without their prefix. Raises ValueError."""
     if is_pattern(text):
         return glob(text, prefix)
     check_text("a key", text)
@@ -117,23 +117,23 @@ def match_of(text: str, prefix: str) -> KeyMatch:
 
 
 def is_pattern(text: str) -> bool:
-    """Does it describe a key as a whole?"""
+    """Whether *text* describes a key as a whole."""
     return "*" in text or "?" in text
 
 
 def _of_holders(facts: list[dict[str, str]]) -> Q:
-    """A condition on holders. Whoever has one is in the index of leases: that bounds the search."""
+    """A condition on holders. All locks with a holder are in the index of leases: that bounds the search."""
     return Q(expires_at__gt=LONG_AGO, holders__having=facts)
 
 
 class BoundedChangeList(ChangeList):
-    """Reads a page with one command, and counts with a second one where there is more: no further than `CAP`."""
+    """Reads a page with one command, and counts with a second one if there is more, no further than `CAP`."""
 
-    #: Were there more than the pages can show?
+    #: Whether there are more than the pages show.
     capped: bool
 
     def get_results(self, request: HttpRequest) -> None:
-        """Read the page, then count, if there is more: now, since an error must come before anything is rendered."""
+        """Read the page now, since an error must come before anything is rendered."""
         found = self._read(self.timeout())
         self.capped = found > CAP
         self.result_count = min(found, CAP)
@@ -147,11 +147,11 @@ class BoundedChangeList(ChangeList):
         return get_settings().COMMAND_TIMEOUT
 
     def fetch(self, skip: int, limit: int, timeout: float) -> list[Any]:
-        """A part of what is listed."""
+        """Read a part of the list."""
         raise NotImplementedError
 
     def _read(self, timeout: float) -> int:
-        """Read the page; return how many there are at all, at most one more than `CAP`."""
+        """Read the page; return how many there are in all, at most one more than `CAP`."""
         queryset: Any = self.queryset
         skip = (self.page_num - 1) * self.list_per_page
         size = min(self.list_per_page, CAP - skip)
@@ -165,22 +165,22 @@ class BoundedChangeList(ChangeList):
 
 
 class LockChangeList(BoundedChangeList):
-    """The list of locks. Each is read together with what the server says of it at that time."""
+    """The list of locks, which are read as snapshots."""
 
-    #: Has nobody ever taken a lock here?
+    #: Whether no lock has ever been taken here.
     is_unused: bool
-    #: Is only a part of the locks searched?
+    #: Whether a filter narrows the search.
     is_narrowed: bool
-    #: Where it shows what is waited for: who waits for each other.
+    #: The deadlocks, if the list shows locks with waiters.
     deadlocks: list[Cycle]
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Lock]) -> list[str | Combinable]:
-        """Without Django's second key for a definite order: the index has a definite order by itself."""
+        """Without the second key that Django adds for a definite order: the index has a definite order."""
         chosen = [name for name in super().get_ordering(request, queryset) if name != "-pk"]
         return chosen[:1] or ["key"]
 
     def get_ordering_field_columns(self) -> dict[int, Literal["desc", "asc"]]:
-        """Which arrows to show."""
+        """The columns that show an arrow."""
         if ORDER_VAR in self.params:
             return super().get_ordering_field_columns()
         name = "key_link" if self.queryset.query.order_by[:1] == ("key",) else "left"
@@ -189,7 +189,7 @@ class LockChangeList(BoundedChangeList):
     def get_results(self, request: HttpRequest) -> None:
         """See BoundedChangeList.get_results()."""
         store = mongo_store(self.queryset.db)
-        if is_pattern(self.query):  # going through all keys takes its time; that the server answers at all does not
+        if is_pattern(self.query):  # the search may take long, but a server that is away shall be noticed at once
             ping(store, get_settings().COMMAND_TIMEOUT)
         super().get_results(request)
         self.is_unused = not self.result_count and count(store, {}, timeout=self.timeout()) == 0
@@ -206,10 +206,11 @@ class LockChangeList(BoundedChangeList):
     def fetch(self, skip: int, limit: int, timeout: float) -> list[Lock]:
         """See BoundedChangeList.fetch()."""
         queryset: Any = self.queryset
-        return list(queryset.survey(skip=skip, limit=limit, timeout=timeout))
+        found = queryset.snapshots(skip=skip, limit=limit, timeout=timeout)
+        return [Lock.from_snapshot(snapshot, queryset.db) for snapshot in found]
 
     def _deadlocks(self, store: MongoStore, timeout: float) -> list[Cycle]:
-        """A cycle is among the locks that are waited for: where the page shows all of these, no others are read."""
+        """A deadlock is among the locks with waiters: if the page shows all of these, no others are read."""
         all_of_them = not self.multi_page and set(self.params) == {StateFilter.parameter_name}
         keys = [lock.key for lock in self.result_list] if all_of_them else None
         return find_deadlocks(store, starting(get_settings().KEY_PREFIX), timeout, among=keys)

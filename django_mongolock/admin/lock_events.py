@@ -1,4 +1,4 @@
-"""`LockEventAdmin`: the history of the locks, to look at."""
+"""`LockEventAdmin`: the history of the locks, to read."""
 
 from __future__ import annotations
 
@@ -22,34 +22,28 @@ from ..inspect import display
 from ..inspect.patterns import starting
 from ..models.lock import key_condition
 from ..models.lock_event import LockEvent
-from ..templatetags.mongolock import time_ago
 from .listing import BoundedChangeList, match_of
-from .lock_admin import address_of
 from .pages import Pages, csrf, unless_away
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise as StrPromise
 
-    ModelAdmin = admin.ModelAdmin[LockEvent]
-else:
-    ModelAdmin = admin.ModelAdmin
-
 
 class EventFilter(admin.SimpleListFilter):
-    """What happened."""
+    """The kind of event."""
 
     title = gettext_lazy("event")
     parameter_name = "event"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, StrPromise]]:
-        return [(what.value, word) for what, word in display.EVENTS.items()]
+        return [(what.value, word) for what, (_shape, word) in display.EVENTS.items()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[LockEvent]) -> QuerySet[LockEvent]:
         return queryset.filter(event=self.value()) if self.value() in dict(self.lookup_choices) else queryset
 
 
 class LockEventChangeList(BoundedChangeList):
-    """The latest first."""
+    """The latest event comes first."""
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[str | Combinable]:
         """No other order has an index."""
@@ -63,21 +57,23 @@ class LockEventChangeList(BoundedChangeList):
 
 
 @admin.register(LockEvent)
-class LockEventAdmin(Pages, ModelAdmin):
+class LockEventAdmin(Pages):
     """Read only, with the permission ``django_mongolock.view_lockevent``."""
 
     list_display = ("when", "key_link", "what", "who", "where", "fencing_token", "details")
     list_filter = (EventFilter,)
     search_fields = ("key",)
-    search_help_text = gettext_lazy("The start of a key, such as order:5; or the whole key with * and ?.")
+    search_help_text = gettext_lazy(
+        "The start of a key, such as order:5; or the whole key, with * for any text and ? for one character."
+    )
     sortable_by = ()
     actions = None
     change_list_template = "admin/django_mongolock/lockevent/change_list.html"
 
     def get_urls(self) -> list[URLPattern]:
         """The list, and no other page."""
-        name = f"{self.opts.app_label}_{self.opts.model_name}_changelist"
-        return [path("", self.admin_site.admin_view(self.changelist_view), name=name)]
+        view = self.admin_site.admin_view(self.changelist_view)
+        return [path("", view, name="django_mongolock_lockevent_changelist")]
 
     @csrf
     @unless_away
@@ -85,7 +81,7 @@ class LockEventAdmin(Pages, ModelAdmin):
         """The list."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        context = {"title": _("History of the locks"), "keeps_history": mongo_store().history is not None}
+        context = {"title": _("Lock history"), "keeps_history": mongo_store().history is not None}
         return super().changelist_view(request, {**context, **(extra_context or {})})
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
@@ -105,7 +101,7 @@ class LockEventAdmin(Pages, ModelAdmin):
             return queryset, False
         try:
             return queryset.filter(key_condition(match_of(text, prefix))), False
-        except ValueError:  # no key can be like that
+        except ValueError:  # no key can match
             return queryset.none(), False
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
@@ -114,26 +110,23 @@ class LockEventAdmin(Pages, ModelAdmin):
 
     @admin.display(description=gettext_lazy("when"))
     def when(self, event: LockEvent) -> SafeString | str:
-        return time_ago(event.at, event.now)
+        return display.time_ago(event.at, event.now)
 
     @admin.display(description=gettext_lazy("key"))
     def key_link(self, event: LockEvent) -> SafeString | str:
-        if event.key is None:
-            return "?"
-        address = address_of(event.key, self.admin_site.name)
-        return format_html('<a class="mongolock-key" href="{}"><bdi>{}</bdi></a>', address, event.key)
+        return self.link(event.key)
 
-    @admin.display(description=gettext_lazy("what"))
+    @admin.display(description=gettext_lazy("event"))
     def what(self, event: LockEvent) -> SafeString:
-        return display.what(event)
+        return display.event_badge(event.event)
 
     @admin.display(description=gettext_lazy("who"))
     def who(self, event: LockEvent) -> SafeString:
-        return format_html("<bdi>{}</bdi>", display.who(event))
+        return format_html("<bdi>{}</bdi>", display.who(event.party))
 
     @admin.display(description=gettext_lazy("where"))
     def where(self, event: LockEvent) -> SafeString:
-        return format_html("<bdi>{}</bdi>", display.where(event))
+        return format_html("<bdi>{}</bdi>", display.where(event.party))
 
     @admin.display(description=gettext_lazy("token"))
     def fencing_token(self, event: LockEvent) -> str:
@@ -141,4 +134,4 @@ class LockEventAdmin(Pages, ModelAdmin):
 
     @admin.display(description=gettext_lazy("details"))
     def details(self, event: LockEvent) -> SafeString:
-        return format_html("<bdi>{}</bdi>", display.details(event))
+        return format_html("<bdi>{}</bdi>", event.details)

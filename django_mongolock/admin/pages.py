@@ -1,4 +1,4 @@
-"""What the pages of the locks share: how they are rendered, and what they say while MongoDB is away."""
+"""What the admin pages of locks and of events have in common."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.decorators import method_decorator
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.views.decorators.csrf import csrf_protect
 
 from ..exceptions import LockBackendFailed
+from ..inspect.display import lock_address
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
 else:
-    ModelAdmin = object
+    ModelAdmin = admin.ModelAdmin
 
 P = ParamSpec("P")
 A = TypeVar("A", bound="Pages")
@@ -27,7 +30,7 @@ csrf: Final = method_decorator(csrf_protect)
 
 
 class Pages(ModelAdmin):
-    """For the admin of a model of ours: it is looked at, and nothing is added, changed or deleted there."""
+    """The admin of a model that is only read: nothing is added, changed or deleted."""
 
     list_display_links = None
     list_per_page = 100
@@ -47,8 +50,15 @@ class Pages(ModelAdmin):
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
+    def link(self, key: object) -> SafeString | str:
+        """The key of a lock, with a link to its page if it is a key."""
+        if type(key) is not str:
+            return format_html("<bdi>{}</bdi>", "?" if key is None else str(key))
+        address = lock_address(key, self.admin_site.name)
+        return format_html('<a class="mongolock-key" href="{}"><bdi>{}</bdi></a>', address, key)
+
     def page(self, request: HttpRequest, name: str, context: dict[str, Any], status: int = 200) -> TemplateResponse:
-        """A page of ours inside the admin."""
+        """Render a page of this app inside the admin."""
         request.current_app = self.admin_site.name
         defaults = {**self.admin_site.each_context(request), "opts": self.opts, "media": self.media}
         template = f"admin/django_mongolock/lock/{name}.html"
@@ -56,7 +66,7 @@ class Pages(ModelAdmin):
 
 
 def unless_away(view: View[A, P]) -> View[A, P]:
-    """While MongoDB cannot be asked, say so on a page of the admin, with status 503."""
+    """While MongoDB does not answer, show a page that says so, with status 503."""
 
     @wraps(view)
     def guarded(self: A, request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponse:

@@ -1,13 +1,15 @@
-"""Taking locks from their holders, or asking for them, exactly as they were shown to somebody who confirmed it."""
+"""Taking locks from their holders, or asking for their release, exactly as a person saw and confirmed it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from django.core.exceptions import BadRequest
 
+from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..engine.document import check_text, tidy_fact
 from ..engine.store import MongoStore
@@ -16,31 +18,31 @@ from ..inspect import operations
 from ..signals import lock_forced, send
 
 #: How many locks one confirmation may be about.
-MAX_SELECTED = 100
+MAX_SELECTED: Final = 100
 
 
 @dataclass
 class Outcome:
-    """What became of each lock. done: the fencing tokens of the holders it was done to. gone: whoever had it when it
-    was shown has it no more, and it was left alone. problem: why the rest was not even tried."""
+    """The result for each lock. done: the fencing tokens of the holders. changed: locks with other holders than those
+    shown. problem: why the remaining locks were not processed."""
 
     done: dict[str, list[int]] = field(default_factory=dict)
-    gone: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
     damaged: dict[str, str] = field(default_factory=dict)
     problem: str = ""
 
 
-#: Does it to these grants of a key; returns how many of them there still were.
+#: Acts on these grants of a key; returns on how many of them.
 Act = Callable[[MongoStore, str, Sequence[str]], int]
 
 
 def as_shown(key: str, tokens: Sequence[int]) -> str:
-    """What a form carries of a lock and its holders. Fencing tokens name them as well as ids do, and are no secret."""
+    """A lock and its holders in a form. Fencing tokens identify holders as well as ids do, and are no secret."""
     return json.dumps([key, list(tokens)])
 
 
 def read_shown(values: Iterable[str]) -> dict[str, list[int]]:
-    """The keys and tokens that a form carried. Raises BadRequest for what no form of ours says."""
+    """Read the keys and tokens of a form. Raises BadRequest for values that no form of ours has."""
     shown: dict[str, list[int]] = {}
     for value in values:
         try:
@@ -57,7 +59,7 @@ def read_shown(values: Iterable[str]) -> dict[str, list[int]]:
 
 
 def forcing(by: str, reason: str) -> Act:
-    """Take the lock from them."""
+    """Take the lock from its holders."""
 
     def act(store: MongoStore, key: str, grants: Sequence[str]) -> int:
         taken = operations.force_release(store, key, grants, by=by, reason=reason)
@@ -69,7 +71,7 @@ def forcing(by: str, reason: str) -> Act:
 
 
 def asking(by: str, where: str, reason: str) -> Act:
-    """Ask them for the lock. What they are told is who asks, and why; where: that it is a person, in the admin."""
+    """Ask the holders to release the lock. where: who asks and from where, which they learn with the reason."""
     requested_by = tidy_fact(f"{where}: {reason}" if reason else where)
 
     def act(store: MongoStore, key: str, grants: Sequence[str]) -> int:
@@ -79,27 +81,21 @@ def asking(by: str, where: str, reason: str) -> Act:
     return act
 
 
-def carry_out(store: MongoStore, shown: dict[str, list[int]], act: Act) -> Outcome:
-    """Do it to the holders that were shown, and to nobody else. One lock that fails stops no other."""
-    outcome = Outcome()
+def carry_out(shown: dict[str, list[int]], act: Act) -> Outcome:
+    """Act on the holders that were shown, and on no others. A lock that fails does not stop the others."""
+    outcome, store = Outcome(), mongo_store()
     try:
         grants = operations.find_grants(store, shown, get_settings().COMMAND_TIMEOUT)
         for key, tokens in shown.items():
-            _carry_out(store, key, tokens, grants.get(key, []), act, outcome)
+            try:
+                done = act(store, key, grants[key]) if grants.get(key) else 0
+            except LockDocumentDamaged as error:
+                outcome.damaged[key] = error.problem
+                continue
+            if done:
+                outcome.done[key] = tokens
+            else:
+                outcome.changed.append(key)
     except LockBackendFailed as error:
         outcome.problem = error.problem
     return outcome
-
-
-def _carry_out(  # noqa: PLR0917 - one step of the loop above
-    store: MongoStore, key: str, tokens: list[int], grants: list[str], act: Act, outcome: Outcome
-) -> None:
-    try:
-        done = act(store, key, grants) if grants else 0
-    except LockDocumentDamaged as error:
-        outcome.damaged[key] = error.problem
-        return
-    if done:
-        outcome.done[key] = tokens
-    else:
-        outcome.gone.append(key)

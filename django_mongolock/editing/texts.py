@@ -73,7 +73,7 @@ def detail(standing: Standing) -> str:
     if editor is None or now is None or editor.who == "mine":
         return _asks(editor.asks) if editor is not None and editor.asks else ""
     parts = {"since": display.moment(editor.since), "ago": display.ago(editor.since, now)}
-    seen = {"seen": display.ago(editor.seen, now), "end": display.left(editor.until, now)}
+    seen = {"seen": display.ago(editor.seen, now), "end": display.time_left(editor.until, now)}
     return _("Since %(since)s (%(ago)s), last seen %(seen)s. Without a sign of life it is free in %(end)s.") % {
         **parts,
         **seen,

@@ -1,1 +1,1 @@
-"""Reading locks from outside, and acting on them: what the admin, the commands and the monitoring stand on."""
+"""Reading locks from outside, and acting on them: the basis of the admin, the commands and the monitoring."""

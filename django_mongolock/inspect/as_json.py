@@ -1,36 +1,49 @@
-"""What was seen of the locks, for programs that show it. Moments in ISO 8601, by the server's clock, and so are the
-lengths between them: nobody holds a lock, or waits, by what is told here."""
+"""Snapshots of locks and servers as JSON. Moments are in ISO 8601, according to the server's clock."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from .overview import Overview, Process, living
+from .overview import Overview, Process
 from .servers import Servers
-from .snapshot import Entry, Seen
+from .snapshot import COUNTERS, LockSnapshot, Party
+from .status import Status
 
 Json = dict[str, Any]
 
+_FACTS = ("label", "place", "user", "owner", "host", "pid", "thread", "mode", "token")
 
-def as_json(seen: Seen) -> Json:
+
+def as_json(lock: LockSnapshot) -> Json:
     """A lock."""
     return {
-        "key": seen.key if isinstance(seen.key, str) else str(seen.key),
-        "state": seen.state.value,
-        "holders": [_entry(holder, holder.acquired_at) for holder in seen.holders],
-        "holding": seen.holding,
-        "waiting": seen.waiting,
-        "token": seen.token,
-        "ends": _moment(seen.expires_at),
-        "left_seconds": None if seen.left is None else round(max(0.0, seen.left), 3),
-        "over_seconds": None if seen.left is None else round(max(0.0, -seen.left), 3),
-        "damage": seen.damage,
+        "key": lock.key if isinstance(lock.key, str) else str(lock.key),
+        "state": lock.state.value,
+        "holders": [_party(holder, holder.acquired_at) for holder in lock.holders],
+        "holding": lock.holding,
+        "waiting": lock.waiting,
+        "token": lock.token,
+        "ends": _moment(lock.expires_at),
+        "left_seconds": None if lock.left is None else round(max(0.0, lock.left), 3),
+        "over_seconds": None if lock.left is None else round(max(0.0, -lock.left), 3),
+        "damage": lock.damage,
     }
 
 
-def overview_as_json(found: Overview) -> Json:
-    """All that the dashboard shows of the locks."""
+def status_as_json(status: Status) -> Json:
+    """The locks, their servers, and the problems."""
+    problems = [problem_as_json(each.alarm, each.amount, each.about) for each in status.problems]
+    return {"problems": problems, **_overview(status.locks), "servers": _servers(status.servers)}
+
+
+def problem_as_json(alarm: str, amount: float, about: str) -> Json:
+    """A problem."""
+    return {"alarm": alarm, "amount": round(amount, 3), "about": about}
+
+
+def _overview(found: Overview) -> Json:
     return {
         "now": found.now.isoformat(),
         "counts": {
@@ -43,47 +56,45 @@ def overview_as_json(found: Overview) -> Json:
             "looked_at": found.looked_at,
         },
         "longest_wait_seconds": round(found.longest_wait, 3),
-        "held": [as_json(seen) for seen in found.longest_held],
-        "waited_for": [_queue(seen) for seen in found.waited_for],
-        "stale": [as_json(seen) for seen in found.left_behind],
-        "contended": [_counters(seen) for seen in found.contended],
+        "held": _locks(found.longest_held),
+        "waited_for": [as_json(lock) | {"waiters": _queue(lock)} for lock in found.waited_for],
+        "stale": _locks(found.left_behind),
+        "contended": [_contended(lock) for lock in found.contended],
         "deadlocks": [{"keys": cycle.keys, "cycle": str(cycle)} for cycle in found.deadlocks],
         "processes": [_process(process, found.now) for process in found.processes],
         "more_processes": found.more_processes,
     }
 
 
-def servers_as_json(found: Servers) -> Json:
-    """What is known of the servers."""
+def _servers(found: Servers) -> Json:
+    members = [
+        {"address": member.address, "role": member.role, "clock_ahead_seconds": _rounded(member.ahead)}
+        for member in found.members
+    ]
     return {
         "replica_set": found.name or None,
         "primary": found.primary or None,
         "change_stream": found.watching,
-        "clocks_apart_seconds": None if found.apart is None else round(found.apart, 3),
+        "clocks_apart_seconds": _rounded(found.apart),
         "problem": found.facts.problem or None,
         "known_for_seconds": found.age,
-        "members": [
-            {
-                "address": member.address,
-                "role": member.role,
-                "clock_ahead_seconds": None if member.ahead is None else round(member.ahead, 3),
-            }
-            for member in found.members
-        ],
+        "members": members,
     }
 
 
-def _queue(seen: Seen) -> Json:
-    waiters = [
-        _entry(waiter, waiter.since) | {"waited_seconds": _since(waiter.since, seen.now), "behind": waiter.behind}
-        for waiter in living(seen)
+def _locks(locks: Iterable[LockSnapshot]) -> list[Json]:
+    return [as_json(lock) for lock in locks]
+
+
+def _queue(lock: LockSnapshot) -> list[Json]:
+    return [
+        _party(waiter, waiter.since) | {"waited_seconds": _ago(waiter.since, lock.now), "behind": waiter.behind}
+        for waiter in lock.queue
     ]
-    return as_json(seen) | {"waiters": waiters}
 
 
-def _counters(seen: Seen) -> Json:
-    names = ("acquisitions", "contended", "expired", "waited_ms", "held_ms", "longest_wait_ms", "longest_hold_ms")
-    return {"key": seen.key, "waiting": seen.waiting} | {name: getattr(seen, name) for name in names}
+def _contended(lock: LockSnapshot) -> Json:
+    return {"key": lock.key, "waiting": lock.waiting} | {name: getattr(lock, name) for name in COUNTERS}
 
 
 def _process(process: Process, now: datetime) -> Json:
@@ -93,15 +104,14 @@ def _process(process: Process, now: datetime) -> Json:
         "holds": process.holds,
         "waits": process.waits,
         "keys": list(process.keys),
-        "beat": _moment(process.beat),
-        "beat_seconds_ago": _since(process.beat, now),
+        "renewed_at": _moment(process.renewed_at),
+        "renewed_seconds_ago": _ago(process.renewed_at, now),
         "silent": process.silent,
     }
 
 
-def _entry(entry: Entry, since: datetime | None) -> Json:
-    names = ("label", "place", "user", "owner", "host", "pid", "thread", "mode", "token")
-    facts = {name: value for name in names if (value := getattr(entry, name)) is not None}
+def _party(party: Party, since: datetime | None) -> Json:
+    facts = {name: value for name in _FACTS if (value := getattr(party, name)) is not None}
     return facts | ({"since": since.isoformat()} if since else {})
 
 
@@ -109,5 +119,9 @@ def _moment(value: datetime | None) -> str | None:
     return value.isoformat() if value else None
 
 
-def _since(value: datetime | None, now: datetime) -> float | None:
-    return None if value is None else round((now - value).total_seconds(), 3)
+def _ago(value: datetime | None, now: datetime) -> float | None:
+    return None if value is None else _rounded((now - value).total_seconds())
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)

@@ -1,11 +1,12 @@
-"""What people read about a lock: who has it, where, for how long. For the admin and for the commands."""
+"""What people read about a lock, in the admin and in the commands: who has it, where, for how long."""
 
 from __future__ import annotations
 
 import unicodedata
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final
 
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -15,79 +16,68 @@ from django.utils.translation import gettext_lazy
 from ..context import BROWSER
 from ..engine.document import UNLIMITED, UNPRINTABLE
 from ..engine.history import Happened
-from .snapshot import Entry, Seen, State
+from .snapshot import LockSnapshot, Party, State
 
-if TYPE_CHECKING:
-    from ..models.lock_event import LockEvent
-
+#: A state or an event is shown by word and by shape; colour only comes on top.
 STATES: Final = {
-    State.HELD: gettext_lazy("held"),
-    State.STALE: gettext_lazy("stale"),
-    State.FREE: gettext_lazy("free"),
-    State.DAMAGED: gettext_lazy("damaged"),
+    State.HELD: ("●", gettext_lazy("held")),
+    State.STALE: ("◐", gettext_lazy("stale")),
+    State.FREE: ("○", gettext_lazy("free")),
+    State.DAMAGED: ("▲", gettext_lazy("damaged")),
 }
-
-
-class Somebody(Protocol):
-    """A holder, one who waits, or who something happened to."""
-
-    @property
-    def label(self) -> str | None: ...
-    @property
-    def place(self) -> str | None: ...
-    @property
-    def user(self) -> str | None: ...
-    @property
-    def owner(self) -> str | None: ...
-    @property
-    def host(self) -> str | None: ...
-    @property
-    def pid(self) -> int | None: ...
-    @property
-    def thread(self) -> str | None: ...
-
-
 EVENTS: Final = {
-    Happened.GRANTED: gettext_lazy("granted"),
-    Happened.RELEASED: gettext_lazy("released"),
-    Happened.LOST: gettext_lazy("lost"),
-    Happened.DEADLOCK: gettext_lazy("deadlock"),
-    Happened.ASKED: gettext_lazy("asked to release"),
-    Happened.FORCED: gettext_lazy("release forced"),
-    Happened.CLEARED: gettext_lazy("cleared"),
-}
-#: An event is told by word and by shape as well.
-SHAPES: Final = {
-    Happened.GRANTED: "●",
-    Happened.RELEASED: "○",
-    Happened.LOST: "◐",
-    Happened.DEADLOCK: "▲",
-    Happened.ASKED: "?",
-    Happened.FORCED: "✕",
-    Happened.CLEARED: "◌",
+    Happened.GRANTED: ("●", gettext_lazy("granted")),
+    Happened.RELEASED: ("○", gettext_lazy("released")),
+    Happened.LOST: ("◐", gettext_lazy("lost")),
+    Happened.DEADLOCK: ("▲", gettext_lazy("deadlock")),
+    Happened.ASKED: ("?", gettext_lazy("release requested")),
+    Happened.FORCED: ("✕", gettext_lazy("release forced")),
+    Happened.CLEARED: ("◌", gettext_lazy("cleared")),
 }
 
-
-def who(entry: Somebody) -> str:
-    """On whose behalf: label, view or task, user, owner. Of an edit lock no view, and no owner, which is a hash."""
-    edits = entry.host == BROWSER
-    words = [word for word in (entry.label, "" if edits else entry.place) if word]
-    words += [_("user %s") % entry.user] if entry.user else []
-    words += [_("owner %s") % entry.owner] if entry.owner and not edits else []
-    return " · ".join(words) or _("somebody")
+#: A browser takes a path of dots for another path. Django's `quote` never makes these out of a key.
+_DOTS: Final = {".": "_2E", "..": "_2E_2E"}
 
 
-def where(entry: Somebody) -> str:
+def state_badge(state: State) -> SafeString:
+    """The state of a lock, as HTML."""
+    shape, word = STATES[state]
+    return _badge(f"mongolock-state mongolock-{state.value}", shape, word)
+
+
+def event_badge(event: str | None) -> SafeString:
+    """What happened, as HTML."""
+    known = next((each for each in Happened if each.value == event), None)
+    if known is None:
+        return format_html("{}", event or "?")
+    shape, word = EVENTS[known]
+    return _badge(f"mongolock-event mongolock-event-{known.value}", shape, word)
+
+
+def _badge(css: str, shape: str, word: object) -> SafeString:
+    return format_html('<span class="{}"><span aria-hidden="true">{}</span> {}</span>', css, shape, word)
+
+
+def who(party: Party) -> str:
+    """Label, view or task, user, owner. For an edit lock neither view nor owner, which is a hash."""
+    edits = party.host == BROWSER
+    words = [word for word in (party.label, "" if edits else party.place) if word]
+    words += [_("user %s") % party.user] if party.user else []
+    words += [_("owner %s") % party.owner] if party.owner and not edits else []
+    return " · ".join(words) or _("unknown")
+
+
+def where(party: Party) -> str:
     """Host, process, thread or asyncio task."""
-    words = [entry.host or "", _("pid %s") % entry.pid if entry.pid is not None else "", entry.thread or ""]
+    words = [party.host or "", _("pid %s") % party.pid if party.pid is not None else "", party.thread or ""]
     return " · ".join(word for word in words if word) or "?"
 
 
-def mode(entry: Entry) -> str:
-    """Alone, with others, or one of so many."""
-    if entry.mode == "semaphore" and entry.capacity is not None and entry.capacity < UNLIMITED:
-        return _("one of %s permits") % entry.capacity
-    return _("shared") if entry.mode == "shared" else _("exclusive") if entry.mode == "exclusive" else entry.mode or "?"
+def mode(party: Party) -> str:
+    """Exclusive, shared, or one of so many permits."""
+    if party.mode == "semaphore" and party.capacity is not None and party.capacity < UNLIMITED:
+        return _("one of %s permits") % party.capacity
+    return _("shared") if party.mode == "shared" else _("exclusive") if party.mode == "exclusive" else party.mode or "?"
 
 
 def duration(seconds: float) -> str:
@@ -104,64 +94,76 @@ def duration(seconds: float) -> str:
     return _("%(days)d d %(hours)d h") % {"days": hours // 24, "hours": hours % 24}
 
 
+def milliseconds(value: float) -> str:
+    """A length of time given in milliseconds, which are shown as such below a second."""
+    return _("%d ms") % round(value) if value < 1_000 else duration(value / 1_000)
+
+
 def moment(value: datetime) -> str:
     """Date and time to the second, in the current time zone."""
     return f"{timezone.localtime(value):%Y-%m-%d %H:%M:%S}"
 
 
 def ago(value: datetime, now: datetime) -> str:
-    """How long before *now*, both by the server's clock."""
+    """How long before *now*, both according to the server's clock."""
     return _("%s ago") % duration((now - value).total_seconds())
 
 
-def left(end: datetime, now: datetime) -> str:
-    """How long a lease still runs, or for how long it has been over."""
-    seconds = (end - now).total_seconds()
-    return duration(seconds) if seconds > 0 else _("over for %s") % duration(seconds)
-
-
-def counters(seen: Seen) -> list[tuple[str, str]]:
-    """What the document counts, for people: name and value."""
-    ended = seen.acquisitions - seen.holding
-    return [
-        (_("acquisitions"), str(seen.acquisitions)),
-        (_("of these, had to wait"), str(seen.contended)),
-        (_("mean wait of these"), duration(seen.waited_ms / seen.contended / 1000) if seen.contended else "–"),
-        (_("longest wait"), duration(seen.longest_wait_ms / 1000) if seen.longest_wait_ms else "–"),
-        (_("mean time held"), duration(seen.held_ms / ended / 1000) if ended > 0 else "–"),
-        (_("longest time held"), duration(seen.longest_hold_ms / 1000) if seen.longest_hold_ms else "–"),
-        (_("leases that ended without a release"), str(seen.expired)),
-        (_("last fencing token"), str(seen.token or "?")),
-        (_("document kept until"), moment(seen.purge_at) if seen.purge_at else "?"),
-    ]
-
-
-def plain(text: object) -> str:
-    """*text* for a terminal: what would steer it, or turn the direction of writing, is shown as its code."""
-    return "".join(f"\\u{ord(c):04x}" if unicodedata.category(c) in {*UNPRINTABLE, "Cf"} else c for c in str(text))
-
-
-def what(event: LockEvent) -> SafeString:
-    """What happened, by word and by shape."""
-    known = next((each for each in Happened if each.value == event.event), None)
-    if known is None:
-        return format_html("{}", event.event or "?")
+def time_ago(value: datetime | None, now: datetime) -> SafeString | str:
+    """A moment, relative and absolute, as HTML; "?" if it is unknown."""
+    if value is None:
+        return "?"
     return format_html(
-        '<span class="mongolock-event mongolock-event-{}"><span aria-hidden="true">{}</span> {}</span>',
-        known.value,
-        SHAPES[known],
-        EVENTS[known],
+        '<time datetime="{}" class="mongolock-time">{} <small>{}</small></time>',
+        value.isoformat(),
+        ago(value, now),
+        moment(value),
     )
 
 
-def _short(milliseconds: int) -> str:
-    return _("%d ms") % milliseconds if milliseconds < 1_000 else duration(milliseconds / 1_000)
+def time_left(end: datetime | None, now: datetime) -> str:
+    """How long until the end of a lease, or since; "?" if it is unknown."""
+    if end is None:
+        return "?"
+    seconds = (end - now).total_seconds()
+    return duration(seconds) if seconds > 0 else _("ended %s ago") % duration(seconds)
 
 
-def details(event: LockEvent) -> str:
-    """How long it waited and held; who did it, and why."""
-    facts = [_("waited %s") % _short(event.waited_ms)] if event.waited_ms else []
-    facts += [_("held %s") % _short(event.held_ms)] if event.held_ms is not None else []
-    facts += [_("by %s") % event.by] if event.by else []
-    facts += [event.reason] if event.reason else []
-    return " · ".join(facts) or "–"
+def counters(lock: LockSnapshot) -> list[tuple[str, str]]:
+    """Names and values of what the document of a lock counts."""
+    ended = lock.acquisitions - lock.holding
+    return [
+        (_("acquisitions"), str(lock.acquisitions)),
+        (_("acquisitions after a wait"), str(lock.contended)),
+        (_("mean wait of these"), duration(lock.waited_ms / lock.contended / 1000) if lock.contended else "–"),
+        (_("longest wait"), duration(lock.longest_wait_ms / 1000) if lock.longest_wait_ms else "–"),
+        (_("mean time held"), duration(lock.held_ms / ended / 1000) if ended > 0 else "–"),
+        (_("longest time held"), duration(lock.longest_hold_ms / 1000) if lock.longest_hold_ms else "–"),
+        (_("leases that ended without a release"), str(lock.expired)),
+        (_("last fencing token"), str(lock.token or "?")),
+        (_("document kept until"), moment(lock.purge_at) if lock.purge_at else "?"),
+    ]
+
+
+def lock_address(key: str, site: str | None = None) -> str:
+    """The address of the page of a lock, on the admin site of this name."""
+    return reverse("admin:django_mongolock_lock_change", args=(quote_key(key),), current_app=site)
+
+
+def quote_key(key: str) -> str:
+    """*key* as a part of an address of the admin."""
+    from django.contrib.admin.utils import quote  # a project without the admin imports this module too
+
+    return _DOTS.get(key) or str(quote(key))
+
+
+def unquote_key(quoted: str) -> str:
+    """The key that `quote_key` was given."""
+    from django.contrib.admin.utils import unquote
+
+    return next((key for key, dots in _DOTS.items() if dots == quoted), unquote(quoted))
+
+
+def plain(text: object) -> str:
+    """*text* for a terminal: control characters, and those that change the direction of writing, as their codes."""
+    return "".join(f"\\u{ord(c):04x}" if unicodedata.category(c) in {*UNPRINTABLE, "Cf"} else c for c in str(text))

@@ -1,4 +1,4 @@
-"""`lock_status`: the dashboard's facts as JSON, for programs that watch over the site."""
+"""`lock_status`: the facts of the dashboard as JSON, for monitoring programs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from django.views.decorators.debug import sensitive_variables
 from django.views.decorators.http import require_safe
 
 from ..exceptions import LockBackendFailed
-from .as_json import overview_as_json, servers_as_json
-from .status import current_status
+from .as_json import problem_as_json, status_as_json
+from .status import Alarm, current_status
 
 PERMISSION: Final = "django_mongolock.view_lock_status"
 
@@ -25,12 +25,11 @@ User = AbstractUser | AnonymousUser
 @never_cache
 @require_safe
 def lock_status(request: HttpRequest) -> HttpResponse:
-    """Tell how the locks are, to a user with the permission ``django_mongolock.view_lock_status``.
+    """Report the status of the locks to a user with the permission ``django_mongolock.view_lock_status``.
 
-    The user is who is logged in, or who names itself by HTTP basic authentication; it need not be of the staff. 401:
-    nobody did. 403: without the permission. 503: MongoDB does not answer. Otherwise 200, and "troubles" tells what
-    needs somebody's attention. The admin has it at ``admin:django_mongolock_lock_status``; route it elsewhere as well
-    if you like.
+    The user is logged in, or sends HTTP basic authentication, and need not be of the staff. 401: neither. 403: without
+    the permission. 503: MongoDB does not answer. Otherwise 200; "problems" lists what needs a person. The admin has
+    this view at ``admin:django_mongolock_lock_status``; you can route it elsewhere as well.
     """
     user = _user(request)
     if not user.is_authenticated:
@@ -39,16 +38,10 @@ def lock_status(request: HttpRequest) -> HttpResponse:
     if not user.has_perm(PERMISSION):
         return JsonResponse({"error": f"this needs the permission {PERMISSION}"}, status=403)
     try:
-        status = current_status()
+        return JsonResponse(status_as_json(current_status()))
     except LockBackendFailed as error:
-        troubles = [{"alarm": "server", "amount": 1, "about": error.problem}]
-        return JsonResponse({"error": error.problem, "troubles": troubles}, status=503)
-    troubles = [
-        {"alarm": trouble.alarm, "amount": round(trouble.amount, 3), "about": trouble.about}
-        for trouble in status.troubles
-    ]
-    found = overview_as_json(status.locks) | {"servers": servers_as_json(status.servers)}
-    return JsonResponse({"troubles": troubles} | found)
+        problems = [problem_as_json(Alarm.SERVER, 1, error.problem)]
+        return JsonResponse({"error": error.problem, "problems": problems}, status=503)
 
 
 @sensitive_variables()

@@ -1,7 +1,6 @@
-"""What is done to locks from outside, by people and by jobs: force release, clearing what is stale.
+"""What people and jobs do to the locks of other processes: force release, ask to release, clear stale locks.
 
-Nobody here compares a time: the server does, in the update itself. So a lock that is renewed in the same moment
-stays.
+Only the server compares times, in the update itself: a lock that is renewed in the same moment stays.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from bson import Int64
@@ -24,29 +24,29 @@ from ..engine.rule import IS_WHOLE, Step
 from ..engine.store import MongoStore, arguments
 from ..exceptions import LockDocumentDamaged
 from .patterns import EVERY_KEY, KeyMatch
-from .snapshot import RELEASED, Seen, survey
+from .queries import RELEASED, snapshots
+from .snapshot import LockSnapshot, State
 
 Document = dict[str, Any]
 
-#: What is told of a holder that lost its lock, or is asked for it.
-_TOLD = ("grant", "token", "acquired_at", *FACTS)
-#: Why, where nobody did it by hand.
-OWNER_GONE = "the process that had it for its owner is gone"
-OWNER_DONE = "everything of its owner was released"
+#: The fields of a holder that are read, for the log and the history.
+_REPORTED = {f"holders.{name}": 1 for name in ("grant", "token", "acquired_at", *FACTS)}
+#: The reasons of a release that no person forced.
+OWNER_GONE = "the process that held it for its owner has ended"
+OWNER_DONE = "all locks of its owner were released"
 
 
 @dataclass(frozen=True, slots=True)
 class Which:
-    """Which stale locks are meant. key: what their keys are like. owner: of one of the holders.
-    older_than: for how many seconds the lease has been over, at least."""
+    """Which stale locks. owner: of one of the holders. older_than: seconds since the end of the lease, at least."""
 
     key: KeyMatch = EVERY_KEY
     owner: str | None = None
     older_than: float = 0.0
 
     def query(self) -> Document:
-        """The condition, judged by the server's clock. The type narrows the search in the index, where a lock that
-        nobody holds has null."""
+        """The condition, according to the server's clock. The type narrows the search in the index, where free locks
+        have null."""
         end = {"$subtract": ["$$NOW", round(self.older_than * 1000)]}
         query: Document = {
             "expires_at": {"$type": "date"},
@@ -59,20 +59,20 @@ class Which:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """How many were cleared; and how many were left because another primary had written them: after a failover
-    every lease is given its whole length once more, since nobody knows how much of it was left."""
+    """cleared: how many locks. postponed: how many are left because another primary wrote them: after a failover
+    every lease gets its whole length once more, since its remaining time is unknown."""
 
     cleared: int = 0
     postponed: int = 0
 
 
-def find_stale(store: MongoStore, which: Which, limit: int = 0) -> Iterator[Seen]:
-    """Stale locks, longest over first; damaged documents among them."""
-    return survey(store, which.query(), {"expires_at": 1}, limit=limit)
+def find_stale(store: MongoStore, which: Which, limit: int = 0) -> Iterator[LockSnapshot]:
+    """Find stale locks, and damaged documents among them. The lease that ended first comes first."""
+    return snapshots(store, which.query(), {"expires_at": 1}, limit=limit)
 
 
 def clear_stale(store: MongoStore, keys: Sequence[str], which: Which, timeout: float = 60.0) -> Cleared:
-    """Clear those of *keys* that are stale when the server gets to them: prune their holders, grant who waits.
+    """Clear those of *keys* that are still stale: remove their holders, and grant the locks to their next waiters.
 
     Damaged documents stay as they are. Raises LockBackendFailed.
     """
@@ -80,8 +80,18 @@ def clear_stale(store: MongoStore, keys: Sequence[str], which: Which, timeout: f
     return Cleared(cleared, _apply(store, keys, which, "$ne", timeout) if cleared < len(keys) else 0)
 
 
+def clear_all_stale(
+    store: MongoStore, which: Which, batch: int = 1_000, *, dry_run: bool = False
+) -> Iterator[tuple[list[LockSnapshot], Cleared]]:
+    """Find stale locks and clear them, batch by batch: what was found, damaged documents among it, and cleared."""
+    found = find_stale(store, which)
+    while locks := list(islice(found, batch)):
+        stale = [lock.key for lock in locks if lock.state is not State.DAMAGED]
+        yield locks, clear_stale(store, stale, which) if stale and not dry_run else Cleared()
+
+
 def _apply(store: MongoStore, keys: Sequence[str], which: Which, clock: str, timeout: float) -> int:
-    """Apply the rule to the stale among *keys* whose last primary is today's ("$eq"), or another ("$ne")."""
+    """Apply the rule to the stale locks among *keys* that this primary wrote last ("$eq"), or another one ("$ne")."""
     mine = {"_id": {"$in": list(keys)}, "$expr": {clock: ["$clock", "$$c.clock"]}}
     step = Step()
     with store.bounded(timeout):
@@ -89,13 +99,13 @@ def _apply(store: MongoStore, keys: Sequence[str], which: Which, clock: str, tim
             {"$and": [mine, which.query()]},
             step.pipeline(),
             let=arguments(step, store.config.limits),
-            hint="_id_",  # left to itself, the server goes through all stale locks for every batch
+            hint="_id_",  # without it, the server goes through all stale locks for every batch
         )
     return result.modified_count
 
 
 def find_grants(store: MongoStore, tokens: Mapping[str, Sequence[int]], timeout: float = 5.0) -> dict[str, list[str]]:
-    """The ids of the grants that have these fencing tokens, by key; none for a grant that is gone.
+    """Return the ids of the grants that have these fencing tokens, by key; none for a grant that has ended.
 
     Raises LockBackendFailed.
     """
@@ -106,12 +116,12 @@ def find_grants(store: MongoStore, tokens: Mapping[str, Sequence[int]], timeout:
 
 
 def _grants(document: Document, tokens: Sequence[int] | None = None) -> list[str]:
-    """The ids of its holders' grants: of those with these tokens, or of all."""
+    """The ids of the grants of its holders: those with these tokens, or all."""
     return [holder["grant"] for holder in _holders(document) if tokens is None or holder.get("token") in tokens]
 
 
 def _holders(document: Document, grants: Sequence[str] | None = None) -> list[Document]:
-    """Its holders that can be read: those with one of these grants, or all."""
+    """Its readable holders: those with one of these grants, or all."""
     return [
         holder
         for holder in _entries(document)
@@ -124,19 +134,18 @@ def _holders(document: Document, grants: Sequence[str] | None = None) -> list[Do
 def force_release(
     store: MongoStore, key: str, grants: Sequence[str], timeout: float = 5.0, *, by: str = "", reason: str = ""
 ) -> list[str]:
-    """Take the lock from those of its holders that have one of *grants*, also during a minimum hold.
+    """Take the lock from the holders that have one of *grants*, also during a minimum hold; return the ids of these.
 
-    Returns the ids that it was taken from; a grant that was given since then is left alone. A holder learns of it at
-    its next renewal; what it does until then is only stopped where its fencing token is compared. by, reason: who does
-    it and why, for the log and the history. Raises LockDocumentDamaged, LockBackendFailed.
+    Later grants stay. A holder learns of the loss at its next renewal; what it does until then is only stopped where
+    its fencing token is compared. by, reason: who does it and why, for the log and the history.
+    Raises LockDocumentDamaged, LockBackendFailed.
     """
     step = Step(remove=tuple(grants), force=True)
-    fields = {f"holders.{name}": 1 for name in _TOLD}
     with store.bounded(timeout):
         before = store.collection.find_one_and_update(
             {"_id": {"$eq": key}, "holders.grant": {"$in": list(grants)}, "$expr": IS_WHOLE},
             step.pipeline(),
-            {**fields, "now": "$$NOW"},
+            {**_REPORTED, "now": "$$NOW"},
             let=arguments(step, store.config.limits),
             return_document=ReturnDocument.BEFORE,
         )
@@ -167,17 +176,15 @@ def ask_to_release(
     by: str = "",
     reason: str = "",
 ) -> int:
-    """Ask the holders of *key*, or those with one of *grants*, to release it, in the name of *requested_by*; return how
-    many were asked.
+    """Ask the holders of *key*, or those with one of *grants*, to release it; return how many were asked.
 
-    They learn of it at their next renewal, within a third of their lease. It is up to them what they do. by, reason:
-    the same in two parts, for the history. Raises TypeError, ValueError for a *requested_by* that cannot be stored,
-    LockDocumentDamaged, LockBackendFailed.
+    They learn of it at their next renewal, within a third of their lease, and decide by themselves. requested_by: who
+    asks, for the holders; by, reason: the same in two parts, for the history. Raises TypeError or ValueError for a
+    *requested_by* that cannot be stored, LockDocumentDamaged, LockBackendFailed.
     """
     name = check_fact("requested_by", requested_by) or "?"
     with store.bounded(timeout):
-        fields = {f"holders.{name}": 1 for name in _TOLD}
-        document = store.collection.find_one({"_id": {"$eq": key}}, {**fields, "now": "$$NOW"})
+        document = store.collection.find_one({"_id": {"$eq": key}}, {**_REPORTED, "now": "$$NOW"})
     if document is None:
         return 0
     store.diagnose(key, timeout)
@@ -195,10 +202,10 @@ def ask_to_release(
 def release_owner(
     store: MongoStore, owner: str, *, key: str = "", gone: bool = False, timeout: float = 5.0
 ) -> list[str]:
-    """Take every lock, or that of *key*, from the holders that have this *owner*; return the keys of what was taken.
+    """Take every lock, or only *key*, from the holders with this *owner*; return the keys of the locks taken.
 
-    gone: only from those whose process has ended for sure. Other holders, and those who wait, are left alone; so are
-    damaged documents. Raises LockBackendFailed.
+    gone: only from holders whose process has certainly ended. Other holders, waiters and damaged documents stay as
+    they are. Raises LockBackendFailed.
     """
     query: Document = {"_id": {"$eq": key}} if key else {"expires_at": {"$type": "date"}}
     fields = {f"holders.{name}": 1 for name in ("grant", "owner", "process")}
@@ -219,7 +226,7 @@ def _entries(document: Document) -> list[Any]:
 
 
 def _of_owner(owner: str, gone: bool, holder: object) -> str | None:
-    """The grant of a holder, if it is the owner's, and is gone if it must be."""
+    """The grant of a holder, if its owner is this one and its process has ended, as far as that is required."""
     match holder:
         case {"grant": str(grant), "owner": str(name), "process": str(process)} if type(grant) is str and name == owner:
             return grant if not gone or fate(process) == "gone" else None

@@ -1,11 +1,11 @@
-"""All that goes on among the locks at one moment, for a page or a program to show: bounded, however many there are.
+"""All locks at one moment, for a page or a program to show: bounded, however many locks there are.
 
-A handful of commands, each on an index: of leases, of contention, of `purge_at` for those that were used last. They
-answer with keys and sums; the last one reads the few documents that are worth showing.
+A handful of commands, each on an index, return keys and sums; the last one reads the few documents to be shown.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,9 +14,9 @@ from typing import Any, Final
 from ..engine.deadlock import Cycle
 from ..engine.store import MongoStore
 from .overview_pipelines import (
-    KEYS,
-    MOST_COUNTED,
-    MOST_HELD,
+    KEYS_SHOWN,
+    MAX_COUNTED,
+    MAX_HELD_EXAMINED,
     SHOWN,
     contended_pipeline,
     held_pipeline,
@@ -25,17 +25,18 @@ from .overview_pipelines import (
     waits_pipeline,
 )
 from .patterns import EVERY_KEY, KeyMatch
-from .snapshot import Document, Entry, Seen, State, _date, _number, _text, count, find_deadlocks, survey
+from .queries import count, find_deadlocks, snapshots
+from .snapshot import Document, LockSnapshot, State, read_date, read_number, read_text
 
-#: How many holders, and how many of those who wait, are read of one lock.
-ENTRIES: Final = 10
+#: How many holders and how many waiters of a lock are read.
+PARTIES: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A session: one process, what it holds and waits for. beat: when it last renewed any of that.
+    """A process, and how many locks it holds and waits for. renewed_at: when it last renewed any of these.
 
-    keys: the first few that it holds. silent: all that it has is over; it died, or hangs.
+    keys: the first few that it holds. silent: all its leases have ended; it died, or hangs.
     """
 
     host: str | None
@@ -43,18 +44,18 @@ class Process:
     holds: int
     waits: int
     keys: tuple[str, ...]
-    beat: datetime | None
+    renewed_at: datetime | None
     silent: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What goes on. Times are by the server's clock, at the moment *now*.
+    """Counts and lists. Times are according to the server's clock, at the moment *now*.
 
-    held, waited, waiting, stale: how many locks are held, how many are waited for, by how many processes, and how many
-    are stale. capped: even more are held. longest_held, waited_for, left_behind, contended, lately: the few that are
-    worth showing, each first of its kind. processes, more_processes: the first, and how many there are besides. What
-    is told of those that are held for longest and of processes is about the first *looked_at* locks.
+    held, waited, stale: how many locks are held, have waiters, are stale. waiting: how many wait. capped: even more
+    are held. longest_held, waited_for, left_behind (stale), contended, recent: the first few locks of each list.
+    processes, more_processes: the first few, and the number of the others. looked_at: the number of held locks that
+    longest_held and processes are based on.
     """
 
     now: datetime
@@ -64,76 +65,64 @@ class Overview:
     stale: int = 0
     capped: bool = False
     looked_at: int = 0
-    longest_held: tuple[Seen, ...] = ()
-    waited_for: tuple[Seen, ...] = ()
-    left_behind: tuple[Seen, ...] = ()
-    contended: tuple[Seen, ...] = ()
-    lately: tuple[Seen, ...] = ()
+    longest_held: tuple[LockSnapshot, ...] = ()
+    waited_for: tuple[LockSnapshot, ...] = ()
+    left_behind: tuple[LockSnapshot, ...] = ()
+    contended: tuple[LockSnapshot, ...] = ()
+    recent: tuple[LockSnapshot, ...] = ()
     processes: tuple[Process, ...] = ()
     more_processes: int = 0
     deadlocks: tuple[Cycle, ...] = field(default=())
 
     @property
     def unused(self) -> bool:
-        """Has nobody taken a lock here?"""
-        return not (self.held or self.stale or self.contended or self.lately)
+        """Whether no lock has been used here."""
+        return not (self.held or self.stale or self.contended or self.recent)
 
     @property
-    def shown(self) -> tuple[Seen, ...]:
+    def shown(self) -> tuple[LockSnapshot, ...]:
         """Every lock of the lists, once."""
-        lists = (self.waited_for, self.longest_held, self.left_behind, self.contended, self.lately)
-        return tuple({seen.key: seen for seens in lists for seen in seens}.values())
+        lists = (self.waited_for, self.longest_held, self.left_behind, self.contended, self.recent)
+        return tuple({lock.key: lock for locks in lists for lock in locks}.values())
 
     @property
-    def damaged(self) -> tuple[Seen, ...]:
-        """The damaged documents among those of the lists."""
-        return tuple(seen for seen in self.shown if seen.state is State.DAMAGED)
+    def damaged(self) -> tuple[LockSnapshot, ...]:
+        """The damaged documents among these."""
+        return tuple(lock for lock in self.shown if lock.state is State.DAMAGED)
 
     @property
     def longest_wait(self) -> float:
-        """Seconds that the one has waited who has waited longest, 0 if nobody waits."""
-        waits = [first for seen in self.waited_for if (first := longest_wait(seen)) is not None]
-        return max(waits, default=0.0)
-
-
-def longest_wait(seen: Seen) -> float | None:
-    """Seconds that the first in the queue of a lock has waited; None if nobody waits."""
-    since = [waiter.since for waiter in living(seen) if waiter.since]
-    return (seen.now - min(since)).total_seconds() if since else None
-
-
-def living(seen: Seen) -> list[Entry]:
-    """Those of the queue whose places have not run out."""
-    return [waiter for waiter in seen.waiters if waiter.until and waiter.until > seen.now]
+        """Seconds that the longest of the present waits has lasted, 0 without waiters."""
+        return max((lock.longest_wait or 0.0 for lock in self.waited_for), default=0.0)
 
 
 def overview(store: MongoStore, match: KeyMatch = EVERY_KEY, timeout: float = 5.0) -> Overview:
-    """Look at the locks whose keys are like that. Raises LockBackendFailed."""
+    """Look at the locks whose keys match. Raises LockBackendFailed."""
     held, waits, stale = (
         _ask(store, pipeline(match), timeout)[0] for pipeline in (held_pipeline, waits_pipeline, stale_pipeline)
     )
     looked_at = _sum(held, "n")
     counted = looked_at
-    if looked_at == MOST_HELD:  # there may be more; to be counted in the index alone, the time has to be a value
-        counted = count(store, {"expires_at": {"$gt": held["now"]}, **match.query()}, MOST_COUNTED + 1, timeout)
+    if looked_at == MAX_HELD_EXAMINED:  # there may be more; a count in the index alone needs the time as a value
+        counted = count(store, {"expires_at": {"$gt": held["now"]}, **match.query()}, MAX_COUNTED + 1, timeout)
     lists = {
         "longest_held": _keys(held["longest"]),
         "waited_for": _keys(waits["longest"]),
         "left_behind": _keys(stale["latest"]),
         "contended": _keys(_ask(store, contended_pipeline(match), timeout)),
-        "lately": _keys(_ask(store, recent_pipeline(match), timeout)),
+        "recent": _keys(_ask(store, recent_pipeline(match), timeout)),
     }
-    seen = _read(store, [key for keys in lists.values() for key in keys], timeout)
-    found = {name: tuple(seen[key] for key in keys if key in seen) for name, keys in lists.items()}
-    # A lock was chosen by one command and read by a later one: it may not be like that any more.
-    found["waited_for"] = tuple(each for each in found["waited_for"] if living(each))
+    read = _read(store, {key for keys in lists.values() for key in keys}, timeout)
+    found = {name: tuple(read[key] for key in keys if key in read) for name, keys in lists.items()}
+    # One command chose a lock and a later one read it: it may have changed in between.
+    found["waited_for"] = tuple(lock for lock in found["waited_for"] if lock.queue)
     for name, state in (("longest_held", State.HELD), ("left_behind", State.STALE)):
-        found[name] = tuple(each for each in found[name] if each.state in (state, State.DAMAGED))
+        found[name] = tuple(lock for lock in found[name] if lock.state in (state, State.DAMAGED))
     processes = _processes([*held["processes"], *stale["processes"]], waits["processes"], held["now"])
     return Overview(
         now=held["now"],
-        held=min(counted, MOST_COUNTED),
-        capped=counted > MOST_COUNTED,
+        held=min(counted, MAX_COUNTED),
+        capped=counted > MAX_COUNTED,
         looked_at=looked_at,
         waited=_sum(waits, "waited"),
         waiting=_sum(waits, "waiting"),
@@ -156,44 +145,39 @@ def _ask(store: MongoStore, pipeline: list[Document], timeout: float) -> list[Do
 
 
 def _keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Those that are ours to show."""
+    """The keys that are text: others belong to no lock."""
     return [row["_id"] for row in rows if isinstance(row["_id"], str)]
 
 
-def _read(store: MongoStore, keys: list[str], timeout: float) -> dict[str, Seen]:
-    wanted = sorted(set(keys))
-    if not wanted:
+def _read(store: MongoStore, keys: set[str], timeout: float) -> dict[str, LockSnapshot]:
+    if not keys:
         return {}
-    bounds = {"limit": len(wanted), "holders": ENTRIES, "waiters": ENTRIES, "timeout": timeout}
-    return {seen.key: seen for seen in survey(store, {"_id": {"$in": wanted}}, **bounds)}  # type: ignore[arg-type]
+    query = {"_id": {"$in": sorted(keys)}}
+    found = snapshots(store, query, limit=len(keys), holders=PARTIES, waiters=PARTIES, timeout=timeout)
+    return {lock.key: lock for lock in found}
 
 
-def _processes(holding: list[Document], queueing: list[Document], now: datetime) -> list[Process]:
-    """Each process once. First those that have not been heard of for longest."""
-    rows: dict[str, tuple[Document, Document]] = {}
-    for row in holding:
-        known = rows.get(row["_id"], ({}, {}))[0]
-        rows[row["_id"]] = (_together(known, row) if known else row, {})
-    for row in queueing:
-        rows[row["_id"]] = (rows.get(row["_id"], ({}, {}))[0], row)
-    found = [_process(holds, waits, now) for holds, waits in rows.values()]
-    return sorted(found, key=lambda process: (process.beat or now, process.host or "", process.pid or 0))
+def _processes(holds: Iterable[Document], waits: Iterable[Document], now: datetime) -> list[Process]:
+    """Each process once; the one whose last renewal is longest ago comes first."""
+    rows: dict[str, tuple[list[Document], list[Document]]] = defaultdict(lambda: ([], []))
+    for row in holds:
+        rows[row["_id"]][0].append(row)
+    for row in waits:
+        rows[row["_id"]][1].append(row)
+    found = [_process(holding, waiting, now) for holding, waiting in rows.values()]
+    return sorted(found, key=lambda process: (process.renewed_at or now, process.host or "", process.pid or 0))
 
 
-def _together(held: Document, stale: Document) -> Document:
-    """What one process holds and what it has left behind."""
-    return {**stale, **held, "count": held["count"] + stale["count"], "keys": [*held["keys"], *stale["keys"]][:KEYS]}
-
-
-def _process(holds: Document, waits: Document, now: datetime) -> Process:
-    both = [row for row in (holds, waits) if row]
-    ends = [end for row in both if (end := _date(row["until"]))]
+def _process(holds: list[Document], waits: list[Document], now: datetime) -> Process:
+    rows = [*holds, *waits]
+    ends = [end for row in rows if (end := read_date(row["until"]))]
+    keys = [key for row in holds for key in row["keys"] if isinstance(key, str)]
     return Process(
-        host=_text(both[0].get("host")),
-        pid=_number(both[0].get("pid")),
-        holds=holds.get("count", 0),
-        waits=waits.get("count", 0),
-        keys=tuple(key for key in holds.get("keys", ()) if isinstance(key, str)),
-        beat=max((beat for row in both if (beat := _date(row["beat"]))), default=None),
+        host=read_text(rows[0].get("host")),
+        pid=read_number(rows[0].get("pid")),
+        holds=sum(row["count"] for row in holds),
+        waits=sum(row["count"] for row in waits),
+        keys=tuple(keys[:KEYS_SHOWN]),
+        renewed_at=max((beat for row in rows if (beat := read_date(row["beat"]))), default=None),
         silent=bool(ends) and max(ends) <= now,
     )

@@ -1,6 +1,6 @@
-"""The aggregations behind `overview`: each reads its documents once, and answers with keys and sums.
+"""The aggregations behind `overview`: each reads its documents once, and returns keys and sums.
 
-Any document may be damaged, so no expression here may raise, whatever it meets.
+Any document may be damaged: no expression here may raise, whatever it meets.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ from typing import Any, Final
 
 from ..engine.deadlock import EVER
 from .patterns import KeyMatch
-from .snapshot import RELEASED, count_of
+from .queries import QUEUE, RELEASED, array, waiting
 
 Document = dict[str, Any]
 
-#: How far locks are counted.
-MOST_COUNTED: Final = 10_000
-#: How many held locks are looked at closely: for who has held one for longest, and for processes.
-MOST_HELD: Final = 1_000
-#: How many of the locks that were used last are looked at.
-MOST_RECENT: Final = 500
-#: How long each list is.
+#: Locks are counted up to this number.
+MAX_COUNTED: Final = 10_000
+#: How many held locks are examined: for those held for longest, and for processes.
+MAX_HELD_EXAMINED: Final = 1_000
+#: How many of the locks that were used last are examined.
+MAX_RECENT_EXAMINED: Final = 500
+#: The length of each list.
 SHOWN: Final = 10
-#: How far back "lately" goes.
-LATELY: Final = timedelta(minutes=5)
-#: How many keys are named of what a process holds, and how many processes are told apart.
-KEYS: Final = 3
-MOST_PROCESSES: Final = 1_000
+#: How far back the recent activity goes.
+RECENT: Final = timedelta(minutes=5)
+#: How many keys of a process are shown, and how many processes are examined.
+KEYS_SHOWN: Final = 3
+MAX_PROCESSES: Final = 1_000
 
 
 def held_pipeline(match: KeyMatch) -> list[Document]:
-    """Through the locks that are held; first those that will have to be renewed first."""
+    """The held locks; those whose leases end first come first."""
     return [
         {"$match": {"expires_at": {"$gt": EVER}, "$expr": {"$gt": ["$expires_at", "$$NOW"]}, **match.query()}},
         {"$sort": {"expires_at": 1}},
-        {"$limit": MOST_HELD},
+        {"$limit": MAX_HELD_EXAMINED},
         {
             "$facet": {
                 "longest": [{"$project": {"since": {"$min": "$holders.acquired_at"}}}, *_first({"since": 1})],
@@ -47,13 +47,12 @@ def held_pipeline(match: KeyMatch) -> list[Document]:
 
 
 def stale_pipeline(match: KeyMatch) -> list[Document]:
-    """Through the locks that are stale, the latest first."""
+    """The stale locks; those whose leases ended last come first."""
     over: Document = {"expires_at": {"$gt": EVER}, "$expr": {"$lte": ["$expires_at", "$$NOW"]}, **match.query()}
     return [
         {"$match": over},
         {"$sort": {"expires_at": -1}},
-        {"$limit": MOST_COUNTED},
-        # What was released, and only kept for a minimum hold, is not stale when that is over.
+        {"$limit": MAX_COUNTED},
         {"$match": {"holders": {"$not": RELEASED}}},
         {
             "$facet": {
@@ -66,13 +65,13 @@ def stale_pipeline(match: KeyMatch) -> list[Document]:
 
 
 def waits_pipeline(match: KeyMatch) -> list[Document]:
-    """Through the locks that somebody waits for: all of them, since each may matter."""
+    """The locks with waiters: all of them, since each may matter."""
     return [
         {"$match": {"expires_at": {"$gt": EVER}, "waiters.0": {"$exists": True}, **match.query()}},
         {
             "$project": {
-                "holders": _list("holders"),
-                "waiters": {"$filter": {"input": _list("waiters"), "as": "e", "cond": {"$gt": ["$$e.until", "$$NOW"]}}},
+                "holders": array("holders"),
+                "waiters": QUEUE,
             }
         },
         {"$match": {"waiters": {"$ne": []}}},
@@ -89,12 +88,12 @@ def waits_pipeline(match: KeyMatch) -> list[Document]:
 
 
 def recent_pipeline(match: KeyMatch) -> list[Document]:
-    """Through the locks that were used last: `purge_at` is moved by use, if only once an hour."""
+    """The locks that were used last. Use moves `purge_at`, but only once an hour."""
     granted: Document = {"$max": [{"$max": "$holders.acquired_at"}, "$last_holder.acquired_at"]}
-    since: Document = {"$subtract": ["$$NOW", LATELY // timedelta(milliseconds=1)]}
+    since: Document = {"$subtract": ["$$NOW", RECENT // timedelta(milliseconds=1)]}
     return [
         {"$sort": {"purge_at": -1}},
-        {"$limit": MOST_RECENT},
+        {"$limit": MAX_RECENT_EXAMINED},
         {"$match": match.query()},
         {"$project": {"granted": granted}},
         {"$match": {"$expr": {"$gt": ["$granted", since]}}},
@@ -103,18 +102,14 @@ def recent_pipeline(match: KeyMatch) -> list[Document]:
 
 
 def contended_pipeline(match: KeyMatch) -> list[Document]:
-    """The locks that had to be waited for most often: of all that there are, by the index."""
+    """The most contended of all locks, found by an index."""
     ours = {"_id": {"$type": "string", **match.query().get("_id", {})}}
     return [{"$match": {"contended": {"$gt": 0}, **ours}}, *_first({"contended": -1})]
 
 
 def _first(order: Document) -> list[Document]:
-    """The first of them, by their keys."""
+    """The keys of the first in this order."""
     return [{"$sort": {**order, "_id": 1}}, {"$limit": SHOWN}, {"$project": {"_id": 1}}]
-
-
-def _list(field: str) -> Document:
-    return {"$cond": [{"$isArray": f"${field}"}, f"${field}", []]}
 
 
 def _moment(field: str) -> Document:
@@ -122,9 +117,8 @@ def _moment(field: str) -> Document:
 
 
 def _sessions(field: str, lease: str) -> list[Document]:
-    """The processes in one list of entries; a renewal sets the end of an entry to a whole *lease* from then.
-
-    What was handed over from the queue keeps the end of its place there, which may be sooner: it was granted by a beat.
+    """The processes among holders or waiters. A renewal sets the end of an entry to a whole *lease* later, and so tells
+    when it was. An entry that came from the queue keeps the end of its place there, but its grant was a renewal too.
     """
     until, granted = _moment(f"{field}.until"), _moment(f"{field}.acquired_at")
     renewed: Document = {
@@ -142,19 +136,19 @@ def _sessions(field: str, lease: str) -> list[Document]:
                 "host": {"$first": f"${field}.host"},
                 "pid": {"$first": f"${field}.pid"},
                 "count": {"$sum": {"$add": [1, behind]}},
-                "keys": {"$firstN": {"n": KEYS, "input": "$_id"}},
+                "keys": {"$firstN": {"n": KEYS_SHOWN, "input": "$_id"}},
                 "beat": {"$max": beat},
                 "until": {"$max": until},
             }
         },
         {"$match": {"_id": {"$type": "string"}}},
         {"$sort": {"beat": 1, "_id": 1}},
-        {"$limit": MOST_PROCESSES},
+        {"$limit": MAX_PROCESSES},
     ]
 
 
-_QUEUES: Final[Document] = {"_id": None, "waited": {"$sum": 1}, "waiting": {"$sum": count_of("$waiters")}}
-#: Somebody who waits, and holds something that somebody waits for: without one there is no deadlock.
+_QUEUES: Final[Document] = {"_id": None, "waited": {"$sum": 1}, "waiting": {"$sum": waiting("$waiters")}}
+#: A thread or task that waits, and holds a lock with waiters: without one there is no deadlock.
 _ENTANGLED: Final[list[Document]] = [
     {
         "$project": {

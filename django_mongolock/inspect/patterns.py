@@ -1,7 +1,7 @@
 """Key patterns that people write: ``*`` for any text, ``?`` for one character, everything else for itself.
 
-They become a range of keys, which the index of ``_id`` narrows down, and a regular expression that takes time in
-proportion to the length of a key, whatever the pattern: what is between two stars is looked for once and never again.
+A pattern becomes a range of keys, which the index of ``_id`` finds, and a regular expression. Whatever the pattern, the
+expression takes time in proportion to the length of a key: it never goes back to a star that it has passed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class KeyMatch:
     regex: str = ""
 
     def query(self) -> dict[str, Any]:
-        """The condition on `_id`; {} if every key is meant."""
+        """The condition on `_id`; {} for every key."""
         conditions = {"$gte": self.low, "$lt": self.high, "$regex": self.regex}
         return {"_id": found} if (found := {name: value for name, value in conditions.items() if value}) else {}
 
@@ -37,10 +37,10 @@ def starting(prefix: str) -> KeyMatch:
 
 
 def glob(pattern: str, prefix: str = "") -> KeyMatch:
-    """Keys that *pattern* describes as a whole.
+    """Keys that match *pattern* as a whole.
 
-    The prefix of the project's keys may be left out: a pattern that does not start with it gets it. Raises
-    ValueError for a pattern that no key can match.
+    A pattern that does not start with the *prefix* of the project's keys gets it. Raises ValueError for a pattern that
+    no key can match.
     """
     text = _check(pattern)
     text = text if text.startswith(prefix) else prefix + text
@@ -65,7 +65,7 @@ def _piece(piece: str) -> str:
 
 
 def _end(prefix: str) -> str:
-    """The first text after all those that start with *prefix*, as the server orders texts: by their bytes."""
+    """The first text after all those that start with *prefix*, in the order of their bytes."""
     for length in range(len(prefix), 0, -1):
         following = ord(prefix[length - 1]) + 1
         while following <= 0x10FFFF and unicodedata.category(chr(following)) == "Cs":

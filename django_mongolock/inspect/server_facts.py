@@ -1,4 +1,4 @@
-"""What a server is like, as far as locks are concerned."""
+"""What a server can do, and may do for this user, as far as locks need it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ..exceptions import LockBackendFailed
 
 #: The actions that locking needs on the collection.
 RIGHTS: Final = ("find", "insert", "update")
-#: The action without which waiters look for their turn now and then, instead of being told.
+#: The action without which waiters poll for their turn, instead of being notified.
 WATCH: Final = "changeStream"
-#: What passes between an election and the first write that succeeds, at most, in seconds (measured: 10.3 to 16 s with
-#: the default election timeout of 10 s); twice that beyond the election timeout itself would be far too careful.
+#: Seconds that a failover takes beyond the election timeout, at most, until a write succeeds (measured: 10.3 to 16 s
+#: in all, with the default election timeout of 10 s).
 _ELECTION_OVERHEAD: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """problem: why it cannot be used, in words without credentials. failover: seconds that one may take, None where
-    there is nothing to fail over to. history: why that cannot be kept, if it is wanted. journaled: does the majority
-    have in its journals what it confirms? As far as we may ask."""
+    """problem: why the server cannot be used, in words without credentials. failover: seconds that a failover may take;
+    None without another member. history: why the history cannot be kept, if it is wanted. journaled: whether the
+    majority confirms only what is in its journals, as far as this user may ask."""
 
     problem: str = ""
     standalone: bool = False
@@ -40,7 +40,7 @@ class ServerFacts:
 
 
 def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
-    """Ask the server about itself. Changes nothing."""
+    """Ask the server about itself. Changes nothing, and never raises."""
     try:
         with pymongo.timeout(timeout):
             admin = store.client.admin
@@ -50,7 +50,7 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
             missing = _missing_rights(status, store.config.database, store.config.collection)
             rights = tuple(right for right in RIGHTS if right in missing)
             if not status["authenticatedUsers"]:
-                store.collection.find_one({}, {"_id": 1})  # is there no access control, or did nobody log in?
+                store.collection.find_one({}, {"_id": 1})  # is there no access control, or is there no login?
             return ServerFacts(
                 standalone="setName" not in hello and not sharded,
                 failover=_failover(store) if len(hello.get("hosts", ())) > 1 else None,
@@ -73,12 +73,12 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
 def _missing_indexes(store: MongoStore) -> list[str]:
     try:
         return missing_indexes(store.collection)
-    except OperationFailure:  # no right to list them: then nobody can tell
+    except OperationFailure:  # this user may not list them
         return []
 
 
 def _history(store: MongoStore) -> str:
-    """Why no history can be kept."""
+    """Why the history cannot be kept; "" if it can."""
     collection = history.events(store)
     if history.is_there(collection):
         return "" if history.is_bounded(collection) else f"the collection {collection.name} is not a capped one"
@@ -86,11 +86,11 @@ def _history(store: MongoStore) -> str:
 
 
 def _failover(store: MongoStore) -> float:
-    """Seconds that a failover may take: the election timeout of the replica set, and what comes on top."""
+    """Seconds that a failover may take: the election timeout of the replica set, and the overhead."""
     try:
         config = store.client.admin.command("replSetGetConfig")["config"]
         election = config.get("settings", {}).get("electionTimeoutMillis", 10_000) / 1000
-    except OperationFailure:  # a plain user may not ask
+    except OperationFailure:  # needs a right that a plain user lacks
         election = 10.0
     return float(election + _ELECTION_OVERHEAD)
 

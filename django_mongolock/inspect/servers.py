@@ -1,11 +1,16 @@
-"""The servers behind the locks: who is there, who is primary, and how far their clocks are apart."""
+"""The servers behind the locks: the members of the replica set, their roles, and how far their clocks are apart.
+
+Only a member itself tells the time of its clock. The engine's own client asks nothing but the primary, and
+`replSetGetStatus`, which needs a right of its own, has no clock of another member. So a second client is opened for a
+moment, twice a minute at most, and only while a person or a program looks.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Self
 from weakref import WeakKeyDictionary
@@ -22,9 +27,9 @@ from .server_facts import ServerFacts, inspect_server
 Document = dict[str, Any]
 Address = tuple[str, int | None]
 
-#: For how long what was found is told again, in seconds: it changes seldom, and asking takes a connection to each.
-KEPT: Final = 30.0
-#: How long all of it may take, and the answer of one member, in seconds.
+#: Seconds for which an answer is used again: it changes seldom, and asking takes a connection to each member.
+CACHE_SECONDS: Final = 30.0
+#: Seconds that the whole inquiry may take, and the answer of one member.
 TIMEOUT: Final = 4.0
 MEMBER_TIMEOUT: Final = 1.0
 
@@ -33,19 +38,18 @@ MEMBER_TIMEOUT: Final = 1.0
 class Member:
     """One server. role: "primary", "secondary", "mongos", "standalone" or "other"; "away" if it does not answer.
 
-    ahead: by how many seconds its clock is before the primary's, negative if it is behind; None if unknown. It is as
-    exact as the way to the member and back is short: *trip* seconds.
+    ahead: by how many seconds its clock is ahead of the primary's, negative if it is behind; None if unknown. The
+    error is at most half a round trip to each of the two.
     """
 
     address: str
     role: str
     ahead: float | None = None
-    trip: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """What the locks are kept on. age: for how many seconds this has been known."""
+    """What is known of the servers. age: for how many seconds it has been known."""
 
     name: str
     members: tuple[Member, ...]
@@ -54,23 +58,23 @@ class Servers:
 
     @property
     def primary(self) -> str:
-        """Its address, "" where there is none."""
+        """Its address, "" without a primary."""
         return next((member.address for member in self.members if member.role == "primary"), "")
 
     @property
     def watching(self) -> bool:
-        """Are those who wait told of their turn by a change stream? Otherwise they look for it now and then."""
+        """Whether a change stream notifies waiters of their turn. Otherwise they poll."""
         return self.facts.may_watch and not self.facts.standalone
 
     @property
     def apart(self) -> float | None:
-        """How far the clocks are apart at most, in seconds; None where there are not two that are known."""
+        """The largest difference between two clocks, in seconds; None with fewer than two known clocks."""
         known = [member.ahead for member in self.members if member.ahead is not None]
         return max(known) - min(known) if len(known) > 1 else None
 
     @property
     def away(self) -> tuple[Member, ...]:
-        """Those who do not answer."""
+        """The members that do not answer."""
         return tuple(member for member in self.members if member.role == "away")
 
 
@@ -78,12 +82,12 @@ _known: WeakKeyDictionary[MongoStore, tuple[float, Servers]] = WeakKeyDictionary
 _mutex = threading.Lock()
 
 
-def servers(store: MongoStore, kept: float = KEPT) -> Servers:
-    """What is known of the servers, asked anew where that is older than *kept* seconds. Never raises."""
+def servers(store: MongoStore) -> Servers:
+    """What is known of the servers, at most `CACHE_SECONDS` old. Never raises."""
     now = clock.now()
     with _mutex:
         at, found = _known.get(store, (0.0, None))
-    if found is None or now - at > kept:
+    if found is None or now - at > CACHE_SECONDS:
         found, at = look(store), now
         with _mutex:
             _known[store] = at, found
@@ -91,20 +95,20 @@ def servers(store: MongoStore, kept: float = KEPT) -> Servers:
 
 
 def look(store: MongoStore) -> Servers:
-    """Ask every member. Changes nothing, and never raises: who does not answer is away."""
+    """Ask every member. Changes nothing, and never raises: a member that does not answer is "away"."""
     facts = inspect_server(store, TIMEOUT)
     if facts.problem:
         return Servers("", (), facts)
     with suppress(PyMongoError), pymongo.timeout(TIMEOUT):
         hello = store.client.admin.command("hello")
         with _AnyMember(store) as asked:
-            found = tuple(_members(asked, [*hello.get("hosts", ()), *hello.get("passives", ())]))
-        return Servers(hello.get("setName", ""), _beside_primary(found), facts)
+            found = list(_members(asked, [*hello.get("hosts", ()), *hello.get("passives", ())]))
+        return Servers(hello.get("setName", ""), _relative_to_primary(found), facts)
     return Servers("", (), facts)
 
 
 class _AnyMember:
-    """A client of its own for a moment, which can be made to ask one member."""
+    """A second client, for a moment, which can ask any one member."""
 
     def __init__(self, store: MongoStore) -> None:
         self._wanted: Address | None = None
@@ -115,11 +119,11 @@ class _AnyMember:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._wanted = None  # it says good-bye to whoever is there
+        self._wanted = None  # to close, it ends its sessions on any member
         self.client.close()
 
     def ask(self, address: Address | None) -> Document:
-        """The member's answer to hello; of any, if there is no address. Raises PyMongoError."""
+        """Return the answer of one member, or of any, to "hello". Raises PyMongoError."""
         self._wanted = address
         with pymongo.timeout(MEMBER_TIMEOUT):
             return dict(self.client.admin.command("hello", read_preference=ReadPreference.NEAREST))
@@ -129,7 +133,7 @@ class _AnyMember:
 
 
 def _members(asked: _AnyMember, hosts: Sequence[str]) -> Iterator[Member]:
-    """Each with its clock beside this machine's, which only serves to compare theirs."""
+    """Each member, with its clock compared with this machine's, for now."""
     if not hosts:  # a standalone server, or routers, whose clocks judge no lease
         hello = asked.ask(None)
         role = "mongos" if hello.get("msg") == "isdbgrid" else "standalone"
@@ -141,7 +145,7 @@ def _members(asked: _AnyMember, hosts: Sequence[str]) -> Iterator[Member]:
 def _member(asked: _AnyMember, host: str) -> Member:
     name, _, port = host.rpartition(":")
     try:
-        asked.ask((name, int(port)))  # the first opens a connection, which takes longer than the answer
+        asked.ask((name, int(port)))  # opens a connection, which takes longer than an answer
         begin = clock.now()
         hello = asked.ask((name, int(port)))
         trip = clock.now() - begin
@@ -150,13 +154,13 @@ def _member(asked: _AnyMember, host: str) -> Member:
     role = "primary" if hello.get("isWritablePrimary") else "secondary" if hello.get("secondary") else "other"
     local = hello.get("localTime")
     ahead = local.timestamp() - (begin + trip / 2) if isinstance(local, datetime) else None
-    return Member(host, role, ahead, trip)
+    return Member(host, role, ahead)
 
 
-def _beside_primary(members: tuple[Member, ...]) -> tuple[Member, ...]:
-    """The same, with their clocks beside the primary's."""
+def _relative_to_primary(members: list[Member]) -> tuple[Member, ...]:
+    """The same members, with their clocks compared with the primary's."""
     base = next((member.ahead for member in members if member.role == "primary"), None)
     return tuple(
-        Member(each.address, each.role, None if base is None or each.ahead is None else each.ahead - base, each.trip)
-        for each in members
+        replace(member, ahead=None if base is None or member.ahead is None else member.ahead - base)
+        for member in members
     )

@@ -1,4 +1,4 @@
-"""How the locks are, at one moment, and what of it needs somebody's attention."""
+"""The locks and their servers at one moment, and the problems that need a person."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Final
 
 from ..backends.base import mongo_store
 from ..conf import get_settings
-from .overview import Overview, longest_wait, overview
+from .overview import Overview, overview
 from .patterns import starting
 from .servers import Servers, servers
 
-#: Longer than this nobody waits who does not have to, in seconds: for people, by the server's clock.
+#: A wait of more than so many seconds is a problem.
 LONG_WAIT: Final = 60.0
-#: Clocks that are further apart than this are not being set right, in seconds.
+#: Clocks that are more than so many seconds apart are not synchronised.
 FAR_APART: Final = 1.0
 
 
 class Alarm(StrEnum):
-    """What may need somebody. The order is that of urgency."""
+    """The kinds of problems, the most urgent first."""
 
     SERVER = "server"
     DEADLOCK = "deadlock"
@@ -36,8 +36,8 @@ class Alarm(StrEnum):
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """One thing that needs somebody. amount: how many, or how many seconds."""
+class Problem:
+    """A problem that needs a person. amount: how many, or how many seconds. about: a key, a name, or words."""
 
     alarm: Alarm
     amount: float
@@ -52,8 +52,8 @@ class Status:
     servers: Servers
 
     @cached_property
-    def troubles(self) -> list[Trouble]:
-        """What needs somebody, the most urgent first."""
+    def problems(self) -> list[Problem]:
+        """The problems, the most urgent first."""
         return [*_of_locks(self.locks), *_of_servers(self.servers)]
 
 
@@ -64,30 +64,31 @@ def current_status() -> Status:
     return Status(overview(store, starting(settings.KEY_PREFIX), settings.COMMAND_TIMEOUT), servers(store))
 
 
-def _of_locks(locks: Overview) -> Iterator[Trouble]:
+def _of_locks(locks: Overview) -> Iterator[Problem]:
     if locks.deadlocks:
-        yield Trouble(Alarm.DEADLOCK, len(locks.deadlocks))
+        yield Problem(Alarm.DEADLOCK, len(locks.deadlocks))
     if locks.damaged:
-        yield Trouble(Alarm.DAMAGED, len(locks.damaged), locks.damaged[0].key)
+        yield Problem(Alarm.DAMAGED, len(locks.damaged), locks.damaged[0].key)
     if locks.longest_wait > LONG_WAIT:
-        first = max(locks.waited_for, key=lambda seen: longest_wait(seen) or 0.0)  # the order may have changed since
-        yield Trouble(Alarm.LONG_WAIT, locks.longest_wait, first.key)
+        # The order may have changed since the locks were chosen.
+        longest = max(locks.waited_for, key=lambda lock: lock.longest_wait or 0.0)
+        yield Problem(Alarm.LONG_WAIT, locks.longest_wait, longest.key)
     if locks.stale:
-        yield Trouble(Alarm.STALE, locks.stale)
+        yield Problem(Alarm.STALE, locks.stale)
 
 
-def _of_servers(found: Servers) -> Iterator[Trouble]:
+def _of_servers(found: Servers) -> Iterator[Problem]:
     facts = found.facts
     if facts.problem:
-        yield Trouble(Alarm.SERVER, 1, facts.problem)
+        yield Problem(Alarm.SERVER, 1, facts.problem)
         return
     if found.away:
-        yield Trouble(Alarm.MEMBER_AWAY, len(found.away), ", ".join(member.address for member in found.away))
+        yield Problem(Alarm.MEMBER_AWAY, len(found.away), ", ".join(member.address for member in found.away))
     if found.apart is not None and found.apart > FAR_APART:
-        yield Trouble(Alarm.CLOCKS, found.apart)
+        yield Problem(Alarm.CLOCKS, found.apart)
     if facts.missing_indexes:
-        yield Trouble(Alarm.INDEXES, len(facts.missing_indexes), ", ".join(facts.missing_indexes))
+        yield Problem(Alarm.INDEXES, len(facts.missing_indexes), ", ".join(facts.missing_indexes))
     if facts.standalone:
-        yield Trouble(Alarm.STANDALONE, 1)
+        yield Problem(Alarm.STANDALONE, 1)
     elif not facts.may_watch:
-        yield Trouble(Alarm.POLLING, 1)
+        yield Problem(Alarm.POLLING, 1)

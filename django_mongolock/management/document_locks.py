@@ -1,4 +1,4 @@
-"""What `clear_stale_locks` does about documents: every declared `DocumentLock`, each by itself."""
+"""The part of `clear_stale_locks` that is about documents: every declared `DocumentLock`, one by one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..inspect import display
 
 @dataclass
 class Report:
-    """What became of the documents of one lock. cleared: None if it was only looked. error: why it was left."""
+    """The result for the documents of one lock. cleared: None in a dry run. error: why they were not processed."""
 
     name: str
     stale: list[StaleDocument] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Report:
         }
 
     def write(self, stdout: OutputWrapper, most: int | None = None) -> None:
-        """For people. Nothing, if there is nothing to say."""
+        """The result for people; nothing if there are no stale documents."""
         for stuck in self.stale[:most] if self.cleared is None else ():
             state = f"{stuck.state} → {stuck.failed}"
             since = f"for {display.duration(stuck.seconds)}"
@@ -53,11 +53,11 @@ class Report:
         elif self.found:
             stdout.write(f"Cleared {self.cleared} of {self.found} stale documents of {self.name}.")
         if self.dated:
-            stdout.write(f"Documents of {self.name} without a time, which counts from now on: {self.dated}.")
+            stdout.write(f"Documents of {self.name} without a time stamp, which they got now: {self.dated}.")
 
 
 class Sweeper:
-    """Goes through the document locks that the options of the command mean."""
+    """Clears the document locks that the options of the command choose."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options
@@ -65,11 +65,11 @@ class Sweeper:
         self.locks = list(_chosen(options))
 
     def work(self) -> Iterator[Report]:
-        """Look at them, or clear them. One that cannot be reached stops no other."""
+        """Look at them, or clear them. A lock that fails does not stop the others."""
         return map(self.look if self._options["dry_run"] else self._clear, self.locks)
 
     def look(self, lock: DocumentLock[Any]) -> Report:
-        """What is stale; changes nothing."""
+        """Find the stale documents; change nothing."""
         report = Report(lock.name)
         try:
             found = lock.stale(**self._which)

@@ -1,4 +1,4 @@
-"""What the commands share: which locks are meant, how they are shown, how errors are told."""
+"""What the commands have in common: options that choose locks, output of locks, and reports of errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from ..exceptions import LockError
 from ..inspect import display
 from ..inspect.as_json import as_json
 from ..inspect.patterns import KeyMatch, glob, starting
-from ..inspect.snapshot import Seen, ping
+from ..inspect.queries import ping
+from ..inspect.snapshot import LockSnapshot
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _LONGEST: Final = 100 * 365 * 86_400
@@ -29,37 +30,36 @@ _LONGEST: Final = 100 * 365 * 86_400
 class LockCommand(BaseCommand):
     """A command on the locks of this project: those whose keys have MONGOLOCK["KEY_PREFIX"]."""
 
-    #: It is for the night when something else is broken.
+    #: The commands must work while something else in the project is broken.
     requires_system_checks: list[str] = []  # noqa: RUF012 - as Django wants it
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
             "--key",
             metavar="PATTERN",
-            help="only these keys: * is any text, ? one character, and the pattern describes the whole key. The prefix "
-            "MONGOLOCK['KEY_PREFIX'] may be left out; keys of other prefixes are never touched. Keys are shown as they "
-            "are stored, with the prefix",
+            help="only keys that match as a whole: * is any text, ? one character. You can omit the prefix "
+            "MONGOLOCK['KEY_PREFIX']; keys with other prefixes are never touched. The output shows the prefix",
         )
-        parser.add_argument("--owner", help="only locks with this owner=, in full")
+        parser.add_argument("--owner", help="only locks with exactly this owner=")
         parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
         parser.add_argument("--database", metavar="ALIAS", help="a DATABASES alias, if not MONGOLOCK['DATABASE']")
 
     @contextmanager
-    def telling_errors(self) -> Iterator[None]:
-        """Errors that a person can do something about come without a traceback, and with exit code 1."""
+    def reporting_errors(self) -> Iterator[None]:
+        """Report errors that a person can correct without a traceback, with exit code 1."""
         try:
             yield
         except (LockError, ImproperlyConfigured) as error:
             raise CommandError(str(error)) from error
 
     def store(self, options: dict[str, Any]) -> MongoStore:
-        """The store of the alias. Raises LockBackendFailed, and soon, if its server does not answer."""
+        """The store of the alias. Raises LockBackendFailed soon if its server does not answer."""
         store = mongo_store(options["database"])
         ping(store, get_settings().COMMAND_TIMEOUT)
         return store
 
     def keys(self, options: dict[str, Any]) -> KeyMatch:
-        """The keys that are meant. Raises CommandError for a pattern that no key can match."""
+        """The chosen keys. Raises CommandError for a pattern that no key can match."""
         prefix = get_settings().KEY_PREFIX
         if options["key"] is None:
             return starting(prefix)
@@ -69,7 +69,7 @@ class LockCommand(BaseCommand):
             raise CommandError(f"--key: {error}") from error
 
     def owner(self, options: dict[str, Any]) -> str | None:
-        """The owner that is meant. Raises CommandError for a text that no owner can be."""
+        """The chosen owner. Raises CommandError for a text that cannot be an owner."""
         try:
             return check_fact("--owner", options["owner"])
         except ValueError as error:
@@ -77,7 +77,7 @@ class LockCommand(BaseCommand):
 
 
 def seconds(text: str) -> float:
-    """Seconds out of "90", "90s", "5m", "2h" or "1d"."""
+    """Read seconds from "90", "90s", "5m", "2h" or "1d"."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text, re.ASCII)
     if found is None or (value := float(found[1]) * _UNITS[found[2]]) > _LONGEST:
         raise ArgumentTypeError(f"{text!r} is not a time such as 90, 90s, 5m, 2h or 1d")
@@ -85,51 +85,53 @@ def seconds(text: str) -> float:
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 to 10000."""
+    """Read a whole number from 1 to 10000."""
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= 10_000:
         raise ArgumentTypeError(f"{text!r} is not a whole number from 1 to 10000")
     return int(text)
 
 
 def not_negative(text: str) -> int:
-    """A whole number from 0."""
+    """Read a whole number from 0."""
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
 
 
-def write_json(stdout: OutputWrapper, name: str, locks: Iterable[Seen], rest: Callable[[], dict[str, Any]]) -> None:
-    """Write one object, its list *name* as it comes: a million locks need no memory. *rest* is asked at the end."""
+def write_json(
+    stdout: OutputWrapper, name: str, locks: Iterable[LockSnapshot], rest: Callable[[], dict[str, Any]]
+) -> None:
+    """Write one object: the list *name*, lock by lock, so that a million locks need no memory; and then *rest*."""
     stdout.write(f'{{"{name}": [', ending="")
-    for number, seen in enumerate(locks):
-        stdout.write(("," if number else "") + json.dumps(as_json(seen)), ending="")
+    for number, lock in enumerate(locks):
+        stdout.write(("," if number else "") + json.dumps(as_json(lock)), ending="")
     stdout.write("]" + "".join(f", {json.dumps(key)}: {json.dumps(value)}" for key, value in rest().items()) + "}")
 
 
-#: How wide a column may get; a text that needs more pushes the rest of its row aside.
-WIDEST: Final = 120
+#: The width of a column at most; a longer text moves the rest of its row to the right.
+MAX_WIDTH: Final = 120
 TITLES: Final = ("KEY", "STATE", "HOLDER", "SINCE", "LEFT", "WAITING", "TOKEN")
 
 
-def as_row(seen: Seen) -> tuple[str, ...]:
-    """A lock for people, for a terminal."""
-    first = next(iter(seen.holders), None)
+def as_row(lock: LockSnapshot) -> tuple[str, ...]:
+    """The row of a lock, for a terminal."""
+    first = next(iter(lock.holders), None)
     who = "" if first is None else f"{display.who(first)}, {display.where(first)}"
-    more = seen.holding - 1
+    more = lock.holding - 1
     row = (
-        seen.key,
-        display.STATES[seen.state],
-        seen.damage or (f"{who} and {more} more" if more > 0 else who) or "-",
-        display.ago(first.acquired_at, seen.now) if first and first.acquired_at else "-",
-        display.left(seen.expires_at, seen.now) if seen.expires_at else "-",
-        seen.waiting,
-        max(seen.tokens, default=seen.token or "-"),
+        lock.key,
+        display.STATES[lock.state][1],
+        lock.damage or (f"{who} and {more} more" if more > 0 else who) or "-",
+        display.ago(first.acquired_at, lock.now) if first and first.acquired_at else "-",
+        display.time_left(lock.expires_at, lock.now) if lock.expires_at else "-",
+        lock.waiting,
+        max(lock.tokens, default=lock.token or "-"),
     )
     return tuple(display.plain(cell) for cell in row)
 
 
 def write_table(stdout: OutputWrapper, rows: Iterable[tuple[str, ...]]) -> None:
-    """Write rows in columns as wide as the first rows need: the others need not be known before."""
+    """Write rows in columns that are as wide as the first thousand rows need: the others are not read before."""
     block: list[tuple[str, ...]] = [TITLES]
     widths: list[int] | None = None
     for row in rows:
@@ -141,7 +143,7 @@ def write_table(stdout: OutputWrapper, rows: Iterable[tuple[str, ...]]) -> None:
 
 
 def _write_block(stdout: OutputWrapper, block: list[tuple[str, ...]], widths: list[int] | None) -> list[int]:
-    widths = widths or [min(WIDEST, max(map(len, column))) for column in zip(*block, strict=True)]
+    widths = widths or [min(MAX_WIDTH, max(map(len, column))) for column in zip(*block, strict=True)]
     for row in block:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         stdout.write("  ".join(cells).rstrip())

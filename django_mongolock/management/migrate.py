@@ -1,4 +1,4 @@
-"""Has ``migrate`` make what Django's own API cannot: the TTL index of the locks, and the collection of the history."""
+"""After ``migrate``, create what Django's API cannot: the indexes of the locks, and the collection of the history."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ..conf import get_settings
 from ..engine import history
 from ..engine.indexes import ensure_indexes
 from ..exceptions import LockBackendFailed
-from ..inspect.snapshot import ping
+from ..inspect.queries import ping
 
 logger = logging.getLogger("django_mongolock")
 
 
 def make_indexes_after_migrate(*, using: str, **kwargs: Any) -> None:
-    """Make them when the lock database is migrated, and also when only the default one is: most projects stop there.
+    """Create them when the lock database is migrated, or the default one: most projects migrate only that.
 
-    A missing right is no reason to stop a deployment: a warning says so, and `check --database` repeats it.
+    A missing right does not stop a deployment: it is logged as a warning, and reported by `check --database`.
     """
     home = get_settings().DATABASE
     if using not in (home, DEFAULT_DB_ALIAS):
@@ -30,7 +30,7 @@ def make_indexes_after_migrate(*, using: str, **kwargs: Any) -> None:
     if not isinstance(get_backend(home), MongoBackend):
         return
     try:
-        ping(mongo_store(home), get_settings().COMMAND_TIMEOUT)  # an index may take its time, an answer may not
+        ping(mongo_store(home), get_settings().COMMAND_TIMEOUT)  # an index may take long, an answer may not
         store = mongo_store(home)
         ensure_indexes(store.collection)
         if size := store.config.history:

@@ -1,6 +1,7 @@
 """The models, which are read and never written: `Lock` and `LockEvent`."""
 
-from .lock import Holder, Lock, LockQuerySet, Waiter
+from ..inspect.snapshot import LockSnapshot, Party
+from .lock import Entry, Lock, LockQuerySet
 from .lock_event import LockEvent
 
-__all__ = ["Holder", "Lock", "LockEvent", "LockQuerySet", "Waiter"]
+__all__ = ["Entry", "Lock", "LockEvent", "LockQuerySet", "LockSnapshot", "Party"]

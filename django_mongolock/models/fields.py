@@ -1,10 +1,11 @@
-"""Model fields that read whatever stands in a document, and never raise: what is not of their kind, they read as None.
+"""Model fields that read any document and never raise: a value of the wrong type is read as None.
 
-A document of the locks collection may be damaged, or somebody else's. That must not hide the others of a query.
+A document of the locks collection may be damaged, or may not be ours. That must not hide the other results of a query.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from django.utils import timezone
 from django.utils.functional import cached_property
 from django_mongodb_backend.fields import EmbeddedModelArrayField
 
+from ..inspect.snapshot import Party, read_number, read_parties
+
 if TYPE_CHECKING:
     CharField = models.CharField[Any, Any]
     BigIntegerField = models.BigIntegerField[Any, Any]
@@ -22,6 +25,14 @@ if TYPE_CHECKING:
 else:
     Lookup = models.Lookup
     CharField, BigIntegerField, DateTimeField = models.CharField, models.BigIntegerField, models.DateTimeField
+
+
+def _moment(value: object) -> datetime | None:
+    """The backend reads moments without a time zone."""
+    if not isinstance(value, datetime):
+        return None
+    moment = value if timezone.is_aware(value) else value.replace(tzinfo=UTC)
+    return moment if settings.USE_TZ else timezone.make_naive(moment)
 
 
 class Text(CharField):
@@ -35,40 +46,37 @@ class Number(BigIntegerField):
     """A whole number, or None."""
 
     def get_internal_type(self) -> str:
-        return "LockNumber"  # the backend converts by this name, and raises: a name of our own keeps it away
+        return "LockNumber"  # for names it knows, the backend converts, and raises
 
     @cached_property
     def validators(self) -> list[Any]:
-        """None: Django would look for the range of that type in the default database."""
+        """No validators: Django would look for the range of that type in the default database."""
         return []
 
     def from_db_value(self, value: object, *args: object) -> int | None:
-        return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
+        return read_number(value)
 
 
 class Moment(DateTimeField):
-    """A moment that the server wrote by its own clock, or None. Aware; with USE_TZ = False in local time."""
+    """A moment according to the server's clock, or None. Aware; with USE_TZ = False in local time."""
 
     def get_internal_type(self) -> str:
         return "LockMoment"
 
     def from_db_value(self, value: object, *args: object) -> datetime | None:
-        if not isinstance(value, datetime):
-            return None
-        moment = value if timezone.is_aware(value) else value.replace(tzinfo=UTC)
-        return moment if settings.USE_TZ else timezone.make_naive(moment)
+        return _moment(value)
 
     def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
-        """Moments are stored in UTC, also in projects that go by local time."""
+        """Moments are stored in UTC, also in projects that use local time."""
         if not isinstance(value, datetime):
             return value
         return (value if timezone.is_aware(value) else timezone.make_aware(value)).astimezone(UTC)
 
 
 class Having(Lookup):
-    """``holders__having=[{"host": "web-1"}, {"user": "anna"}]``: is there an entry with all facts of one of these?
+    """``holders__having=[{"host": "web-1"}, {"user": "anna"}]``: an entry has all facts of one of these.
 
-    A query rather than an expression: one look at each entry, and whatever else stands in the document is no error.
+    A query rather than an expression: one look at each entry, and no other content of a document is an error.
     """
 
     lookup_name = "having"
@@ -80,8 +88,8 @@ class Having(Lookup):
         return {self.lhs.target.column: {"$elemMatch": {"$or": wanted}}}
 
 
-class Entries(EmbeddedModelArrayField):  # type: ignore[misc]
-    """Holders or waiters; [] where there is no such list."""
+class Parties(EmbeddedModelArrayField):  # type: ignore[misc]
+    """Holders or waiters, read as `Party`; [] for anything that is no list."""
 
     def _get_lookup(self, lookup_name: str) -> Any:
         return Having if lookup_name == Having.lookup_name else super()._get_lookup(lookup_name)
@@ -89,15 +97,12 @@ class Entries(EmbeddedModelArrayField):  # type: ignore[misc]
     def get_internal_type(self) -> str:
         return "LockEntries"
 
-    def from_db_value(self, value: object, *args: object) -> list[models.Model]:
-        return [self._read(item) for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    def _from_db_value(self, value: object, *args: object) -> list[Party]:
+        return [
+            replace(
+                party, since=_moment(party.since), acquired_at=_moment(party.acquired_at), until=_moment(party.until)
+            )
+            for party in read_parties(value)
+        ]
 
-    def _from_db_value(self, value: object, *args: object) -> list[models.Model]:
-        return Entries.from_db_value(self, value)
-
-    def _read(self, item: dict[str, Any]) -> models.Model:
-        fields = [field for field in self.embedded_model._meta.fields if hasattr(field, "from_db_value")]
-        made: models.Model = self.embedded_model(
-            **{field.attname: field.from_db_value(item.get(field.column)) for field in fields}
-        )
-        return made
+    from_db_value = _from_db_value  # the field of the backend calls it by both names

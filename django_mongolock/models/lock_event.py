@@ -1,4 +1,4 @@
-"""`LockEvent`: the history of the locks as a Django model, to look at."""
+"""`LockEvent`: the history of the locks as a Django model, to read."""
 
 from __future__ import annotations
 
@@ -6,48 +6,51 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 from django.db import NotSupportedError, models
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django_mongodb_backend.fields import ObjectIdAutoField
 
 from ..backends.base import mongo_store
 from ..engine import history
-from ..inspect.display import EVENTS
+from ..engine.history import FACTS
+from ..inspect.display import EVENTS, milliseconds
+from ..inspect.snapshot import Party
 from .fields import Moment, Number, Text
-from .read_only import LookingManager, LookingQuerySet
+from .read_only import ReadOnlyManager, ReadOnlyQuerySet
 
 _NOT_WRITTEN = "the history of locks is written by the engine only: see MONGOLOCK['HISTORY']"
 
 
-class LockEventQuerySet(LookingQuerySet):
-    """Events to look at."""
+class LockEventQuerySet(ReadOnlyQuerySet):
+    """Events to read."""
 
     not_deleted = "events are not deleted: new ones push out the oldest"
     not_written = _NOT_WRITTEN
 
     def recent(self, limit: int = 100, *, skip: int = 0, timeout: float = 5.0) -> list[LockEvent]:
-        """The latest of these, or the first in the order that was given; read by an index. Raises LockBackendFailed."""
+        """The latest of these events, or the first in their order; read by an index. Raises LockBackendFailed."""
         if (query := self.as_query()) is None:
             return []
         found = history.read(mongo_store(self.db), *query, skip=skip, limit=limit, timeout=timeout)
         return [LockEvent.from_document(document, self.db) for document in found]
 
     def count_up_to(self, limit: int, timeout: float) -> int:
-        """How many there are, but do not count beyond *limit*. Raises LockBackendFailed."""
+        """Count these events, up to *limit*. Raises LockBackendFailed."""
         query = self.as_query()
         return 0 if query is None else history.count(mongo_store(self.db), query[0], limit, timeout)
 
 
 class LockEvent(models.Model):
-    """Something that happened to a lock: one of `engine.history.Happened`.
+    """An event in the life of a lock: one of `engine.history.Happened`.
 
-    Written if MONGOLOCK["HISTORY"] says so, by the process that it happened to, a moment later and not for sure: what a
-    process noted in its last second dies with it, and new events push out the oldest. It proves nothing.
+    With MONGOLOCK["HISTORY"], the process that it happened to writes it a moment later. That is not certain: the events
+    of the last second of a process are lost with it, and new events push out the oldest. An event is no proof.
     """
 
     id = ObjectIdAutoField(primary_key=True, db_column="_id")
-    at = Moment(_("when"), help_text=_("by the server's clock"))
+    at = Moment(_("when"), help_text=_("according to the server's clock"))
     key = Text(_("key"), max_length=512)
-    event = Text(_("what"), max_length=16, choices=[(what.value, word) for what, word in EVENTS.items()])
+    event = Text(_("what"), max_length=16, choices=[(what.value, word) for what, (_shape, word) in EVENTS.items()])
     token = Number(_("fencing token"), null=True)
     mode = Text(_("mode"), max_length=16, null=True)
     owner = Text(_("owner"), max_length=256, null=True)
@@ -62,10 +65,10 @@ class LockEvent(models.Model):
     by = Text(_("by"), max_length=256, null=True, help_text=_("who asked for the release, forced it or cleared it"))
     reason = Text(_("reason"), max_length=256, null=True)
 
-    #: The server's time when it was read, for objects that come from `recent`.
+    #: The server's time when the event was read, for objects that come from `recent`.
     now: datetime
 
-    objects = LookingManager.from_queryset(LockEventQuerySet)()
+    objects = ReadOnlyManager.from_queryset(LockEventQuerySet)()
 
     class Meta:
         managed = False
@@ -86,9 +89,23 @@ class LockEvent(models.Model):
         """Not supported: new events push out the oldest."""
         raise NotSupportedError(LockEventQuerySet.not_deleted)
 
+    @property
+    def party(self) -> Party:
+        """The process that it happened to."""
+        return Party(**{name: getattr(self, name) for name in FACTS})
+
+    @property
+    def details(self) -> str:
+        """How long it waited and held, by whom and why, in words."""
+        facts = [gettext("waited %s") % milliseconds(self.waited_ms)] if self.waited_ms else []
+        facts += [gettext("held %s") % milliseconds(self.held_ms)] if self.held_ms is not None else []
+        facts += [gettext("by %s") % self.by] if self.by else []
+        facts += [self.reason] if self.reason else []
+        return " · ".join(facts) or "–"
+
     @classmethod
     def from_document(cls, document: dict[str, Any], using: str) -> LockEvent:
-        """The event that this document tells of."""
+        """The event of this document."""
         fields = cls._meta.concrete_fields
         values = [
             field.from_db_value(value) if hasattr(field, "from_db_value") else value

@@ -1,4 +1,4 @@
-"""Looking, through Django's ORM, at documents that only the engine writes."""
+"""Reading, through Django's ORM, documents that only the engine writes."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ else:
     Manager = models.Manager
 
 
-class LookingQuerySet(MongoQuerySet):
+class ReadOnlyQuerySet(MongoQuerySet):
     """Filters, orders and counts like any other; writes nothing."""
 
-    #: Why, and what to do instead.
+    #: The text of the errors: why, and what to do instead.
     not_deleted: ClassVar[str]
     not_written: ClassVar[str]
 
     def as_query(self) -> tuple[dict[str, Any], dict[str, int]] | None:
-        """The condition and the order as MongoDB takes them; None if it is known that nothing can be found.
+        """The condition and the order in MongoDB's form; None if no document can match.
 
         The backend's own pipeline copies the field that it sorts by, and so sorts without an index.
         """
@@ -42,7 +42,7 @@ class LookingQuerySet(MongoQuerySet):
         return query.match_mql, query.ordering
 
     def delete(self) -> NoReturn:
-        """Not supported: what was renewed or granted meanwhile would go as well."""
+        """Not supported: locks that were renewed or granted in the meantime would be deleted too."""
         raise NotSupportedError(self.not_deleted)
 
     def update(self, **values: Any) -> NoReturn:
@@ -58,8 +58,8 @@ class LookingQuerySet(MongoQuerySet):
         raise NotSupportedError(self.not_written)
 
 
-class LookingManager(Manager):
-    """Refuses to look where the locks are not in MongoDB: rather an error than the answer that there are none."""
+class ReadOnlyManager(Manager):
+    """Raises an error where the locks are not in MongoDB, instead of finding none."""
 
     def get_queryset(self) -> models.QuerySet[Any]:
         mongo_store(self._db)

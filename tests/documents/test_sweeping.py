@@ -306,7 +306,7 @@ class TestAdmin:
         assert "&lt;dead&gt;" in page
         assert "exporting → failed" in page
         answer = client.post(ADDRESS, {"lock": "test"}, follow=True).content.decode()
-        assert "1 stale document of “test” was freed." in answer
+        assert "1 stale document of “test” was released." in answer
         assert ground.read(id_, "state", "holder") == ("failed", None)
         assert ADDRESS in client.get("/admin/django_mongolock/lock/").content.decode()
 
@@ -346,7 +346,7 @@ class TestAdmin:
         client = browser(*MAY)
         page, said = client.get(ADDRESS), client.get(ADDRESS, HTTP_ACCEPT="application/json")
         assert (page.status_code, said.status_code) == (503, 503)
-        assert "The locks cannot be shown just now" in page.content.decode()
+        assert "The locks cannot be shown now" in page.content.decode()
         assert {row["error"] for row in said.json()["documents"]} == {str(LockBackendFailed("it is away"))}
 
     def test_away(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,5 +372,5 @@ class TestAdmin:
         browser("view_ad", "change_ad").post("/admin/shop/ad/", change)
         assert ground.read(ads[0].pk, "state") == "exporting"
         answer = browser("view_ad", "change_ad", *MAY).post("/admin/shop/ad/", change, follow=True)
-        assert "1 stale document of “ad exports” was freed." in answer.content.decode()
+        assert "1 stale document of “ad exports” was released." in answer.content.decode()
         assert [ground.read(ad.pk, "state") for ad in ads] == ["failed", "exporting", "exporting"]

@@ -359,17 +359,17 @@ def eight_wait(in_thread: InThread, settings: Settings, locks: object) -> Iterat
 
 
 def seen_waiting(key: str) -> int:
-    """How many wait for *key*, as the survey tells."""
-    (lock,) = Lock.objects.filter(pk=key).survey()
-    return lock.seen.waiting
+    """How many wait for *key*, according to its snapshot."""
+    (lock,) = Lock.objects.filter(pk=key).snapshots()
+    return lock.waiting
 
 
 @WITH_MONGO
 def test_eight_who_wait_are_eight(eight_wait: str) -> None:
-    """F69, P5: in the survey, in the overview of the dashboard, in JSON, and in the list of the command."""
+    """F69, P5: in the snapshot, in the overview of the dashboard, in JSON, and in the list of the command."""
     assert eventually(lambda: seen_waiting(eight_wait) == 8, 5), f"{seen_waiting(eight_wait)} are seen"
-    (lock,) = Lock.objects.filter(pk=eight_wait).survey()
-    assert as_json(lock.seen)["waiting"] == 8
+    (lock,) = Lock.objects.filter(pk=eight_wait).snapshots()
+    assert as_json(lock)["waiting"] == 8
     assert overview(mongo_store()).waiting == 8
     out = StringIO()
     call_command("list_locks", "--waiting", stdout=out)

@@ -23,7 +23,7 @@ from django_mongolock.engine.rule import IS_WHOLE, Step
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged, LockError, LockNotAcquired
-from django_mongolock.inspect import operations, snapshot
+from django_mongolock.inspect import operations, queries
 from tests.engine.conftest import Document, LockMaker, make_lock
 from tests.lock_documents import clock, document, entry, waiter
 from tests.waiting import eventually
@@ -99,8 +99,8 @@ STEPS: dict[str, Callable[[MongoStore], object]] = {
         "bad", Step(ask="g", remove=("g",), force=True, tombstone_ttl=1_000), 5
     ),
     "deadlock": lambda store: store.deadlock("bad", "g", 5),
-    "survey": lambda store: list(snapshot.survey(store, {})),
-    "deadlocks": lambda store: [str(cycle) for cycle in snapshot.find_deadlocks(store)],
+    "snapshots": lambda store: list(queries.snapshots(store, {})),
+    "deadlocks": lambda store: [str(cycle) for cycle in queries.find_deadlocks(store)],
     "stale": lambda store: list(operations.find_stale(store, operations.Which())),
     "clear": lambda store: operations.clear_stale(store, ["bad"], operations.Which()),
     "ask": lambda store: operations.ask_to_release(store, "bad", "somebody"),
@@ -214,7 +214,7 @@ def test_a_huge_document_costs_little(world: World, session: Session) -> None:
     for step in (protocol.release("bad", many[0]["grant"]), protocol.ensure_removed("bad", "g")):
         with contextlib.suppress(LockError):
             session.run(step)
-    assert [seen.damage for seen in snapshot.survey(world.store, {"_id": "bad"})] != [None]
+    assert [seen.damage for seen in queries.snapshots(world.store, {"_id": "bad"})] != [None]
     assert time.monotonic() - started < 8
     world.store.renew(["healthy"], Step(renew=("mine",), beat=3), 2)
     busy = world.collection.database.client.admin.aggregate(

@@ -241,14 +241,14 @@ def test_from_outside(next_version: Callable[[], None], lock: LockMaker, store: 
 
 @WITH_MONGO
 def test_looked_at(locks: Locks) -> None:
-    """F53: in the model, the survey and the commands, which show what they know."""
+    """F53: in the model, the snapshots and the commands, which show what they know."""
     new = dict(NEW)
     locks.add("held", [stored_entry(**new)], [stored_waiter(**new)], change=new)
     locks.add("stale", [stored_entry(left=-60, **new)], change=new)
     lock = Lock.objects.get(pk="held")
     assert [(holder.host, holder.pid) for holder in lock.holders] == [("web-1", 4001)]
     assert [waiter.pid for waiter in lock.waiters] == [4100]
-    assert {seen.pk for seen in Lock.objects.all().survey()} == {"held", "stale"}
+    assert {lock.key for lock in Lock.objects.all().snapshots()} == {"held", "stale"}
     out = StringIO()
     call_command("list_locks", "--all", stdout=out)
     assert "held" in out.getvalue()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 from celery import shared_task
 
 from ...backends.base import mongo_store
@@ -25,10 +23,9 @@ def clear_stale_locks(older_than: float = 0.0, using: str | None = None) -> dict
     store = mongo_store(using)
     which = operations.Which(starting(get_settings().KEY_PREFIX), older_than=older_than)
     found = cleared = 0
-    stale = (seen.key for seen in operations.find_stale(store, which) if seen.state is not State.DAMAGED)
-    while keys := list(islice(stale, 1_000)):
-        found += len(keys)
-        cleared += operations.clear_stale(store, keys, which).cleared
+    for batch, done in operations.clear_all_stale(store, which):
+        found += sum(lock.state is not State.DAMAGED for lock in batch)
+        cleared += done.cleared
     if cleared:
         send(stale_locks_cleared, count=cleared, using=using or get_settings().DATABASE)
     return {"found": found, "cleared": cleared}

@@ -1,4 +1,4 @@
-"""``manage.py clear_stale_locks``: free what dead processes left behind."""
+"""``manage.py clear_stale_locks``: clears the locks that dead processes left behind."""
 
 from __future__ import annotations
 
@@ -8,47 +8,47 @@ from argparse import RawDescriptionHelpFormatter
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
 from ...conf import get_settings
 from ...engine.store import MongoStore
-from ...inspect.operations import Which, clear_stale, find_stale
-from ...inspect.snapshot import Seen, State, count
+from ...inspect.operations import Which, clear_all_stale, find_stale
+from ...inspect.queries import count
+from ...inspect.snapshot import LockSnapshot, State
 from ...signals import send, stale_locks_cleared
 from ..document_locks import Report, Sweeper
 from ..lock_command import LockCommand, as_row, positive, seconds, write_json, write_table
 
-#: How many locks the question shows.
-FIRST = 10
+#: How many locks the confirmation shows.
+SHOWN = 10
 FOUND = 3
 
 HELP = """\
-Clears stale locks: those whose lease is over and that nobody released, since their process died or hung.
+Clears stale locks: those whose lease has ended without a release, because their process died or hung.
 
-They do no harm, for the next who asks for one gets it; but they fill the list, and tell of deaths. The server decides
-in the clearing update itself, by its own clock: a lock that is renewed or taken in the same moment stays. Whoever waits
-for a cleared lock gets it. Damaged documents stay as they are, and so does, once, a lock that was written before
-a failover: its lease is given its whole length once more.
+Stale locks do no harm, since the next process that asks gets them; but they fill the list and hide new failures. The
+server decides in the clearing update itself, according to its own clock: a lock that is renewed or acquired in the same
+moment stays. The first waiter for a cleared lock gets it. Damaged documents are not changed. A lock that was written
+before a failover is left once: its lease gets its whole length again.
 
-Document locks are swept as well: a document that somebody has held for longer than its lock allows is set to the failed
-state of that work, for a retry job to take. --key leaves documents alone, --document-lock the named locks.
+Stale document locks are cleared too: a document that was held for longer than its lock allows is set to the failed
+state of that work, for a retry job. With --key no document is cleared, with --document-lock no named lock.
 """
 
 CODES = """\
 exit codes:
   0  the stale locks were cleared, or there was nothing to clear
-  1  error: MongoDB cannot be reached, a setting or a pattern is wrong, or nobody can be asked (see --no-input)
-  2  the command line cannot be understood
+  1  error: MongoDB cannot be reached, a setting or a pattern is wrong, or there is no terminal (see --no-input)
+  2  the command line is wrong
   3  --dry-run found stale locks
 """
 
 
 @dataclass
 class Tally:
-    """What was found and done."""
+    """How many locks were found, cleared and left."""
 
     found: int = 0
     cleared: int = 0
@@ -60,7 +60,7 @@ class Command(LockCommand):
     """Clears stale locks, in batches."""
 
     help = HELP
-    #: Did a dry run find something?
+    #: Whether a dry run found stale locks.
     found_some = False
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
@@ -69,16 +69,16 @@ class Command(LockCommand):
         return parser
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--dry-run", action="store_true", help="only tell what would be cleared")
+        parser.add_argument("--dry-run", action="store_true", help="only show what would be cleared")
         parser.add_argument(
             "--older-than",
             type=seconds,
             default=0.0,
             metavar="TIME",
-            help="only locks whose lease has been over for so long: seconds, or 5m, 2h, 1d",
+            help="only locks whose lease ended at least so long ago: seconds, or 5m, 2h, 1d",
         )
         parser.add_argument(
-            "--no-input", "--noinput", action="store_false", dest="interactive", help="clear without asking"
+            "--no-input", "--noinput", action="store_false", dest="interactive", help="clear without a confirmation"
         )
         parser.add_argument(
             "--batch-size", type=positive, default=1_000, metavar="NUMBER", help="locks in one update (default: 1000)"
@@ -93,7 +93,7 @@ class Command(LockCommand):
         super().add_arguments(parser)
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """The exit code is for the shell; `call_command` just returns."""
+        """Exit with a code for the shell; `call_command` returns."""
         super().run_from_argv(argv)
         if self.found_some:
             sys.exit(FOUND)
@@ -101,8 +101,8 @@ class Command(LockCommand):
     def handle(self, **options: Any) -> None:
         asks = options["interactive"] and not options["dry_run"]
         if asks and (options["json"] or not sys.stdin.isatty()):
-            raise CommandError("nobody can be asked whether to clear them: use --no-input, or --dry-run to look first")
-        with self.telling_errors():
+            raise CommandError("there is no terminal for the confirmation: use --no-input, or --dry-run to look first")
+        with self.reporting_errors():
             which = Which(self.keys(options), self.owner(options), options["older_than"])
             sweeper = Sweeper(options)
             store = None if options["document_lock"] else self.store(options)
@@ -110,7 +110,7 @@ class Command(LockCommand):
                 self._run(store, which, sweeper, options)
 
     def _is_confirmed(self, store: MongoStore | None, which: Which, sweeper: Sweeper) -> bool:
-        first = list(find_stale(store, which, limit=FIRST)) if store else []
+        first = list(find_stale(store, which, limit=SHOWN)) if store else []
         reports = [report for report in map(sweeper.look, sweeper.locks) if report.stale or report.error]
         if not first and not reports:
             self.stdout.write("There are no stale locks.")
@@ -122,7 +122,7 @@ class Command(LockCommand):
             if total > len(first):
                 self.stdout.write("…")
         for report in reports:
-            report.write(self.stdout, FIRST)
+            report.write(self.stdout, SHOWN)
         if input("\nClear them? [y/N] ").strip().lower() in ("y", "yes"):
             return True
         self.stdout.write("Nothing was cleared.")
@@ -145,9 +145,9 @@ class Command(LockCommand):
                 report.write(self.stdout)
         self.found_some = options["dry_run"] and (tally.found > 0 or any(report.stale for report in reports))
         if failed := [f"{report.name}: {report.error}" for report in reports if report.error]:
-            raise CommandError(f"not all documents were looked at: {'; '.join(failed)}")
+            raise CommandError(f"some documents could not be read: {'; '.join(failed)}")
 
-    def _write_locks(self, locks: Iterator[Seen], tally: Tally, *, dry_run: bool, named: bool) -> None:
+    def _write_locks(self, locks: Iterator[LockSnapshot], tally: Tally, *, dry_run: bool, named: bool) -> None:
         if not named:
             return
         if dry_run:
@@ -157,38 +157,30 @@ class Command(LockCommand):
             deque(locks, maxlen=0)
             self.stdout.write(f"Cleared {tally.cleared} of {tally.found} stale locks.{_left_over(tally)}")
 
-    def _work(self, store: MongoStore, which: Which, options: dict[str, Any], tally: Tally) -> Iterator[Seen]:
+    def _work(self, store: MongoStore, which: Which, options: dict[str, Any], tally: Tally) -> Iterator[LockSnapshot]:
         """Find stale locks, batch by batch, and clear them unless it is a dry run."""
-        told = time.monotonic()
-        for batch in _batches(find_stale(store, which), options["batch_size"]):
-            stale = [seen for seen in batch if seen.state is not State.DAMAGED]
+        reported = time.monotonic()
+        for batch, done in clear_all_stale(store, which, options["batch_size"], dry_run=options["dry_run"]):
+            stale = [lock for lock in batch if lock.state is not State.DAMAGED]
             tally.found += len(stale)
             tally.damaged += len(batch) - len(stale)
-            if stale and not options["dry_run"]:
-                done = clear_stale(store, [seen.key for seen in stale], which)
-                tally.cleared += done.cleared
-                tally.postponed += done.postponed
-                if done.cleared:
-                    using = options["database"] or get_settings().DATABASE
-                    send(stale_locks_cleared, count=done.cleared, using=using)
+            tally.cleared += done.cleared
+            tally.postponed += done.postponed
+            if done.cleared:
+                send(stale_locks_cleared, count=done.cleared, using=options["database"] or get_settings().DATABASE)
             yield from stale
-            if options["verbosity"] >= 2 or (self.stderr.isatty() and time.monotonic() - told > 1):
-                told = time.monotonic()
+            if options["verbosity"] >= 2 or (self.stderr.isatty() and time.monotonic() - reported > 1):
+                reported = time.monotonic()
                 self.stderr.write(f"{tally.found} found, {tally.cleared} cleared", str)
 
 
-def _batches(found: Iterator[Seen], size: int) -> Iterator[list[Seen]]:
-    while batch := list(islice(found, size)):
-        yield batch
-
-
 def _left_over(tally: Tally) -> str:
-    """Why some were left."""
+    """Why some locks were not cleared."""
     text = ""
     if tally.postponed:
-        text += f" {tally.postponed} were written before a failover and keep their lease once more."
+        text += f" {tally.postponed} were written before a failover: their leases get their whole length again."
     if tally.damaged:
-        text += f" {tally.damaged} damaged documents were left as they are: see list_locks --stale."
+        text += f" {tally.damaged} damaged documents were not changed: see list_locks --stale."
     if taken := tally.found - tally.cleared - tally.postponed:
-        text += f" {taken} had been renewed, taken or released by then."
+        text += f" {taken} had been renewed, acquired or released by then."
     return text

@@ -23,21 +23,21 @@ from ...locks import mongo_lock
 from ..lock_command import seconds
 
 HELP = """\
-Runs a program while it holds a lock, for cron jobs and scripts: manage.py run_locked nightly --wait 0 -- ./import.sh -v
+Runs a program under a lock, for cron jobs and scripts: manage.py run_locked nightly --wait 0 -- ./import.sh -v
 
-The lock is renewed for as long as the program runs, and given back when it ends. If the lock is lost meanwhile, because
-MongoDB could not be reached for a whole lease or somebody took it away, the program is stopped: SIGTERM, and SIGKILL
-after the grace. The program finds MONGOLOCK_KEY and MONGOLOCK_FENCING_TOKEN in its environment.
+The lock is renewed while the program runs, and released when it ends. If the lock is lost, because MongoDB did not
+answer for a whole lease or the release was forced, the program is stopped: SIGTERM, and SIGKILL after the grace period.
+The program finds MONGOLOCK_KEY and MONGOLOCK_FENCING_TOKEN in its environment.
 """
 
 CODES = """\
 exit codes:
-  the program's own; 128 and the signal's number, if a signal ended it
+  the program's own; 128 plus the number of the signal, if a signal ended it
    69  MongoDB cannot be reached
-   75  the lock is busy (EX_TEMPFAIL: try again later); 0 with --on-contention skip
+   75  another process holds the lock (EX_TEMPFAIL: try again later); 0 with --on-contention skip
    76  the lock was lost and the program was stopped
   126  the program cannot be run
-  127  there is no such program
+  127  the program does not exist
 """
 
 _FORWARDED: Final = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")
@@ -47,7 +47,7 @@ class Command(BaseCommand):
     """Runs a program under a lock."""
 
     help = HELP
-    #: It is for the shell: what is wrong with the project shows elsewhere.
+    #: For the shell: other commands report what is wrong with the project.
     requires_system_checks: list[str] = []  # noqa: RUF012 - as Django wants it
     #: The program's exit code, for `run_from_argv`.
     code = 0
@@ -58,7 +58,7 @@ class Command(BaseCommand):
         parse = parser.parse_args
 
         def parse_args(args: Sequence[str], namespace: Namespace | None = None) -> Namespace:
-            """The program's arguments are its own; argparse would drop each `--` among them."""
+            """Leave the program's arguments alone: argparse would drop each `--` among them."""
             at = list(args).index("--") if "--" in args else None
             if at is None and not {"-h", "--help", "--version"}.intersection(args):
                 parser.error("put -- between the key and the program: run_locked KEY -- PROGRAM …")
@@ -72,17 +72,22 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("lock", metavar="KEY", help="the key, without MONGOLOCK['KEY_PREFIX']")
         parser.add_argument("program", nargs="+", metavar="-- PROGRAM", help="what to run, with its arguments")
-        parser.add_argument("--lease", type=seconds, metavar="TIME", help="how long the lock lives after this process")
+        parser.add_argument(
+            "--lease", type=seconds, metavar="TIME", help="how long the lock stays held if this process dies"
+        )
         parser.add_argument(
             "--wait", type=seconds, default=0.0, metavar="TIME", help="how long to wait for the lock (default: 0)"
         )
         parser.add_argument(
-            "--on-contention", choices=("fail", "skip"), default="fail", help="if it is busy: exit with 75, or with 0"
+            "--on-contention",
+            choices=("fail", "skip"),
+            default="fail",
+            help="if the lock is busy: exit with 75, or with 0",
         )
         parser.add_argument(
-            "--max-hold", type=seconds, metavar="TIME", help="stop the program after this time, for what may hang"
+            "--max-hold", type=seconds, metavar="TIME", help="stop the program after this time, in case it hangs"
         )
-        parser.add_argument("--shared", action="store_true", help="a shared lock, for those who only read")
+        parser.add_argument("--shared", action="store_true", help="a shared lock, for programs that only read")
         parser.add_argument(
             "--grace",
             type=seconds,
@@ -90,11 +95,11 @@ class Command(BaseCommand):
             metavar="TIME",
             help="between SIGTERM and SIGKILL, if the lock is lost (default: 10)",
         )
-        parser.add_argument("--label", help="a word to the people who look at the locks (default: the program)")
+        parser.add_argument("--label", help="a note for people who look at the locks (default: the program)")
         parser.add_argument("--database", metavar="ALIAS", help="a DATABASES alias, if not MONGOLOCK['DATABASE']")
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """The exit code is for the shell; `call_command` returns it as text."""
+        """Exit with the code of the program; `call_command` returns it as text."""
         super().run_from_argv(argv)
         if self.code:
             sys.exit(self.code)
@@ -130,8 +135,8 @@ class Command(BaseCommand):
 
 
 class _Child:
-    """The program. It has a process group of its own, so that what it started is stopped along with it, unless it runs
-    at a terminal, which talks to one group only."""
+    """The program. It has its own process group, so that its child processes are stopped with it; except at a terminal,
+    which sends its signals to one group only."""
 
     def __init__(self, command: list[str], grace: float) -> None:
         self.command = command
@@ -153,18 +158,18 @@ class _Child:
                 group = None if self._is_at_terminal else 0
                 self._process = subprocess.Popen(self.command, env=environment, process_group=group)
             except FileNotFoundError as error:
-                raise CommandError(f"there is no program {self.command[0]!r}", returncode=127) from error
+                raise CommandError(f"the program {self.command[0]!r} does not exist", returncode=127) from error
             except OSError as error:
                 raise CommandError(f"{self.command[0]!r} cannot be run: {error.strerror}", returncode=126) from error
             while self._early:
                 self._send(self._early.pop(0))
             if not lock.held:
-                self.stop(lock)  # it was lost before there was a program to stop
+                self.stop(lock)  # it was lost before the program started
             code = self._process.wait()
         return 128 - code if code < 0 else code
 
     def stop(self, lock: MongoLock) -> None:
-        """The lock was lost: end the program, and what it started, in time."""
+        """The lock was lost: end the program and its child processes in time."""
         if self._process is None or self._stopping.is_set():
             return
         self._stopping.set()
@@ -185,14 +190,14 @@ class _Child:
 
     @contextmanager
     def _forwarding(self) -> Iterator[None]:
-        """Pass on what is sent to this process while the program runs. The terminal sends Ctrl-C to both; what is
-        ignored here (by nohup, say) is ignored by the program as well."""
+        """Forward the signals that this process gets to the program. A terminal sends Ctrl-C to both. A signal that is
+        ignored here, because of nohup for example, is ignored by the program too."""
 
         def forward(number: int, frame: FrameType | None) -> None:
             if number == signal.SIGINT and self._is_at_terminal:
                 return
             if self._process is None:
-                self._early.append(number)  # the program runs already before Popen has returned
+                self._early.append(number)  # the program may run before Popen returns
             else:
                 self._send(number)
 

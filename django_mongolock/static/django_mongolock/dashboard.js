@@ -1,4 +1,4 @@
-/* Refreshes the dashboard in place: what has the focus keeps it, nothing scrolls, and a change is told once. */
+/* Refreshes the dashboard in place: the focus stays, nothing scrolls, and a screen reader hears a change once. */
 "use strict";
 (() => {
   const control = document.getElementById("mongolock-control");
@@ -11,8 +11,8 @@
   const LONGEST = 60000, BARS = 60;
   let paused = false, timer = 0, delay = words.every * 1000, asking = null;
 
-  // The tree is made equal to the new one, and nodes are told apart by what they are about: so the link that has the
-  // focus never turns into the link of another lock.
+  // Makes the tree equal to the new one. Nodes are identified by what they are about: so the link that has the focus
+  // never becomes the link of another lock.
   const name = (node) => (node.nodeType === 1 ? node.id || node.dataset.key || "" : "");
   const alike = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && name(a) === name(b);
 
@@ -66,7 +66,7 @@
     } else if (had !== document.activeElement) had.focus({ preventScroll: true });
   }
 
-  // What had the focus is gone: its section has it now, not the top of the page.
+  // The element with the focus is gone: its section gets the focus, not the top of the page.
   function settle(section) {
     if (!section) return;
     section.tabIndex = -1;
@@ -114,7 +114,7 @@
     if (!paused && !document.hidden && control.dataset.state !== "out") timer = setTimeout(refresh, delay);
   }
 
-  // How many grants there were between two refreshes, of the locks that both of them show.
+  // Counts the grants between two refreshes, of the locks that both of them show.
   const bars = [];
   const sum = { grants: 0, waits: 0, waited: 0 };
   let last = null;

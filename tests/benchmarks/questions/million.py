@@ -163,7 +163,7 @@ QUERIES: Final[dict[str, Callable[[], object]]] = {
     "order_by('key')[:100]": lambda: list(Lock.objects.order_by("key")[:100]),
     "order_by('-acquisitions')[:100]": lambda: list(Lock.objects.order_by("-acquisitions")[:100]),
     "get(key=…)": lambda: Lock.objects.get(key=f"{PREFIX}5000"),
-    "held().survey(limit=100)": lambda: list(Lock.objects.held().survey(limit=100)),
+    "held().snapshots(limit=100)": lambda: list(Lock.objects.held().snapshots(limit=100)),
 }
 
 

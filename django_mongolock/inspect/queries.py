@@ -1,0 +1,128 @@
+"""Reading many locks without touching them: snapshots, counts, deadlocks; judged by the server's own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final, TypedDict, Unpack
+
+from ..engine.deadlock import EVER, Cycle, cycles
+from ..engine.document import DOCUMENT_FIELDS
+from ..engine.rule import IS_WHOLE
+from ..engine.store import MongoStore
+from .patterns import EVERY_KEY, KeyMatch
+from .snapshot import LockSnapshot, read_snapshot
+
+Document = dict[str, Any]
+
+#: How many locks are read at a time.
+READ_BATCH: Final = 1_000
+#: How many locks with waiters are searched for deadlocks.
+MAX_LOCKS_FOR_DEADLOCKS: Final = 1_000
+#: The holders of a lock that was released, and is only kept for a minimum hold: it is not stale when that ends.
+RELEASED: Final[Document] = {"$elemMatch": {"released": {"$type": "date"}}}
+
+
+def array(field: str) -> Document:
+    """An expression for the array *field*; [] if the field holds anything else."""
+    return {"$cond": [{"$isArray": f"${field}"}, f"${field}", []]}
+
+
+#: The waiters whose place in the queue has not expired.
+QUEUE: Final[Document] = {"$filter": {"input": array("waiters"), "as": "e", "cond": {"$gt": ["$$e.until", "$$NOW"]}}}
+#: An expression: whether the lock was released, and is only kept for a minimum hold.
+WAS_RELEASED: Final[Document] = {
+    "$in": ["date", {"$map": {"input": array("holders"), "in": {"$type": "$$this.released"}}}]
+}
+
+
+def waiting(waiters: Document | str) -> Document:
+    """An expression for how many wait: each waiter stands also for those of its process behind it."""
+    behind = {"$sum": "$$waiters.behind"}
+    return {"$let": {"vars": {"waiters": waiters}, "in": {"$add": [{"$size": "$$waiters"}, behind]}}}
+
+
+class Bounds(TypedDict, total=False):
+    """How much to read. limit: 0 for all. holders, waiters: of each lock. timeout: for each batch, in seconds."""
+
+    skip: int
+    limit: int
+    holders: int
+    waiters: int
+    timeout: float
+
+
+def snapshots(
+    store: MongoStore, query: Document, sort: Mapping[str, int] | None = None, **bounds: Unpack[Bounds]
+) -> Iterator[LockSnapshot]:
+    """Read the locks that match *query*, in batches. Raises LockBackendFailed."""
+    limit, timeout = bounds.get("limit", 0), bounds.get("timeout", 60.0)
+    stages: list[Document] = [{"$match": query}]
+    stages += [{"$sort": dict(sort)}] if sort else []
+    stages += [{"$skip": skip}] if (skip := bounds.get("skip")) else []
+    stages += [{"$limit": limit}] if limit else []
+    stages.append({"$project": _projection(bounds.get("holders", 3), bounds.get("waiters", 1))})
+    with store.bounded(timeout):
+        # One more than is wanted: the server then closes the cursor with the first batch.
+        cursor = store.latest.aggregate(stages, batchSize=min(limit or READ_BATCH, READ_BATCH) + 1)
+    with cursor:
+        while True:
+            with store.bounded(timeout):
+                batch = list(islice(cursor, READ_BATCH))
+            yield from map(read_snapshot, batch)
+            if len(batch) < READ_BATCH:
+                return
+
+
+def count(store: MongoStore, query: Document, limit: int | None = None, timeout: float = 60.0) -> int:
+    """Count the locks that match *query*, up to *limit*; for a query that matches all, the count is an estimate.
+
+    Raises LockBackendFailed.
+    """
+    with store.bounded(timeout):
+        if not query:
+            total = store.collection.estimated_document_count()
+            return total if limit is None else min(total, limit)
+        bound: Document = {} if limit is None else {"limit": limit}
+        return store.collection.count_documents(query, **bound)
+
+
+def find_deadlocks(
+    store: MongoStore, key: KeyMatch = EVERY_KEY, timeout: float = 60.0, among: Sequence[str] | None = None
+) -> list[Cycle]:
+    """Find deadlocks among at most `MAX_LOCKS_FOR_DEADLOCKS` locks with waiters whose keys match.
+
+    among: the keys of all locks with waiters, if they are known. A deadlock that is found may be over a moment later,
+    when its youngest waiter gives up. Raises LockBackendFailed.
+    """
+    query = {"expires_at": {"$gt": EVER}, "waiters.0": {"$exists": True}, **key.query()}
+    if among is not None:
+        query = {"_id": {"$in": list(among)}}
+    with store.bounded(timeout):
+        fields = {"holders": 1, "waiters": 1, "now": "$$NOW"}
+        found = list(store.latest.find(query, fields).limit(MAX_LOCKS_FOR_DEADLOCKS))
+    return cycles(found, found[0]["now"]) if found else []
+
+
+def ping(store: MongoStore, timeout: float = 5.0) -> None:
+    """Raise LockBackendFailed if the server does not answer."""
+    with store.bounded(timeout):
+        store.client.admin.command("ping")
+
+
+def _projection(holders: int, waiters: int) -> Document:
+    return {
+        **dict.fromkeys((*DOCUMENT_FIELDS, "expires_at", "last_holder"), 1),
+        "now": "$$NOW",
+        "whole": IS_WHOLE,
+        "released": WAS_RELEASED,
+        "holders": _first("holders", holders),
+        "waiters": _first("waiters", waiters),
+        "tombstones": _first("tombstones", 1),
+        "holding": {"$size": array("holders")},
+        "waiting": waiting(QUEUE),
+    }
+
+
+def _first(field: str, count: int) -> Document:
+    return {"$cond": [{"$isArray": f"${field}"}, {"$slice": [f"${field}", count]}, f"${field}"]}
