@@ -153,7 +153,7 @@ def prepare(group: str) -> None:
     print(f"dev.py: installing the group '{group}' into {VENV}", flush=True)
     if not groups:
         make_venv()
-    STAMP.write_text("{}")  # stays where this is interrupted, and then .venv is made anew
+    STAMP.write_text("{}")  # stays where this is interrupted, and then .venv is made again
     try:
         install(group)
     except SystemExit:

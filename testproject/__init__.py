@@ -1,6 +1,6 @@
-"""A small shop: the example project of django_mongolock, its demo, and a bed for its tests.
+"""A small shop: the example project of django_mongolock, its demo, and the project of its tests.
 
-python -m testproject.demo            the whole thing, running, until Ctrl-C
+python -m testproject.demo            everything, until Ctrl-C
 python -m testproject.manage check    Django's own commands, on MONGODB_URI
 """
 

@@ -15,7 +15,7 @@ class MongoModel(models.Model):
 
 
 def database() -> Database[dict[str, Any]]:
-    """Return PyMongo's view of that alias, for what the ORM cannot say."""
+    """Return PyMongo's view of that alias, for what the ORM does not support."""
     connection: Any = connections[settings.SHOP_MONGO_ALIAS]
     found: Database[dict[str, Any]] = connection.database
     return found

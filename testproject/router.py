@@ -1,4 +1,4 @@
-"""Which models live in MongoDB: those that say so by their base class."""
+"""Sends models to MongoDB according to their base class."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from testproject.mongo import MongoModel
 class MongoModelRouter:
     """Send each MongoModel to MongoDB.
 
-    What else is kept off that alias, MongoLockRouter knows: it stands after this one in DATABASE_ROUTERS.
+    MongoLockRouter, which follows in DATABASE_ROUTERS, keeps other models off that alias.
     """
 
     def db_for_read(self, model: type[models.Model], **_hints: Any) -> str | None:
@@ -22,7 +22,7 @@ class MongoModelRouter:
     db_for_write = db_for_read
 
     def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **_hints: Any) -> bool | None:
-        """Migrate a MongoModel there and nowhere else, the rates wherever they are asked for; no opinion for others."""
+        """Migrate a MongoModel there and nowhere else, the rates on any database; no opinion for others."""
         if app_label == "rates":
             return True
         if model_name is None or not _is_mongo_model(app_label, model_name):
@@ -33,5 +33,5 @@ class MongoModelRouter:
 def _is_mongo_model(app_label: str, model_name: str) -> bool:
     try:
         return issubclass(apps.get_model(app_label, model_name), MongoModel)
-    except LookupError:  # a model of an old migration that is gone
+    except LookupError:  # a model of an old migration that no longer exists
         return False

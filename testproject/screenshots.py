@@ -1,8 +1,8 @@
 """``python -m testproject.screenshots``: the pictures in the docs, from the real demo with its traffic and an incident.
 
 The incident: a nightly report holds its lock and waits for another one, people wait for the report, and a worker was
-killed. The edit locks: a second person in a browser of his own, and an order of which a program changes the price.
-To have one more picture, add a `Shot` to `SHOTS`; ``--only NAME`` takes that one, ``--to FOLDER`` puts them elsewhere.
+killed. The edit locks: a second person in another browser, and an order whose price a program changes.
+To add a picture, add a `Shot` to `SHOTS`; ``--only NAME`` takes that one, ``--to FOLDER`` writes them elsewhere.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 LOCKS = "/admin/django_mongolock/lock/"
-#: A form with an edit lock; each picture has an order of its own, which nobody has touched yet.
+#: A form with an edit lock; each picture uses a new order.
 ORDER = "/admin/shop/order/{order}/change/"
-#: How long the traffic runs before the first picture, in seconds: there has to be something to see.
+#: How long the traffic runs before the first picture, in seconds: to have something to show.
 WARM_UP = 20.0
 WIDE, NARROW = 1100, 320
-#: Who is in the incident: a name, a label, and the locks that it takes one after the other. Each is a process.
+#: The processes of the incident: a name, a label, and the locks that it acquires one after the other.
 CAST = [
     ("catalog", "import of the catalog", "catalog:import"),
     ("report", "nightly report", "report:nightly", "catalog:import"),
@@ -66,7 +66,7 @@ def click(selector: str) -> Callable[[Page], object]:
 
 
 def both_versions(page: Page) -> None:
-    """Type, have somebody else change the same order by a program, and save."""
+    """Type, let a program change the same order, and save."""
     from testproject.shop.models import Order
 
     page.fill("#id_item", "two train tickets")
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def incident(running: site.Site) -> None:
-    """What somebody finds at 3 a.m.: long holders, people who wait, a chain, a worker that was killed."""
+    """An incident: long holders, waiters, a chain of locks, a worker that was killed."""
     from testproject.demo.checks import _kill_holder  # Django is set up only now
 
     for name, label, *keys in CAST:
@@ -155,7 +155,7 @@ def new_order() -> int:
 
 
 def visit(context: BrowserContext, name: str, running: site.Site, address: str) -> Page:
-    """Somebody logs in and sees a page."""
+    """A user logs in and opens a page."""
     # Without the list of the other models, which says nothing about locks.
     context.add_init_script("localStorage.setItem('django.admin.navSidebarIsOpen', 'false')")
     page = context.new_page()

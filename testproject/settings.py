@@ -28,7 +28,7 @@ DATABASES: dict[str, dict[str, Any]] = {
             "transaction_mode": "IMMEDIATE",
             "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
         },
-        # A file in tests too: who shares a database in memory is refused at once, rather than waiting for the others.
+        # A file in tests too: connections that share a database in memory fail at once instead of waiting.
         "TEST": {"NAME": str(Path(tempfile.gettempdir()) / f"mongolock-test-{os.getpid()}.sqlite3")},
     },
     "mongo": {
@@ -37,7 +37,7 @@ DATABASES: dict[str, dict[str, Any]] = {
         "NAME": MONGODB_NAME,
     },
 }
-if POSTGRES_URI := env.str("POSTGRES_URI", default=""):  # one more home for the rates, to compare
+if POSTGRES_URI := env.str("POSTGRES_URI", default=""):  # another database for the rates, for comparison
     DATABASES["postgres"] = env.db_url_config(POSTGRES_URI)
 DATABASE_ROUTERS = [
     "testproject.router.MongoModelRouter",
@@ -49,11 +49,11 @@ MONGOLOCK: dict[str, Any] = {"DATABASE": "mongo", "LEASE": 30, "WAIT": 10, "KEY_
 
 # The alias that holds the ads, the sellers and the books of the external service.
 SHOP_MONGO_ALIAS = "mongo"
-# "off" runs the same code without a lock, to show what happens then.
+# "off" runs the same code without a lock, to show the consequences.
 SHOP_LOCKING = env.bool("SHOP_LOCKING", default=True)
 # Seconds after which an ad that a flow holds by the lock in the ad itself is stuck.
 SHOP_STALE_AFTER = env.float("SHOP_STALE_AFTER", default=60.0)
-# Where the slow external service answers: this very project, unless told otherwise.
+# Where the slow external service answers: this project, by default.
 EXTERNAL_URL = env.str("EXTERNAL_URL", default="http://127.0.0.1:8000/external")
 EXTERNAL_DELAY = (0.04, 0.2)  # seconds, from and to
 EXTERNAL_FAILURES = env.float("EXTERNAL_FAILURES", default=0.03)  # share of calls answered with 503

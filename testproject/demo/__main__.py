@@ -31,7 +31,7 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class CheckError(Exception):
-    """The check found what must not be; the report says what."""
+    """The check found a violation, which is in the report."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def running_site(options: argparse.Namespace) -> Iterator[site.Site]:
-    """Start everything; end it all on leaving, whatever happened."""
+    """Start everything; end it at the end of the block, whatever happens."""
     base = f"http://127.0.0.1:{site.free_port(options.port)}"
     with ExitStack() as stack:
         uri = stack.enter_context(mongodb())
@@ -69,7 +69,7 @@ def running_site(options: argparse.Namespace) -> Iterator[site.Site]:
 
 
 def show(running: site.Site, options: argparse.Namespace) -> None:
-    """Say where everything is, and wait for Ctrl-C (or for *--seconds*)."""
+    """Print all addresses, and wait for Ctrl-C (or for *--seconds*)."""
     print(
         f"""
   start page  {running.base}/
@@ -81,7 +81,7 @@ def show(running: site.Site, options: argparse.Namespace) -> None:
   logs        {running.processes.logs}
   locking     {"on" if options.locks else "OFF: watch the wrong re-exports on the start page"}
 
-Ctrl-C ends it all.""",
+Ctrl-C stops everything.""",
         flush=True,
     )
     running.watch(options.seconds or float("inf"))
@@ -119,7 +119,7 @@ def _findings(running: site.Site, seconds: float, *, locking: bool) -> Iterator[
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """A folder for logs and the SQLite file; it stays if the run fails, to be looked at."""
+    """A folder for logs and the SQLite file; it is kept if the run fails."""
     folder = Path(tempfile.mkdtemp(prefix="mongolock-demo-"))
     try:
         yield folder
@@ -136,7 +136,7 @@ def _folder() -> Iterator[Path]:
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m testproject.demo", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--check", action="store_true", help="verify the demo without a person, then end")
+    parser.add_argument("--check", action="store_true", help="verify the demo without interaction, then end")
     parser.add_argument("--no-locks", dest="locks", action="store_false", help="run the same code without locks")
     parser.add_argument(
         "--seconds", type=float, help=f"how long the traffic runs (--check: {CHECK_SECONDS:.0f}, else until Ctrl-C)"
@@ -153,10 +153,10 @@ def _port(text: str) -> int:
 
 
 def _interrupt(*_: object) -> NoReturn:
-    """End the run once; a second signal must not disturb the ending of the processes."""
+    """End the run once; a second signal must not disturb the end of the processes."""
     for number in END_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    os.write(sys.stdout.fileno(), b"\nStopping: what runs is let finish, which takes some seconds.\n")  # no buffer
+    os.write(sys.stdout.fileno(), b"\nStopping: running work finishes first, which takes some seconds.\n")  # no buffer
     raise KeyboardInterrupt
 
 

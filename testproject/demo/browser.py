@@ -13,12 +13,12 @@ from typing import Any
 
 
 class LoginError(Exception):
-    """The site did not let *username* in."""
+    """The site refused the login of *username*."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back, errors of the site included."""
+    """An answer, including errors of the site."""
 
     status: int
     url: str

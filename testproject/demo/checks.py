@@ -23,10 +23,10 @@ from testproject.shop.models import Ad, Order
 from testproject.shop.tasks import hold
 
 LEASE = 5.0
-# The server lets the next one in one safety margin after the lease; and a loaded machine is slow.
+# The server grants the lock one margin after the lease; and a loaded machine is slow.
 GRACE = 3.0
 DRAIN_SECONDS = 60.0
-# For how long, at most, a run without locks goes on until something has gone wrong.
+# How long a run without locks continues, at most, until something has gone wrong.
 CHANCE_SECONDS = 180.0
 QUIET_SECONDS = 1.0
 LOCKS = "/admin/django_mongolock/lock/"
@@ -34,7 +34,7 @@ LOCKS = "/admin/django_mongolock/lock/"
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report; *passed* is None where there is nothing to judge."""
+    """One line of the report; *passed* is None if there is nothing to judge."""
 
     name: str
     value: str
@@ -42,7 +42,7 @@ class Finding:
 
 
 def abandoned_locks() -> Iterator[Finding]:
-    """Kill a worker that holds two locks: one frees itself in time, one is cleared by command."""
+    """Kill a worker that holds two locks: one becomes free in time, one is cleared by the command."""
     taken, swept = "demo:abandoned", "demo:swept"
     killed_at = _kill_holder(swept, taken)  # taken last: its lease ends last
     with mongo_lock(taken, wait=LEASE + GRACE, label="after the killed one"):
@@ -55,14 +55,14 @@ def abandoned_locks() -> Iterator[Finding]:
 
 
 def traffic(did: Counter[str]) -> Iterator[Finding]:
-    """Say what the sellers and buyers did, and whether the site failed them."""
+    """Report what the sellers and buyers did, and errors of the site."""
     yield Finding("requests", str(did["requests"]))
     yield Finding("… answered 423, locked", str(did["met a lock"]))
     yield Finding("… answered 5xx", str(did["errors"]), did["errors"] == 0)
 
 
 def await_wrong_export(running: Site) -> None:
-    """Let the traffic go on until a flow has overtaken another one: it happens by chance, on a busy machine seldom."""
+    """Continue the traffic until a flow has overtaken another one, which is rare on a busy machine."""
     end = time.monotonic() + CHANCE_SECONDS
     while not audit.judge().wrong_exports and time.monotonic() < end:
         running.watch(1.0)
@@ -71,8 +71,8 @@ def await_wrong_export(running: Site) -> None:
 def drain(running: Site, *, locking: bool) -> Finding:
     """Wait until no task waits and every change has reached the external service.
 
-    Without locking the latter never happens by itself: flows also overtake each other in writing
-    down what they told.
+    Without locking the latter never happens by itself: flows also overtake each other when they
+    store what was sent.
     """
     start = time.monotonic()
     quiet_since: float | None = None
@@ -93,7 +93,7 @@ def tasks(running: Site) -> Finding:
 
 
 def verdict(*, locking: bool) -> Iterator[Finding]:
-    """Let the judge speak. Without locking, wrong re-exports are what must be there."""
+    """Report the judgement. Without locking, there must be wrong re-exports."""
     found = audit.judge()
     yield Finding("calls to the external service", str(found.calls))
     yield Finding("wrong re-exports", str(len(found.wrong_exports)), bool(found.wrong_exports) != locking)
@@ -117,7 +117,7 @@ def pages(running: Site) -> Iterator[Finding]:
     yield _page(browser, "page with an edit lock", address, "You are editing this.")
     other = Browser(running.base)
     other.login("/admin/login/", site.EDITOR, running.password)
-    yield _page(other, "… for somebody else", address, f"This is being edited: {site.ADMIN}.")
+    yield _page(other, "… for another user", address, f"This is being edited: {site.ADMIN}.")
     yield _page(browser, "start page", "/", "Wrong re-exports")
     yield _page(browser, "style sheet of the admin", "/static/admin/css/base.css", "body")
 
@@ -129,7 +129,7 @@ def _page(browser: Browser, name: str, path: str, text: str) -> Finding:
 
 
 def _kill_holder(*keys: str) -> float:
-    """Have a Celery worker take the locks, kill the very process that holds them, and return when that was."""
+    """Let a Celery worker acquire the locks, kill the process that holds them, and return the time of that."""
     hold.delay(LEASE, list(keys), DRAIN_SECONDS)
     deadline = time.monotonic() + DRAIN_SECONDS
     while Lock.objects.held().filter(pk__in=keys).count() < len(keys):

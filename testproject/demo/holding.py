@@ -1,4 +1,4 @@
-"""Somebody who takes locks and keeps them: ``python -m testproject.demo.holding LABEL KEY…``, until SIGTERM."""
+"""A process that acquires locks and keeps them: ``python -m testproject.demo.holding LABEL KEY…``, until SIGTERM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import django
 
 
 def main(label: str, *keys: str) -> None:
-    """Take one key after the other, however long that takes, and hold them all."""
+    """Acquire one key after the other, without a time limit, and hold them all."""
     django.setup()
     from django_mongolock import mongo_lock
 

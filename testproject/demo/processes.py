@@ -1,4 +1,4 @@
-"""The demo's processes: started in groups of their own, ended by pid, the last one first.
+"""The demo's processes: started in their own groups, ended by pid, the last one first.
 
 A watcher beside them learns by the end of a pipe that the demo itself is gone, and removes what it left.
 """
@@ -46,7 +46,7 @@ class ProcessEndedError(Exception):
 
 @dataclass
 class Running:
-    """One process with its log, and the signal that it ends on in good order."""
+    """One process with its log, and the signal for its orderly end."""
 
     name: str
     process: subprocess.Popen[bytes]

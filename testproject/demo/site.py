@@ -1,4 +1,4 @@
-"""Everything that the demo runs: databases made ready, then web server, workers, beat, traffic."""
+"""Everything that the demo runs: databases, then web server, workers, beat, traffic."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STARTUP_SECONDS = 60.0
 
 
 class SiteError(Exception):
-    """Something of the demo did not start, or did not end, as it should."""
+    """A part of the demo did not start or end properly."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Site:
         self._await_web()
 
     def start_traffic(self) -> None:
-        """Let the sellers loose."""
+        """Start the sellers."""
         argv = module("testproject.demo.traffic", self.base, *SELLERS)
         self.processes.start("traffic", argv, env={PASSWORD_VARIABLE: self.password})
 
@@ -125,7 +125,7 @@ def fill(password: str) -> None:
     for name in SELLERS:
         user = User.objects.create(username=name, password=hashed)
         Seller.objects.create(user_id=str(user.pk), name=name)
-    # Kombu makes a collection for itself; of two processes that do it at once, the web server and a worker, one ends.
+    # Kombu creates a collection; if two processes do it at once, the web server and a worker, one of them fails.
     with app.connection_for_write() as broker:
         broker.channel()
 

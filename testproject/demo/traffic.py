@@ -1,4 +1,4 @@
-"""The people of the demo: sellers who change their minds, buyers who click twice.
+"""The users of the demo: sellers who change their minds, buyers who click twice.
 
 Its own process, ``python -m testproject.demo.traffic BASE SELLER…``; the sellers' password comes
 from the environment. Ends on SIGTERM and prints what it did as one line of JSON.
@@ -25,7 +25,7 @@ THINGS = ("bicycle", "piano", "lamp", "canoe", "typewriter", "armchair", "telesc
 
 
 class Person:
-    """One seller at his browser, who is also a buyer now and then."""
+    """One seller in a browser, who is sometimes a buyer too."""
 
     def __init__(self, base: str, username: str, password: str, stop: threading.Event) -> None:
         self.did: Counter[str] = Counter()
@@ -36,7 +36,7 @@ class Person:
         self._moods += [self.switch_all, self.buy, self.change_mind]
 
     def run(self) -> None:
-        """Do one thing after the other until told to stop."""
+        """Do one thing after the other until *stop* is set."""
         self._browser.login("/login/", *self._login)
         while not self._stop.wait(random.uniform(0.1, 0.4)):
             while len(self._ads) < ADS_PER_SELLER:
@@ -115,7 +115,7 @@ class Person:
 
 
 def main(base: str, usernames: list[str]) -> None:
-    """Let one person per user name loose on the site at *base*, until SIGTERM."""
+    """Run one person per user name on the site at *base*, until SIGTERM."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -1,1 +1,1 @@
-"""The slow external service that shows ads. In real life it would be somebody else's."""
+"""The slow external service that shows ads. In real life it would belong to another company."""

@@ -1,4 +1,4 @@
-"""The service's books, to look at only."""
+"""The service's records, read-only."""
 
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ def _never(*_: object, **__: object) -> bool:
 
 
 class ReadOnlyAdmin(ModelAdmin):
-    """No add, no change, no delete: the service alone writes its books."""
+    """No add, no change, no delete: only the service writes its records."""
 
     has_add_permission = has_change_permission = has_delete_permission = _never
 

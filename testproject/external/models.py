@@ -1,4 +1,4 @@
-"""What the external service was told: its present state, and every call with its times."""
+"""The records of the external service: its present state, and every call with its times."""
 
 from django.db import models
 from django_mongodb_backend.fields import ObjectIdAutoField
@@ -23,7 +23,7 @@ class ShownAd(MongoModel):
 
 
 class Call(MongoModel):
-    """One call, written when it ended. Nothing changes or deletes it: an append-only log."""
+    """One call, written when it ended, in an append-only log."""
 
     class Kind(models.TextChoices):
         """What the caller wanted."""

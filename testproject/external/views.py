@@ -1,4 +1,4 @@
-"""PUT shows an ad, DELETE withdraws it. Each takes its time, and sometimes fails."""
+"""PUT shows an ad, DELETE withdraws it. Both are slow, and sometimes fail."""
 
 import json
 import random
@@ -53,7 +53,7 @@ def _answer(request: HttpRequest, ad_id: str, kind: Call.Kind, content: dict[str
 
 
 def _apply(call: Call, content: dict[str, Any]) -> int:
-    """Put the call into the service's state; return which call of this ad it was.
+    """Apply the call to the service's state; return the number of this call of the ad.
 
     One update gives the number and the state, so the numbers are the order of the effects.
     """

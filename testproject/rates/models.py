@@ -1,4 +1,4 @@
-"""The same models for every database: a key that is called _id, and no counter that MongoDB would not have."""
+"""The same models for every database: the key is called _id, and there is no counter, which MongoDB lacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django_mongolock.versions import VersionedModel
 
 
 class Rate(VersionedModel):
-    """The latest rate of a currency. It is changed only by who has seen it as it is."""
+    """The latest rate of a currency. A change needs its present version."""
 
     name = models.CharField(primary_key=True, max_length=20, db_column="_id")
     value = models.IntegerField(help_text="Thousandths.")
@@ -34,7 +34,7 @@ class PlainRate(models.Model):
 
 
 class PastRate(models.Model):
-    """A rate that another one has replaced."""
+    """A rate that was replaced."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, db_column="_id")
     name = models.CharField(max_length=20)

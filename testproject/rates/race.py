@@ -43,12 +43,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def race(alias: str, runs: int, writers: int, *, plain: bool) -> list[list[int]]:
-    """Let *writers* processes race *runs* times; return for each run the values that are nowhere to be found."""
+    """Let *writers* processes race *runs* times; return the lost values of each run."""
     from django.core.management import call_command
     from django.db import connections
 
     connections[alias].close()
-    context = multiprocessing.get_context("fork")  # with Django at hand, and before anybody is connected
+    context = multiprocessing.get_context("fork")  # with Django at hand, and before there is a connection
     barrier = context.Barrier(writers + 1)
     arguments = [(barrier, alias, runs, number, plain) for number in range(writers)]
     processes = [context.Process(target=write, args=each, daemon=True) for each in arguments]
@@ -96,5 +96,5 @@ def write(barrier: Barrier, alias: str, runs: int, number: int, plain: bool) -> 
 
 
 def values_of(number: int) -> list[int]:
-    """The values that this writer sets, and nobody else."""
+    """The values that only this writer sets."""
     return [number * 1000 + step for step in range(1, VALUES + 1)]

@@ -15,7 +15,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from testproject.servers.process import HOST, START_TIMEOUT, Runnable, Server, ServerError, patience
 
-CONTACT_TIMEOUT = 5.0  # seconds that a server which is said to run has for its first answer
+CONTACT_TIMEOUT = 5.0  # seconds that an existing server has for its first answer
 
 
 def mongod_path() -> Path:
@@ -37,10 +37,10 @@ def mongod_path() -> Path:
 
 @dataclass(frozen=True)
 class Access:
-    """How servers let clients in. By default everybody is, in clear text.
+    """How clients connect. By default without login, in clear text.
 
-    users: only who logs in; until there is the first user, whoever connects from this machine may make it.
-    certificate, authority: PEM files; connections are then encrypted, in clear text there are none.
+    users: clients have to log in; until there is a first user, any client on this machine may create it.
+    certificate, authority: PEM files; connections are then always encrypted.
     """
 
     users: bool = False
@@ -70,10 +70,10 @@ OPEN: Final = Access()
 
 
 class Mongod(Server):
-    """A mongod: by itself, or a member of *replica_set*, which somebody else then initiates.
+    """A mongod: standalone, or a member of *replica_set*, which the caller initiates.
 
     *parameters* go to --setParameter, for instance {"enableTestCommands": 1, "ttlMonitorSleepSecs": 1};
-    *oplog_mb* is the size of the oplog in MB; *access* is how it lets clients in.
+    *oplog_mb* is the size of the oplog in MB; *access* is how clients connect.
     """
 
     title = "mongod"
@@ -219,7 +219,7 @@ class ReplicaSet(Runnable):
     def _step_up(client: MongoClient[dict[str, Any]]) -> bool:
         try:
             client.admin.command("replSetStepUp")
-        except OperationFailure:  # it has to wait, or nobody may tell it to: the first of its kind elects itself
+        except OperationFailure:  # it has to wait, or does not support this yet: then the first one elects itself
             return bool(client.admin.command("hello").get("isWritablePrimary"))
         return True
 
@@ -235,7 +235,7 @@ def mongodb(uri_env: str = "MONGODB_URI", *, parameters: Mapping[str, str | int]
             with MongoClient[dict[str, Any]](uri, serverSelectionTimeoutMS=int(CONTACT_TIMEOUT * 1000)) as client:
                 client.admin.command("ping")
         except (PyMongoError, ValueError) as error:
-            # Not the driver's own words: they may hold the URI, and that a password.
+            # Not the driver's own text: it may contain the URI, and so a password.
             raise ServerError(f"cannot use the server that {uri_env} names ({type(error).__name__})") from None
         yield uri
     else:

@@ -15,7 +15,7 @@ USER = "postgres"
 
 
 class Postgres(Server):
-    """A PostgreSQL server with one empty database, `postgres`; it keeps nothing and trusts everybody on loopback.
+    """A PostgreSQL server with one empty database, `postgres`; it keeps nothing and trusts all connections on loopback.
 
     It refuses to run as root: root starts it as the system's user postgres.
     """
@@ -66,7 +66,7 @@ class Postgres(Server):
         super().launch()
 
     def answers(self) -> bool:
-        """See Server.answers(): whether it lets its user in, not only whether somebody listens."""
+        """See Server.answers(): whether its user can log in, not only whether the port is open."""
         who = b"user\0%s\0database\0postgres\0\0" % USER.encode()
         try:
             with socket.create_connection((HOST, self.port), timeout=1.0) as connection:

@@ -1,4 +1,4 @@
-"""A server process that runs for as long as its starter does, and not longer.
+"""A server process that ends with its starter.
 
 Beside each server a small watcher process waits for the end of its starter, however that one ends, then
 kills the server and removes its directory. (Linux's PR_SET_PDEATHSIG needs no watcher, but fires at the end of the
@@ -120,7 +120,7 @@ class Server(Runnable):
         raise NotImplementedError
 
     def listens(self) -> bool:
-        """Return whether somebody accepts connections on the server's port."""
+        """Return whether the server's port accepts connections."""
         with socket.socket() as probe:
             return probe.connect_ex((HOST, self.port)) == 0
 

@@ -1,4 +1,4 @@
-"""A ZooKeeper server, to compare with."""
+"""A ZooKeeper server, for comparison."""
 
 import shutil
 import socket
@@ -17,7 +17,7 @@ class ZooKeeper(Server):
 
     @property
     def uri(self) -> str:
-        """What a client is told as its hosts."""
+        """The hosts for a client."""
         return f"{HOST}:{self.port}"
 
     @classmethod

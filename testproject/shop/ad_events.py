@@ -1,9 +1,9 @@
-"""The export story with the lock in the ad itself (`models.ad_exports`), as its origin had it.
+"""The export of ads with the lock in the ad itself (`models.ad_exports`).
 
-An event is a change that a flow wants: it is accepted in the very update that locks the ad, so an ad always says
-what its last accepted event demands. Whoever read an ad that has changed since is refused, and so is whoever comes
-while another flow tells the external service. Where a flow dies, the sweep sets the ad to the failed state of what was
-under way, and the retry job tells the service what the ad demands now.
+An event is a change that a flow requests. The update that locks the ad also accepts the change, so an ad always has the
+state of its last accepted event. A flow is refused if the ad has changed since it was read, or while another flow calls
+the external service. If a flow dies, the sweep sets the ad to the failed state of its work, and the retry job sends the
+ad's present state to the service.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from testproject.shop.models import Ad, ad_exports
 logger = logging.getLogger(__name__)
 
 Status = Ad.ExportStatus
-#: How often an event is tried again that meets another flow, and the seconds between.
+#: How often an event is tried again if another flow has the ad, and the seconds between.
 TRIES, PAUSE = 5, 0.02
 
 
@@ -54,7 +54,7 @@ def _export(held: HeldDocument[Ad]) -> str:
 
 
 def pending_of(ad: Ad, changes: Mapping[str, Any] | None = None) -> Status:
-    """What is under way while an ad, once it is changed like that, is told of."""
+    """Return the pending state for an ad with these changes."""
     for name, value in (changes or {}).items():
         setattr(ad, name, value)
     return Status.WITHDRAWING if services.wanted(ad) is None else Status.EXPORTING
@@ -67,24 +67,24 @@ def switch_all(user_id: str, *, opted_in: bool) -> dict[str, str]:
         return {str(ad.pk): change_unlocked(str(ad.pk), opted_in=opted_in) for ad in ads}
     pending = Status.EXPORTING if opted_in else Status.WITHDRAWING
     with ad_exports.acquire_many(ads, pending, changes={"opted_in": opted_in}) as batch:
-        told = {str(held.id): _export(held) for held in batch}
-    return told | {str(ad_id): str(error) for ad_id, error in batch.refused.items()}
+        exported = {str(held.id): _export(held) for held in batch}
+    return exported | {str(ad_id): str(error) for ad_id, error in batch.refused.items()}
 
 
 def retry_failed() -> dict[str, str]:
-    """Scheduled: what failed, and what the sweep has freed, is told as the ad demands now."""
+    """Scheduled: export failed ads, and those that the sweep has freed, in their present state."""
     failed = Ad.objects.filter(export_status__in=ad_exports.rules.failed)
-    told: dict[str, str] = {}
+    exported: dict[str, str] = {}
     for ad in failed:
         try:
-            told[str(ad.pk)] = _export(ad_exports.acquire(ad, pending_of(ad)))
+            exported[str(ad.pk)] = _export(ad_exports.acquire(ad, pending_of(ad)))
         except (DocumentChanged, DocumentHeld):
-            continue  # somebody else has it already
-    return told
+            continue  # another flow has it already
+    return exported
 
 
 def change_unlocked(ad_id: str, **changes: Any) -> str:
-    """The same without a lock, to show what goes wrong then."""
+    """The same without a lock, to show what goes wrong."""
     Ad.objects.alive().filter(pk=ad_id).change(**changes)
     ad = Ad.objects.get(pk=ad_id)
     try:

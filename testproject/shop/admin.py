@@ -25,9 +25,9 @@ class OrderAdmin(EditLockMixin, ModelAdmin):
 
 @admin.register(Ad)
 class AdAdmin(EditLockMixin, DocumentLockAdminMixin, ModelAdmin):
-    """Ads, with how far the export of each is. Those that a dead flow holds can be freed.
+    """Ads and the state of their exports. Ads that a dead flow holds can be freed.
 
-    One tab at a time edits an ad; what its seller changes meanwhile by the API is found out when it is saved.
+    One tab at a time edits an ad; a change by the API in between is detected when it is saved.
     """
 
     document_lock = ad_exports
@@ -51,7 +51,7 @@ class AdAdmin(EditLockMixin, DocumentLockAdminMixin, ModelAdmin):
 
 @admin.register(Seller)
 class SellerAdmin(ModelAdmin):
-    """What each seller has set for all his ads."""
+    """The settings of each seller for all ads."""
 
     list_display = ("name", "user_id", "exports")
     list_filter = ("exports",)

@@ -1,4 +1,4 @@
-"""The judge: what went wrong at the external service, read from its own books afterwards.
+"""The judge: finds what went wrong at the external service, from the service's own records.
 
 The functions on calls are pure; `judge` feeds them from the database.
 """

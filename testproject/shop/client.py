@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from django.conf import settings
 
-# The service is on this very machine: no proxy of the environment leads there.
+# The service is on this machine: ignore the proxies of the environment.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -26,7 +26,7 @@ class ExportError(Exception):
 
 @dataclass(frozen=True)
 class Content:
-    """What the external service shows of an ad."""
+    """The content of an ad at the external service."""
 
     title: str
     body: str

@@ -41,7 +41,7 @@ class Order(models.Model):
 
 
 class Seller(MongoModel):
-    """What a user has set for all his ads."""
+    """A user's settings for all ads."""
 
     user_id = models.CharField(primary_key=True, max_length=64, db_column="_id")
     name = models.CharField(max_length=150, blank=True)
@@ -55,14 +55,14 @@ class Seller(MongoModel):
 
 
 class AdQuerySet(models.QuerySet["Ad", "Ad"]):
-    """The questions that the flows ask."""
+    """The queries of the flows."""
 
     def alive(self) -> AdQuerySet:
         """Ads that were not deleted."""
         return self.filter(deleted=False)
 
     def change(self, **changes: Any) -> int:
-        """Write *changes* and raise the version, in one update; return how many ads it was."""
+        """Write *changes* and increase the version, in one update; return the number of ads."""
         return self.update(
             document_version=F("document_version") + 1,
             export_status=Ad.ExportStatus.PENDING,
@@ -76,17 +76,17 @@ class AdQuerySet(models.QuerySet["Ad", "Ad"]):
         return self.filter(behind | Q(export_status=Ad.ExportStatus.FAILED))
 
     def due(self, quiet_seconds: float) -> AdQuerySet:
-        """What the retry job takes: failed exports, and changes whose event was lost."""
+        """The ads for the retry job: failed exports, and changes whose event was lost."""
         long_ago = timezone.now() - timedelta(seconds=quiet_seconds)
         failed = Q(export_status=Ad.ExportStatus.FAILED)
         return self.unsettled().filter(failed | Q(updated_at__lt=long_ago))
 
 
 class Ad(MongoModel):
-    """An ad, and how far its export is. A deleted ad stays as a document, marked."""
+    """An ad and the state of its export. A deleted ad stays as a document with a mark."""
 
     class ExportStatus(models.TextChoices):
-        """What the shop believes that the external service has."""
+        """The state of the ad at the external service, as far as the shop knows."""
 
         PENDING = "pending"
         EXPORTED = "exported"
@@ -114,7 +114,7 @@ class Ad(MongoModel):
         default=ExportStatus.PENDING,
         db_column="exportStatus",
     )
-    exported_version = models.PositiveIntegerField("told", default=0, db_column="exportedVersion")
+    exported_version = models.PositiveIntegerField("exported version", default=0, db_column="exportedVersion")
     locked_by = models.CharField(max_length=64, null=True, editable=False, db_column="lockedBy")
     lock_timestamp = models.DateTimeField("locked since", null=True, editable=False, db_column="lockTimestamp")
     updated_at = models.DateTimeField("changed", auto_now=True, db_column="updatedAt")
@@ -133,7 +133,7 @@ class Ad(MongoModel):
         return self.title
 
 
-#: The lock in the ad itself: which flow tells the external service of it now. See `ad_events`.
+#: The lock in the ad itself, for the flow that calls the external service. See `ad_events`.
 ad_exports = DocumentLock(
     Ad,
     name="ad exports",

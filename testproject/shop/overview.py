@@ -1,4 +1,4 @@
-"""What the start page shows: each ad beside what the external service has of it."""
+"""The data of the start page: each ad, and its state at the external service."""
 
 from __future__ import annotations
 

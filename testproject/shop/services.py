@@ -1,9 +1,8 @@
-"""What the shop does. Each flow of the export story ends in `export_ad`.
+"""The services of the shop. Each export flow ends in `export_ad`.
 
-An export reads the ad, decides what the external service must have, tells it (slowly), and writes
-down what it told. Two flows that do this for one ad at once overtake each other: the one that
-read the older state may call last, and shows again what was deleted or opted out. So the caller
-holds the ad's lock around the whole of it.
+An export reads the ad, decides what the external service must have, sends it (slowly), and stores what was sent. If two
+flows do this for one ad at once, the one that read the older state may call last, and show an ad again that was deleted
+or opted out. So the caller holds the ad's lock during the whole export.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from testproject.shop.models import Ad, Order, Seller
 logger = logging.getLogger(__name__)
 
 PAYMENT_SECONDS = 0.05
-# A change that nobody exported for so long has lost its event: the retry job takes it.
+# A change that was not exported for so long has lost its event: the retry job exports it.
 LOST_EVENT_SECONDS = 15.0
 
 
@@ -35,16 +34,16 @@ class OrderStateError(Exception):
         self.order_id, self.state = order_id, state
 
 
-# Ads: changes. Each one raises the version; nobody needs a lock for that.
+# Ads: changes. Each one increases the version; this needs no lock.
 
 
 def create_ad(user_id: str, title: str, body: str, price: int) -> Ad:
-    """Create an ad that its seller wants to see exported."""
+    """Create an ad that its seller wants to export."""
     return Ad.objects.create(user_id=user_id, title=title, body=body, price=price)
 
 
 def update_ad(ad_id: str, user_id: str, **changes: Any) -> bool:
-    """Change an ad of this user; return False if he has no such ad (any more)."""
+    """Change an ad of this user; return False if there is no such ad (any more)."""
     return bool(Ad.objects.alive().filter(pk=ad_id, user_id=user_id).change(**changes))
 
 
@@ -54,9 +53,9 @@ def delete_ad(ad_id: str, user_id: str) -> bool:
 
 
 def change_seller(user_id: str, *, exports: bool) -> int:
-    """Switch the exports of all ads of a user; return how many ads that concerns."""
+    """Switch the exports of all ads of a user; return the number of ads."""
     Seller.objects.update_or_create(pk=user_id, defaults={"exports": exports})
-    # After the seller, not before: whoever reads the new version also reads the new setting.
+    # After the seller, not before: a flow that reads the new version also reads the new setting.
     return Ad.objects.alive().filter(user_id=user_id).change()
 
 
@@ -73,7 +72,7 @@ def wanted(ad: Ad) -> client.Content | None:
 
 
 def export_ad(ad_id: str) -> str:
-    """Read the ad, tell the external service what it must have, write down what was told.
+    """Read the ad, send its state to the external service, and store what was sent.
 
     Returns the new export status. The caller holds the ad's lock.
     """
@@ -87,7 +86,7 @@ def export_ad(ad_id: str) -> str:
 
 
 def tell(ad: Ad) -> Ad.ExportStatus:
-    """Tell the external service what it must have of this ad; return the state after that. Raises ExportError."""
+    """Send this ad's state to the external service; return the new export status. Raises ExportError."""
     content = wanted(ad)
     if content is None:
         client.withdraw_ad(str(ad.pk), ad.document_version)
@@ -97,7 +96,7 @@ def tell(ad: Ad) -> Ad.ExportStatus:
 
 
 def write_status(ad: Ad, status: Ad.ExportStatus, **changes: Any) -> str:
-    """Write down what was told."""
+    """Store what was sent."""
     Ad.objects.filter(pk=ad.pk).update(export_status=status, **changes)
     return status.value
 
@@ -122,7 +121,7 @@ def export_ads_of(user_id: str) -> dict[str, str]:
 
 
 def retry_exports() -> dict[str, str]:
-    """Export again what failed or was left behind; ads that another flow has now are left to it."""
+    """Export again what failed or was left behind, except ads that another flow has now."""
     ads = Ad.objects.due(LOST_EVENT_SECONDS)
     return {str(pk): _export_or_leave(str(pk), wait=0) for pk in ads.values_list("pk", flat=True)}
 
@@ -132,7 +131,7 @@ def _export_or_leave(ad_id: str, *, wait: float) -> str:
         with ad_lock(ad_id, wait=wait):
             return export_ad(ad_id)
     except LockNotAcquired:
-        return "busy"  # its version is ahead of what was exported: the retry job comes by
+        return "busy"  # its version is ahead of what was exported: the retry job exports it
 
 
 # Orders. The caller holds the order's lock.
@@ -148,7 +147,7 @@ def pay_order(order_id: str, buyer_id: Any) -> Order:
 
 
 async def ship_order(order_id: str, buyer_id: Any) -> Order:
-    """Send a paid order on its way. Raises OrderStateError."""
+    """Ship a paid order. Raises OrderStateError."""
     order = await Order.objects.filter(pk=order_id, buyer_id=buyer_id).afirst()
     _demand(order_id, order, Order.State.PAID)
     await asyncio.sleep(PAYMENT_SECONDS)

@@ -65,7 +65,9 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "exported_version",
-                    models.PositiveIntegerField(db_column="exportedVersion", default=0, verbose_name="told"),
+                    models.PositiveIntegerField(
+                        db_column="exportedVersion", default=0, verbose_name="exported version"
+                    ),
                 ),
                 (
                     "locked_by",
