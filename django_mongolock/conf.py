@@ -12,8 +12,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from .engine.document import check_key
 from .engine.lock import check_seconds, check_wait
+from .engine.texts import check_key
 
 NAME: Final = "MONGOLOCK"
 #: The backend for tests, which needs no database.

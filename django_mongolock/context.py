@@ -16,7 +16,8 @@ from django.http import HttpRequest
 from django.utils.functional import LazyObject
 
 from .conf import get_settings
-from .engine.document import Terms, tidy_fact
+from .engine.document import Terms
+from .engine.texts import tidy_fact
 
 logger = logging.getLogger("django_mongolock")
 

@@ -15,9 +15,10 @@ from .backends.base import get_backend
 from .backends.transactions import RELEASES, PendingRelease, Release, open_transactions, warn_of_open
 from .conf import get_settings
 from .context import holder_facts
-from .engine.document import UNLIMITED, Mode, Terms, check_fact, check_key
+from .engine.document import UNLIMITED, Mode, Terms
 from .engine.lock import UNSET, MongoLock, Options, Unset, check_seconds, check_wait
 from .engine.session.session import Session
+from .engine.texts import check_fact, check_key
 from .engine.transaction import Atomic
 from .keys import as_key, template_of, unexpected
 

@@ -11,8 +11,8 @@ from django.http import HttpRequest
 
 from .backends.base import mongo_store
 from .conf import get_settings
-from .engine.document import check_fact
 from .engine.logs import WARNING, log
+from .engine.texts import check_fact
 from .exceptions import LockError
 from .inspect import operations
 from .signals import lock_forced, send

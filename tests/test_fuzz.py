@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from django_mongolock import lock_key, mongo_lock, mongo_semaphore
-from django_mongolock.engine import deadlock, document
+from django_mongolock.engine import deadlock, document, replies, texts
 from django_mongolock.exceptions import LockDocumentDamaged
 from django_mongolock.inspect import snapshot
 from django_mongolock.inspect.patterns import glob
@@ -85,7 +85,7 @@ def test_key_templates(template: str, value: Any) -> None:
     with suppress(ValueError):
         made = KeyTemplate(template)
         with suppress(TypeError):
-            document.check_key(made.fill({"a": value}))
+            texts.check_key(made.fill({"a": value}))
 
 
 @given(st.lists(st.tuples(TEXTS, TEXTS), min_size=2, max_size=2, unique=True))
@@ -96,7 +96,7 @@ def test_two_calls_with_one_key(calls: list[tuple[str, str]]) -> None:
     keys = []
     for first, second in calls:
         with suppress(ValueError):
-            keys.append(document.check_key(str(lock_key("k:{a}:{b}", a=first, b=second))))
+            keys.append(texts.check_key(str(lock_key("k:{a}:{b}", a=first, b=second))))
     same = len({tuple(map(_composed, call)) for call in calls}) == 1
     assert same or len(set(keys)) == len(keys)
 
@@ -133,7 +133,7 @@ def test_patterns(pattern: str, prefix: str, keys: list[str]) -> None:
         found = re.compile(match.regex.replace(r"\z", r"\Z"))
         started = time.monotonic()
         for key in keys:
-            found.search(key[: document.MAX_KEY_BYTES])
+            found.search(key[: texts.MAX_KEY_BYTES])
         assert time.monotonic() - started < 2
 
 
@@ -175,7 +175,7 @@ def test_answers_that_are_read(answer: dict[str, Any]) -> None:
     """F55: an answer made of a strange document is LockDocumentDamaged, or says that nothing is held by us."""
     raw = {"now": MOMENT, "waiting": 0, **{k: v for k, v in answer.items() if k != "place" or isinstance(v, int)}}
     with suppress(LockDocumentDamaged):
-        reply = document.read_reply("k", raw)
+        reply = replies.read_reply("k", raw)
         assert not reply.held or document.is_holder(raw["mine"])
 
 
@@ -184,7 +184,7 @@ def test_answers_that_are_read(answer: dict[str, Any]) -> None:
 @example("g ² 1;")
 def test_news_that_are_read(granted: Any) -> None:
     """F55: what the change stream tells may be of a document that somebody else wrote."""
-    for news in document.read_news(granted).values():
+    for news in replies.read_news(granted).values():
         assert news.token >= 0
 
 

@@ -23,7 +23,7 @@ from pytest_django import Settings
 from django_mongolock import lock_key, mongo_lock, mongo_locked
 from django_mongolock.admin import LockAdmin, LockEventAdmin
 from django_mongolock.backends.base import get_backend
-from django_mongolock.engine.document import check_key, check_text
+from django_mongolock.engine.texts import check_key, check_text
 from django_mongolock.exceptions import LockBackendFailed, LockError
 from django_mongolock.inspect.patterns import glob
 from django_mongolock.models import Lock, LockEvent

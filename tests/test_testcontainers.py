@@ -16,8 +16,8 @@ from testcontainers.community.mongodb import MongoDbContainer
 from testcontainers.core.config import ConnectionMode, testcontainers_config
 
 from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store import MongoStore, StoreConfig
 from testproject.servers import mongod_path
 from tests.waiting import eventually
 

@@ -19,8 +19,8 @@ from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
 from ..backends.base import mongo_store
 from ..conf import get_settings
-from ..engine.document import tidy_fact
 from ..engine.history import Happened
+from ..engine.texts import tidy_fact
 from ..inspect import operations
 from ..inspect.display import lock_address
 from ..inspect.snapshot import LockSnapshot, State

@@ -21,8 +21,8 @@ from django.utils.translation import gettext_lazy as _
 from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..engine.deadlock import Cycle
-from ..engine.document import check_text
-from ..engine.store import MongoStore
+from ..engine.mongo_store import MongoStore
+from ..engine.texts import check_text
 from ..inspect.patterns import KeyMatch, glob, starting
 from ..inspect.queries import count, find_deadlocks, ping
 from ..models import Lock, LockQuerySet

@@ -11,8 +11,8 @@ from django.core.exceptions import BadRequest
 
 from ..backends.base import mongo_store
 from ..conf import get_settings
-from ..engine.document import check_text, tidy_fact
-from ..engine.store import MongoStore
+from ..engine.mongo_store import MongoStore
+from ..engine.texts import check_text, tidy_fact
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
 from ..inspect import operations
 from ..signals import lock_forced, send

@@ -15,8 +15,8 @@ from django.utils.module_loading import import_string
 
 from ..conf import LockSettings, get_settings
 from ..engine.grant import Grant
+from ..engine.mongo_store import MongoStore
 from ..engine.session.session import Observer, Session
-from ..engine.store import MongoStore
 from ..exceptions import LockBackendFailed
 from ..signals import EVENTS, send
 

@@ -13,9 +13,9 @@ from ..conf import LockSettings
 from ..engine.document import milliseconds
 from ..engine.logs import WARNING, log
 from ..engine.memory_server import MemoryServer, MemorySession, MemoryStore
-from ..engine.rule import Limits
 from ..engine.session.per_process import Sessions
 from ..engine.session.session import Observer
+from ..engine.step import Limits
 from .base import signal_sender
 
 #: By process and alias. A server outlives its backend, as MongoDB does: a test may change the settings.

@@ -11,10 +11,10 @@ from django.utils.connection import ConnectionDoesNotExist
 from ..conf import LockSettings
 from ..engine.document import milliseconds
 from ..engine.grant import Grant
-from ..engine.rule import Limits
+from ..engine.mongo_store import MongoStore, StoreConfig
 from ..engine.session.per_process import Sessions
 from ..engine.session.session import Observer, Session
-from ..engine.store import MongoStore, StoreConfig
+from ..engine.step import Limits
 from .base import signal_sender
 
 ENGINE = "django_mongodb_backend"

@@ -15,7 +15,7 @@ from pymongo.collection import Collection
 
 from ..conf import get_settings
 from ..engine import clock
-from ..engine.document import tidy_fact
+from ..engine.texts import tidy_fact
 from ..exceptions import DocumentDamaged, LockMisused
 from . import acquiring, sweep, updates
 from .context import Context

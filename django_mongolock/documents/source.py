@@ -15,8 +15,8 @@ from pymongo.collection import Collection
 from ..backends.base import get_backend
 from ..backends.mongo import MongoBackend
 from ..conf import get_settings
-from ..engine.document import MAX_FACT_LENGTH
-from ..engine.store import MongoStore
+from ..engine.mongo_store import MongoStore
+from ..engine.texts import MAX_FACT_LENGTH
 from .steps import get_path
 from .updates import Document
 

@@ -22,11 +22,13 @@ from ..backends.base import get_backend
 from ..conf import get_settings
 from ..context import BROWSER
 from ..engine import clock
-from ..engine.document import MAX_KEY_BYTES, Reply, Terms, check_key, entry, milliseconds, tidy_fact
+from ..engine.document import Terms, entry, milliseconds
 from ..engine.logs import INFO, log
 from ..engine.protocol import Answer, Apply, Protocol, Read
-from ..engine.rule import Step
+from ..engine.replies import Reply
 from ..engine.session.session import Session
+from ..engine.step import Step
+from ..engine.texts import MAX_KEY_BYTES, check_key, tidy_fact
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
 from ..keys import row_key
 

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..exceptions import LockError, LockMisused
-from .document import Reply, Terms, entry, milliseconds
+from .document import Terms, entry, milliseconds
 from .lock import MongoLock
 from .processes import NOBODY
 from .protocol import TOMBSTONE_TTL
-from .rule import Step
+from .replies import Reply
+from .step import Step
 from .store import Store
 
 

@@ -1,121 +1,48 @@
-"""The lock document: what a key may be, what an entry of the queue looks like, how an answer is read.
+"""The lock document: its limits, the terms of a lock, the entries of holders and waiters, and how damage is found.
 
-How its shape changes. Processes of an older and a newer version share the documents while a deploy is under way. So a
-field is only ever added, and it is optional: the rule (`step`, and its twin `rule`) gives it a default where it is
+How its shape changes. Processes of an older and a newer version share the documents during a deployment. So a field is
+only ever added, and it is optional: the rule (`rule`, and its twin `rule_in_python`) gives it a default where it is
 missing, and keeps every field that it does not know, of the document and of each entry. A change that an older version
-would get wrong takes a new `SCHEMA`: then the older ones refuse the document, and say why.
+would get wrong takes a new `SCHEMA`: the older versions then refuse the document, and say why.
 """
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, Literal
 
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from ..exceptions import LockDocumentDamaged
+from .texts import tidy_fact
 
 Mode = Literal["exclusive", "shared", "semaphore"]
 
-#: The kinds of characters that no text of ours has: controls, lone surrogates, separators of lines.
-UNPRINTABLE: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
-
 #: The version of the document's shape, its field `v`.
 SCHEMA: Final = 1
-#: The most bytes of UTF-8 that a key may have, prefix included.
-MAX_KEY_BYTES: Final = 512
-#: The most characters that a text may have before it is composed: a character has at most four parts. Composing takes
-#: time that grows with the square of the length (measured: 8 s for 100,000 characters that somebody chose with care).
-MAX_TEXT_LENGTH: Final = 4 * MAX_KEY_BYTES
-#: The most characters that an owner, a label or another fact about a holder may have.
-MAX_FACT_LENGTH: Final = 256
-#: The most that a token may be. Far above any real one: they start at the milliseconds since 1970.
+#: The largest token. Far above any real one: they start at the milliseconds since 1970.
 LAST_TOKEN: Final = Int64(2**62)
+LAST_CLUSTER_TIME: Final = Timestamp(2**32 - 1, 2**32 - 1)
 #: The capacity of a shared lock: as many as like, up to `MAX_HOLDERS`.
 UNLIMITED: Final = 2**31 - 1
 #: How many may hold a key at once, whatever its capacity: every change of a lock writes all of its document.
 MAX_HOLDERS: Final = 5_000
-#: More holders and waiters than these are in no document of ours. The rule takes the server a time that grows with
-#: them, and no time limit stops it in the middle of one document.
+#: A document with more holders and waiters was not written by this package. The rule takes the server a time that grows
+#: with them, and no time limit stops it in the middle of one document.
 MAX_ENTRIES: Final = 12_000
-LAST_CLUSTER_TIME: Final = Timestamp(2**32 - 1, 2**32 - 1)
-#: How many tombstones a document has at most, the newest ones. One that had to go may let a late command leave an entry
-#: that nobody renews: it ends with its lease.
+#: How many tombstones a document has at most, the newest ones. Without an older one, a late command may leave an entry
+#: that no process renews: it ends with its lease.
 MAX_TOMBSTONES: Final = 256
-#: A clock that shows so many milliseconds less than it did before was set back; if it is less, it is awaited.
+#: A clock that shows this many milliseconds less than before was set back. If it is less, commands wait for it.
 LEAP: Final = 1_000
-#: The margin is so great a part of the lease if nothing else is said, and at least so many seconds.
+#: The default margin, as a part of the lease, and its least length in seconds.
 MARGIN: Final = 0.1
 LEAST_MARGIN: Final = 1.0
-#: Who finds so many in the queue lives in it so many times as long without renewal, but no longer than a lease.
+#: A waiter that finds this many in the queue lives this many times as long without renewal, but no longer than a lease.
 LONG_QUEUE: Final = 32
 LONG_QUEUE_FACTOR: Final = 3
-
-
-def check_text(name: str, value: object) -> str:
-    """Return *value* if it is a plain string that can be stored and shown, composed (NFC).
-
-    Raises TypeError for anything but `str` itself, and ValueError for control characters, line separators, lone
-    surrogates, and what is far too long for anything.
-    """
-    if type(value) is not str:
-        raise TypeError(f"{name} must be a str, not {type(value).__name__}: pass plain text")
-    check_length(name, value)
-    if is_plain(value):
-        return value
-    for character in value:
-        if unicodedata.category(character) in UNPRINTABLE:
-            raise ValueError(f"{name} must not have control characters or lone surrogates: found {character!a}")
-    return unicodedata.normalize("NFC", value)
-
-
-def is_plain(text: str) -> bool:
-    """Is it without control characters, and composed, at the first glance? Most text is."""
-    return text.isascii() and text.isprintable()
-
-
-def check_length(name: str, text: str) -> None:
-    """Raise ValueError for a text that is too long to be looked at, whatever is in it."""
-    if len(text) > MAX_TEXT_LENGTH:
-        raise ValueError(f"{name} has at most {MAX_KEY_BYTES} bytes: this one has {len(text)} characters")
-
-
-def check_key(key: object, prefix: str = "") -> str:
-    """Return the id of the document of *key*: prefix and key, composed (NFC).
-
-    Raises TypeError or ValueError, and always before anything is sent.
-    """
-    text = check_text("a lock key", key)
-    if not text:
-        raise ValueError("a lock key must not be empty")
-    text = unicodedata.normalize("NFC", prefix + text)
-    if (size := len(text.encode())) > MAX_KEY_BYTES:
-        raise ValueError(f"a lock key has at most {MAX_KEY_BYTES} bytes, prefix included: this one has {size}")
-    return text
-
-
-def check_fact(name: str, value: object) -> str | None:
-    """Return *value* as it may be stored beside a holder, or None if there is none. Raises TypeError, ValueError."""
-    if value is None:
-        return None
-    text = check_text(name, value)
-    if not text or len(text) > MAX_FACT_LENGTH:
-        raise ValueError(f"{name} has 1 to {MAX_FACT_LENGTH} characters: this one has {len(text)}")
-    return text
-
-
-def tidy_fact(value: object) -> str:
-    """Return *value* as text that may be stored, whatever it was: for facts that we look up, not the caller."""
-    text = str(value)[:MAX_FACT_LENGTH]
-    if is_plain(text):
-        return text
-    text = "".join("?" if unicodedata.category(c) in UNPRINTABLE else c for c in text)
-    return unicodedata.normalize("NFC", text)[:MAX_FACT_LENGTH]
 
 
 def milliseconds(seconds: float) -> int:
@@ -167,9 +94,10 @@ def entry(
     """The entry of one grant, as it stands among the waiters and then among the holders of its document.
 
     worker: a name of the thread or task, by which deadlocks are found. process: a name of the process, by which an
-    owner finds out that its former one is gone (`processes`).
+    owner finds out that its former process is gone (`processes`).
     """
     made: dict[str, Any] = {
+        **facts,
         "grant": grant,
         "session": session,
         "worker": worker,
@@ -180,122 +108,12 @@ def entry(
         "waiter_lease": Int64(milliseconds(terms.server_lease_of(terms.waiter_lease))),
         "min_hold": Int64(milliseconds(terms.min_hold)),
     }
-    made = {**facts, **made}
     if terms.owner is not None:
         made |= {"owner": terms.owner, "process": process}
     return made
 
 
-@dataclass(frozen=True, slots=True)
-class Former:
-    """Another grant of the same owner, which holds the key: of a run that may have died. process: see `entry`."""
-
-    grant: str
-    process: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What the server answered about one grant of one key. Times are in seconds, and for people and timers only.
-
-    What a holder or waiter may believe is no time of the server: it is the length that its own command asked for,
-    counted from before that was sent, if *beat* shows that this command wrote the entry.
-
-    held: does the grant hold the key? token, acquired_at: of the grant. beat: the number of the command that last gave
-    it a whole lease, or a whole place in the queue. place: how many are ahead in the queue (None: not in it).
-    waiter_lease: how long the server lets that place live without renewal. waiting: how long the queue is, with those
-    of each process who stand behind its entry. first_end: until the first of the holders would end (None: nobody holds
-    it). holder: one of them, in words, unless it is the grant itself. found: was there a document that the command
-    fitted? last_token: the last that was given to anybody. former: another grant of the asking owner. holder_owner: the
-    owner of that holder. now: the server's time. mine, theirs: the grant's own entry among the holders, and the first
-    of them all, as they stand in the document.
-    """
-
-    held: bool = False
-    token: int = 0
-    acquired_at: datetime | None = None
-    beat: int = 0
-    place: int | None = None
-    waiter_lease: float = 0.0
-    waiting: int = 0
-    first_end: float | None = None
-    holder: str | None = None
-    found: bool = True
-    last_token: int = 0
-    former: Former | None = None
-    holder_owner: str | None = None
-    now: datetime | None = field(default=None, compare=False)
-    mine: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
-    theirs: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def free(self) -> bool:
-        """Does nobody hold the key, nor wait for it?"""
-        return self.first_end is None and self.waiting == 0
-
-
-def read_reply(key: str, raw: Mapping[str, Any] | None) -> Reply:
-    """Read the answer to a step. None is the answer for a document that is not there.
-
-    Raises LockDocumentDamaged where what came back is not what we write.
-    """
-    if raw is None:
-        return Reply(found=False)
-    now: datetime = raw["now"]
-    mine, holder, place, first_end = (raw.get(name) for name in ("mine", "holder", "place", "first_end"))
-    queued = raw.get("queued")
-    for entry_ in (mine, holder):
-        if entry_ is not None and not is_holder(entry_):
-            raise LockDocumentDamaged(key, "an entry of its holders is damaged")
-    if queued is not None and not is_waiter(queued):
-        raise LockDocumentDamaged(key, "an entry of its waiters is damaged")
-    if first_end is not None and type(first_end) is not datetime:
-        raise LockDocumentDamaged(key, "an entry of its holders has no end that is a date")
-    return Reply(
-        held=mine is not None,
-        token=mine["token"] if mine else 0,
-        acquired_at=mine["acquired_at"] if mine else None,
-        beat=_read_beat(mine or queued),
-        place=place if place is not None and place >= 0 else None,
-        waiter_lease=queued["waiter_lease"] / 1000 if queued else 0.0,
-        waiting=raw["waiting"],
-        first_end=_until(first_end, now, holder) if first_end else None,
-        holder=None if holder is None or holder == mine else describe(holder, now),
-        last_token=raw["token"] if isinstance(raw.get("token"), int) else 0,
-        former=_read_former(raw.get("former")),
-        holder_owner=holder.get("owner") if holder else None,
-        now=now,
-        mine=mine,
-        theirs=holder,
-    )
-
-
-def read_taken(key: str, raw: Mapping[str, Any]) -> Reply:
-    """Read the answer to the short form of a step, which has found a free lock and taken it: see `read_reply`."""
-    mine = raw["mine"]
-    return read_reply(key, {**raw, "place": -1, "waiting": 0, "first_end": mine.get("until"), "holder": mine})
-
-
-def _read_beat(entry_: Mapping[str, Any] | None) -> int:
-    number = entry_.get("beat") if entry_ else 0
-    return number if isinstance(number, int) else 0
-
-
-def _until(end: datetime, now: datetime, holder: Mapping[str, Any] | None) -> float:
-    """How many seconds are left until *end*, for a timer. A mere read may show it by a clock that is none any more:
-    so it is no more than a whole lease."""
-    left = (end - now).total_seconds()
-    return min(left, holder["server_lease"] / 1000) if holder else left
-
-
-def _read_former(raw: object) -> Former | None:
-    match raw:
-        case {"grant": str(grant), "process": str(process)}:
-            return Former(grant, process)
-    return None
-
-
-#: The type that every field has which we write; the same as in `step`, for the driver's side.
+#: The type of every field that this package writes.
 WAITER_FIELDS: Final[dict[str, type]] = {
     "grant": str, "session": str, "worker": str, "mode": str, "capacity": int, "lease": Int64, "server_lease": Int64,
     "waiter_lease": Int64, "min_hold": Int64, "since": datetime, "until": datetime,
@@ -308,8 +126,6 @@ DOCUMENT_FIELDS: Final[dict[str, type]] = {
     "written_at": datetime, "purge_at": datetime, "changes": Int64, "acquisitions": Int64, "contended": Int64,
     "expired": Int64, "waited_ms": Int64, "held_ms": Int64, "longest_wait_ms": Int64, "longest_hold_ms": Int64,
 }  # fmt: skip
-
-
 #: A standalone server has none.
 _CLUSTER_TIME: Final[dict[str, type]] = {"cluster_time": Timestamp}
 
@@ -363,32 +179,10 @@ def _find_damaged_entry(document: Mapping[str, Any]) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class News:
-    """What the change stream tells of one grant: that it has the lock."""
-
-    token: int
-    acquired_at: datetime
-
-
-#: No more digits than make a token and a moment: the document may be somebody else's.
-_NEWS: Final = re.compile(r"(\S+) ([0-9]{1,19}) ([0-9]{1,14})")
-
-
-def read_news(granted: object) -> dict[str, News]:
-    """Read the field `granted` of a document: ``"<grant> <token> <milliseconds since 1970>;"`` for each."""
-    news: dict[str, News] = {}
-    for item in granted.split(";") if isinstance(granted, str) else ():
-        if (found := _NEWS.fullmatch(item)) is not None:
-            grant, token, moment = found.groups()
-            news[grant] = News(int(token), datetime.fromtimestamp(int(moment) / 1000, UTC))
-    return news
-
-
 def describe(holder: Mapping[str, Any], now: datetime) -> str:
     """Say in one line who a holder or waiter is, and for how long. Never shows a grant id.
 
-    It goes into errors and logs: whatever was written into the document, the line is one, and not long.
+    It goes into errors and logs: whatever was written into the document, it is one line, and a short one.
     """
     facts = {name: tidy_fact(holder.get(name) or "") for name in ("label", "place", "owner", "user", "host", "pid")}
     label, place, host = facts["label"], facts["place"], facts["host"] or "?"
@@ -397,7 +191,7 @@ def describe(holder: Mapping[str, Any], now: datetime) -> str:
     words = [word for word in ("" if label in place else label, place) if word]
     words += [f"{name} {facts[name]}" for name in ("owner", "user") if facts[name]]
     words.append(f"host {host} pid {facts['pid'] or '?'}")
-    acquired_at = holder.get("acquired_at")  # of a waiter it is nothing that we wrote
+    acquired_at = holder.get("acquired_at")  # in a waiter's entry, this package did not write it
     since = acquired_at if isinstance(acquired_at, datetime) else holder["since"]
     words.append(f"for {max(0.0, (now - since).total_seconds()):.1f} s")
     return ", ".join(words)

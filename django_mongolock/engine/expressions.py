@@ -11,6 +11,9 @@ from bson.raw_bson import RawBSONDocument
 
 Expression = Any
 
+#: Whether the item `$$e` is the entry that the command asks about.
+IS_ASKED: Final[Expression] = {"$eq": ["$$e.grant", "$$c.ask"]}
+
 _BSON_TYPES: Final[dict[type, str]] = {str: "string", int: "int", Int64: "long", datetime: "date", list: "array"}
 
 

@@ -51,8 +51,6 @@ TAKE_FREE: list[RawBSONDocument] = [
         }
     )
 ]
-#: The answer to it, from which `document.read_taken` makes one like any other.
-REPLY_TAKEN: RawBSONDocument = encoded({"_id": 0, "now": "$$NOW", "token": 1, "mine": {"$first": "$holders"}})
 
 #: As an expression: the `$type` of a filter looks into arrays. A command that is late is judged by the whole rule.
 _IS_SOUND: RawBSONDocument = encoded({"$and": [*SOUND, {"$not": [is_late("$cluster_time")]}]})

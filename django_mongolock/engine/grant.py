@@ -11,8 +11,9 @@ from enum import Enum
 from typing import Final, Literal
 
 from . import clock
-from .document import News, Terms
+from .document import Terms
 from .protocol import Acquisition, Answer, Granted
+from .replies import News
 from .session.wakeups import Wakeup
 
 #: Why a grant was lost that is not in its document any more.

@@ -1,8 +1,8 @@
 """What has happened to locks: events, kept in a collection of a fixed size, in which new ones push out the oldest.
 
-Nothing here may hold a lock up. The process that holds a lock notes in its memory what happens to it; a thread in the
+No lock waits for its history. The process that holds a lock notes in its memory what happens to it; a thread in the
 background writes the notes, a second's worth at a time. A note that cannot be written is lost: the history is for
-people who look back, and no lock depends on it.
+people, and no lock depends on it.
 """
 
 from __future__ import annotations
@@ -15,31 +15,27 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pymongo
 from bson import Int64, ObjectId
 from pymongo import CursorType, IndexModel, WriteConcern
 from pymongo.collection import Collection
-from pymongo.database import Database
 from pymongo.errors import BulkWriteError, OperationFailure, PyMongoError
 
 from . import clock
+from .grant import Grant
 from .logs import WARNING, log, log_exception
 from .session.worker_threads import WorkerThreads
 
-if TYPE_CHECKING:
-    from .grant import Grant
-    from .store import MongoStore
-
 Document = dict[str, Any]
 
-#: How many events wait in memory at most; later ones are lost.
+#: How many events wait in memory; further ones are lost.
 MAX_NOTES: Final = 10_000
 #: How many are written at once, and for how many seconds they are gathered.
 WRITE_BATCH: Final = 1_000
 GATHER_SECONDS: Final = 1.0
-#: Seconds that one write may take, and that a process which ends may spend on its last one.
+#: How many seconds one write may take; and the last one, of a process that ends.
 WRITE_TIMEOUT: Final = 5.0
 LAST_WRITE_TIMEOUT: Final = 1.0
 
@@ -53,8 +49,8 @@ _EXISTS, _UNAUTHORIZED, _DUPLICATE = 48, 13, 11000
 
 
 class Happened(StrEnum):
-    """What an event tells. The first three come from the process that holds the lock, `DEADLOCK` from the one that gave
-    up, the others from whoever did it."""
+    """What happened. The first three are noted by the process that holds the lock, `DEADLOCK` by the one that gave up,
+    the others by the one that did it."""
 
     GRANTED = "granted"
     RELEASED = "released"
@@ -70,7 +66,7 @@ _REPORTED: Final = {"acquired": Happened.GRANTED, "released": Happened.RELEASED,
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """An event before it is written. at: by the server's clock, if that is known; moment: by this machine's."""
+    """An event before it is written. at: when, by the server's clock, if known; moment: by this machine's clock."""
 
     key: str
     what: Happened
@@ -80,7 +76,7 @@ class Note:
     facts: Mapping[str, Any]
 
     def document(self, id_: ObjectId, now: float, server_time: datetime) -> Document:
-        """The document of this event, at the time *now* here, which is *server_time* there."""
+        """The document of this event. now: the time here, when the server's clock shows *server_time*."""
         at = self.at or server_time - timedelta(seconds=now - self.moment)
         facts = {name: self.entry.get(name) for name in FACTS} | dict(self.facts)
         known = {name: value for name, value in facts.items() if value is not None and value != ""}
@@ -88,10 +84,16 @@ class Note:
 
 
 class History:
-    """Writes what happens to locks. One per store, and so per process; no thread until something has happened."""
+    """Writes what happens to locks. One per store, and so per process; its thread starts with the first event.
 
-    def __init__(self, store: MongoStore, now: Callable[[], float] = clock.now) -> None:
-        self._store = store
+    events: opens the collection. size: how many bytes that may take.
+    """
+
+    def __init__(
+        self, events: Callable[[], Collection[Document]], size: int, now: Callable[[], float] = clock.now
+    ) -> None:
+        self._events = events
+        self._size = size
         self._now = now
         self._notes: SimpleQueue[Note] = SimpleQueue()
         self._wakeup: SimpleQueue[bool] = SimpleQueue()
@@ -101,7 +103,7 @@ class History:
         self._lost = 0
 
     def observe(self, event: str, grant: Grant) -> None:
-        """Note what a session tells of one of its grants: see `session.Observer`."""
+        """Note what a session reports of one of its grants: see `session.Observer`."""
         what = _REPORTED.get(event)
         if what is None and (event, grant.reason) == ("not_acquired", "deadlock"):
             what = Happened.DEADLOCK
@@ -123,7 +125,7 @@ class History:
     def note(
         self, key: str, what: Happened, entry: Mapping[str, Any], *, at: datetime | None = None, **facts: Any
     ) -> None:
-        """Note what happened to *key*, or rather to the holder with that *entry*. Waits for nothing, raises nothing."""
+        """Note what happened to *key*, and to the holder with that *entry*. Waits for nothing, raises nothing."""
         if self._closed or self._notes.qsize() >= MAX_NOTES:
             self._lost += 1
             return
@@ -134,7 +136,7 @@ class History:
             self._started = self._writer.submit(self._run)
 
     def close(self) -> None:
-        """Write what is left, within `LAST_WRITE_TIMEOUT` seconds or so."""
+        """Write what is left, within about `LAST_WRITE_TIMEOUT` seconds."""
         if self._closed:
             return
         self._closed = True
@@ -156,7 +158,7 @@ class History:
                         time.sleep(WRITE_TIMEOUT)
 
     def _gather(self) -> dict[ObjectId, Note]:
-        """Some that are to be written. They have their names before they are sent: what is sent twice is there once."""
+        """Take out a batch of notes, each with its `_id`: what is sent twice is written once."""
         batch: dict[ObjectId, Note] = {}
         with contextlib.suppress(Empty):
             while len(batch) < WRITE_BATCH:
@@ -165,7 +167,7 @@ class History:
         return batch
 
     def _write(self, batch: Mapping[ObjectId, Note], timeout: float = WRITE_TIMEOUT) -> bool:
-        """Write these; return whether that was worth no other try."""
+        """Write these; return False if it may help to try again."""
         try:
             with pymongo.timeout(timeout):
                 self._send(batch)
@@ -183,11 +185,11 @@ class History:
         return True
 
     def _send(self, batch: Mapping[ObjectId, Note]) -> None:
-        collection = events(self._store).with_options(write_concern=WriteConcern(w=1))
+        collection = self._events().with_options(write_concern=WriteConcern(w=1))
         if not self._ready:
-            make(collection.database, collection.name, self._store.config.history)
+            make(collection, self._size)
             self._ready = True
-        server_time = self._store.client.admin.command("hello")["localTime"]
+        server_time = collection.database.client.admin.command("hello")["localTime"]
         now = self._now()
         _insert(collection, [note.document(id_, now, server_time) for id_, note in batch.items()])
 
@@ -205,20 +207,13 @@ def _ms(seconds: float) -> Int64:
     return Int64(round(seconds * 1_000))
 
 
-def events(store: MongoStore) -> Collection[Document]:
-    """The collection of the events, beside that of the locks."""
-    return store.collection.database.get_collection(
-        f"{store.config.collection}_history", codec_options=store.collection.codec_options
-    )
+def make(collection: Collection[Document], size: int, *, resize: bool = False) -> None:
+    """Make the collection of *size* bytes, if it is missing. resize: if it is not missing, give it that size.
 
-
-def make(database: Database[Document], name: str, size: int, *, resize: bool = False) -> None:
-    """Make the collection of *size* bytes, if it is not there; with *resize* give it that size if it is.
-
-    Raises OperationFailure where it is not there and may not be made, or is there without a limit to its size: written
-    to, that would grow for ever.
+    Raises OperationFailure if it is missing and may not be made, or has no limit to its size: then it would grow for
+    ever.
     """
-    collection = database[name]
+    database, name = collection.database, collection.name
     try:
         database.create_collection(name, check_exists=False, capped=True, size=size)
     except OperationFailure as error:
@@ -228,49 +223,20 @@ def make(database: Database[Document], name: str, size: int, *, resize: bool = F
             raise
         if resize:
             database.command("collMod", name, cappedSize=size)
-    with contextlib.suppress(OperationFailure):  # no right to make them: whoever migrates has it
+    with contextlib.suppress(OperationFailure):  # no right to make them: `migrate` makes them
         collection.create_indexes(list(INDEXES))
 
 
 def is_there(collection: Collection[Document]) -> bool:
-    """Is there such a collection? Needs no right but one to something in it."""
+    """Return whether the collection exists. Needs no right but one to something in it."""
     mine = {"name": collection.name}
     return bool(collection.database.list_collection_names(filter=mine, authorizedCollections=True))
 
 
 def is_bounded(collection: Collection[Document]) -> bool:
-    """Is it capped? A cursor that waits for more is refused where it is not; to ask so needs no right but find."""
+    """Return whether the collection is capped. Needs no right but find: a tailable cursor is refused if it is not."""
     try:
         list(collection.find({"_id": None}, cursor_type=CursorType.TAILABLE).limit(1))
     except OperationFailure:
         return False
     return True
-
-
-def read(
-    store: MongoStore,
-    query: Document,
-    sort: Mapping[str, int],
-    *,
-    skip: int = 0,
-    limit: int = 100,
-    timeout: float = 5.0,
-) -> list[Document]:
-    """Events that *query* finds, in that order, each with the server's time in `now`. Raises LockBackendFailed."""
-    with store.bounded(timeout):
-        found = events(store).aggregate(
-            [
-                {"$match": query},
-                {"$sort": dict(sort)},
-                {"$skip": skip},
-                {"$limit": limit},
-                {"$addFields": {"now": "$$NOW"}},
-            ]
-        )
-        return list(found)
-
-
-def count(store: MongoStore, query: Document, limit: int, timeout: float = 5.0) -> int:
-    """How many events *query* finds, at most *limit*. Raises LockBackendFailed."""
-    with store.bounded(timeout):
-        return events(store).count_documents(query, limit=limit)

@@ -17,14 +17,13 @@ from typing import Any, Final
 from ..exceptions import LockBackendFailed, LockMisused
 from . import clock
 from .deadlock import Cycle, cycle_of
-from .document import Reply, read_reply
 from .grant import TAKEN, Grant
 from .processes import Fate
 from .protocol import Pause, WaitResult
-from .rule import Limits, Step
+from .replies import Found, Reply, read_found, read_reply
 from .rule_in_python import Moment, apply_rule
 from .session.session import Observer, Session
-from .store import Found, read_found
+from .step import Limits, Step
 
 Document = dict[str, Any]
 

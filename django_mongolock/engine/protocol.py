@@ -15,9 +15,10 @@ from typing import Any, Final, Literal, TypeVar
 
 from ..exceptions import LockBackendFailed, LockCancelled, LockDeadlock, LockNotAcquired, LockQueueFull
 from .deadlock import Cycle
-from .document import News, Reply, Terms, entry
+from .document import Terms, entry
 from .processes import Fate
-from .rule import Step
+from .replies import News, Reply
+from .step import Step
 
 #: How long an id that was given up stays under a tombstone, in milliseconds: longer than any network holds up a
 #: command that may still arrive.

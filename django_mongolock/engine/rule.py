@@ -32,9 +32,7 @@ parts that it needs: `pipeline` leaves the others out of the same rule.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
@@ -53,109 +51,8 @@ from .document import (
     SCHEMA,
     WAITER_FIELDS,
 )
-from .expressions import Expression, after, encoded, for_each, has_types, let, merge, only, size
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What is the same for every command of a session. Times are in milliseconds.
-
-    waiters: how long a queue may be. retention: how long the document of a free lock is kept, at least.
-    """
-
-    waiters: int = 1_000
-    retention: int = 7 * 24 * 3_600_000
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one command asks of the rule. Times are in milliseconds.
-
-    ask: the grant id that the answer is about. add: a new entry (`document.entry`). trial: it must not stay in
-    the queue. remove, renew: grant ids. tombstone_ttl: how long a tombstone keeps the removed ids out, 0 for none.
-    force: end a minimum hold too. lease, server_lease: lengthen the lease of the renewed grants to this. beat: the
-    number of the command, which it leaves on each entry that it gives a whole lease or a whole place in the queue: only
-    who finds it there may count on them. request_release_of: ids of holders that *requested_by* asks to release the
-    lock. given: apply the step only while this grant holds the lock. resumes: the new entry takes the place of the
-    removed. waited: how long who asks with the new entry has waited already. behind: for each renewed waiter, how many
-    of its process wait behind it.
-    """
-
-    ask: str = ""
-    add: dict[str, Any] | None = None
-    trial: bool = False
-    remove: tuple[str, ...] = ()
-    renew: tuple[str, ...] = ()
-    tombstone_ttl: int = 0
-    force: bool = False
-    lease: int = 0
-    server_lease: int = 0
-    beat: int = 0
-    given: str = ""
-    request_release_of: tuple[str, ...] = ()
-    requested_by: str = ""
-    resumes: bool = False
-    waited: int = 0
-    behind: tuple[int, ...] = ()
-
-    @property
-    def owner(self) -> str | None:
-        """Whose new entry it adds, if somebody's."""
-        return None if self.add is None else self.add.get("owner")
-
-    @property
-    def upserts(self) -> bool:
-        """May the step make the document? Not with a condition: that would be seeded into the new one."""
-        return (self.add is not None or self.tombstone_ttl > 0) and not self.given
-
-    @property
-    def only_adds(self) -> bool:
-        """Does it do nothing but add an entry?"""
-        return self.add is not None and not (self.remove or self.renew or self.given or self.waited)
-
-    def pipeline(self) -> list[RawBSONDocument]:
-        """The command's update."""
-        return _pipeline(
-            asks=bool(self.ask),
-            adds=self.add is not None,
-            resumes=self.resumes,
-            trial=self.trial,
-            removes=bool(self.remove),
-            force=self.force,
-            renews=bool(self.renew),
-            leaves_tombstones=self.tombstone_ttl > 0,
-            requests_release=bool(self.request_release_of),
-            arrived=self.waited > 0,
-            counts=bool(self.behind),
-        )
-
-    def arguments(self, limits: Limits, clock: object, cluster_time: object) -> dict[str, Any]:
-        """The command's ``let``. *clock* names the primary that is going to evaluate it; *cluster_time* is an
-        expression for its cluster time, None where it has none."""
-        values: dict[str, Any] = {
-            "ask": self.ask,
-            "clock": clock,
-            "retention": Int64(limits.retention),
-            "beat": Int64(self.beat),
-        }
-        if self.add is not None:
-            values |= {"add": self.add, "waiters": limits.waiters}
-        if self.waited:
-            values["waited"] = Int64(self.waited)
-        if self.behind:
-            values["behind"] = self.behind
-        if self.remove:
-            values |= {"remove": self.remove, "tombstone_ttl": Int64(self.tombstone_ttl)}
-        if self.renew:
-            values |= {
-                "renew": self.renew,
-                "lease": Int64(self.lease),
-                "server_lease": Int64(self.server_lease),
-            }
-        if self.request_release_of:
-            values |= {"request_release_of": self.request_release_of, "requested_by": self.requested_by}
-        return {"c": {"$literal": values}, "op": cluster_time}
-
+from .expressions import IS_ASKED, Expression, after, encoded, for_each, has_types, let, merge, only, size
+from .step import Step
 
 #: `purge_at` is moved in steps of this many milliseconds, so that its index stays quiet.
 PURGE_STEP = 3_600_000
@@ -253,7 +150,6 @@ _WAITER_RENEWED: dict[str, Expression] = {
 
 _IS_REMOVED: Expression = {"$in": ["$$e.grant", "$$c.remove"]}
 _IS_NEW: Expression = {"$eq": ["$$e.grant", "$$c.add.grant"]}
-_IS_ASKED: Expression = {"$eq": ["$$e.grant", "$$c.ask"]}
 
 
 def _without_removed(holders: Expression) -> Expression:
@@ -378,7 +274,7 @@ def _granted(asks: bool) -> Expression:
     granted = merge("$$e", {"acquired_at": "$$now", "token": {"$add": ["$$first_token", "$$i"]}})
     if asks:
         whole = {"until": from_now("$$e.server_lease"), "beat": "$$c.beat"}
-        granted["$mergeObjects"].append({"$cond": [_IS_ASKED, whole, None]})
+        granted["$mergeObjects"].append({"$cond": [IS_ASKED, whole, None]})
     return {
         "$map": {
             "input": {"$range": [0, "$$grant_count"]},
@@ -398,7 +294,7 @@ def _total(field: str, more: Expression) -> Expression:
 
 def _granted_news(asks: bool) -> Expression:
     """News for those who were granted by somebody else's command, for the change stream: see `document.read_news`."""
-    others = only("$$granted", {"$not": [_IS_ASKED]}) if asks else "$$granted"
+    others = only("$$granted", {"$not": [IS_ASKED]}) if asks else "$$granted"
     fields = ["$$this.grant", " ", {"$toString": "$$this.token"}, " ", {"$toString": {"$toLong": "$$now"}}, ";"]
     news = {"$reduce": {"input": others, "initialValue": "", "in": {"$concat": ["$$value", *fields]}}}
     return {"$cond": [{"$eq": [others, []]}, "$$doc.granted", news]}
@@ -438,6 +334,23 @@ def _result(asks: bool, leaves_tombstones: bool) -> dict[str, Expression]:
         old = only("$$doc.tombstones", _LIVES)
         fields["tombstones"] = {"$slice": [{"$concatArrays": [old, new]}, -MAX_TOMBSTONES]}
     return fields
+
+
+def pipeline(step: Step) -> list[RawBSONDocument]:
+    """The update of a command: the rule, with the parts that *step* needs."""
+    return _pipeline(
+        asks=bool(step.ask),
+        adds=step.add is not None,
+        resumes=step.resumes,
+        trial=step.trial,
+        removes=bool(step.remove),
+        force=step.force,
+        renews=bool(step.renew),
+        leaves_tombstones=step.tombstone_ttl > 0,
+        requests_release=bool(step.request_release_of),
+        arrived=step.waited > 0,
+        counts=bool(step.behind),
+    )
 
 
 @lru_cache
@@ -502,25 +415,3 @@ def _pipeline(
         rule = let(variables, rule)
     valid = {"$or": [_IS_BLANK, IS_WHOLE]} if upserts else IS_WHOLE
     return [encoded({"$replaceWith": {"$cond": [valid, rule, "$$ROOT"]}})]
-
-
-#: The answer to every command, and to a read: what concerns the grant asked about, and enough of the others for
-#: a helpful error. Its size does not grow with the queue.
-_ANSWER: dict[str, Expression] = {
-    "_id": 0,
-    "now": "$$NOW",
-    "token": 1,
-    "mine": {"$first": only("$holders", _IS_ASKED)},
-    "place": {"$indexOfArray": ["$waiters.grant", "$$c.ask"]},
-    "queued": {"$first": only("$waiters", _IS_ASKED)},
-    "waiting": {"$add": [size("$waiters"), {"$sum": "$waiters.behind"}]},
-    "first_end": {"$min": "$holders.until"},
-    "holder": {"$first": "$holders"},
-}
-REPLY: RawBSONDocument = encoded(_ANSWER)
-#: To whoever asks for an owner: also which other grant of this owner holds the key, unless that was released and is
-#: only kept for its minimum hold.
-_IS_FORMER: Expression = {
-    "$and": [{"$eq": ["$$e.owner", "$$c.add.owner"]}, {"$not": [_IS_ASKED]}, {"$not": ["$$e.released"]}]
-}
-REPLY_TO_OWNER: RawBSONDocument = encoded({**_ANSWER, "former": {"$first": only("$holders", _IS_FORMER)}})

@@ -14,7 +14,8 @@ from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
 from .document import LEAP, LONG_QUEUE, LONG_QUEUE_FACTOR, MAX_HOLDERS, MAX_TOMBSTONES, SCHEMA
-from .rule import PURGE_STEP, Limits, Step
+from .rule import PURGE_STEP
+from .step import Limits, Step
 
 Document = dict[str, Any]
 Entries = list[Document]

@@ -25,7 +25,7 @@ from pymongo.read_concern import ReadConcern
 
 from ..exceptions import LockBackendFailed, LockError, LockMisused, LockTransactionAborted
 from . import clock, runner
-from .store import MongoStore
+from .mongo_store import MongoStore
 
 if TYPE_CHECKING:
     from .grant import Grant

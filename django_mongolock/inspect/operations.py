@@ -16,12 +16,14 @@ from typing import Any
 from bson import Int64
 from pymongo import ReturnDocument
 
-from ..engine.document import check_fact
+from ..engine.election import arguments
 from ..engine.history import FACTS, Happened
 from ..engine.logs import INFO, log
+from ..engine.mongo_store import MongoStore
 from ..engine.processes import fate
-from ..engine.rule import IS_WHOLE, Step
-from ..engine.store import MongoStore, arguments
+from ..engine.rule import IS_WHOLE, pipeline
+from ..engine.step import Step
+from ..engine.texts import check_fact
 from ..exceptions import LockDocumentDamaged
 from .patterns import EVERY_KEY, KeyMatch
 from .queries import RELEASED, snapshots
@@ -97,7 +99,7 @@ def _apply(store: MongoStore, keys: Sequence[str], which: Which, clock: str, tim
     with store.bounded(timeout):
         result = store.collection.update_many(
             {"$and": [mine, which.query()]},
-            step.pipeline(),
+            pipeline(step),
             let=arguments(step, store.config.limits),
             hint="_id_",  # without it, the server goes through all stale locks for every batch
         )
@@ -144,7 +146,7 @@ def force_release(
     with store.bounded(timeout):
         before = store.collection.find_one_and_update(
             {"_id": {"$eq": key}, "holders.grant": {"$in": list(grants)}, "$expr": IS_WHOLE},
-            step.pipeline(),
+            pipeline(step),
             {**_REPORTED, "now": "$$NOW"},
             let=arguments(step, store.config.limits),
             return_document=ReturnDocument.BEFORE,

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from ..engine.deadlock import Cycle
-from ..engine.store import MongoStore
+from ..engine.mongo_store import MongoStore
 from .overview_pipelines import (
     KEYS_SHOWN,
     MAX_COUNTED,

@@ -8,8 +8,8 @@ from typing import Any, Final, TypedDict, Unpack
 
 from ..engine.deadlock import EVER, Cycle, cycles
 from ..engine.document import DOCUMENT_FIELDS
+from ..engine.mongo_store import MongoStore
 from ..engine.rule import IS_WHOLE
-from ..engine.store import MongoStore
 from .patterns import EVERY_KEY, KeyMatch
 from .snapshot import LockSnapshot, read_snapshot
 

@@ -10,8 +10,9 @@ import pymongo
 from pymongo.errors import OperationFailure, PyMongoError
 
 from ..engine import history
+from ..engine.driver_errors import tls_problem
 from ..engine.indexes import missing_indexes
-from ..engine.store import MongoStore, confirms_by_journal, tls_problem
+from ..engine.mongo_store import MongoStore, confirms_by_journal
 from ..exceptions import LockBackendFailed
 
 #: The actions that locking needs on the collection.
@@ -79,7 +80,7 @@ def _missing_indexes(store: MongoStore) -> list[str]:
 
 def _history(store: MongoStore) -> str:
     """Why the history cannot be kept; "" if it can."""
-    collection = history.events(store)
+    collection = store.events
     if history.is_there(collection):
         return "" if history.is_bounded(collection) else f"the collection {collection.name} is not a capped one"
     return f"there is no collection {collection.name}"

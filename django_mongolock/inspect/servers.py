@@ -21,7 +21,7 @@ from pymongo.errors import PyMongoError
 from pymongo.server_description import ServerDescription
 
 from ..engine import clock
-from ..engine.store import MongoStore
+from ..engine.mongo_store import MongoStore
 from .server_facts import ServerFacts, inspect_server
 
 Document = dict[str, Any]

@@ -14,8 +14,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ..backends.base import mongo_store
 from ..conf import get_settings
-from ..engine.document import check_fact
-from ..engine.store import MongoStore
+from ..engine.mongo_store import MongoStore
+from ..engine.texts import check_fact
 from ..exceptions import LockError
 from ..inspect import display
 from ..inspect.as_json import as_json

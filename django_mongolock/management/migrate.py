@@ -34,7 +34,6 @@ def make_indexes_after_migrate(*, using: str, **kwargs: Any) -> None:
         store = mongo_store(home)
         ensure_indexes(store.collection)
         if size := store.config.history:
-            events = history.events(store)
-            history.make(events.database, events.name, size, resize=True)
+            history.make(store.events, size, resize=True)
     except (LockBackendFailed, PyMongoError) as error:
         logger.warning("indexes not made database=%s error=%s", home, type(error).__name__)

@@ -11,8 +11,8 @@ from django.utils.translation import gettext_lazy as _
 from django_mongodb_backend.fields import ObjectIdAutoField
 
 from ..backends.base import mongo_store
-from ..engine import history
 from ..engine.history import FACTS
+from ..inspect import history
 from ..inspect.display import EVENTS, milliseconds
 from ..inspect.snapshot import Party
 from .fields import Moment, Number, Text

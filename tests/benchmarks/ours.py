@@ -16,7 +16,7 @@ from django_mongolock.backends.base import close_backends, mongo_store
 from django_mongolock.engine import clock
 from django_mongolock.engine.indexes import ensure_indexes
 from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.store import MongoStore
+from django_mongolock.engine.mongo_store import MongoStore
 from tests.benchmarks.peers import DATABASE, Peer
 
 #: The alias of `testproject.settings` that keeps the locks.

@@ -11,8 +11,8 @@ import pytest
 
 from django_mongolock import MongoLock, mongo_lock, mongo_semaphore
 from django_mongolock.backends.base import get_backend, mongo_store
+from django_mongolock.engine.mongo_store import MongoStore
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store import MongoStore
 from django_mongolock.testing import override_locks
 from tests.engine.faces import ASYNC, BLOCKING, Face
 

@@ -13,8 +13,8 @@ import time
 
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store import MongoStore, StoreConfig
 
 DATABASE = "mongolock_tests"
 TERMS = Terms(lease=60, margin=1, waiter_lease=60)

@@ -12,8 +12,8 @@ import sys
 
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store import MongoStore, StoreConfig
 
 DATABASE = "mongolock_tests"
 KEYS = 20

@@ -13,8 +13,8 @@ from pymongo.collection import Collection
 from django_mongolock.engine import clock
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store import MongoStore, StoreConfig
 from tests.engine.faces import ASYNC, BLOCKING, Face
 
 Document = dict[str, Any]

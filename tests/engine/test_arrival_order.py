@@ -25,9 +25,9 @@ from django_mongolock.backends.base import mongo_store
 from django_mongolock.engine.document import UNLIMITED, Terms
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.memory_server import MemoryServer, MemorySession, MemoryStore
-from django_mongolock.engine.rule import Limits
+from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store import MongoStore, StoreConfig
+from django_mongolock.engine.step import Limits
 from django_mongolock.exceptions import LockNotAcquired, LockQueueFull
 from django_mongolock.inspect.as_json import as_json
 from django_mongolock.inspect.overview import overview

@@ -9,9 +9,10 @@ from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.document import Terms
+from django_mongolock.engine.election import ClockEncoder
 from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store import MongoStore, StoreConfig, _ClockEncoder
 from testproject.servers import ReplicaSet
 from tests.engine.clusters import FAKETIME, Cluster, Dial
 from tests.engine.conftest import Document, store_of
@@ -99,7 +100,7 @@ def test_without_the_name_of_the_clock_there_are_two_holders(
     cluster: Cluster, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F21: the test above sees what it is about: with the defence taken out, another does get it."""
-    monkeypatch.setattr(_ClockEncoder, "transform_python", lambda self, value: "")
+    monkeypatch.setattr(ClockEncoder, "transform_python", lambda self, value: "")
     assert twice(cluster, sessions)
 
 

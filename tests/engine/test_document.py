@@ -10,22 +10,9 @@ from bson.int64 import Int64
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_mongolock.engine.document import (
-    LAST_TOKEN,
-    MAX_FACT_LENGTH,
-    MAX_KEY_BYTES,
-    Reply,
-    Terms,
-    check_fact,
-    check_key,
-    describe,
-    entry,
-    find_damage,
-    is_holder,
-    is_waiter,
-    read_reply,
-    tidy_fact,
-)
+from django_mongolock.engine.document import LAST_TOKEN, Terms, describe, entry, find_damage, is_holder, is_waiter
+from django_mongolock.engine.replies import Reply, read_reply
+from django_mongolock.engine.texts import MAX_FACT_LENGTH, MAX_KEY_BYTES, check_fact, check_key, tidy_fact
 from django_mongolock.exceptions import LockDocumentDamaged
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -202,8 +189,7 @@ def test_a_version_or_a_token_that_we_do_not_know_is_damage() -> None:
 def test_no_document_is_a_free_lock() -> None:
     """A key that nobody has used is free."""
     assert read_reply("k", None) == Reply(found=False)
-    assert Reply().free
-    assert not Reply().held
+    assert (Reply().first_end, Reply().waiting, Reply().held) == (None, 0, False)
 
 
 def test_a_reply_tells_how_a_grant_stands() -> None:
@@ -217,7 +203,7 @@ def test_a_reply_tells_how_a_grant_stands() -> None:
     set_back = read_reply("k", {**raw, "first_end": NOW + timedelta(hours=1)})
     assert set_back.first_end == holder()["server_lease"] / 1000
     queued = read_reply("k", {**raw, "mine": None, "place": 0})
-    assert (queued.held, queued.free, queued.place) == (False, False, 0)
+    assert (queued.held, queued.first_end, queued.place) == (False, 10.0, 0)
 
 
 @pytest.mark.parametrize("name", ["mine", "holder"])

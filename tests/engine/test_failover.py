@@ -18,9 +18,9 @@ from django_mongolock.engine.document import Terms
 from django_mongolock.engine.document import entry as new_entry
 from django_mongolock.engine.indexes import ensure_indexes
 from django_mongolock.engine.lock import MongoLock, Options
-from django_mongolock.engine.rule import Step
+from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store import MongoStore, StoreConfig
+from django_mongolock.engine.step import Step
 from django_mongolock.exceptions import LockBackendFailed, LockError, LockLost, LockNotAcquired
 from testproject.servers import Mongod, ReplicaSet
 from tests.engine.conftest import Document, make_lock

@@ -20,8 +20,8 @@ from pymongo.read_concern import ReadConcern
 from django_mongolock.engine import transaction
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store import MongoStore, StoreConfig
 from django_mongolock.exceptions import (
     LockBackendFailed,
     LockCancelled,

@@ -19,9 +19,10 @@ from pymongo.errors import PyMongoError
 from django_mongolock.engine import deadlock, protocol
 from django_mongolock.engine.document import MAX_ENTRIES, MAX_HOLDERS, UNLIMITED, Terms, find_damage
 from django_mongolock.engine.document import entry as new_entry
-from django_mongolock.engine.rule import IS_WHOLE, Step
+from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
+from django_mongolock.engine.rule import IS_WHOLE
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store import MongoStore, StoreConfig
+from django_mongolock.engine.step import Step
 from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged, LockError, LockNotAcquired
 from django_mongolock.inspect import operations, queries
 from tests.engine.conftest import Document, LockMaker, make_lock

@@ -13,11 +13,12 @@ import pytest
 from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
-from django_mongolock.engine.document import Reply, Terms
+from django_mongolock.engine.document import Terms
 from django_mongolock.engine.grant import Grant
 from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.mongo_store import MongoStore
+from django_mongolock.engine.replies import Reply
 from django_mongolock.engine.session.session import CALLERS, Session
-from django_mongolock.engine.store import MongoStore
 from django_mongolock.exceptions import LockBackendFailed, LockLost
 from django_mongolock.inspect.operations import ask_to_release
 from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock, renewed, store_of

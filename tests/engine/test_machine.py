@@ -26,8 +26,8 @@ from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store import MongoStore, StoreConfig
 from tests.engine.conftest import Document, LockMaker, make_lock
 from tests.engine.machine import Machine
 from tests.engine.world import Errors, Plan, Violation, World

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from django_mongolock.engine.store import MongoStore, StoreConfig
+from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.inspect import servers
 from testproject.servers import Mongod, ReplicaSet
 from tests.engine.clusters import FAKETIME, Dial

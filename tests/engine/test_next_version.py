@@ -27,8 +27,9 @@ from django_mongolock.engine.document import (
 )
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.memory_server import MemoryServer, MemoryStore
-from django_mongolock.engine.rule import Limits, Step
-from django_mongolock.engine.store import MongoStore, Store
+from django_mongolock.engine.mongo_store import MongoStore
+from django_mongolock.engine.step import Limits, Step
+from django_mongolock.engine.store import Store
 from django_mongolock.exceptions import LockDocumentDamaged, LockLost
 from django_mongolock.inspect.operations import ask_to_release, force_release
 from django_mongolock.models import Lock

@@ -8,7 +8,7 @@ import pytest
 
 from django_mongolock.engine import protocol
 from django_mongolock.engine.deadlock import Cycle, Wait
-from django_mongolock.engine.document import Former, News, Reply, Terms
+from django_mongolock.engine.document import Terms
 from django_mongolock.engine.processes import Fate
 from django_mongolock.engine.protocol import (
     Acquisition,
@@ -24,7 +24,8 @@ from django_mongolock.engine.protocol import (
     ReleaseUncontended,
     WaitResult,
 )
-from django_mongolock.engine.rule import Step
+from django_mongolock.engine.replies import Former, News, Reply
+from django_mongolock.engine.step import Step
 from django_mongolock.exceptions import (
     LockBackendFailed,
     LockCancelled,

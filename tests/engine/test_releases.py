@@ -3,9 +3,9 @@
 import pytest
 
 from django_mongolock.engine.protocol import Release
-from django_mongolock.engine.rule import Step
 from django_mongolock.engine.session.releases import LONGEST, LOOK, Releases, UnconfirmedRelease
 from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.step import Step
 from tests.engine.conftest import Commands, LockMaker
 from tests.waiting import eventually
 

@@ -26,21 +26,13 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
-from django_mongolock.engine.document import (
-    DOCUMENT_FIELDS,
-    LONG_QUEUE,
-    UNLIMITED,
-    Mode,
-    Reply,
-    Terms,
-    entry,
-    find_damage,
-    read_news,
-)
+from django_mongolock.engine.document import DOCUMENT_FIELDS, LONG_QUEUE, UNLIMITED, Mode, Terms, entry, find_damage
 from django_mongolock.engine.memory_server import MemoryServer, MemoryStore, reply_of
-from django_mongolock.engine.rule import Limits, Step
+from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
+from django_mongolock.engine.replies import Reply, read_news
 from django_mongolock.engine.rule_in_python import Moment, apply_rule
-from django_mongolock.engine.store import MongoStore, Store, StoreConfig
+from django_mongolock.engine.step import Limits, Step
+from django_mongolock.engine.store import Store
 from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged
 
 Document = dict[str, Any]

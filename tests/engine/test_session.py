@@ -18,12 +18,13 @@ from django_mongolock.engine import clock
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.grant import Grant, OwnerRef, State
 from django_mongolock.engine.memory_server import MemoryServer, MemorySession, MemoryStore
+from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.protocol import Granted
-from django_mongolock.engine.rule import Limits
+from django_mongolock.engine.replies import Found
 from django_mongolock.engine.session import heartbeat as keeping
 from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store import Found, MongoStore, StoreConfig
+from django_mongolock.engine.step import Limits
 from django_mongolock.exceptions import LockBackendFailed, LockError, LockLost
 from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock, renewed
 from tests.engine.processes import processes

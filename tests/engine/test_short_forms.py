@@ -8,12 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pymongo.errors import AutoReconnect
 
 from django_mongolock.engine import fast_path
 from django_mongolock.engine.session.free_keys import MAX_KEYS, PENALTY, FreeKeys
 from django_mongolock.engine.session.session import Session
-from django_mongolock.exceptions import LockDocumentDamaged, LockNotAcquired
+from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged, LockNotAcquired
 from tests.engine.conftest import Commands, Document, LockMaker, store_of
 from tests.waiting import eventually
 
@@ -119,7 +118,7 @@ def test_an_answer_that_is_lost_is_removed_as_ever(
     def lose_the_answer(*arguments: Any) -> None:
         monkeypatch.setattr(store, "take_free", take_free)
         assert take_free(*arguments) is not None
-        raise store._problem(AutoReconnect("gone"), "k", 1.0)
+        raise LockBackendFailed("gone", "k")
 
     monkeypatch.setattr(store, "take_free", lose_the_answer)
     with lock() as mine:

@@ -12,9 +12,9 @@ from pymongo.collection import Collection
 from pymongo.synchronous.database import Database
 
 from django_mongolock.engine.document import Terms, entry
-from django_mongolock.engine.rule import Step
+from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store import MongoStore, StoreConfig
+from django_mongolock.engine.step import Step
 from django_mongolock.exceptions import LockBackendFailed, LockError
 from tests.engine.conftest import CALM, Commands, Document, LockMaker, make_lock, store_of
 from tests.waiting import eventually

@@ -18,8 +18,9 @@ from pymongo.collection import Collection
 
 from django_mongolock.engine.document import UNLIMITED, Terms, entry
 from django_mongolock.engine.memory_server import MemoryServer, MemoryStore
-from django_mongolock.engine.rule import Limits, Step
-from django_mongolock.engine.store import MongoStore, Store
+from django_mongolock.engine.mongo_store import MongoStore
+from django_mongolock.engine.step import Limits, Step
+from django_mongolock.engine.store import Store
 from tests.engine.conftest import Document, LockMaker
 from tests.engine.faces import Face
 

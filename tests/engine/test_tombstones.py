@@ -10,10 +10,11 @@ import pytest
 
 from django_mongolock.engine.document import MAX_ENTRIES, Terms, entry
 from django_mongolock.engine.memory_server import MemoryServer, MemoryStore
+from django_mongolock.engine.mongo_store import MongoStore
 from django_mongolock.engine.protocol import TOMBSTONE_TTL
-from django_mongolock.engine.rule import Limits, Step
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store import MongoStore, Store
+from django_mongolock.engine.step import Limits, Step
+from django_mongolock.engine.store import Store
 from tests.engine.conftest import Document, LockMaker, make_lock
 from tests.waiting import eventually
 

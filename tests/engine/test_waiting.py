@@ -18,13 +18,14 @@ from bson.int64 import Int64
 from pymongo import MongoClient
 from pymongo.collection import Collection
 
-from django_mongolock.engine import clock, protocol, store
-from django_mongolock.engine.document import Reply, Terms, entry
+from django_mongolock.engine import clock, mongo_store, protocol
+from django_mongolock.engine.document import Terms, entry
 from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.rule import Limits, Step
+from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
+from django_mongolock.engine.replies import Reply
 from django_mongolock.engine.session import wakeups
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store import MongoStore, StoreConfig
+from django_mongolock.engine.step import Limits, Step
 from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockError, LockNotAcquired, LockQueueFull
 from testproject.servers import Mongod
 from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock
@@ -86,7 +87,7 @@ def queued(
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """A change stream whose reads come back soon, so that it soon notices what the test does to it."""
-    monkeypatch.setattr(store, "STREAM_AWAIT_MS", 500)
+    monkeypatch.setattr(mongo_store, "STREAM_AWAIT_MS", 500)
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from typing import Any
 
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockDeadlock, LockError, LockLost
 from tests.waiting import eventually
 

@@ -23,15 +23,17 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import WriteConcern
 from pymongo.read_concern import ReadConcern
 
-from django_mongolock.engine import clock, protocol, rule, store
-from django_mongolock.engine.document import LEAP, Reply, Terms, entry, read_reply
+from django_mongolock.engine import clock, mongo_store, protocol, rule
+from django_mongolock.engine.document import LEAP, Terms, entry
+from django_mongolock.engine.election import ClockEncoder, arguments
 from django_mongolock.engine.expressions import after, for_each, merge, only
 from django_mongolock.engine.grant import Grant, State
+from django_mongolock.engine.mongo_store import MongoStore
 from django_mongolock.engine.protocol import Acquisition, Answer, Apply, WaitResult
-from django_mongolock.engine.rule import Limits, Step
+from django_mongolock.engine.replies import REPLY, Beat, Found, Reply, read_found, read_reply
 from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store import Beat, Found, MongoStore, read_found
+from django_mongolock.engine.step import Limits, Step
 
 #: The variable that says which variant a process is.
 VARIABLE: Final = "MONGOLOCK_BROKEN"
@@ -67,7 +69,7 @@ class Patches:
         self.set(rule, "encoded", encode_swapped)
         rule._pipeline.cache_clear()
         for made in _EVERY_KIND:
-            made.pipeline()
+            rule.pipeline(made)
         if not hits:
             raise NothingToBreak(f"the rule has no {old}")
 
@@ -103,7 +105,7 @@ _EVERY_KIND: Final = (
 
 
 def _w1_grants(patches: Patches) -> None:
-    patches.set(store, "MAJORITY", WriteConcern(w=1))
+    patches.set(mongo_store, "MAJORITY", WriteConcern(w=1))
 
 
 def _hand_over_w1(patches: Patches) -> None:
@@ -123,7 +125,7 @@ def _hand_over_w1(patches: Patches) -> None:
         finally:
             handing_over.now = False
 
-    patches.set(store, "MAJORITY", Weaker(w="majority"))
+    patches.set(mongo_store, "MAJORITY", Weaker(w="majority"))
     patches.set(MongoStore, "apply", weakly)
 
 
@@ -201,7 +203,7 @@ def _renewal_without_grant(patches: Patches) -> None:
     def renew(self: MongoStore, keys: Sequence[str], made: Step, timeout: float) -> dict[str, Found]:
         mine = {"_id": {"$in": list(keys)}}
         with pymongo.timeout(timeout):
-            self.collection.update_many(mine, made.pipeline(), let=store.arguments(made, self.config.limits))
+            self.collection.update_many(mine, rule.pipeline(made), let=arguments(made, self.config.limits))
             found = list(self.collection.find(mine, {"holders": 1, "waiters": 1, "token": 1, "now": "$$NOW"}))
         return {document["_id"]: read_found(document) for document in found}
 
@@ -255,7 +257,7 @@ def _local_read(patches: Patches) -> None:
             return apply(self, key, made, timeout)
         local = self.collection.with_options(read_concern=ReadConcern("local"))
         let = {"c": {"$literal": {"ask": made.ask}}}
-        reply = read_reply(key, local.find_one({"_id": {"$eq": key}}, rule.REPLY, let=let))
+        reply = read_reply(key, local.find_one({"_id": {"$eq": key}}, REPLY, let=let))
         return replace(reply, beat=made.beat) if reply.held else reply
 
     patches.set(Acquisition, "read", read)
@@ -296,7 +298,7 @@ def _set_back_unnoticed(patches: Patches) -> None:
 
 
 def _no_clock_stamp(patches: Patches) -> None:
-    patches.set(store._ClockEncoder, "transform_python", lambda self, value: "")
+    patches.set(ClockEncoder, "transform_python", lambda self, value: "")
 
 
 def _waiters_never_pruned(patches: Patches) -> None:

@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple
 from bson.timestamp import Timestamp
 
 from django_mongolock.engine.document import Terms, entry
-from django_mongolock.engine.rule import Limits, Step
 from django_mongolock.engine.rule_in_python import Moment, apply_rule
+from django_mongolock.engine.step import Limits, Step
 
 #: How much longer the server lets a lease live than its holder believes.
 MARGIN: Final = 1

@@ -25,10 +25,10 @@ from pymongo.read_concern import ReadConcern
 from django_mongolock.engine import clock
 from django_mongolock.engine.document import UNLIMITED, Terms, entry
 from django_mongolock.engine.lock import MongoLock, Options
-from django_mongolock.engine.rule import Step
+from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store import MongoStore, StoreConfig
+from django_mongolock.engine.step import Step
 from django_mongolock.exceptions import LockError
 from django_mongolock.inspect.operations import force_release
 from tests import lock_documents

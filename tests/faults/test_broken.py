@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from django_mongolock.engine import clock, grant, protocol, rule, runner, store
+from django_mongolock.engine import clock, grant, mongo_store, protocol, rule, runner
 from django_mongolock.engine.document import Terms, entry
-from django_mongolock.engine.rule import Step
 from django_mongolock.engine.session import heartbeat, per_process, session, wakeups
+from django_mongolock.engine.step import Step
 from testproject.servers import ReplicaSet
 from tests.engine.clusters import FAKETIME, Cluster, Dial
 from tests.faults.broken import VARIABLE, VARIANTS, NothingToBreak, Patches, broken, table
@@ -96,7 +96,7 @@ def test_a_variant_is_undone_without_a_trace(name: str) -> None:
 
 def engine() -> list[object]:
     """All that the modules and classes of the engine have, and the rule."""
-    owners: list[Any] = [clock, runner, grant, heartbeat, protocol, session, per_process, rule, store, wakeups]
+    owners: list[Any] = [clock, runner, grant, heartbeat, protocol, session, per_process, rule, mongo_store, wakeups]
     owners += [
         value
         for module in owners
@@ -104,14 +104,16 @@ def engine() -> list[object]:
         if isinstance(value, type) and value.__module__.startswith("django_mongolock")
     ]
     members: list[object] = [(id(owner), name, id(value)) for owner in owners for name, value in vars(owner).items()]
-    return members + [made.pipeline()[0].raw for made in (Step(add=entry("g", "s", Terms(), {})), Step(remove=("g",)))]
+    return members + [
+        rule.pipeline(made)[0].raw for made in (Step(add=entry("g", "s", Terms(), {})), Step(remove=("g",)))
+    ]
 
 
 def test_a_patch_that_finds_nothing_is_an_error() -> None:
     """A refactoring that moves what a variant patches is told."""
     patches = Patches()
     with pytest.raises(NothingToBreak, match="has no nowhere"):
-        patches.set(store, "nowhere", None)
+        patches.set(mongo_store, "nowhere", None)
     with pytest.raises(NothingToBreak, match="the rule has no"):
         patches.swap({"$in": ["$$e.grant", "$$c.nobody"]}, True)
     patches.undo()

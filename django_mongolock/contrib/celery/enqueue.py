@@ -22,9 +22,10 @@ from ...conf import get_settings
 from ...context import holder_facts, redelivery_wait
 from ...engine import detached
 from ...engine.detached import Parked
-from ...engine.document import Terms, check_key, tidy_fact
+from ...engine.document import Terms
 from ...engine.lock import MongoLock, check_seconds
 from ...engine.logs import WARNING, log
+from ...engine.texts import check_key, tidy_fact
 from ...exceptions import LockBackendFailed, LockError
 from ...keys import LockKey, escape
 from ...locks import mongo_lock
@@ -72,8 +73,8 @@ def enqueue_once(
         parked = detached.park(store, stored, _terms(task_id, get_settings().LEASE), _facts(task_id, task.name))
         if isinstance(parked, Parked):
             break
-        if parked.holder_owner is not None:
-            return task.AsyncResult(parked.holder_owner), False
+        if (owner := (parked.theirs or {}).get("owner")) is not None:
+            return task.AsyncResult(owner), False
     else:
         raise LockBackendFailed("its holder is not a task: choose another key=", name, passing=False)
     headers = {**(options.pop("headers", None) or {}), HEADER: [name, queue_lease, using]}

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from ...exceptions import LockBackendFailed, LockError, LockMisused, LockQueueFull
 from .. import clock, processes, protocol, runner
-from ..document import News, Reply, Terms, milliseconds
+from ..document import Terms, milliseconds
 from ..grant import CLOSED, TAKEN, Callback, Grant, LineKey, OwnerRef, OwnerToken, State
 from ..logs import DEBUG, INFO, WARNING, log, log_exception
 from ..protocol import (
@@ -33,8 +33,9 @@ from ..protocol import (
     Turn,
     WaitResult,
 )
-from ..rule import Step
-from ..store import Found, Store
+from ..replies import Found, News, Reply
+from ..step import Step
+from ..store import Store
 from .free_keys import FreeKeys
 from .heartbeat import Heartbeat
 from .releases import Releases, UnconfirmedRelease

@@ -22,8 +22,8 @@ from pymongo.errors import PyMongoError
 
 from ...exceptions import LockBackendFailed
 from .. import clock
-from ..document import News, read_news
 from ..logs import DEBUG, WARNING, log
+from ..replies import News, read_news
 from ..store import Store
 
 #: How long the stream stays open after the last waiter, in seconds.

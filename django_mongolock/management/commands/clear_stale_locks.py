@@ -13,7 +13,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ...conf import get_settings
-from ...engine.store import MongoStore
+from ...engine.mongo_store import MongoStore
 from ...inspect.operations import Which, clear_all_stale, find_stale
 from ...inspect.queries import count
 from ...inspect.snapshot import LockSnapshot, State

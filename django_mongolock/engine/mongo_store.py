@@ -1,0 +1,321 @@
+"""Where the engine meets PyMongo: send one step, read one lock, renew many. Blocking; knows no lock object.
+
+Every command is bounded, goes to the primary, and is acknowledged by the majority, whatever the client's URI says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+import pymongo
+from bson.codec_options import CodecOptions, DatetimeConversion
+from pymongo import MongoClient, ReadPreference, WriteConcern
+from pymongo.change_stream import CollectionChangeStream
+from pymongo.collection import Collection
+from pymongo.common import MAX_POOL_SIZE
+from pymongo.errors import ConfigurationError, InvalidURI, OperationFailure, PyMongoError, WriteError
+from pymongo.read_concern import ReadConcern
+
+from ..exceptions import LockBackendFailed, LockDocumentDamaged
+from .deadlock import Cycle, chain_pipeline, cycle_of, read_chain
+from .document import find_damage
+from .driver_errors import bare, is_refusal, translate
+from .election import ClockEncoder, arguments
+from .fast_path import RELEASE_UNCONTENDED, TAKE_FREE, is_free, is_uncontended
+from .history import History
+from .replies import REPLY, REPLY_TAKEN, REPLY_TO_OWNER, Found, Reply, read_found, read_reply, read_taken
+from .rule import IS_WHOLE, pipeline
+from .step import Limits, Step
+
+Document = dict[str, Any]
+
+#: A release need not wait for the majority: if a failover undoes it, the session makes it again (see `releases`). It
+#: waits for the journal, because only then do a change stream and a majority read show the grant to the next holder.
+RELEASE_CONCERN: Final = WriteConcern(w=1, j=True)
+#: Without a waiter there is no process to show it to.
+UNNOTICED: Final = WriteConcern(w=1, j=False)
+#: With the journal, also where the replica set is set to confirm by memory alone.
+MAJORITY: Final = WriteConcern(w="majority", j=True)
+
+#: How long the server keeps a read of the change stream open when there are no news, in milliseconds.
+STREAM_AWAIT_MS: Final = 5_000
+#: The change stream keeps a connection busy all the time, and each command that waits for one delays the renewals.
+#: So however few connections the project allows its own client, in OPTIONS or in the URI, this one may open more.
+MIN_POOL_LIMIT: Final = 50
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """Which collection, and how to reach it. `client` are the arguments of MongoClient; they may hold a password.
+    history: how many bytes the history of the locks may take; 0: there is none."""
+
+    client: Mapping[str, Any] = field(repr=False)
+    database: str
+    collection: str = "mongolock_locks"
+    limits: Limits = Limits()  # noqa: RUF009 - it is frozen
+    history: int = 0
+
+
+class MongoStore:
+    """The lock documents of one collection. One per process; makes its client when it is first needed.
+
+    The client is the store's own: an application that has used up its own pool must not stop the renewals.
+    """
+
+    def __init__(self, config: StoreConfig) -> None:
+        self.config = config
+        self._clock = ClockEncoder()
+        self._opening = threading.Lock()
+        #: See Store.is_journaled. Found out when the change stream is opened.
+        self.is_journaled = True
+        #: Writes what happens to the locks; None if that is not wanted.
+        self.history = History(lambda: self.events, config.history) if config.history else None
+
+    @cached_property
+    def client(self) -> MongoClient[Document]:
+        try:
+            # No variable here holds the settings: error reports show the variables of the functions in a traceback.
+            client: MongoClient[Document] = MongoClient(**self._client_options())
+        except (ConfigurationError, InvalidURI, ValueError, TypeError, OSError) as error:
+            # The text of a URI error may quote the URI.
+            raise LockBackendFailed(
+                f"the connection settings are wrong ({type(error).__name__})", passing=False
+            ) from None
+        self._clock.client = client
+        return client
+
+    def _client_options(self) -> Document:
+        options: Document = {"appname": "django_mongolock", "serverSelectionTimeoutMS": 10_000, **self.config.client}
+        # Steps are idempotent by grant id and sent again by the protocol; a stored reply would only be older news,
+        # and costs the server another write. Releases are not sent again by the protocol: see `release`.
+        options |= {"server_selector": self._clock.select, "retryWrites": True, "tz_aware": True}
+        if most := options.get("maxPoolSize", MAX_POOL_SIZE):  # 0 or None: as many as may be needed
+            options["maxPoolSize"] = max(MIN_POOL_LIMIT, most)
+        return options
+
+    @cached_property
+    def collection(self) -> Collection[Document]:
+        """The collection, reading and writing as a lock must."""
+        with self._opening:
+            # A date that Python cannot hold comes as another type, which is damage, rather than as an error; a text
+            # that is none comes with replacements. One such document must not cost the others their renewal.
+            options: CodecOptions[Document] = CodecOptions(
+                tz_aware=True,
+                type_registry=self._clock.registry(),
+                datetime_conversion=DatetimeConversion.DATETIME_AUTO,
+                unicode_decode_error_handler="replace",
+            )
+            return self.client.get_database(self.config.database, options).get_collection(
+                self.config.collection,
+                codec_options=options,
+                read_preference=ReadPreference.PRIMARY,
+                write_concern=MAJORITY,
+                read_concern=ReadConcern("majority"),
+            )
+
+    @property
+    def latest(self) -> Collection[Document]:
+        """The collection, reading what is there just now, even if the majority has not confirmed it yet."""
+        return self.collection.with_options(read_concern=ReadConcern("local"))
+
+    @property
+    def events(self) -> Collection[Document]:
+        """The collection of the history, beside that of the locks."""
+        name = f"{self.config.collection}_history"
+        return self.collection.database.get_collection(name, codec_options=self.collection.codec_options)
+
+    @contextlib.contextmanager
+    def bounded(self, timeout: float, key: str | None = None) -> Iterator[None]:
+        """Give the commands inside *timeout* seconds, and raise the driver's errors as LockBackendFailed.
+
+        key: the only key that they are about. Then LockDocumentDamaged is raised where its document explains the error.
+        """
+        try:
+            with pymongo.timeout(timeout):
+                yield
+        except PyMongoError as error:
+            raise self._problem(error, key, timeout) from bare(error)
+
+    def apply(self, key: str, step: Step, timeout: float) -> Reply:
+        """See Store.apply(). Sent once."""
+        where = {"_id": {"$eq": key}} | ({"holders.grant": {"$eq": step.given}} if step.given else {})
+        fields = REPLY if step.owner is None else REPLY_TO_OWNER
+        with self.bounded(timeout, key):
+            found = self._find_and_modify(
+                key, step, query=where, update=pipeline(step), fields=fields, upsert=step.upserts
+            )
+        reply = read_reply(key, found)
+        if self._is_puzzling(step, reply):
+            self.diagnose(key, timeout)
+        return reply
+
+    def take_free(self, key: str, step: Step, timeout: float) -> Reply | None:
+        """See Store.take_free()."""
+        where = {"_id": {"$eq": key}, **is_free(step.ask)}
+        with self.bounded(timeout, key):
+            try:
+                found = self._find_and_modify(key, step, query=where, update=TAKE_FREE, fields=REPLY_TAKEN)
+            except OperationFailure as error:
+                if error.timeout:
+                    raise
+                return None  # refused, or damaged in a way that the filter does not see: the whole rule says how
+        return None if found is None else read_taken(key, found)
+
+    def _find_and_modify(self, key: str, step: Step, **command: Any) -> Document | None:
+        """Send the rest of the *command*; return the document as it is then, as far as its `fields` show it."""
+        collection = self.collection
+        command = {
+            "findAndModify": self.config.collection,
+            "let": arguments(step, self.limits),
+            "new": True,
+            "writeConcern": MAJORITY.document,
+            **command,
+        }
+        answer = collection.database.command(command, codec_options=collection.codec_options)
+        if failure := answer.get("writeConcernError"):
+            raise LockBackendFailed(
+                f"the majority of the replica set did not confirm in time (code {failure.get('code')})", key
+            )
+        found: Document | None = answer["value"]
+        return found
+
+    def _is_puzzling(self, step: Step, reply: Reply) -> bool:
+        """Whether only a document that the step left as it was explains the answer."""
+        if not reply.found:
+            return False
+        if step.renew:
+            return reply.held and reply.beat != step.beat
+        if step.add is None or reply.held or reply.place is not None:
+            return False
+        if step.trial:
+            return reply.first_end is None or reply.first_end <= 0
+        return reply.waiting < self.limits.waiters
+
+    def release(self, key: str, step: Step, timeout: float) -> bool:
+        """See Store.release(). The driver sends it again if need be."""
+        collection = self.collection.with_options(write_concern=RELEASE_CONCERN)
+        where = {"_id": {"$eq": key}, "holders.grant": {"$in": step.remove}}
+        with self.bounded(timeout, key):
+            result = collection.update_one(where, pipeline(step), let=arguments(step, self.limits))
+        return result.matched_count == 1
+
+    def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
+        """See Store.release_uncontended()."""
+        collection = self.collection.with_options(write_concern=UNNOTICED)
+        where = {"_id": {"$eq": key}, **is_uncontended(grant)}
+        with self.bounded(timeout, key):
+            try:
+                return collection.update_one(where, RELEASE_UNCONTENDED).matched_count == 1
+            except WriteError as error:
+                if error.timeout:
+                    raise
+                return False  # a damaged document: the whole rule says how
+
+    def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
+        """See Store.read()."""
+        asked: Document = {"ask": grant} if owner is None else {"ask": grant, "add": {"owner": owner}}
+        fields = REPLY if owner is None else REPLY_TO_OWNER
+        with self.bounded(timeout, key):
+            answer = self.collection.find_one({"_id": {"$eq": key}}, fields, let={"c": {"$literal": asked}})
+        return read_reply(key, answer)
+
+    def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
+        """See Store.renew(). One update, then one read."""
+        where = {
+            "_id": {"$in": list(keys)},
+            "$or": [{"holders.grant": {"$in": step.renew}}, {"waiters.grant": {"$in": step.renew}}],
+            **{name: {"$type": "array"} for name in ("holders", "waiters", "tombstones")},
+        }
+        entry = {"grant": 1, "beat": 1, "release_requested_by": 1}
+        fields = {"holders": entry, "waiters": entry, "token": 1}
+        with self.bounded(timeout):
+            self.collection.update_many(where, pipeline(step), let=arguments(step, self.limits))
+            found = list(self.collection.find({"_id": {"$in": list(keys)}}, fields, batch_size=len(keys) + 1))
+        return {document["_id"]: read_found(document) for document in found}
+
+    def deadlock(self, key: str, grant: str, timeout: float) -> Cycle | None:
+        """See Store.deadlock(). It is seen twice: otherwise it may be one of the past."""
+        seen: list[frozenset[str]] = []
+        cycle = None
+        for _ in range(2):
+            with self.bounded(timeout):
+                found = list(self.collection.aggregate(chain_pipeline(key, self.config.collection)))
+            cycle = cycle_of(read_chain(found[0]), grant, found[0]["now"]) if found else None
+            if cycle is None:
+                return None
+            seen.append(frozenset(wait.grant for wait in cycle.waits))
+        return cycle if seen[0] == seen[1] else None
+
+    @property
+    def limits(self) -> Limits:
+        """See Store.limits."""
+        return self.config.limits
+
+    def sent_to(self) -> str:
+        """See Store.sent_to()."""
+        return self._clock.sent_to()
+
+    def primary(self) -> str:
+        """See Store.primary()."""
+        return self._clock.primary()
+
+    def watch(self, session: str) -> CollectionChangeStream[Document]:
+        """See Store.watch(). Raises PyMongoError."""
+        mine = {"$regex": f"(^|;){session}\\."}
+        stages: list[Document] = [
+            {
+                "$match": {
+                    "$or": [
+                        {"operationType": "update", "updateDescription.updatedFields.granted": mine},
+                        {"operationType": "replace", "fullDocument.granted": mine},
+                    ]
+                }
+            },
+            {"$project": {"updateDescription.updatedFields.granted": 1, "fullDocument.granted": 1}},
+        ]
+        self.is_journaled = confirms_by_journal(self.client)
+        return self.collection.watch(stages, max_await_time_ms=STREAM_AWAIT_MS)
+
+    def diagnose(self, key: str, timeout: float = 5.0) -> None:
+        """Raise LockDocumentDamaged if the document of *key* can be read and cannot be used."""
+        try:
+            with pymongo.timeout(timeout):
+                seen = self.collection.find_one({"_id": {"$eq": key}}, {"document": "$$ROOT", "whole": IS_WHOLE})
+        except PyMongoError:
+            return
+        if seen is not None and (damage := find_damage(seen["document"])):
+            raise LockDocumentDamaged(key, damage)
+        if seen is not None and not seen["whole"]:  # to the driver, some types look like others
+            raise LockDocumentDamaged(key, "one of its fields has another type than this package writes")
+
+    def close(self) -> None:
+        """Write what the history has not written yet, and close the client, if there is one."""
+        if self.history is not None:
+            self.history.close()
+        if "client" in self.__dict__:
+            with contextlib.suppress(PyMongoError), pymongo.timeout(1.0):  # closing sends a command
+                self.client.close()
+
+    def _problem(self, error: PyMongoError, key: str | None, timeout: float) -> LockBackendFailed | LockDocumentDamaged:
+        if key is not None and is_refusal(error):
+            # An expression met a value of a type that it cannot take: the document may be damaged.
+            try:
+                self.diagnose(key, timeout)
+            except LockDocumentDamaged as damage:
+                return damage
+        return translate(error, timeout, key, client=self.client)
+
+
+def confirms_by_journal(client: MongoClient[Document]) -> bool:
+    """Whether the majority of the replica set has in its journals what it confirms. True if the server refuses to say:
+    that is what a replica set does by default."""
+    try:
+        config = client.admin.command("replSetGetConfig")["config"]
+    except OperationFailure:
+        return True
+    return bool(config.get("writeConcernMajorityJournalDefault", True))

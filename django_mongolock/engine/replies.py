@@ -1,0 +1,201 @@
+"""What the server answers: the projections that the commands ask for, and how each answer is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from bson.raw_bson import RawBSONDocument
+
+from ..exceptions import LockDocumentDamaged
+from .document import describe, is_holder, is_waiter
+from .expressions import IS_ASKED, Expression, encoded, only, size
+from .texts import tidy_fact
+
+Document = Mapping[str, Any]
+
+#: The answer to every command, and to a read: what concerns the grant asked about, and enough of the others for
+#: a helpful error. Its size does not grow with the queue.
+_REPLY: dict[str, Expression] = {
+    "_id": 0,
+    "now": "$$NOW",
+    "token": 1,
+    "mine": {"$first": only("$holders", IS_ASKED)},
+    "place": {"$indexOfArray": ["$waiters.grant", "$$c.ask"]},
+    "queued": {"$first": only("$waiters", IS_ASKED)},
+    "waiting": {"$add": [size("$waiters"), {"$sum": "$waiters.behind"}]},
+    "first_end": {"$min": "$holders.until"},
+    "holder": {"$first": "$holders"},
+}
+#: A released holder that is only kept for its minimum hold is no former grant.
+_IS_FORMER: Expression = {
+    "$and": [{"$eq": ["$$e.owner", "$$c.add.owner"]}, {"$not": [IS_ASKED]}, {"$not": ["$$e.released"]}]
+}
+REPLY: Final[RawBSONDocument] = encoded(_REPLY)
+#: The answer for an owner: also which other grant of this owner holds the key.
+REPLY_TO_OWNER: Final[RawBSONDocument] = encoded({**_REPLY, "former": {"$first": only("$holders", _IS_FORMER)}})
+#: The answer to `fast_path.TAKE_FREE`, which `read_taken` reads.
+REPLY_TAKEN: Final[RawBSONDocument] = encoded({"_id": 0, "now": "$$NOW", "token": 1, "mine": {"$first": "$holders"}})
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """Another grant of the same owner, which holds the key: of a run that may have died.
+
+    process: see `document.entry`.
+    """
+
+    grant: str
+    process: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the server answered about one grant of one key. Times are in seconds, and for people and timers only.
+
+    What a holder or waiter may believe is no time of the server: it is the length that its own command asked for,
+    counted from before that was sent, if *beat* shows that this command wrote the entry.
+
+    held: whether the grant holds the key. token, acquired_at: of the grant. beat: the number of the command that last
+    gave it a whole lease, or a whole place in the queue. place: how many are ahead in the queue (None: not in it).
+    waiter_lease: how long the server lets that place live without renewal. waiting: how long the queue is, with those
+    of each process who stand behind its entry. first_end: until the first of the holders would end (None: the key is
+    free). holder: one of them, in words, unless it is the grant itself. found: whether there was a document that the
+    command matched. last_token: the last token of the key. former: another grant of the asking owner. now: the server's
+    time. mine, theirs: the grant's own entry among the holders, and the first of them all, as they stand in the
+    document.
+    """
+
+    held: bool = False
+    token: int = 0
+    acquired_at: datetime | None = None
+    beat: int = 0
+    place: int | None = None
+    waiter_lease: float = 0.0
+    waiting: int = 0
+    first_end: float | None = None
+    holder: str | None = None
+    found: bool = True
+    last_token: int = 0
+    former: Former | None = None
+    now: datetime | None = field(default=None, compare=False)
+    mine: Document | None = field(default=None, compare=False, repr=False)
+    theirs: Document | None = field(default=None, compare=False, repr=False)
+
+
+def read_reply(key: str, raw: Document | None) -> Reply:
+    """Read the answer to a step. None is the answer for a document that is not there.
+
+    Raises LockDocumentDamaged for an answer with an entry that this package does not write.
+    """
+    if raw is None:
+        return Reply(found=False)
+    now: datetime = raw["now"]
+    mine, holder, place, first_end, queued = (
+        raw.get(name) for name in ("mine", "holder", "place", "first_end", "queued")
+    )
+    if any(entry is not None and not is_holder(entry) for entry in (mine, holder)):
+        raise LockDocumentDamaged(key, "an entry of its holders is damaged")
+    if queued is not None and not is_waiter(queued):
+        raise LockDocumentDamaged(key, "an entry of its waiters is damaged")
+    if first_end is not None and type(first_end) is not datetime:
+        raise LockDocumentDamaged(key, "an entry of its holders has no end that is a date")
+    return Reply(
+        held=mine is not None,
+        token=mine["token"] if mine else 0,
+        acquired_at=mine["acquired_at"] if mine else None,
+        beat=_read_int(mine or queued or {}, "beat"),
+        place=place if place is not None and place >= 0 else None,
+        waiter_lease=queued["waiter_lease"] / 1000 if queued else 0.0,
+        waiting=raw["waiting"],
+        first_end=_seconds_left(first_end, now, holder) if first_end else None,
+        holder=None if holder is None or holder == mine else describe(holder, now),
+        last_token=_read_int(raw, "token"),
+        former=_read_former(raw.get("former")),
+        now=now,
+        mine=mine,
+        theirs=holder,
+    )
+
+
+def read_taken(key: str, raw: Document) -> Reply:
+    """Read the answer to `fast_path.TAKE_FREE`, which has taken a free lock: see `read_reply`."""
+    mine = raw["mine"]
+    return read_reply(key, {**raw, "place": -1, "waiting": 0, "first_end": mine.get("until"), "holder": mine})
+
+
+def _read_int(document: Document, name: str) -> int:
+    number = document.get(name)
+    return number if isinstance(number, int) else 0
+
+
+def _seconds_left(end: datetime, now: datetime, holder: Document | None) -> float:
+    """How many seconds are left until *end*, for a timer: at most a whole lease, since a mere read may show an end that
+    was written by another clock."""
+    left = (end - now).total_seconds()
+    return min(left, holder["server_lease"] / 1000) if holder else left
+
+
+def _read_former(raw: object) -> Former | None:
+    match raw:
+        case {"grant": str(grant), "process": str(process)}:
+            return Former(grant, process)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """How a renewal found one grant: the number of the command that gave it its present lease, and who requests its
+    release."""
+
+    number: int
+    release_requested_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a renewal found under one key: the last token, and every grant."""
+
+    token: int
+    holders: dict[str, Beat]
+    waiters: dict[str, Beat]
+
+
+def read_found(document: Document) -> Found:
+    """Read what a renewal found: a document, or as much of one as there is."""
+    return Found(_read_int(document, "token"), _beats(document, "holders"), _beats(document, "waiters"))
+
+
+def _beats(document: Document, name: str) -> dict[str, Beat]:
+    entries = document.get(name)
+    beats: dict[str, Beat] = {}
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, Mapping) and type(grant := entry.get("grant")) is str:  # bson.Code is a str without a hash
+            by = entry.get("release_requested_by")
+            beats[grant] = Beat(_read_int(entry, "beat"), tidy_fact(by) if isinstance(by, str) else None)
+    return beats
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What the change stream says of one grant: that it holds the lock."""
+
+    token: int
+    acquired_at: datetime
+
+
+#: No more digits than make a token and a moment: the document may have been written by others.
+_NEWS: Final = re.compile(r"(\S+) ([0-9]{1,19}) ([0-9]{1,14})")
+
+
+def read_news(granted: object) -> dict[str, News]:
+    """Read the field `granted` of a document: ``"<grant> <token> <milliseconds since 1970>;"`` for each."""
+    news: dict[str, News] = {}
+    for item in granted.split(";") if isinstance(granted, str) else ():
+        if (found := _NEWS.fullmatch(item)) is not None:
+            grant, token, moment = found.groups()
+            news[grant] = News(int(token), datetime.fromtimestamp(int(moment) / 1000, UTC))
+    return news

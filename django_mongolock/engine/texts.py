@@ -1,0 +1,74 @@
+"""Keys, owners, labels and other texts: which may be stored, and in what form."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Final
+
+#: The kinds of characters that are never stored: controls, lone surrogates, separators of lines.
+UNPRINTABLE: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
+#: The most bytes of UTF-8 that a key may have, prefix included.
+MAX_KEY_BYTES: Final = 512
+#: The most characters that a text may have before it is composed: a character has at most four parts. Composing takes
+#: time that grows with the square of the length (measured: 8 s for 100,000 characters that were chosen with care).
+MAX_TEXT_LENGTH: Final = 4 * MAX_KEY_BYTES
+#: The most characters that an owner, a label or another fact about a holder may have.
+MAX_FACT_LENGTH: Final = 256
+
+
+def check_text(name: str, value: object) -> str:
+    """Return *value* if it is a plain string that can be stored and shown, composed (NFC).
+
+    Raises TypeError for anything but `str` itself, and ValueError for control characters, line separators, lone
+    surrogates, and texts that are far too long.
+    """
+    if type(value) is not str:
+        raise TypeError(f"{name} must be a str, not {type(value).__name__}: pass plain text")
+    check_length(name, value)
+    if is_plain(value):
+        return value
+    for character in value:
+        if unicodedata.category(character) in UNPRINTABLE:
+            raise ValueError(f"{name} must not have control characters or lone surrogates: found {character!a}")
+    return unicodedata.normalize("NFC", value)
+
+
+def is_plain(text: str) -> bool:
+    """Return whether *text* is certainly printable and composed. Most text is."""
+    return text.isascii() and text.isprintable()
+
+
+def check_length(name: str, text: str) -> None:
+    """Raise ValueError for a text that is too long, whatever is in it."""
+    if len(text) > MAX_TEXT_LENGTH:
+        raise ValueError(f"{name} has at most {MAX_KEY_BYTES} bytes: this one has {len(text)} characters")
+
+
+def check_key(key: object, prefix: str = "") -> str:
+    """Return the id of the document of *key*: prefix and key, composed (NFC). Raises TypeError, ValueError."""
+    text = check_text("a lock key", key)
+    if not text:
+        raise ValueError("a lock key must not be empty")
+    text = unicodedata.normalize("NFC", prefix + text)
+    if (size := len(text.encode())) > MAX_KEY_BYTES:
+        raise ValueError(f"a lock key has at most {MAX_KEY_BYTES} bytes, prefix included: this one has {size}")
+    return text
+
+
+def check_fact(name: str, value: object) -> str | None:
+    """Return *value* as it may be stored beside a holder, or None if there is none. Raises TypeError, ValueError."""
+    if value is None:
+        return None
+    text = check_text(name, value)
+    if not text or len(text) > MAX_FACT_LENGTH:
+        raise ValueError(f"{name} has 1 to {MAX_FACT_LENGTH} characters: this one has {len(text)}")
+    return text
+
+
+def tidy_fact(value: object) -> str:
+    """Return *value* as text that may be stored: for facts that the package looks up itself."""
+    text = str(value)[:MAX_FACT_LENGTH]
+    if is_plain(text):
+        return text
+    text = "".join("?" if unicodedata.category(c) in UNPRINTABLE else c for c in text)
+    return unicodedata.normalize("NFC", text)[:MAX_FACT_LENGTH]
