@@ -95,19 +95,20 @@ def is_late(cluster_time: Expression) -> Expression:
 
 #: Was the document written by the clock of another primary, or by this one before it was set back? Two commands with
 #: one cluster time were parsed with no write in between, in an order that nobody knows: if this one shows a much later
-#: time, the clock may have been set back after it.
+#: time, the clock may have been set back after it. Every election writes. So such two were parsed by one primary, and a
+#: late command before the last writer, whichever elections they name. (A command that is held up, or whose sender has
+#: not heard of an election yet, names an earlier one than the primary that writes it.)
 _IS_OTHER_PRIMARY: Expression = {
-    "$or": [
-        {"$ne": ["$$doc.clock", "$$c.clock"]},
+    "$cond": [
+        {"$and": ["$$op", {"$eq": ["$$op", "$$doc.cluster_time"]}]},
+        {"$gt": ["$$NOW", {"$add": ["$$doc.written_at", LEAP]}]},
         {
             "$and": [
-                "$$op",
                 {"$not": ["$$late"]},
                 {
-                    "$cond": [
-                        {"$eq": ["$$op", "$$doc.cluster_time"]},
-                        {"$gt": ["$$NOW", {"$add": ["$$doc.written_at", LEAP]}]},
-                        {"$lt": ["$$NOW", {"$subtract": ["$$doc.written_at", LEAP]}]},
+                    "$or": [
+                        {"$ne": ["$$doc.clock", "$$c.clock"]},
+                        {"$and": ["$$op", {"$lt": ["$$NOW", {"$subtract": ["$$doc.written_at", LEAP]}]}]},
                     ]
                 },
             ]
@@ -313,7 +314,7 @@ def _result(asks: bool, leaves_tombstones: bool) -> dict[str, Expression]:
         "waiters": "$$waiting",
         "token": {"$max": ["$$doc.token", {"$max": "$$granted.token"}]},
         "granted": _granted_news(asks),
-        "clock": "$$c.clock",
+        "clock": {"$cond": ["$$late", "$$doc.clock", "$$c.clock"]},
         "written_at": "$$now",
         "cluster_time": {"$cond": ["$$late", "$$doc.cluster_time", "$$op"]},
         "expires_at": "$$expires_at",
@@ -384,7 +385,7 @@ def _pipeline(
     waiting = {"$slice": ["$$queued", "$$grant_count", {"$add": [size("$$queued"), 1]}]}
     stages: list[dict[str, Expression]] = [
         {"doc": {"$cond": [_IS_BLANK, _BLANK, "$$ROOT"]} if upserts else "$$ROOT"},
-        {"late": {"$and": [{"$eq": ["$$doc.clock", "$$c.clock"]}, is_late("$$doc.cluster_time")]}},
+        {"late": is_late("$$doc.cluster_time")},
         {"other_primary": _IS_OTHER_PRIMARY},
         {"now": _TIME},
         {"live_holders": _live("holders", _HOLDER_RENEWED), "live_waiters": _live("waiters", _WAITER_RENEWED)},

@@ -61,11 +61,10 @@ class _Rule:
         self.limits = limits
         self.document = document
         op, before = moment.cluster_time, document.get("cluster_time")
-        same = document["clock"] == moment.clock
-        self.late = same and op is not None and before is not None and op < before
+        self.late = op is not None and before is not None and op < before
         self.cluster_time = before if self.late else op
         self.other_primary = not self.late and self.is_other_primary(moment)
-        self.clock = moment.clock
+        self.clock = document["clock"] if self.late else moment.clock
         self.now = document["written_at"] if self.late else moment.now
         if not (self.late or self.other_primary):
             self.now = max(moment.now, document["written_at"])
@@ -73,13 +72,11 @@ class _Rule:
     def is_other_primary(self, moment: Moment) -> bool:
         """Was the document written by the clock of another primary, or by this one before it was set?"""
         document, leap = self.document, timedelta(milliseconds=LEAP)
-        if document["clock"] != moment.clock:
-            return True
-        if moment.cluster_time is None:
-            return False
-        if moment.cluster_time == document.get("cluster_time"):
+        op = moment.cluster_time
+        if op is not None and op == document.get("cluster_time"):
             return bool(moment.now > document["written_at"] + leap)
-        return bool(moment.now < document["written_at"] - leap)
+        was_set_back = op is not None and moment.now < document["written_at"] - leap
+        return bool(document["clock"] != moment.clock or was_set_back)
 
     def apply(self) -> Document:
         step, document = self.step, self.document

@@ -674,6 +674,58 @@ def test_another_primary_prunes_nobody_and_gives_a_whole_lease_once(
     assert [e["grant"] for e in entries()] == ["g4"]
 
 
+#: When the server parsed the first of some commands.
+BEGAN = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+ParsedAt = Callable[[Step, float, str, int], Document]
+
+
+@pytest.fixture(params=["mongodb", "python"])
+def parsed_at(request: pytest.FixtureRequest, collection: Collection[Document]) -> ParsedAt:
+    """Applies steps to one document by either rule, each as if the server had parsed it so many seconds after `BEGAN`,
+    at that cluster time, and as if it named that election."""
+    documents: list[Document | None] = [None]
+
+    def apply(step: Step, seconds: float, election: str, order: int) -> Document:
+        moment = Moment(BEGAN + dt.timedelta(seconds=seconds), election, Timestamp(1_000 + order, 1))
+        if request.param == "python":
+            documents.append(apply_rule(documents[-1], step, Limits(), moment))
+            return documents[-1] or {}
+        answer: Document = collection.database.command(
+            {
+                "findAndModify": collection.name,
+                "query": {"_id": "k"},
+                "update": step.pipeline(),
+                "upsert": step.upserts,
+                "new": True,
+                "let": step.arguments(Limits(), election, "$$CLUSTER_TIME"),
+                # As a mongos sends it: the server then reads no clock of its own.
+                "runtimeConstants": {"localNow": moment.now, "clusterTime": moment.cluster_time},
+            },
+            codec_options=bson.CodecOptions(tz_aware=True),
+        )
+        return dict(answer["value"])
+
+    return apply
+
+
+@pytest.mark.parametrize("order", [1, 2], ids=["parsed before", "same cluster time"])
+@pytest.mark.parametrize(("other", "mine"), [("1", "2"), ("2", "1")], ids=["an earlier election", "a later election"])
+def test_a_late_command_of_an_earlier_election_ends_no_lease_earlier(
+    parsed_at: ParsedAt, other: str, mine: str, order: int
+) -> None:
+    """F61: a command is held up while its primary steps down and comes back, or its client has not heard of the
+    election yet. It names another election than the last writer; its time is old all the same, and the next command
+    that names the same election must not judge the holder by it."""
+    until = parsed_at(Step(ask="g1", add=entry("g1", "s", TERMS, {})), 9, mine, 2)["holders"][0]["until"]
+    late = parsed_at(Step(ask="g2", add=entry("g2", "s", TERMS, {})), 0, other, order)
+    assert late["holders"][0]["until"] == until
+    assert late["written_at"] == BEGAN + dt.timedelta(seconds=9)
+    assert late["cluster_time"] == Timestamp(1_002, 1)
+    after = parsed_at(Step(ask="g3", add=entry("g3", "s", TERMS, {})), TERMS.server_lease + 1, other, 3)
+    assert [e["grant"] for e in after["holders"]] == ["g1"]
+    assert after["holders"][0]["until"] >= until
+
+
 def test_a_clock_that_was_set_back_makes_no_lease_longer(client: Client, collection: Collection[Document]) -> None:
     """F23: every end is one whole lease from now then, for holders and for waiters."""
     client.add("g1")
