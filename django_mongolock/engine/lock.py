@@ -510,7 +510,7 @@ class MongoLock:
             grant.outcome_unknown = outcome_unknown  # for `lost`, if it was not there any more
         except LockBackendFailed as error:
             log(WARNING, "release postponed", key=grant.key, error=error)
-            session.abandon(grant)
+            session.abandon(grant, stays=stays)
             was_there = True
         if was_there:
             session.released(grant)

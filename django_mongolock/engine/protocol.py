@@ -455,9 +455,12 @@ def extend(key: str, grant: str, lease: int, server_lease: int) -> Protocol[Answ
     return answer
 
 
-def removal_for_good(key: str, grant: str) -> Apply:
-    """What sees to it that the grant is gone and stays so, whatever became of the commands that were sent for it."""
-    return Apply(key, Step(ask=grant, remove=(grant,), force=True, tombstone_ttl=TOMBSTONE_TTL))
+def removal_for_good(key: str, grant: str, *, stays: bool = False) -> Apply:
+    """What sees to it that the grant is gone and stays so, whatever became of the commands that were sent for it.
+
+    stays: it was held, and its minimum hold is to last.
+    """
+    return Apply(key, Step(ask=grant, remove=(grant,), force=not stays, tombstone_ttl=TOMBSTONE_TTL))
 
 
 def ensure_removed(key: str, grant: str) -> Protocol[Answer]:

@@ -124,3 +124,16 @@ def test_no_hold_is_lengthened_in_the_race_of_keeper_and_release(
     spans = [holder["until"] - holder["acquired_at"] for holder in holders]
     lengthened = [span.total_seconds() for span in spans if span != timedelta(seconds=600)]
     assert (len(spans), lengthened) == (300, [])
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_release_without_an_answer_leaves_the_hold_alone(
+    lock: LockMaker, failpoint: Callable[..., None], entries: Callable[..., list[Any]], early: bool
+) -> None:
+    """F64: the release is made again in the background, and the hold ends as it was to, unless it was to end early."""
+    mine = lock(terms=HELD).acquire()
+    failpoint(["update"], times=1, errorCode=50)
+    assert mine.release(early=early)
+    assert eventually(lambda: not any("released" not in holder for holder in entries()))
+    spans = [holder["until"] - holder["acquired_at"] for holder in entries()]
+    assert spans == ([] if early else [timedelta(seconds=HELD.min_hold)])

@@ -552,14 +552,17 @@ class Session:
         self.finish(grant)
         self._notify_end(grant)
 
-    def abandon(self, grant: Grant) -> None:
-        """Give up a grant of which it is not known how it stands: have it removed in the background, for sure."""
+    def abandon(self, grant: Grant, *, stays: bool = False) -> None:
+        """Give up a grant of which it is not known how it stands: have it removed in the background, for sure.
+
+        stays: see `protocol.removal_for_good`.
+        """
         grant.release()
         self.forget(grant)
         if self.pid != os.getpid():
             return
         give_up = self.now() + grant.terms.server_lease + protocol.TOMBSTONE_TTL / 1000
-        self._remove_later(grant.id, protocol.removal_for_good(grant.key, grant.id), give_up)
+        self._remove_later(grant.id, protocol.removal_for_good(grant.key, grant.id, stays=stays), give_up)
         self._heartbeat.see_to(self.now())
         self.finish(grant)
         self._notify_end(grant)
