@@ -39,6 +39,7 @@ RUN_BY = {
 CHECKED_BY = (
     "tests/faults/test_model.py",
     "tests/test_docs_complete.py",
+    "tests/test_docs_paths.py",
     "tests/test_docs_reference.py",
     "tests/test_documented_tests.py",
     "tests/test_kinds.py",
