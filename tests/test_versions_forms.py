@@ -87,8 +87,8 @@ class TestForm:
             "This was changed while you were editing it. Look at what changed, then save again."
         ]
         shown = str(form)
-        assert "Changed meanwhile to “theirs &lt;b&gt;”. Save again to replace that by what you wrote." in shown
-        assert "Changed meanwhile to “7”; you had left it alone." in shown
+        assert "Changed meanwhile to “theirs &lt;b&gt;”. Save again to replace it with what you wrote." in shown
+        assert "Changed meanwhile to “7”; you had not changed it." in shown
         values = {name: form[name].value() for name in form.fields}
         assert (values["title"], values["count"]) == ("mine", 7)
         assert again(thing).title == "theirs <b>", "not written over"
@@ -188,7 +188,7 @@ class TestForm:
         somebody_else(thing, topic=new)
         form = form_of(thing, {**sent, "title": "x"})
         assert not form.is_valid()
-        assert f"Changed meanwhile to “{new}”; you had left it alone." in str(form)
+        assert f"Changed meanwhile to “{new}”; you had not changed it." in str(form)
         assert str(form["topic"].value()) == str(new.pk)
 
     def test_between_validation_and_save(self, thing: Thing) -> None:
@@ -259,8 +259,8 @@ class TestAdmin:
         page = person.post(PAGE, {**sent, "note": "mine"})
         assert page.status_code == 200
         text = html.unescape(page.content.decode())
-        assert "Changed meanwhile to “theirs”. Save again to replace that by what you wrote." in text
-        assert "Changed meanwhile to “5”; you had left it alone." in text
+        assert "Changed meanwhile to “theirs”. Save again to replace it with what you wrote." in text
+        assert "Changed meanwhile to “5”; you had not changed it." in text
         shown = fields(page)
         assert (shown["value"], shown["note"]) == ("5", "mine")
         assert Rate.objects.get().note == "theirs"

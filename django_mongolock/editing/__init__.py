@@ -1,11 +1,11 @@
-"""Edit locks: one browser tab at a time edits an object; the others read it, and see who edits.
+"""Edit locks: one browser tab at a time edits an object; the others read it, and see who is editing.
 
-For the admin it is `django_mongolock.admin.EditLockMixin`; for views of one's own, `EditLockViewMixin`, or `Editing` in
-a function. `EditLock` is the lock itself.
+Use `django_mongolock.admin.EditLockMixin` in the admin, `EditLockViewMixin` in other views, and `Editing` in
+functions. `EditLock` is the lock itself.
 """
 
-from .edit_lock import EditLock, Editor, Person, Standing, edit_key
-from .requests import Editing
+from .edit_lock import EditLock, EditLockStatus, Editor, Person, edit_key
+from .page import Editing
 from .views import EditLockViewMixin
 
-__all__ = ["EditLock", "EditLockViewMixin", "Editing", "Editor", "Person", "Standing", "edit_key"]
+__all__ = ["EditLock", "EditLockStatus", "EditLockViewMixin", "Editing", "Editor", "Person", "edit_key"]

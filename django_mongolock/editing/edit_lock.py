@@ -1,8 +1,8 @@
-"""`EditLock`: the lock of one browser tab on one object. One command for each thing that it does.
+"""`EditLock`: the lock of one browser tab on one object. Each method sends one command, or two.
 
 It is an ordinary lock document, so the lock admin, the commands and force release know it. But no process renews it:
 the tab does, by a beat every few seconds, and any process may serve a beat. So nothing here lives longer than a
-request; who holds the lock is told by the grant, which is made of the user, the key and the tab's random name.
+request; the holder is identified by the grant, which is made of the user, the key and the tab's random name.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from ..engine.texts import MAX_KEY_BYTES, check_key, tidy_fact
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
 from ..keys import row_key
 
-#: Before the key of a row. Not the key of the row itself: work that takes that for a second does not wait for people.
+#: Before the key of a row. It is not the row's own key: code that locks the row for a second does not wait for people.
 PREFIX: Final = "edit:"
 SALT: Final = "django_mongolock.editing"
 
 #: mine: this tab has it. mine-elsewhere: another tab of the same login. me-elsewhere: the same user, another login.
-Who = Literal["mine", "mine-elsewhere", "me-elsewhere", "somebody"]
+Who = Literal["mine", "mine-elsewhere", "me-elsewhere", "other"]
 
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Who edits. id: the same for the same user, whatever he is called. owner: his login (`session_owner`)."""
+    """A person who edits. id: identifies the user, whatever the name. owner: their login (`session_owner`)."""
 
     id: str
     name: str = ""
@@ -51,10 +51,11 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class Editor:
-    """Who holds an edit lock. Times are by the server's clock, for people.
+    """The holder of an edit lock. Times are by the server's clock, for people.
 
-    since: when it was taken. seen: the last beat. until: when it ends without another. token: the fencing token,
-    which tells this editor from later ones. beats: has there been a beat? asks: who asks him to finish.
+    since: when it was taken. seen: the last beat. until: when it ends without another. token: the fencing token, which
+    is larger for every later editor. beats: whether there has been a beat. release_requested_by: who asks the editor
+    to finish, and why.
     """
 
     who: Who
@@ -64,14 +65,16 @@ class Editor:
     until: datetime
     token: int
     beats: bool = False
-    asks: str | None = None
+    release_requested_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """Until when a tab has the lock at any rate: one lease, counted by the local clock from before a command was sent
-    that is known to have taken or renewed it. What is only seen, by whatever clock, makes it no longer. It is of the
-    process *pid*, and true until then."""
+    """The time for which this process knows that the tab has the lock, by the local clock; true until then.
+
+    It is one lease, counted from before a command was sent that is known to have taken or renewed the lock. What is
+    only read does not make it longer.
+    """
 
     until: float = 0.0
     now: Callable[[], float] = clock.now
@@ -82,9 +85,8 @@ class Belief:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How an edit lock stands: who holds it at the time *now* of the server, if anybody; or why that cannot be told
-    (`problem`)."""
+class EditLockStatus:
+    """The editor who holds an edit lock at the server's time *now*, if any; or why that is unknown (`problem`)."""
 
     editor: Editor | None = None
     now: datetime | None = None
@@ -93,24 +95,29 @@ class Standing:
 
     @property
     def held(self) -> bool:
-        """Does this tab hold the lock? Not any more when its lease is over without another beat."""
+        """Whether this tab holds the lock. It does not any more when its lease is over without another beat."""
         return self.is_mine and bool(self.belief)
 
     @property
     def is_mine(self) -> bool:
-        """Does the lock document say that this tab holds the lock? See `held`."""
+        """Whether the lock document says that this tab holds the lock; see `held`."""
         return self.editor is not None and self.editor.who == "mine"
 
     @property
+    def is_others(self) -> bool:
+        """Whether another user holds the lock."""
+        return self.editor is not None and self.editor.who == "other"
+
+    @property
     def free(self) -> bool:
-        """Does nobody hold it, for sure?"""
+        """Whether it is known that there is no editor."""
         return self.editor is None and not self.problem
 
 
 def edit_key(target: Model | type[Model] | str, pk: object = None) -> str:
-    """The key of the edit lock of an object, of a row of a model, or of anything that has a name.
+    """Return the key of the edit lock of an object, of a row of a model, or of anything that has a name.
 
-    Whatever the primary key is: one that is too long for a key, or has characters that no key has, goes in by a hash.
+    A primary key that is too long for a lock key, or has characters that it may not have, is replaced by its hash.
     """
     if isinstance(target, str):
         return f"{PREFIX}{target}"
@@ -128,16 +135,16 @@ def edit_key(target: Model | type[Model] | str, pk: object = None) -> str:
 
 
 def new_tab() -> str:
-    """The name of a tab: random, known to the tab alone."""
+    """Return a name for a tab: random, known to the tab alone."""
     return secrets.token_urlsafe(16)
 
 
 class EditLock:
-    """The edit lock *key*, as the tab *tab* of *person* sees it. Make one for each request, and in a forked child one
-    of its own: its parent's sends nothing there.
+    """The edit lock *key*, as the tab *tab* of *person* sees it. Make one for each request; in a forked child, its
+    parent's sends nothing.
 
-    Nothing here waits for another editor. Where MongoDB does not answer, the standing tells the `problem`; nothing is
-    raised. Whoever lost the lock learns it by his next beat: check what is saved by its version as well.
+    Nothing here waits for another editor. If MongoDB does not answer, the status has the `problem`; nothing is raised.
+    An editor who has lost the lock is notified by the next beat: so check the version of what is saved as well.
     """
 
     def __init__(
@@ -159,58 +166,58 @@ class EditLock:
         self._pid = os.getpid()
         self._belief = Belief()
 
-    def take(self) -> Standing:
+    def take(self) -> EditLockStatus:
         """Take the lock if it is free; keep it if it is this tab's. What a tab has released it does not take again."""
         return self._run(self._take())
 
-    async def atake(self) -> Standing:
+    async def atake(self) -> EditLockStatus:
         """See take()."""
         return await self._arun(self._take())
 
-    def beat(self) -> Standing:
+    def beat(self) -> EditLockStatus:
         """Keep the lock for another lease, if it is still there."""
         return self._run(self._beat())
 
-    async def abeat(self) -> Standing:
+    async def abeat(self) -> EditLockStatus:
         """See beat()."""
         return await self._arun(self._beat())
 
-    def look(self) -> Standing:
-        """Tell who has it; change nothing."""
-        return self._run(self._look())
+    def read(self) -> EditLockStatus:
+        """Read who has it; change nothing."""
+        return self._run(self._read())
 
-    async def alook(self) -> Standing:
-        """See look()."""
-        return await self._arun(self._look())
+    async def aread(self) -> EditLockStatus:
+        """See read()."""
+        return await self._arun(self._read())
 
-    def release(self) -> Standing:
-        """Give it back. A command of this tab that is still on its way finds a tombstone."""
+    def release(self) -> EditLockStatus:
+        """Release it. A command of this tab that is still on its way finds a tombstone."""
         return self._run(self._release())
 
-    async def arelease(self) -> Standing:
+    async def arelease(self) -> EditLockStatus:
         """See release()."""
         return await self._arun(self._release())
 
-    def take_over(self, token: int) -> Standing:
-        """Take it from the editor with that fencing token, in one command; from nobody who came after him."""
+    def take_over(self, token: int) -> EditLockStatus:
+        """Take it from the editor with that fencing token, but not from one who came later."""
         return self._run(self._take_over(token))
 
-    async def atake_over(self, token: int) -> Standing:
+    async def atake_over(self, token: int) -> EditLockStatus:
         """See take_over()."""
         return await self._arun(self._take_over(token))
 
-    def succeed(self, tab: str) -> Standing:
-        """Take the place of *tab*, an earlier page of this very tab; if it has gone, take the lock if it is free."""
+    def replace_tab(self, tab: str) -> EditLockStatus:
+        """Replace *tab*, an earlier page of this very tab, as the holder; if that is gone, do as take() does."""
         return self._run(self._take(former=self._grant(tab)))
 
-    async def asucceed(self, tab: str) -> Standing:
-        """See succeed()."""
+    async def areplace_tab(self, tab: str) -> EditLockStatus:
+        """See replace_tab()."""
         return await self._arun(self._take(former=self._grant(tab)))
 
     # What is sent
 
     def _grant(self, tab: str | None = None) -> str:
-        """The id that the lock is held under: nobody can make it who is not that user."""
+        """Return the id that the lock is held under. Only the server can make it, and only for this user."""
         text = "\n".join((self.person.id, self._stored, self.tab if tab is None else tab))
         return salted_hmac(SALT, text, algorithm="sha256").hexdigest()[:32] + ".1"
 
@@ -225,54 +232,54 @@ class EditLock:
         own: dict[str, str | int] = {**tidy, "editor": tidy_fact(self.person.id)}
         return entry(grant, grant.partition(".")[0], self._terms(), own)
 
-    def _beat(self) -> Protocol[Standing]:
+    def _beat(self) -> Protocol[EditLockStatus]:
         terms, grant = self._terms(), self._grant()
         lease, server_lease = milliseconds(terms.lease), milliseconds(terms.server_lease)
-        standing = yield from self._apply(Step(ask=grant, renew=(grant,), lease=lease, server_lease=server_lease))
-        return standing
+        status = yield from self._apply(Step(ask=grant, renew=(grant,), lease=lease, server_lease=server_lease))
+        return status
 
-    def _take(self, former: str = "") -> Protocol[Standing]:
+    def _take(self, former: str = "") -> Protocol[EditLockStatus]:
         grant, before = self._grant(), self._belief
         step = Step(ask=grant, add=self._entry(), trial=True)
         if former:
             step = replace(step, remove=(former,), force=True, resumes=True)
-        standing = yield from self._apply(step)
-        if standing.is_mine and self._belief is before:
-            standing = yield from self._beat()  # it was this tab's already, for what is left of an earlier lease
-        return standing
+        status = yield from self._apply(step)
+        if status.is_mine and self._belief is before:
+            status = yield from self._beat()  # this tab had it already, for the rest of an earlier lease
+        return status
 
-    def _take_over(self, token: int) -> Protocol[Standing]:
+    def _take_over(self, token: int) -> Protocol[EditLockStatus]:
         reply = (yield Read(self._stored, "")).reply
         if reply.theirs is None or reply.theirs["token"] != token:
-            standing = yield from self._take()  # he has gone; whoever came after him stays
-            return standing
-        standing = yield from self._take(former=reply.theirs["grant"])
-        if standing.held:
+            status = yield from self._take()  # that editor is gone, and a later one stays
+            return status
+        status = yield from self._take(former=reply.theirs["grant"])
+        if status.held:
             log(INFO, "edit lock taken over", key=self._stored, by=self.person.name, holder=reply.holder)
-        return standing
+        return status
 
-    def _look(self) -> Protocol[Standing]:
+    def _read(self) -> Protocol[EditLockStatus]:
         answer = yield Read(self._stored, self._grant())
-        return self._read(answer.reply)  # what was believed before is believed on, and no longer
+        return self._status(answer.reply)  # reading does not change the belief
 
-    def _release(self) -> Protocol[Standing]:
+    def _release(self) -> Protocol[EditLockStatus]:
         grant = self._grant()
         step = Step(ask=grant, remove=(grant,), force=True, tombstone_ttl=milliseconds(self._terms().server_lease))
-        standing = yield from self._apply(step)
-        return standing
+        status = yield from self._apply(step)
+        return status
 
-    def _apply(self, step: Step) -> Protocol[Standing]:
+    def _apply(self, step: Step) -> Protocol[EditLockStatus]:
         answer: Answer = yield Apply(self._stored, step)
-        # Only this very command, if it has taken or renewed the lock, gives reason to believe in it.
+        # Only a command that has itself taken or renewed the lock is a reason to believe in it.
         if answer.whole and answer.reply.held:
             self._belief = Belief(answer.sent + self.lease, self._session().now, self._pid)
-        return self._read(answer.reply)
+        return self._status(answer.reply)
 
-    def _read(self, reply: Reply) -> Standing:
+    def _status(self, reply: Reply) -> EditLockStatus:
         holder = reply.mine or reply.theirs
-        # For people, by the server's clock: whoever acts on it sends a command, by which the server decides.
+        # For people, by the server's clock: whether it is free is decided by the server when a command comes.
         if holder is None or reply.now is None or holder["until"] <= reply.now:
-            return Standing(None, reply.now)
+            return EditLockStatus(None, reply.now)
         renewed = holder["until"] - timedelta(milliseconds=holder["server_lease"])
         editor = Editor(
             who=self._who(holder),
@@ -282,26 +289,26 @@ class EditLock:
             until=holder["until"],
             token=holder["token"],
             beats=renewed > holder["acquired_at"],
-            asks=holder.get("release_requested_by"),
+            release_requested_by=holder.get("release_requested_by"),
         )
-        return Standing(editor, reply.now, belief=self._belief)
+        return EditLockStatus(editor, reply.now, belief=self._belief)
 
     def _who(self, holder: Mapping[str, Any]) -> Who:
         if holder["grant"] == self._grant():
             return "mine"
         if not self.person.id or holder.get("editor") != tidy_fact(self.person.id):
-            return "somebody"
+            return "other"
         return "mine-elsewhere" if holder.get("owner") == self.person.owner else "me-elsewhere"
 
     # Sending
 
-    def _run(self, steps: Protocol[Standing]) -> Standing:
+    def _run(self, steps: Protocol[EditLockStatus]) -> EditLockStatus:
         try:
             return self._session().run(steps)
         except (LockBackendFailed, LockDocumentDamaged) as error:
             return _problem(error)
 
-    async def _arun(self, steps: Protocol[Standing]) -> Standing:
+    async def _arun(self, steps: Protocol[EditLockStatus]) -> EditLockStatus:
         try:
             return await self._session().arun(steps)
         except (LockBackendFailed, LockDocumentDamaged) as error:
@@ -313,7 +320,7 @@ class EditLock:
         return get_backend(self._using).session()
 
 
-def _problem(error: LockBackendFailed | LockDocumentDamaged) -> Standing:
+def _problem(error: LockBackendFailed | LockDocumentDamaged) -> EditLockStatus:
     text = error.problem if isinstance(error, LockBackendFailed) else str(error)
     log(INFO, "edit lock not known", error=error)
-    return Standing(problem=text)
+    return EditLockStatus(problem=text)

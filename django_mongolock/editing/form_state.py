@@ -1,7 +1,7 @@
-"""What a page was made of, signed into it; and what is different when it comes back.
+"""What a page was made of, signed into it; and what differs when it comes back.
 
-Of a model with a version it is the version; of every model, a digest of each value that the form shows, those of the
-rows of its inlines too. It gives no value away, and cannot be made up.
+It is the version of a model that has one, and a digest of each value that the form and its inlines show. It reveals no
+value, and cannot be forged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SALT: Final = "django_mongolock.editing.form_state"
 
 
 class Rows(TypedDict):
-    """The page of the object itself, and those of its rows by the prefix of their formset and their keys."""
+    """The page of the object itself, and those of its rows by the prefix of their formset and by their keys."""
 
     page: Page
     rows: dict[str, dict[str, Page]]
@@ -43,7 +43,7 @@ Shown = Mapping[str, Iterable[tuple[Model, Iterable[str]]]]
 
 
 def seal(obj: Model, names: Iterable[str], rows: Shown | None = None) -> str:
-    """What a page of *obj* with these fields and rows is made of, for its hidden field."""
+    """Return what a page of *obj* with these fields and rows is made of, for its hidden field."""
     return signing.dumps(_made_of(obj, names, rows or {}), salt=SALT, compress=True)
 
 
@@ -58,7 +58,7 @@ def _made_of(obj: Model, names: Iterable[str], rows: Shown) -> Rows:
 
 
 def unseal(sealed: str | None) -> Rows | None:
-    """What seal() has sealed; None for anything else."""
+    """Return what seal() has sealed; None for anything else."""
     try:
         found: Rows = signing.loads(sealed or "", salt=SALT)
     except signing.BadSignature:
@@ -67,7 +67,7 @@ def unseal(sealed: str | None) -> Rows | None:
 
 
 def is_unchanged(sealed: str | None, obj: Model, names: Iterable[str], rows: Shown | None = None) -> bool:
-    """Is all that the page showed as it was? Of a page that does not say, nobody can tell: then it is not."""
+    """Return whether all that the page showed is as it was. It counts as changed if the page does not say."""
     had = unseal(sealed)
     if had is None:
         return False
@@ -82,14 +82,14 @@ def is_unchanged(sealed: str | None, obj: Model, names: Iterable[str], rows: Sho
 
 
 def _same(had: Page, now: Page) -> bool:
-    """Fields that the page did not show do not count, except by the version of a model that has one."""
+    """Compare two pages. Fields that the page did not show count only through the version of a model that has one."""
     if had["of"] != now["of"] or had["version"] != now["version"]:
         return False
     return all(had["fields"].get(name) == value for name, value in now["fields"].items())
 
 
 def merge(form: Any, stored: Model, had: Page | None, label: str = "") -> list[Difference]:
-    """What the typed values of a bound form would change. A field that was left alone then shows what is stored."""
+    """Return what a bound form would change. A field that was not changed in it then shows what is stored."""
     found = []
     for field in columns(stored, form.fields):
         now = field.value_from_object(stored)
@@ -110,11 +110,11 @@ def merge(form: Any, stored: Model, had: Page | None, label: str = "") -> list[D
 def _verdict(*, theirs: bool, mine: bool) -> str:
     if theirs and mine:
         return _("both of you")
-    return _("somebody else; you had left it alone") if theirs else _("only you")
+    return _("someone else; you had not changed it") if theirs else _("only you")
 
 
 def merge_rows(had: Mapping[str, Page], there: Mapping[str, Model], title: str) -> list[Difference]:
-    """Rows that only the page has, or only the database. had: those of the page. there: those that are stored."""
+    """Return the rows that only the page has (*had*), or only the database (*there*)."""
     added = [
         Difference(title, str(row), "", _("added meanwhile; it stays")) for pk, row in there.items() if pk not in had
     ]
@@ -130,7 +130,7 @@ _INVALID: Final = object()
 
 
 def _typed(form: Any, name: str) -> Any:
-    """The value that was typed into a field, also where the form complained of it for another reason."""
+    """Return the value that was typed into a field, also if the form refused it for another reason."""
     if name in (cleaned := getattr(form, "cleaned_data", {})):
         return cleaned[name]
     try:
@@ -140,7 +140,7 @@ def _typed(form: Any, name: str) -> Any:
 
 
 def _in_words(field: Any, value: Any) -> str:
-    """As a page would show it if it were saved."""
+    """Return a value as a page would show it if it were saved."""
     if field.many_to_many:
         return ", ".join(map(str, value or ()))
     return str(dict(field.flatchoices).get(value, "" if value is None else value))
@@ -149,8 +149,8 @@ def _in_words(field: Any, value: Any) -> str:
 def without_gone(data: Any, prefix: str, pk_name: str, gone: set[int]) -> None:
     """Change the data of a formset so that the rows with these numbers, which were deleted meanwhile, are new ones.
 
-    A formset counts on the rows of its page to be there. Those that are come first, as it wants them; what was
-    typed into the others follows, to be added anew.
+    A formset expects the rows of its page to exist. Those that do come first, as it expects; what was typed into the
+    others follows, to be added again.
     """
     initial = int(data[f"{prefix}-INITIAL_FORMS"])
     old = {place: data.pop(name) for name in list(data) if (place := _place(name, prefix)) is not None}
@@ -162,7 +162,7 @@ def without_gone(data: Any, prefix: str, pk_name: str, gone: set[int]) -> None:
 
 
 def _place(name: str, prefix: str) -> tuple[int, str] | None:
-    """The number of the row, and the field, that a name of the data stands for."""
+    """Return the number of the row and the field that a name of the data stands for."""
     rest = name.removeprefix(f"{prefix}-")
     number, dash, field = rest.partition("-")
     return (int(number), field) if rest != name and dash and number.isdecimal() else None

@@ -1,4 +1,4 @@
-"""`EditLockMixin`: a change page of the admin that one tab at a time may edit."""
+"""`EditLockMixin`: a change page of the admin that only one tab at a time may edit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.options import TO_FIELD_VAR, InlineModelAdmin
 from django.contrib.admin.utils import flatten_fieldsets, quote, unquote
 from django.core.exceptions import ValidationError
-from django.db import DatabaseError, router, transaction
+from django.db import router
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.loader import select_template
@@ -20,12 +20,10 @@ from django.utils.html import format_html
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
-from ..exceptions import VersionConflict
-from ..versions.checking import all_or_nothing, is_write_conflict
-from ..versions.retry import open_transaction
 from . import texts
 from .form_state import Shown, without_gone
-from .requests import ACTION, SEAL, Editing
+from .page import Editing
+from .page_request import ACTION, SEAL
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -42,12 +40,12 @@ class EditLockMixin(ModelAdmin):
     """Put it before ModelAdmin: ``class OrderAdmin(EditLockMixin, admin.ModelAdmin)``.
 
     The tab that opens a change page takes the lock of the object; other pages of it are for reading until it is free.
-    What is saved must be what was shown: by the version of a model that has one, else by a digest of each value of the
-    form and of its inlines. So nothing that anybody has written is lost, even where the lock was: who lost it is shown
-    both versions.
+    What is saved must be what was shown, according to the version of a model that has one, else to a digest of each
+    value of the form and of its inlines. So no change is overwritten unseen, even if the lock was lost: the page then
+    shows both versions.
 
-    Locked are the change page, the page that deletes, `list_editable` and the action that deletes. Not locked is what
-    does not go through this admin.
+    Locked are the change page, the page that deletes, `list_editable` and the action that deletes. What does not go
+    through this admin is not locked.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -55,7 +53,7 @@ class EditLockMixin(ModelAdmin):
         if issubclass(cls, InlineModelAdmin):
             raise TypeError(f"{cls.__name__}: EditLockMixin goes on the ModelAdmin; its inlines are locked with it")
         for name in ("has_change_permission", "has_delete_permission"):
-            if own := cls.__dict__.get(name):  # which may well not ask us
+            if own := cls.__dict__.get(name):  # it need not call super()
                 setattr(cls, name, _unless_readonly(own))
 
     # Which page this is
@@ -67,19 +65,19 @@ class EditLockMixin(ModelAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> Any:
-        """As always, for one tab at a time."""
-        told = request.method == "POST" and ACTION in request.GET
-        if object_id is None or (not told and "_saveasnew" in request.POST):
+        """Show or save the page, for one tab at a time."""
+        is_message = request.method == "POST" and ACTION in request.GET
+        if object_id is None or (not is_message and "_saveasnew" in request.POST):
             return super().changeform_view(request, object_id, form_url, extra_context)
         obj = self._get(request, object_id)
         if obj is None or not self.has_change_permission(request, obj):
-            if told:
+            if is_message:
                 return self._gone(request, object_id)
-            anew = obj is None and self._was_deleted(request)
-            return super().changeform_view(request, None if anew else object_id, form_url, extra_context)
+            again = obj is None and self._was_deleted(request)
+            return super().changeform_view(request, None if again else object_id, form_url, extra_context)
         editing = Editing.open(request, obj, respond=False)
-        if told:
-            return editing.respond(obj, *self._shown(request, obj)) if editing.takes else editing.respond()
+        if is_message:
+            return editing.respond(obj, *self._shown(request, obj)) if editing.page.takes else editing.respond()
         setattr(request, _EDITING, editing)
         if request.method == "POST":
             return self._save(request, editing, object_id, form_url, extra_context)
@@ -101,38 +99,22 @@ class EditLockMixin(ModelAdmin):
 
     # Saving
 
-    def _save(self, request: HttpRequest, editing: Editing, *args: Any) -> Any:
-        using = router.db_for_write(self.model)
-        try:
-            response = self._try(request, editing, using, *args)
-        except (VersionConflict, DatabaseError) as error:  # somebody who has no lock was faster in this very moment
-            if not isinstance(error, VersionConflict) and not is_write_conflict(error):
-                raise
-            response = self._try(request, editing, using, *args)
-        if not editing.shown:  # saved, and going elsewhere
-            if open_transaction(using):
-                transaction.on_commit(editing.done, using=using)
-            else:
-                editing.done()
-        return response
-
-    def _try(self, request: HttpRequest, editing: Editing, using: str, object_id: str, *args: Any) -> Any:
-        """Look, and save, in one transaction."""
-        editing.forget()
-        with all_or_nothing(using):
-            # Nobody changes it between the look and the save.
-            list(self.model._base_manager.using(using).select_for_update().filter(pk=editing.pk))
+    def _save(self, request: HttpRequest, editing: Editing, object_id: str, *args: Any) -> Any:
+        def attempt() -> tuple[bool, Any]:
             found = self._get(request, object_id)
             if found is None:
-                return self.changeform_view(request, object_id, *args)
+                return True, self.changeform_view(request, object_id, *args)
             names, rows = self._shown(request, found)
             if not editing.check(found, names, rows):
                 setattr(request, _STORED, (found, rows))
                 self._mend(request, found, rows)
-            return super().changeform_view(request, object_id, *args)
+            response = super(EditLockMixin, self).changeform_view(request, object_id, *args)
+            return not editing.shown, response
+
+        return editing.save(self.model, router.db_for_write(self.model), attempt)
 
     def _was_deleted(self, request: HttpRequest) -> bool:
-        """Show what was typed into the page of something that is gone, to be made anew: at first without saving it."""
+        """Return whether to show a page for adding, with what was typed into the page of an object that was deleted."""
         if request.method != "POST" or SEAL not in request.POST or not self.has_add_permission(request):
             return False
         editing = Editing(request, f"{self.opts.label_lower}:new")
@@ -144,7 +126,7 @@ class EditLockMixin(ModelAdmin):
         return True
 
     def _mend(self, request: HttpRequest, obj: Any, rows: Shown) -> None:
-        """Rows of the page that are not there any more become new ones."""
+        """Turn rows of the page that were deleted into new ones."""
         data = request.POST.copy()
         for formset, _inline in self._formsets(request, obj):
             prefix, pk = formset.prefix, formset.model._meta.pk.name
@@ -159,14 +141,14 @@ class EditLockMixin(ModelAdmin):
     # What a page shows
 
     def _shown(self, request: HttpRequest, obj: Any) -> tuple[list[str], Shown]:
-        """The names of the fields that the form has for *obj*, and the rows of its inlines."""
+        """Return the names of the form's fields for *obj*, and the rows of its inlines."""
         fields = flatten_fieldsets(self.get_fieldsets(request, obj))
         form = self.get_form(request, obj, change=True, fields=fields)
         rows = {formset.prefix: _rows(formset) for formset, inline in self._formsets(request, obj) if inline}
         return list(form.base_fields), rows
 
     def _formsets(self, request: HttpRequest, obj: Any) -> Iterator[tuple[Any, Any]]:
-        """The formsets as Django makes them, and their inlines where somebody may change something there."""
+        """Make the formsets as Django does, each with its inline if the user may change something there."""
         used: dict[str, int] = {}
         for formset, inline in self.get_formsets_with_inlines(request, obj):
             prefix = formset.get_default_prefix()
@@ -178,7 +160,7 @@ class EditLockMixin(ModelAdmin):
             yield formset(instance=obj, prefix=prefix, queryset=queryset), inline if may else None
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        """As always; what is compared and saved is not read from a replica, which may be behind."""
+        """When saving, read from the primary: a replica may be behind."""
         return self._from_primary(request, super().get_queryset(request))
 
     def _from_primary(self, request: HttpRequest, queryset: Any) -> Any:
@@ -186,7 +168,7 @@ class EditLockMixin(ModelAdmin):
         return queryset.using(router.db_for_write(queryset.model)) if saves else queryset
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
-        """As always; where what was sent is not to be saved, one that says why."""
+        """Return a form that says why, if what was sent is not to be saved."""
         form = super().get_form(request, obj, change=change, **kwargs)
         editing = _editing(request)
         return _refusing(form, editing) if editing is not None and editing.refusals else form
@@ -200,7 +182,7 @@ class EditLockMixin(ModelAdmin):
         form_url: str = "",
         obj: Any = None,
     ) -> Any:
-        """With who edits, above the form."""
+        """Show who is editing above the form."""
         editing = _editing(request)
         if editing is None:
             return super().render_change_form(request, context, add, change, form_url, obj)
@@ -226,7 +208,7 @@ class EditLockMixin(ModelAdmin):
         return response
 
     def _compare(self, editing: Editing, form: Any, inlines: Any, stored: Model, rows: Shown) -> None:
-        """Both versions, field by field; of the inlines, those of the rows that both have, and which only one has."""
+        """Compare both versions field by field; of the inlines, also which rows only one version has."""
         editing.compare(form, stored)
         for each in inlines:
             if (prefix := each.formset.prefix) in rows:
@@ -236,7 +218,7 @@ class EditLockMixin(ModelAdmin):
     # Who may what
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Not on a page that is for reading, since somebody else edits."""
+        """Refuse on a page that is for reading, since someone else is editing."""
         return not _is_readonly(request) and super().has_change_permission(request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -246,23 +228,23 @@ class EditLockMixin(ModelAdmin):
     # Deleting, and the list
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
-        """As always, under the lock: what somebody else edits is not deleted."""
+        """Delete under the lock: what someone else is editing is not deleted."""
         obj = self._get(request, object_id)
         if obj is None or not self.has_delete_permission(request, obj):
             return super().delete_view(request, object_id, extra_context)
         editing = Editing(request, obj)
-        standing = editing.take_mine() if request.method == "POST" else editing.lock.look()
-        if standing.editor is not None and standing.editor.who == "somebody":
-            self.message_user(request, _("Not deleted. %s") % texts.state(standing), messages.ERROR)
+        status = editing.take_mine() if request.method == "POST" else editing.lock.read()
+        if status.is_others:
+            self.message_user(request, _("Not deleted. %s") % texts.state(status), messages.ERROR)
             return HttpResponseRedirect(self._address(obj))
         try:
             return super().delete_view(request, object_id, extra_context)
         finally:
-            if standing.held:
+            if status.held:
                 editing.done()
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        """What somebody else edits counts as protected."""
+        """Count what someone else is editing as protected."""
         to_delete, counts, perms, protected = super().get_deleted_objects(objs, request)
         for obj in objs:
             if text := self._edited(request, obj):
@@ -271,7 +253,7 @@ class EditLockMixin(ModelAdmin):
         return to_delete, counts, perms, protected
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
-        """In the list, the rows that somebody else edits are not changed."""
+        """Refuse to change rows of the list that someone else is editing."""
         form = super().get_changelist_form(request, **kwargs)
 
         class Listed(form):  # type: ignore[misc,valid-type]
@@ -285,9 +267,9 @@ class EditLockMixin(ModelAdmin):
         return Listed
 
     def _edited(self, request: HttpRequest, obj: Model) -> str:
-        """Who edits it, if it is somebody else."""
-        standing = Editing(request, obj).lock.look()
-        return texts.state(standing) if standing.editor is not None and standing.editor.who == "somebody" else ""
+        """Say who is editing it, if it is someone else."""
+        status = Editing(request, obj).lock.read()
+        return texts.state(status) if status.is_others else ""
 
     def _address(self, obj: Model) -> str:
         name = f"admin:{self.opts.app_label}_{self.opts.model_name}_change"
@@ -321,7 +303,7 @@ def _rows(formset: Any) -> list[tuple[Model, list[str]]]:
 
 
 def _refusing(form: Any, editing: Editing) -> Any:
-    """The same form, which is never valid."""
+    """Return the same form, which is never valid."""
 
     class Refusing(form):  # type: ignore[misc]
         def clean(self) -> Any:

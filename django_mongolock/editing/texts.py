@@ -8,110 +8,101 @@ from django.utils.translation import gettext as _
 
 from ..conf import get_settings
 from ..inspect import display
-from .edit_lock import Editor, Standing
+from .edit_lock import EditLockStatus, Editor
 
-#: A state is told by word and by shape; colour only comes on top.
+#: A state is shown by a word and a shape; colour only adds to them.
 SHAPES: Final = {"mine": "●", "busy": "◆", "free": "○", "idle": "○", "gone": "▲", "away": "▲", "refused": "▲"}
 
 
-def who(editor: Editor) -> str:
-    """Whom the reader would call it."""
-    if editor.who == "mine-elsewhere":
+def who(editor: Editor | None) -> str:
+    """Return what the reader would call the editor."""
+    if editor is not None and editor.who == "mine-elsewhere":
         return _("you, in another tab")
-    if editor.who == "me-elsewhere":
+    if editor is not None and editor.who == "me-elsewhere":
         return _("you, in another browser")
-    return editor.name or _("somebody")
+    return (editor.name if editor is not None else "") or _("someone else")
 
 
-def state(standing: Standing, *, had: bool = False) -> str:
-    """In one sentence or two, how it stands. had: this tab had the lock before."""
-    if standing.problem:
+def state(status: EditLockStatus, *, had: bool = False) -> str:
+    """Say in one sentence or two who is editing. had: this tab had the lock before."""
+    if status.problem:
         return away()
-    if standing.held:
-        return _("You are editing this. Until you save or leave, others can read it and not change it.")
-    if standing.editor is None or standing.is_mine:
+    if status.held:
+        return _("You are editing this. Until you save or leave, others can read it, but not change it.")
+    if status.editor is None or status.is_mine:
         return _free(had=had)
-    name = who(standing.editor)
+    name = who(status.editor)
     if not had:
-        return _("This is being edited: %s. You can read it; you can change it when it is free.") % name
-    return (
-        _("This is now being edited: %s. What you typed is still here, to be copied; it cannot be saved just now.")
-        % name
-    )
+        return _("This is being edited by %s. You can read it now, and change it when it is free.") % name
+    return _("This is now being edited by %s. What you typed is still here to copy; it cannot be saved now.") % name
 
 
 def _free(*, had: bool) -> str:
     if had:
-        return _("Your edit lock has ended, and nobody else edits this now. What you typed is still here.")
-    return _("It is free now: nobody edits this any more.")
+        return _("Your edit lock has ended, and no one else is editing this now. What you typed is still here.")
+    return _("It is free now: no one is editing this any more.")
 
 
 def away() -> str:
-    """MongoDB cannot be asked."""
+    """Say that MongoDB does not answer."""
     if get_settings().EDIT_FAIL_CLOSED:
-        return _("It cannot be told just now whether somebody else edits this. Until it can, nothing is saved.")
+        return _("We cannot check at the moment whether someone else is editing this. Until we can, nothing is saved.")
     return _(
-        "It cannot be told just now whether somebody else edits this. You can edit it: when you save, "
-        "it is looked whether anybody has changed it meanwhile."
+        "We cannot check at the moment whether someone else is editing this. You can edit it. When you save, "
+        "we check whether someone else has changed it."
     )
 
 
 def idle() -> str:
-    """It was given back, as nobody did anything."""
+    """Say that the lock was released because nothing was typed."""
     time = display.duration(get_settings().EDIT_IDLE or 0)
     return _("Nothing was typed for %s, so others may edit this now. What you typed is still here.") % time
 
 
 def gone() -> str:
-    """There is nothing to edit any more."""
+    """Say that there is nothing to edit any more."""
     return _("This cannot be edited any more: it was deleted, or you may not change it. What you typed is still here.")
 
 
-def detail(standing: Standing) -> str:
-    """Since when, and when last seen: relative and absolute, for people, by the server's clock."""
-    editor, now = standing.editor, standing.now
+def detail(status: EditLockStatus) -> str:
+    """Say since when another editor has the lock, relative and absolute; or who asks this one to finish."""
+    editor, now = status.editor, status.now
     if editor is None or now is None or editor.who == "mine":
-        return _asks(editor.asks) if editor is not None and editor.asks else ""
-    parts = {"since": display.moment(editor.since), "ago": display.ago(editor.since, now)}
-    seen = {"seen": display.ago(editor.seen, now), "end": display.time_left(editor.until, now)}
-    return _("Since %(since)s (%(ago)s), last seen %(seen)s. Without a sign of life it is free in %(end)s.") % {
-        **parts,
-        **seen,
+        return _release_request(editor.release_requested_by) if editor is not None else ""
+    return _("Since %(since)s (%(ago)s), last seen %(seen)s. Without a sign of life it becomes free in %(end)s.") % {
+        "since": display.moment(editor.since),
+        "ago": display.ago(editor.since, now),
+        "seen": display.ago(editor.seen, now),
+        "end": display.time_left(editor.until, now),
     }
 
 
-def _asks(text: str) -> str:
-    """Who asks for the lock, and why: "who: why", as the lock admin and the command `release_lock` put it."""
-    name, _colon, reason = text.partition(": ")
-    name = name.removesuffix(_("%s, in the admin") % "")  # where else?
+def _release_request(text: str | None) -> str:
+    """Say who asks for the lock, and why: "who: why", as the lock admin and the command `release_lock` store it."""
+    name, _colon, reason = (text or "").partition(": ")
+    name = name.removesuffix(_("%s, in the admin") % "")
     if reason:
         return _("%(name)s asks you to finish: “%(reason)s”") % {"name": name, "reason": reason}
-    return _("%s asks you to finish.") % name
+    return _("%s asks you to finish.") % name if name else ""
 
 
-def lost(standing: Standing) -> str:
-    """Why it was not saved, if the lock is why."""
-    if standing.problem:
-        return _("Not saved: it cannot be told just now whether somebody else edits this. Try again in a moment.")
-    name = who(standing.editor) if standing.editor else _("somebody")
-    return _("Not saved: this is now being edited: %s. What you typed is still here.") % name
+def lost(status: EditLockStatus) -> str:
+    """Say that it was not saved because of the lock."""
+    if status.problem:
+        return _("Not saved: we cannot check at the moment whether someone else is editing this. Try again shortly.")
+    return _("Not saved: this is now being edited by %s. What you typed is still here.") % who(status.editor)
 
 
 def changed() -> str:
-    """Why it was not saved: somebody was faster."""
+    """Say that it was not saved because it has changed."""
     return _("Not saved: this was changed while you were editing it. Look at both versions, then save again.")
 
 
 def deleted() -> str:
-    """Why it was not saved: it is gone."""
-    return _("Not saved: this was deleted while you were editing it. Save again to make it anew.")
-
-
-def lease() -> str:
-    """How long it lasts without JavaScript."""
-    return display.duration(get_settings().EDIT_LEASE)
+    """Say that it was not saved because it was deleted."""
+    return _("Not saved: this was deleted while you were editing it. Save again to create it again.")
 
 
 def changed_meanwhile() -> str:
-    """What was typed was typed into an older version."""
-    return _("You may edit again, but this was changed meanwhile: when you save, you are shown both versions.")
+    """Say that the page shows an older version than the one that is stored."""
+    return _("You can edit this again, but it was changed meanwhile: when you save, you will see both versions.")

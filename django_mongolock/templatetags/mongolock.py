@@ -43,7 +43,6 @@ def edit_lock(context: template.Context, editing: Any, form_id: str = "") -> dic
     return {
         **editing.context,
         "form_id": form_id,
-        "take_over_address": editing.action_address("take-over"),
         "csrf_token": context.get("csrf_token"),
     }
 

@@ -116,7 +116,7 @@ class VersionedModelForm(ModelForm):
     def _show_deleted(self) -> None:
         self.conflict = True
         show(self.fields[FIELD], "")
-        message = _("This was deleted while you were editing it. Save again to make it anew.")
+        message = _("This was deleted while you were editing it. Save again to create it again.")
         self.add_error(None, ValidationError(message, code="deleted"))
 
     def _show_conflict(self, stored: models.Model, page: Page | None) -> None:
@@ -139,10 +139,10 @@ class VersionedModelForm(ModelForm):
         if mine == digest(field, now):
             return  # all agree
         if mine is not None and mine == had:
-            message = _("Changed meanwhile to “%(stored)s”; you had left it alone.")
+            message = _("Changed meanwhile to “%(stored)s”; you had not changed it.")
             show(self.fields[field.name], now)
         else:
-            message = _("Changed meanwhile to “%(stored)s”. Save again to replace that by what you wrote.")
+            message = _("Changed meanwhile to “%(stored)s”. Save again to replace it with what you wrote.")
         shown = ValidationError(message, code="conflict", params={"stored": display(field, stored)})
         self.add_error(field.name, shown)
 

@@ -19,7 +19,7 @@ from django_mongolock.inspect import operations
 from testproject.rates.models import PastRate, PlainRate, Rate
 from testproject.shop.models import Ad, Order
 from tests.editing.conftest import set_locks
-from tests.editing.people import fields_of, holders, somebody, state_of, tell, text_of
+from tests.editing.staff import fields_of, holders, staff, state_of, tell, text_of
 from tests.lock_documents import Locks
 from tests.lock_fixtures import WITH_MONGO
 
@@ -44,14 +44,14 @@ class TestPage:
     """Who gets which page."""
 
     def test_first_comes_first(self, order: Order) -> None:
-        """The first tab edits; the second of somebody else reads, and is told who edits, since when, last seen."""
-        anna, ben = somebody("anna"), somebody("ben")
+        """The first tab edits; that of another user reads, and shows who is editing, since when, last seen."""
+        anna, ben = staff("anna"), staff("ben")
         page = anna.get(page_of(order))
         assert state_of(page) == "mine"
         assert fields_of(page)["item"] == "bike"
         other = ben.get(page_of(order))
         assert state_of(other) == "busy"
-        assert "This is being edited: anna." in text_of(other)
+        assert "This is being edited by anna." in text_of(other)
         since = r"Since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \([\d.]+ s ago\), last seen [\d.]+ s ago"
         assert re.search(since, text_of(other))
         assert 'name="item"' not in other.content.decode()
@@ -61,7 +61,7 @@ class TestPage:
 
     def test_save(self, order: Order) -> None:
         """What is typed is saved, and the lock is free."""
-        anna = somebody("anna")
+        anna = staff("anna")
         sent = fields_of(anna.get(page_of(order))) | {"item": "car"}
         assert anna.post(page_of(order), sent).status_code == 302
         order.refresh_from_db()
@@ -70,13 +70,13 @@ class TestPage:
 
     def test_a_second_tab_of_the_same_user(self, order: Order) -> None:
         """It is told so, and may take over from itself without a permission."""
-        anna = somebody("anna")
+        anna = staff("anna")
         first = fields_of(anna.get(page_of(order)))
         second = anna.get(page_of(order))
         assert state_of(second) == "busy"
         assert "you, in another tab" in text_of(second)
         assert "Yes, take over" in text_of(second)
-        again = somebody("anna").get(page_of(order))
+        again = staff("anna").get(page_of(order))
         assert "you, in another browser" in text_of(again)
         (token,) = [str(holder["token"]) for holder in holders(order)]
         followed = anna.post(f"{page_of(order)}?edit-lock=take-over", {"edit_lock_take_over": token}, follow=True)
@@ -87,7 +87,7 @@ class TestPage:
 
     def test_a_double_click(self, order: Order) -> None:
         """A page that never came to life is no other tab; where the browser runs no script, nobody can tell."""
-        anna = somebody("anna")
+        anna = staff("anna")
         sent = fields_of(anna.get(page_of(order)))
         assert state_of(anna.get(page_of(order))) == "busy"
         tell(anna, page_of(order), "beat", sent)
@@ -103,7 +103,7 @@ class TestPage:
 
     def test_taking_over_needs_the_permission(self, order: Order) -> None:
         """Without it there is no button, and the request does nothing; with it, the first is told by the next beat."""
-        anna, ben, boss = somebody("anna"), somebody("ben"), somebody("boss", "take_over_edit_lock")
+        anna, ben, boss = staff("anna"), staff("ben"), staff("boss", "take_over_edit_lock")
         sent = fields_of(anna.get(page_of(order)))
         (token,) = [str(holder["token"]) for holder in holders(order)]
         page = ben.get(page_of(order))
@@ -116,11 +116,11 @@ class TestPage:
             assert [holder["user"] for holder in holders(order)] == [name]
         told = tell(anna, page_of(order), "beat", sent, had="1").json()
         assert told["state"] == "busy"
-        assert "This is now being edited: boss. What you typed is still here" in told["text"]
+        assert "This is now being edited by boss. What you typed is still here" in told["text"]
 
     def test_taking_over_is_from_who_was_shown(self, order: Order) -> None:
         """Whoever came after him keeps it."""
-        anna, ben, boss = somebody("anna"), somebody("ben"), somebody("boss", "take_over_edit_lock")
+        anna, ben, boss = staff("anna"), staff("ben"), staff("boss", "take_over_edit_lock")
         sent = fields_of(anna.get(page_of(order)))
         (token,) = [str(holder["token"]) for holder in holders(order)]
         tell(anna, page_of(order), "leave", sent)
@@ -145,7 +145,7 @@ class TestPage:
     @pytest.mark.parametrize("way", ["add", "history", "head", "prefetch"])
     def test_pages_that_take_no_lock(self, order: Order, way: str) -> None:
         """Adding, the history, and what nobody looks at yet."""
-        anna = somebody("anna")
+        anna = staff("anna")
         if way == "add":
             assert anna.get("/admin/shop/order/add/").status_code == 200
         elif way == "history":
@@ -158,7 +158,7 @@ class TestPage:
 
     def test_the_session_key_is_nowhere(self, order: Order) -> None:
         """Not in the lock, not in the page; and the tab's name is not in the lock either."""
-        anna = somebody("anna")
+        anna = staff("anna")
         page = anna.get(page_of(order))
         key, stored = anna.session.session_key, repr(holders(order))
         assert key
@@ -167,7 +167,7 @@ class TestPage:
 
     def test_nobody_beats_for_another(self, order: Order) -> None:
         """The name of a tab is worth nothing to another user."""
-        anna, ben = somebody("anna"), somebody("ben")
+        anna, ben = staff("anna"), staff("ben")
         sent = fields_of(anna.get(page_of(order)))
         assert tell(ben, page_of(order), "leave", sent).status_code == 200
         assert [holder["user"] for holder in holders(order)] == ["anna"]
@@ -181,7 +181,7 @@ class TestScript:
 
     def test_a_beat_keeps_it(self, order: Order, locks: Locks) -> None:
         """It pushes the end of the lease, and any process may serve it."""
-        anna = somebody("anna")
+        anna = staff("anna")
         sent = fields_of(anna.get(page_of(order)))
         (before,) = holders(order)
         close_backends()
@@ -194,7 +194,7 @@ class TestScript:
 
     def test_leaving_frees_it(self, order: Order) -> None:
         """At once. A beat that comes later changes nothing, and a take that comes later has no effect."""
-        anna, ben = somebody("anna"), somebody("ben")
+        anna, ben = staff("anna"), staff("ben")
         sent = fields_of(anna.get(page_of(order)))
         tell(anna, page_of(order), "leave", sent)
         assert holders(order) == []
@@ -206,7 +206,7 @@ class TestScript:
 
     def test_taking_it_again(self, order: Order) -> None:
         """After a lease that ended, or a page that was left and came back. The tab then has a new name."""
-        anna = somebody("anna")
+        anna = staff("anna")
         sent = fields_of(anna.get(page_of(order)))
         tell(anna, page_of(order), "leave", sent)
         told = tell(anna, page_of(order), "take", sent).json()
@@ -221,7 +221,7 @@ class TestScript:
 
     def test_a_reloaded_page_follows_itself(self, order: Order) -> None:
         """In one step, so that nobody comes between; the name of a tab can be followed once."""
-        anna = somebody("anna")
+        anna = staff("anna")
         sent = fields_of(anna.get(page_of(order)))
         page = anna.get(f"{page_of(order)}?edit-tab={sent['edit_lock_tab']}")
         assert state_of(page) == "mine"
@@ -232,7 +232,7 @@ class TestScript:
     def test_idle(self, order: Order, settings: Settings) -> None:
         """After so long without a key or a click the lock is given back."""
         set_locks(settings, EDIT_IDLE=60)
-        anna = somebody("anna")
+        anna = staff("anna")
         sent = fields_of(anna.get(page_of(order)))
         assert tell(anna, page_of(order), "beat", sent, idle="59").json()["state"] == "mine"
         told = tell(anna, page_of(order), "beat", sent, idle="60").json()
@@ -245,7 +245,7 @@ class TestScript:
 
     def test_logout(self, order: Order) -> None:
         """It frees what the login holds, and only that."""
-        anna, other = somebody("anna"), somebody("anna")
+        anna, other = staff("anna"), staff("anna")
         ad = Ad.objects.create(user_id="1", title="boat", price=5)
         anna.get(page_of(order))
         other.get(f"/admin/shop/ad/{ad.pk}/change/")
@@ -265,7 +265,7 @@ class TestScript:
     )
     def test_asked_to_finish(self, order: Order, asks: str, told: str) -> None:
         """Whoever asks the holder to release, in the lock admin, is heard in the form, with the reason."""
-        anna = somebody("anna")
+        anna = staff("anna")
         sent = fields_of(anna.get(page_of(order)))
         operations.ask_to_release(mongo_store(), edit_key(order), asks)
         answer = tell(anna, page_of(order), "beat", sent).json()
@@ -273,9 +273,9 @@ class TestScript:
 
     def test_force_release(self, order: Order) -> None:
         """In the lock admin, as with any lock; the editor is told."""
-        anna = somebody("anna")
+        anna = staff("anna")
         sent = fields_of(anna.get(page_of(order)))
-        boss = somebody("boss", superuser=True)
+        boss = staff("boss", superuser=True)
         page = boss.get("/locks/django_mongolock/lock/")
         assert "edit lock · user anna" in text_of(page)
         assert "session:" not in page.content.decode()  # a hash, which says nothing to people
@@ -285,7 +285,7 @@ class TestScript:
 
     def test_what_is_gone(self, order: Order) -> None:
         """A page of what was deleted, or may not be changed any more, is told so."""
-        anna = somebody("anna")
+        anna = staff("anna")
         pk, page = order.pk, page_of(order)
         sent = fields_of(anna.get(page))
         order.delete()
@@ -296,7 +296,7 @@ class TestScript:
     @pytest.mark.parametrize("junk", ["nonsense", "", "beat"])
     def test_junk(self, order: Order, junk: str) -> None:
         """What makes no sense takes nothing and breaks nothing."""
-        anna = somebody("anna")
+        anna = staff("anna")
         fields = {"edit_lock_tab": "" if junk == "beat" else "$x\x00", "edit_lock_seal": "junk"}
         answer = tell(anna, page_of(order), junk or "take-over", fields, idle="-1", edit_lock_take_over="²")
         assert answer.status_code == 200
@@ -307,13 +307,13 @@ class TestSave:
 
     def test_who_lost_the_lock_saves_nothing(self, order: Order) -> None:
         """While another one edits; both versions are on the page, and what was typed stays in its field."""
-        anna, boss = somebody("anna"), somebody("boss", "take_over_edit_lock")
+        anna, boss = staff("anna"), staff("boss", "take_over_edit_lock")
         sent = fields_of(anna.get(page_of(order)))
         (token,) = [str(holder["token"]) for holder in holders(order)]
         tell(boss, page_of(order), "take-over", {}, edit_lock_take_over=token)
         page = anna.post(page_of(order), sent | {"item": "car"})
         assert state_of(page) == "refused"
-        assert "Not saved: this is now being edited: boss." in text_of(page)
+        assert "Not saved: this is now being edited by boss." in text_of(page)
         assert re.search(r"Item bike car only you", text_of(page))
         assert fields_of(page)["item"] == "car"
         assert "Take over and save" not in text_of(page)
@@ -325,7 +325,7 @@ class TestSave:
 
     def test_both_versions(self, order: Order) -> None:
         """Field by field: mine stays, what I left alone takes theirs; sent again, it is a decision."""
-        anna, boss = somebody("anna"), somebody("boss", "take_over_edit_lock")
+        anna, boss = staff("anna"), staff("boss", "take_over_edit_lock")
         sent = fields_of(anna.get(page_of(order)))
         (token,) = [str(holder["token"]) for holder in holders(order)]
         address = f"{page_of(order)}?edit-lock=take-over"
@@ -334,8 +334,8 @@ class TestSave:
         page = anna.post(page_of(order), sent | {"item": "car"})
         assert "Not saved: this was changed while you were editing it." in text_of(page)
         assert "Item boat car both of you" in text_of(page)
-        assert "Price 7.00 100.00 somebody else; you had left it alone" in text_of(page)
-        assert "State Paid New somebody else" in text_of(page)
+        assert "Price 7.00 100.00 someone else; you had not changed it" in text_of(page)
+        assert "State Paid New someone else" in text_of(page)
         again = fields_of(page)
         assert (again["item"], again["price"], again["state"]) == ("car", "7.00", "paid")
         order.refresh_from_db()
@@ -346,7 +346,7 @@ class TestSave:
 
     def test_a_change_behind_the_lock(self, order: Order) -> None:
         """A writer that knows no edit lock is noticed as well; what the form does not show is left to it."""
-        anna = somebody("anna")
+        anna = staff("anna")
         sent = fields_of(anna.get(page_of(order))) | {"item": "car"}
         Order.objects.filter(pk=order.pk).update(charges=5)
         assert anna.post(page_of(order), sent).status_code == 302
@@ -358,7 +358,7 @@ class TestSave:
 
     def test_a_lease_that_ended(self, order: Order, locks: Locks) -> None:
         """Nobody came and nothing changed: it is saved as if nothing had been."""
-        anna = somebody("anna")
+        anna = staff("anna")
         sent = fields_of(anna.get(page_of(order))) | {"item": "car"}
         locks.collection.delete_many({})
         assert anna.post(page_of(order), sent).status_code == 302
@@ -366,7 +366,7 @@ class TestSave:
     @pytest.mark.parametrize("seal", [None, "", "junk"])
     def test_a_page_that_does_not_say(self, order: Order, seal: str | None) -> None:
         """Nobody can tell what it has seen: it is not saved."""
-        anna = somebody("anna")
+        anna = staff("anna")
         sent = fields_of(anna.get(page_of(order))) | {"item": "car"}
         if seal is None:
             del sent["edit_lock_seal"]
@@ -376,7 +376,7 @@ class TestSave:
 
     def test_the_page_of_another_object(self, order: Order) -> None:
         """Its digests are worth nothing here."""
-        anna = somebody("anna")
+        anna = staff("anna")
         twin = Order.objects.create(buyer=order.buyer, item="bike", price=100)
         seal = fields_of(anna.get(page_of(twin)))["edit_lock_seal"]
         sent = fields_of(anna.get(page_of(order))) | {"edit_lock_seal": seal}
@@ -384,7 +384,7 @@ class TestSave:
 
     def test_errors_of_the_form(self, order: Order) -> None:
         """The page with the errors has the lock, also when the page before it says good-bye only now."""
-        anna = somebody("anna")
+        anna = staff("anna")
         sent = fields_of(anna.get(page_of(order)))
         page = anna.post(page_of(order), sent | {"price": "much"})
         assert state_of(page) == "mine"
@@ -395,7 +395,7 @@ class TestSave:
 
     def test_save_and_continue(self, order: Order) -> None:
         """The next page has the lock."""
-        anna = somebody("anna")
+        anna = staff("anna")
         sent = fields_of(anna.get(page_of(order)))
         page = anna.post(page_of(order), sent | {"item": "car", "_continue": "1"}, follow=True)
         assert state_of(page) == "mine"
@@ -403,7 +403,7 @@ class TestSave:
 
     def test_save_as_new(self, order: Order) -> None:
         """Changes nothing of what is locked, so that it needs no lock."""
-        anna, ben = somebody("anna"), somebody("ben")
+        anna, ben = staff("anna"), staff("ben")
         sent = fields_of(anna.get(page_of(order)))
         answer = anna.post(page_of(order), sent | {"item": "car", "_saveasnew": "1"})
         assert answer.status_code == 302
@@ -412,11 +412,11 @@ class TestSave:
 
     def test_popup(self, order: Order) -> None:
         """It has the lock as any page; saved, it closes itself, and the lock is free."""
-        anna = somebody("anna")
+        anna = staff("anna")
         address = f"/admin/auth/user/{order.buyer_id}/change/?_popup=1&_to_field=id"
         page = anna.get(address)
         assert state_of(page) == "mine"
-        assert state_of(somebody("ben").get(address)) == "busy"
+        assert state_of(staff("ben").get(address)) == "busy"
         answer = anna.post(address, fields_of(page) | {"first_name": "Bea"})
         assert "admin/popup_response" in str(answer.templates[0].name)
         assert holders(order.buyer) == []
@@ -424,7 +424,7 @@ class TestSave:
 
     def test_take_over_and_save(self, order: Order) -> None:
         """Without JavaScript as well, nothing that was typed has to be typed again."""
-        anna, boss = somebody("anna"), somebody("boss", "take_over_edit_lock")
+        anna, boss = staff("anna"), staff("boss", "take_over_edit_lock")
         sent = fields_of(boss.get(page_of(order)))
         tell(boss, page_of(order), "leave", sent)
         anna.get(page_of(order))
@@ -440,7 +440,7 @@ class TestSave:
     @pytest.mark.parametrize("changed", [False, True])
     def test_take_over_and_save_when_it_is_free(self, order: Order, *, taken: bool, changed: bool) -> None:
         """Also where this page has taken it meanwhile: saved, or shown both versions; nobody is told of himself."""
-        anna, boss = somebody("anna", "take_over_edit_lock"), somebody("boss", "take_over_edit_lock")
+        anna, boss = staff("anna", "take_over_edit_lock"), staff("boss", "take_over_edit_lock")
         sent = fields_of(anna.get(page_of(order)))
         (token,) = [str(holder["token"]) for holder in holders(order)]
         address = f"{page_of(order)}?edit-lock=take-over"
@@ -455,7 +455,7 @@ class TestSave:
         page = anna.post(page_of(order), refused | {"edit_lock_take_over": token})
         if changed:
             assert "Not saved: this was changed while you were editing it." in text_of(page)
-            assert "being edited: you" not in text_of(page)
+            assert "being edited by you" not in text_of(page)
             assert "Item boat car both of you" in text_of(page)
             assert 'name="_save"' in page.content.decode()
             page = anna.post(page_of(order), fields_of(page))
@@ -466,7 +466,7 @@ class TestSave:
 
     def test_deleted_meanwhile(self, order: Order) -> None:
         """What was typed is shown, to be made anew."""
-        anna = somebody("anna")
+        anna = staff("anna")
         sent = fields_of(anna.get(page_of(order))) | {"item": "car"}
         order.delete()
         address = f"/admin/shop/order/{Order.objects.count() + 999}/change/"
@@ -480,7 +480,7 @@ class TestSave:
         """Whoever is faster between the look and the save is found out by the database, and shown."""
         ad = Ad.objects.create(user_id="1", title="boat", price=5)
         documents = mongo[connections["mongo"].settings_dict["NAME"]][Ad._meta.db_table]
-        anna, page = somebody("anna"), f"/admin/shop/ad/{ad.pk}/change/"
+        anna, page = staff("anna"), f"/admin/shop/ad/{ad.pk}/change/"
         sent = fields_of(anna.get(page)) | {"title": "ship"}
         save = Ad.save
 
@@ -491,20 +491,20 @@ class TestSave:
         monkeypatch.setattr(Ad, "save", slower)
         answer = anna.post(page, sent)
         assert state_of(answer) == "refused"
-        assert "Price 7 5 somebody else" in text_of(answer)
+        assert "Price 7 5 someone else" in text_of(answer)
         ad.refresh_from_db()
         assert (ad.title, ad.price) == ("boat", 7)
 
     def test_a_model_and_an_admin_that_know_versions(self) -> None:
         """The version counts, also of what the form does not show; saved again, both checks have seen it."""
         rate = Rate.objects.create(name="EUR", value=1)
-        anna, page = somebody("anna"), "/admin/rates/rate/EUR/change/"
+        anna, page = staff("anna"), "/admin/rates/rate/EUR/change/"
         sent = fields_of(anna.get(page)) | {"note": "mine"}
         rate.value = 2
         rate.save()
         answer = anna.post(page, sent)
         assert state_of(answer) == "refused"
-        assert "Value 2 1 somebody else" in text_of(answer)
+        assert "Value 2 1 someone else" in text_of(answer)
         again = fields_of(answer)
         assert (again["value"], again["note"]) == ("2", "mine")
         assert anna.post(page, again).status_code == 302
@@ -525,7 +525,7 @@ class TestInlines:
 
     def test_undisturbed(self, page: str, rows: list[Order]) -> None:
         """A row is changed, one added, one deleted."""
-        anna = somebody("anna")
+        anna = staff("anna")
         sent = fields_of(anna.get(page))
         number = next(n for n in (0, 1) if sent[f"order_set-{n}-item"] == "bike")
         sent |= {f"order_set-{number}-item": "car", f"order_set-{1 - number}-DELETE": "on"}
@@ -533,9 +533,9 @@ class TestInlines:
         assert anna.post(page, sent).status_code == 302
         assert sorted(Order.objects.values_list("item", flat=True)) == ["car", "new"]
 
-    def test_a_row_that_somebody_else_changed(self, page: str, rows: list[Order]) -> None:
+    def test_a_row_that_another_user_changed(self, page: str, rows: list[Order]) -> None:
         """Both versions; a row that was left alone takes theirs, so that saving again does not put it back."""
-        anna = somebody("anna")
+        anna = staff("anna")
         sent = fields_of(anna.get(page))
         for row in rows:
             Order.objects.filter(pk=row.pk).update(price=50)
@@ -543,7 +543,7 @@ class TestInlines:
         answer = anna.post(page, sent | {f"order_set-{number}-price": "9"})
         assert state_of(answer) == "refused"
         assert re.search(r"Order “order \d+: bike”: Price 50.00 9 both of you", text_of(answer))
-        assert re.search(r"Order “order \d+: hat”: Price 50.00 3.00 somebody else", text_of(answer))
+        assert re.search(r"Order “order \d+: hat”: Price 50.00 3.00 someone else", text_of(answer))
         again = fields_of(answer)
         assert again[f"order_set-{1 - number}-price"] == "50.00"
         assert anna.post(page, again).status_code == 302
@@ -551,7 +551,7 @@ class TestInlines:
 
     def test_rows_that_are_gone_or_new(self, page: str, rows: list[Order]) -> None:
         """A deleted row is in the form as a new one; an added row is told, and stays."""
-        anna = somebody("anna")
+        anna = staff("anna")
         sent = fields_of(anna.get(page))
         number = next(n for n in (0, 1) if sent[f"order_set-{n}-item"] == "bike")
         Order.objects.filter(item="bike").delete()
@@ -584,7 +584,7 @@ class TestKeys:
         """ObjectId, UUID, text with odd characters: taken, seen by others, kept, saved, free."""
         obj = make()
         page = reverse(f"editing:{obj._meta.app_label}_{obj._meta.model_name}_change", args=[quote(obj.pk)])
-        anna, ben = somebody("anna"), somebody("ben")
+        anna, ben = staff("anna"), staff("ben")
         sent = fields_of(anna.get(page))
         assert state_of(ben.get(page)) == "busy"
         assert tell(anna, page, "beat", sent).json()["state"] == "mine"
@@ -605,15 +605,15 @@ class TestKeys:
 
 
 class TestDeleting:
-    """What somebody else edits is not deleted."""
+    """What another user is editing is not deleted."""
 
     def test_the_page(self, order: Order) -> None:
         """The editor himself may; others are sent to the page, which says who edits."""
-        anna, ben = somebody("anna"), somebody("ben")
+        anna, ben = staff("anna"), staff("ben")
         address = page_of(order).replace("change", "delete")
         anna.get(page_of(order))
         for answer in (ben.get(address, follow=True), ben.post(address, {"post": "yes"}, follow=True)):
-            assert "Not deleted. This is being edited: anna." in text_of(answer)
+            assert "Not deleted. This is being edited by anna." in text_of(answer)
         assert Order.objects.exists()
         assert anna.get(address).status_code == 200
         pk = order.pk
@@ -623,19 +623,19 @@ class TestDeleting:
 
     def test_the_action(self, order: Order) -> None:
         """Nothing is deleted that is being edited."""
-        anna, ben = somebody("anna"), somebody("ben")
+        anna, ben = staff("anna"), staff("ben")
         anna.get(page_of(order))
         chosen = {"action": "delete_selected", "_selected_action": [str(order.pk)], "post": "yes"}
         answer = ben.post("/admin/shop/order/", chosen)
-        assert "This is being edited: anna." in text_of(answer)
+        assert "This is being edited by anna." in text_of(answer)
         assert Order.objects.exists()
         anna.post("/admin/logout/")
         ben.post("/admin/shop/order/", chosen)
         assert not Order.objects.exists()
 
     def test_the_list(self, order: Order) -> None:
-        """A row of the list that somebody edits is not changed there."""
-        anna, ben = somebody("anna"), somebody("ben")
+        """A row of the list that another user is editing is not changed there."""
+        anna, ben = staff("anna"), staff("ben")
         anna.get(page_of(order))
         other = Order.objects.create(buyer=order.buyer, item="hat", price=1)
         sent = {"form-TOTAL_FORMS": "2", "form-INITIAL_FORMS": "2", "_save": "Save"}
@@ -644,7 +644,7 @@ class TestDeleting:
         other.refresh_from_db()
         assert other.price == 2
         answer = ben.post("/admin/shop/order/", sent | {"form-1-price": "7"})
-        assert "This is being edited: anna." in text_of(answer)
+        assert "This is being edited by anna." in text_of(answer)
         order.refresh_from_db()
         assert order.price == 100
 
@@ -654,10 +654,10 @@ class TestWithoutMongo:
 
     def test_open(self, order: Order, away: None) -> None:
         """The form opens with a warning, and is saved if nobody changed anything."""
-        anna = somebody("anna")
+        anna = staff("anna")
         page = anna.get(page_of(order))
         assert state_of(page) == "away"
-        assert "It cannot be told just now whether somebody else edits this. You can edit it" in text_of(page)
+        assert "We cannot check at the moment whether someone else is editing this. You can edit it" in text_of(page)
         sent = fields_of(page) | {"item": "car"}
         assert tell(anna, page_of(order), "beat", sent).json()["state"] == "away"
         assert anna.post(page_of(order), sent).status_code == 302
@@ -669,11 +669,11 @@ class TestWithoutMongo:
     def test_closed(self, order: Order, settings: Settings, away: None) -> None:
         """With EDIT_FAIL_CLOSED, it is for reading, and nothing is saved."""
         set_locks(settings, EDIT_FAIL_CLOSED=True)
-        anna = somebody("anna")
+        anna = staff("anna")
         page = anna.get(page_of(order))
         assert state_of(page) == "away"
         assert 'name="item"' not in page.content.decode()
         sent = {"buyer": order.buyer_id, "item": "car", "price": "1", "state": "new", "edit_lock_seal": "x"}
         page = anna.post(page_of(order), sent)
-        assert "Not saved: it cannot be told just now whether somebody else edits this." in text_of(page)
+        assert "Not saved: we cannot check at the moment whether someone else is editing this." in text_of(page)
         assert Order.objects.get().item == "bike"

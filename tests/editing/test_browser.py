@@ -22,7 +22,7 @@ from pytest_django.live_server_helper import LiveServer
 from testproject.shop.models import Order
 from tests.browsing import MIDDLEWARE, browser
 from tests.editing.conftest import set_locks
-from tests.editing.people import holders, somebody
+from tests.editing.staff import holders, staff
 from tests.lock_documents import Locks
 from tests.waiting import eventually
 
@@ -58,7 +58,7 @@ class Person:
     def __init__(self, chromium: Any, base: str, name: str, *permissions: str, **options: Any) -> None:
         self.context = chromium.new_context(base_url=base, **options)
         self.context.set_default_timeout(10_000)
-        self.client: Client = patiently(lambda: somebody(name, *permissions))
+        self.client: Client = patiently(lambda: staff(name, *permissions))
         self.context.add_cookies([{"name": "sessionid", "value": self.client.cookies["sessionid"].value, "url": base}])
         self.problems: list[str] = []
 
@@ -149,7 +149,7 @@ def test_busy_until_it_is_free(people: Callable[..., Person], order: Order) -> N
     """The second one reads; when the first saves, it is told so by itself, and may edit what is there then."""
     first, second = people("anna").open(page_of(order)), people("ben").open(page_of(order))
     says(first, "You are editing this.")
-    says(second, "This is being edited: anna.")
+    says(second, "This is being edited by anna.")
     assert second.locator("[name=item]").count() == 0
     before = second.locator('[data-part="detail"]').inner_text()
     sync_api.expect(second.locator('[data-part="detail"]')).not_to_have_text(before)
@@ -171,7 +171,7 @@ def test_taken_over(people: Callable[..., Person], order: Order) -> None:
     second.click("text=Yes, take over")
     says(second, "You are editing this.")
     second.wait_for_url(lambda url: "edit-tab" not in url)  # the script, which comes after the text
-    says(first, "This is now being edited: boss. What you typed is still here")
+    says(first, "This is now being edited by boss. What you typed is still here")
     assert first.input_value("[name=item]") == "car"
     assert first.locator("a.deletelink").is_hidden()
     first.click("[name=_save]", force=True)
@@ -179,8 +179,8 @@ def test_taken_over(people: Callable[..., Person], order: Order) -> None:
     second.fill("[name=item]", "boat")
     second.click("[name=_save]")
     second.wait_for_url("**/shop/order/")
-    first.click("text=Go on editing")
-    says(first, "this was changed meanwhile")
+    first.click("text=Continue editing")
+    says(first, "it was changed meanwhile")
     first.click("[name=_save]")
     says(first, "Not saved: this was changed while you were editing it.")
     assert re.search(r"Item\s+boat\s+car\s+both of you", first.locator("table.mongolock-editing-both").inner_text())
@@ -205,22 +205,22 @@ def test_refused_and_on(people: Callable[..., Person], order: Order, settings: S
     second.click("text=Yes, take over")
     says(second, "You are editing this.")
     first.click("[name=_save]")
-    lost = first.locator(".errorlist.nonfield li", has_text="Not saved: this is now being edited: boss.")
+    lost = first.locator(".errorlist.nonfield li", has_text="Not saved: this is now being edited by boss.")
     sync_api.expect(lost).to_be_visible()
-    says(first, "This is now being edited: boss. What you typed is still here")
+    says(first, "This is now being edited by boss. What you typed is still here")
     save, take_over = first.locator("[name=_save]"), first.locator("text=Take over and save")
     delete = first.locator("a.deletelink")
     assert save.get_attribute("aria-disabled") == "true"
     assert delete.is_hidden()
-    assert first.locator("text=Next: look at the form").is_hidden()
+    assert first.locator("text=Next: check the form").is_hidden()
     first.press("[name=item]", "Enter")  # is not the button that takes over
     assert take_over.is_visible()
     assert [holder["user"] for holder in holders(order)] == ["boss"]
     second.fill("[name=item]", "boat")
     second.click("[name=_save]")
     second.wait_for_url("**/shop/order/")
-    first.click("text=Go on editing")
-    says(first, "this was changed meanwhile")
+    first.click("text=Continue editing")
+    says(first, "it was changed meanwhile")
     assert first.locator(".errorlist, .errornote").count() == 0
     both = first.locator("table.mongolock-editing-both")
     assert "This is an older comparison" in both.inner_text()
@@ -236,7 +236,7 @@ def test_refused_and_on(people: Callable[..., Person], order: Order, settings: S
         first.press("[name=item]", "Enter")
     says(first, "Not saved: this was changed while you were editing it.")
     assert re.search(r"Item\s+boat\s+car\s+both of you", first.locator("table.mongolock-editing-both").inner_text())
-    assert first.locator("text=Next: look at the form").is_visible()
+    assert first.locator("text=Next: check the form").is_visible()
     first.click("[name=_save]")
     first.wait_for_url("**/shop/order/")
     assert item_of(order) == "car"
@@ -249,11 +249,11 @@ def test_both_in_turn(people: Callable[..., Person], order: Order) -> None:
     first.fill("[name=item]", "car")
     second.click("summary")
     second.click("text=Yes, take over")
-    says(first, "This is now being edited: boss.")
+    says(first, "This is now being edited by boss.")
     first.click("summary")
     first.click("text=Yes, take over")
     says(first, "You are editing this.")
-    says(second, "This is now being edited: anna.")
+    says(second, "This is now being edited by anna.")
     first.click("[name=_save]")
     first.wait_for_url("**/shop/order/")
     assert item_of(order) == "car"
@@ -265,14 +265,14 @@ def test_killed_browser(people: Callable[..., Person], order: Order, chromium: A
     anna, ben = people("anna"), people("ben")
     first = anna.open(page_of(order))
     second = ben.open(page_of(order))
-    says(second, "This is being edited: anna.")
+    says(second, "This is being edited by anna.")
     anna.context.set_offline(True)
     says(second, "It is free now")
     second.click("text=Edit it now")
     says(second, "You are editing this.")
     first.fill("[name=item]", "typed while offline")
     anna.context.set_offline(False)
-    says(first, "This is now being edited: ben.")
+    says(first, "This is now being edited by ben.")
     assert first.input_value("[name=item]") == "typed while offline"
 
 
@@ -283,7 +283,7 @@ def test_logout(people: Callable[..., Person], order: Order) -> None:
     first.fill("[name=item]", "car")
     other = anna.open("/admin/")
     second = ben.open(page_of(order))
-    says(second, "This is being edited: anna.")
+    says(second, "This is being edited by anna.")
     other.click("text=Log out")
     says(second, "It is free now")
     sync_api.expect(first.locator('[data-part="offline"]')).to_be_visible()
@@ -338,7 +338,7 @@ def test_back_forward_cache(people: Callable[..., Person], order: Order) -> None
     assert eventually(lambda: not holders(order))
     ben.open(page_of(order))
     tab.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
-    says(tab, "This is now being edited: ben.")
+    says(tab, "This is now being edited by ben.")
     assert tab.input_value("[name=item]") == "car"
 
 
@@ -349,11 +349,11 @@ def test_second_tab(people: Callable[..., Person], order: Order) -> None:
     with anna.context.expect_page() as opened:  # with a copy of the first one's session storage
         first.evaluate("window.open(location.href)")
     second = opened.value
-    says(second, "This is being edited: you, in another tab.")
+    says(second, "This is being edited by you, in another tab.")
     second.click("summary")
     second.click("text=Yes, take over")
     says(second, "You are editing this.")
-    says(first, "This is now being edited: you, in another tab.")
+    says(first, "This is now being edited by you, in another tab.")
 
 
 def test_double_click(people: Callable[..., Person], order: Order) -> None:
@@ -375,7 +375,7 @@ def test_idle(people: Callable[..., Person], order: Order, settings: Settings) -
     assert holders(order) == []
     assert tab.input_value("[name=item]") == "car"
     set_locks(settings, EDIT_IDLE=1_800)
-    tab.click("text=Go on editing")
+    tab.click("text=Continue editing")
     says(tab, "You are editing this.")
     assert len(holders(order)) == 1
 
@@ -405,12 +405,12 @@ def test_without_javascript(people: Callable[..., Person], order: Order) -> None
     first = anna.open(page_of(order))
     assert "Without JavaScript the lock lasts for 30 s" in first.inner_text("noscript")
     second = boss.open(page_of(order))
-    assert "This is being edited: anna." in second.inner_text("section.mongolock-editing")
+    assert "This is being edited by anna." in second.inner_text("section.mongolock-editing")
     second.click("summary")
     second.click("text=Yes, take over")
     first.fill("[name=item]", "car")
     first.click("[name=_save]")
-    assert "Not saved: this is now being edited: boss." in first.inner_text("section.mongolock-editing")
+    assert "Not saved: this is now being edited by boss." in first.inner_text("section.mongolock-editing")
     assert first.locator("a.deletelink").is_hidden()
     second.fill("[name=item]", "boat")
     second.click("[name=_save]")
@@ -449,12 +449,12 @@ def test_accessible(people: Callable[..., Person], order: Order, *, whole: bool)
     first.fill("[name=item]", "car")
     second.focus("text=Yes, take over")
     second.keyboard.press("Enter")
-    says(first, "This is now being edited: boss.")
+    says(first, "This is now being edited by boss.")
     accessible(first, axe, *more)
     second.fill("[name=item]", "boat")
     second.click("[name=_save]")
     second.wait_for_url("**/shop/order/")
-    first.click("text=Go on editing")
+    first.click("text=Continue editing")
     says(first, "changed meanwhile")
     first.click("[name=_save]")
     says(first, "Not saved")
@@ -469,7 +469,7 @@ def test_own_views(people: Callable[..., Person], order: Order, kind: str) -> No
     first = people("anna").open(address)
     says(first, "You are editing this.")
     second = people("ben").open(address)
-    says(second, "This is being edited: anna.")
+    says(second, "This is being edited by anna.")
     first.fill("[name=item]", address)
     first.click("button:text-is('Save')")
     first.wait_for_url("**/done/")

@@ -18,8 +18,8 @@ from pytest_django import Settings
 
 from django_mongolock.conf import LockSettings
 from testproject.shop.models import Order
-from tests.editing.people import fields_of, holders, somebody, state_of, text_of
 from tests.editing.site import OrderForm
+from tests.editing.staff import fields_of, holders, staff, state_of, text_of
 from tests.lock_documents import Locks
 from tests.lock_fixtures import WITH_MONGO
 
@@ -71,16 +71,16 @@ def test_views(names: dict[str, Any], order: Order, kind: str) -> None:
     """howto/edit-locks.md"""
     names["lock"].release()
     address = f"/{kind}/{order.pk}/"
-    anna, ben = somebody("anna"), somebody("ben")
+    anna, ben = staff("anna"), staff("ben")
     page = anna.get(address)
     assert state_of(page) == "mine"
     other = ben.get(address)
-    assert "This is being edited: anna." in text_of(other)
+    assert "This is being edited by anna." in text_of(other)
     assert "Save" not in text_of(other)
     sent = fields_of(page) | {"item": "car"}
     Order.objects.update(price=7)
     page = anna.post(address, sent)
-    assert "Price 7.00 100.00 somebody else; you had left it alone" in text_of(page)
+    assert "Price 7.00 100.00 someone else; you had not changed it" in text_of(page)
     assert anna.post(address, fields_of(page)).status_code == 302
     assert (Order.objects.get().item, int(Order.objects.get().price)) == ("car", 7)
     assert holders(order) == []
@@ -88,7 +88,7 @@ def test_views(names: dict[str, Any], order: Order, kind: str) -> None:
 
 def test_lock(names: dict[str, Any], order: Order) -> None:
     """The example of the lock itself has it; and the admin is one that can be registered."""
-    assert names["standing"].held
+    assert names["status"].held
     assert [holder["user"] for holder in holders(order)] == ["anna"]
     assert names["OrderAdmin"](Order, admin.site).check() == []
 

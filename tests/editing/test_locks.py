@@ -15,7 +15,7 @@ from pytest_django import Settings
 
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import mongo_store
-from django_mongolock.editing import EditLock, Person, Standing
+from django_mongolock.editing import EditLock, EditLockStatus, Person
 from django_mongolock.inspect import operations
 from django_mongolock.testing import override_locks
 from testproject.shop.models import Order
@@ -29,18 +29,18 @@ from tests.waiting import eventually
 pytestmark = WITH_MONGO
 
 ANNA, BEN = Person("1", "anna", "session:a"), Person("2", "ben", "session:b")
-Do = Callable[..., Standing]
+Do = Callable[..., EditLockStatus]
 
 
 @pytest.fixture(params=["blocking", "awaited"])
 def do(request: pytest.FixtureRequest, locks: Locks) -> Do:
     """Does something with a lock, by one of its two faces."""
 
-    def do(lock: EditLock, name: str, *args: Any) -> Standing:
+    def do(lock: EditLock, name: str, *args: Any) -> EditLockStatus:
         if request.param == "blocking":
-            found: Standing = getattr(lock, name)(*args)
+            found: EditLockStatus = getattr(lock, name)(*args)
             return found
-        awaited: Standing = asyncio.run(getattr(lock, f"a{name}")(*args))
+        awaited: EditLockStatus = asyncio.run(getattr(lock, f"a{name}")(*args))
         return awaited
 
     return do
@@ -68,7 +68,7 @@ def test_one_at_a_time(do: Do, key: str) -> None:
     assert (first.editor.who, first.editor.name) == ("mine", "anna")
     busy = do(ben, "take")
     assert busy.editor
-    assert (busy.held, busy.free, busy.editor.who) == (False, False, "somebody")
+    assert (busy.held, busy.free, busy.editor.who) == (False, False, "other")
     assert do(anna, "beat").held
     assert not do(ben, "beat").held
     assert do(ben, "release").editor is not None
@@ -96,9 +96,9 @@ def test_taking_over(do: Do, key: str) -> None:
     assert do(ben, "take_over", token).held
     assert not do(carla, "take_over", token).held
     for name in ("beat", "release"):
-        standing = do(anna, name)
-        assert standing.editor
-        assert standing.editor.name == "ben"
+        status = do(anna, name)
+        assert status.editor
+        assert status.editor.name == "ben"
     do(ben, "release")
     assert do(carla, "take_over", token).held  # nobody has it: it is free
 
@@ -107,13 +107,13 @@ def test_succeeding(do: Do, key: str) -> None:
     """The next page of a tab takes the place of the one before, once; another user's page does not."""
     first, second, third, ben = EditLock(key, ANNA), EditLock(key, ANNA), EditLock(key, ANNA), EditLock(key, BEN)
     do(first, "take")
-    assert not do(ben, "succeed", first.tab).held
-    assert do(second, "succeed", first.tab).held
-    standing = do(third, "succeed", first.tab)
-    assert standing.editor
-    assert standing.editor.who == "mine-elsewhere"
+    assert not do(ben, "replace_tab", first.tab).held
+    assert do(second, "replace_tab", first.tab).held
+    status = do(third, "replace_tab", first.tab)
+    assert status.editor
+    assert status.editor.who == "mine-elsewhere"
     do(second, "release")
-    assert do(third, "succeed", second.tab).held
+    assert do(third, "replace_tab", second.tab).held
 
 
 def test_without_a_beat_it_ends(do: Do, key: str, settings: Settings) -> None:
@@ -123,9 +123,9 @@ def test_without_a_beat_it_ends(do: Do, key: str, settings: Settings) -> None:
     do(anna, "take")
     assert not do(ben, "take").held
     assert eventually(lambda: do(ben, "take").held, 20)
-    standing = do(anna, "beat")
-    assert standing.editor
-    assert standing.editor.name == "ben"
+    status = do(anna, "beat")
+    assert status.editor
+    assert status.editor.name == "ben"
 
 
 def until_let_in(do: Do, other: EditLock) -> None:
@@ -163,11 +163,11 @@ def test_a_look_makes_no_belief_longer(do: Do, key: str, settings: Settings, loc
     anna = EditLock(key, ANNA)
     assert do(anna, "take").held
     locks.collection.update_one({"_id": key}, [{"$set": {"holders": _AN_HOUR_LATER}}])
-    stranger = do(EditLock(key, ANNA, anna.tab), "look")
+    stranger = do(EditLock(key, ANNA, anna.tab), "read")
     assert stranger.editor
     assert (stranger.editor.who, stranger.held) == ("mine", False)
     time.sleep(2.1)
-    looked = do(anna, "look")
+    looked = do(anna, "read")
     assert looked.editor
     assert (looked.editor.who, looked.held) == ("mine", False)
     assert do(anna, "beat").held
@@ -188,22 +188,22 @@ class TestForks:
 
     pytestmark: ClassVar = FORKS
 
-    @pytest.mark.parametrize("name", ["take", "beat", "look", "release", "take_over", "succeed"])
+    @pytest.mark.parametrize("name", ["take", "beat", "read", "release", "take_over", "replace_tab"])
     def test_a_child(self, do: Do, key: str, locks: Locks, name: str) -> None:
         """F63: nothing is sent for the parent's tab, and it is told that this cannot be known."""
         anna, ben = EditLock(key, ANNA), EditLock(key, BEN)
         mine = do(anna, "take")
         assert mine.editor
-        arguments: dict[str, tuple[Any, ...]] = {"take_over": (mine.editor.token,), "succeed": (anna.tab,)}
+        arguments: dict[str, tuple[Any, ...]] = {"take_over": (mine.editor.token,), "replace_tab": (anna.tab,)}
         before = locks.collection.find_one({"_id": key})
 
         def go_on() -> None:
             assert not mine.held
             for lock in (anna, ben):
-                standing = do(lock, name, *arguments.get(name, ()))
-                assert "forked child" in standing.problem
-                assert not standing.held
-                assert not standing.free
+                status = do(lock, name, *arguments.get(name, ()))
+                assert "forked child" in status.problem
+                assert not status.held
+                assert not status.free
 
         in_child(go_on)
         assert locks.collection.find_one({"_id": key}) == before
@@ -224,26 +224,26 @@ class TestForks:
 
 def test_away(do: Do, key: str, away: None) -> None:
     """Nothing is raised, and the password of the connection is nowhere."""
-    standing = do(EditLock(key, ANNA), "take")
-    assert (standing.held, standing.free, standing.editor) == (False, False, None)
-    assert "did not answer" in standing.problem
-    assert "hunter2" not in standing.problem
+    status = do(EditLock(key, ANNA), "take")
+    assert (status.held, status.free, status.editor) == (False, False, None)
+    assert "did not answer" in status.problem
+    assert "hunter2" not in status.problem
 
 
 def test_a_damaged_document(do: Do, key: str, locks: Locks) -> None:
     """It is a problem of its own object: nobody is told that the lock is free."""
     locks.collection.insert_one({"_id": key, "holders": "nonsense"})
-    standing = do(EditLock(key, ANNA), "take")
-    assert standing.problem
-    assert not standing.held
-    assert not standing.free
+    status = do(EditLock(key, ANNA), "take")
+    assert status.problem
+    assert not status.held
+    assert not status.free
 
 
 def test_one_command(key: str, locks: Locks, commands: Commands) -> None:
     """For each thing that it does; a take-over looks first."""
     anna, ben = EditLock(key, ANNA), EditLock(key, BEN)
     token = anna.take().editor.token  # type: ignore[union-attr]
-    for lock, name, args in ((anna, "beat", ()), (anna, "look", ()), (ben, "take", ()), (ben, "take_over", (token,))):
+    for lock, name, args in ((anna, "beat", ()), (anna, "read", ()), (ben, "take", ()), (ben, "take_over", (token,))):
         commands.sent.clear()
         getattr(lock, name)(*args)
         assert len(commands.sent) == (2 if name == "take_over" else 1)
@@ -256,11 +256,11 @@ def test_a_crowd(key: str, locks: Locks) -> None:
     """Of many tabs at the same moment, one gets it; of many take-overs from it, one."""
     tabs = [EditLock(key, Person(str(number), f"user{number}")) for number in range(16)]
     with ThreadPoolExecutor(16) as pool:
-        (winner,) = [standing for standing in pool.map(EditLock.take, tabs) if standing.held]
+        (winner,) = [status for status in pool.map(EditLock.take, tabs) if status.held]
         assert winner.editor
         token = winner.editor.token
         others = [tab for tab in tabs if tab.person.name != winner.editor.name]
-        assert sum(standing.held for standing in pool.map(lambda tab: tab.take_over(token), others)) == 1
+        assert sum(status.held for status in pool.map(lambda tab: tab.take_over(token), others)) == 1
 
 
 def test_the_work_on_a_row_does_not_wait_for_people(locks: Locks) -> None:

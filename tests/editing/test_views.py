@@ -18,8 +18,8 @@ from django_mongolock.admin import EditLockMixin
 from django_mongolock.editing import Editing
 from testproject.shop.models import Order
 from tests.editing.conftest import set_locks
-from tests.editing.people import fields_of, holders, somebody, state_of, tell, text_of
 from tests.editing.site import OrderAdmin, OrderRows
+from tests.editing.staff import fields_of, holders, staff, state_of, tell, text_of
 from tests.lock_documents import Locks
 from tests.lock_fixtures import WITH_MONGO
 from tests.test_checks import ids
@@ -39,11 +39,11 @@ class TestOwnViews:
     def test_two_people(self, order: Order, kind: str) -> None:
         """The second reads; the first saves; then the second may."""
         address = f"/{kind}/{order.pk}/"
-        anna, ben = somebody("anna"), somebody("ben")
+        anna, ben = staff("anna"), staff("ben")
         page = anna.get(address)
         assert state_of(page) == "mine"
         other = ben.get(address)
-        assert "This is being edited: anna." in text_of(other)
+        assert "This is being edited by anna." in text_of(other)
         assert "Save" not in text_of(other)
         assert anna.post(address, fields_of(page) | {"item": "car"}).status_code == 302
         assert Order.objects.get().item == "car"
@@ -52,7 +52,7 @@ class TestOwnViews:
     def test_lost(self, order: Order, kind: str) -> None:
         """Both versions are shown, nothing is saved; what was left alone takes theirs; sent again, it is saved."""
         address = f"/{kind}/{order.pk}/"
-        anna = somebody("anna")
+        anna = staff("anna")
         sent = fields_of(anna.get(address)) | {"item": "car"}
         Order.objects.update(item="boat", price=7)
         page = anna.post(address, sent)
@@ -67,7 +67,7 @@ class TestOwnViews:
     def test_script(self, order: Order, kind: str) -> None:
         """Beats, leaving, taking again, taking over."""
         address = f"/{kind}/{order.pk}/"
-        anna, boss = somebody("anna"), somebody("boss", "take_over_edit_lock")
+        anna, boss = staff("anna"), staff("boss", "take_over_edit_lock")
         sent = fields_of(anna.get(address))
         assert tell(anna, address, "beat", sent).json()["state"] == "mine"
         looked = tell(boss, address, "look", {}).json()
@@ -79,12 +79,12 @@ class TestOwnViews:
         assert tell(anna, address, "take", sent).json()["state"] == "mine"
 
 
-def test_somebody_without_a_login(order: Order) -> None:
-    """A session is enough to be somebody; without one, the lock is there all the same."""
+def test_an_editor_without_a_login(order: Order) -> None:
+    """A session identifies an editor; without one, the lock exists all the same."""
     first, second = Client(), Client()
     page = first.get(f"/own/{order.pk}/")
     assert state_of(page) == "mine"
-    assert "This is being edited: somebody." in text_of(second.get(f"/own/{order.pk}/"))
+    assert "This is being edited by someone else." in text_of(second.get(f"/own/{order.pk}/"))
     assert tell(first, f"/own/{order.pk}/", "beat", fields_of(page)).json()["state"] == "mine"
     request = RequestFactory().get("/")
     request.user = AnonymousUser()
@@ -104,12 +104,12 @@ def test_anything_that_has_a_name(locks: Locks) -> None:
 
 def test_released_after_the_commit(order: Order, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under ATOMIC_REQUESTS as well: who comes next sees what was saved."""
-    from django_mongolock.editing import mixin as edited
+    from django_mongolock.editing import page as edited
 
     monkeypatch.setattr(edited, "open_transaction", lambda using: True)
     waiting: list[Any] = []
     monkeypatch.setattr(transaction, "on_commit", lambda call, using: waiting.append(call))
-    anna, page = somebody("anna"), f"/admin/shop/order/{order.pk}/change/"
+    anna, page = staff("anna"), f"/admin/shop/order/{order.pk}/change/"
     anna.post(page, fields_of(anna.get(page)) | {"item": "car"})
     assert len(holders(order)) == 1
     for call in waiting:
@@ -173,5 +173,5 @@ class TestChecks:
 
 def test_nothing_inline(order: Order) -> None:
     """The panel needs no exception in a content security policy."""
-    page = somebody("anna").get(f"/own/{order.pk}/").content.decode()
+    page = staff("anna").get(f"/own/{order.pk}/").content.decode()
     assert not re.search(r'<script(?![^>]*src=)|\sstyle=|\son[a-z]+="|<style|javascript:', page)

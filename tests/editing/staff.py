@@ -17,8 +17,8 @@ from django_mongolock.editing import edit_key
 _numbers = itertools.count(1)
 
 
-def somebody(name: str = "", *permissions: str, superuser: bool = False) -> Client:
-    """A browser in which somebody of the staff is logged in, who may change everything, and not take over."""
+def staff(name: str = "", *permissions: str, superuser: bool = False) -> Client:
+    """A browser in which a member of the staff is logged in, who may change everything, but not take over."""
     user, made = User.objects.get_or_create(
         username=name or f"user{next(_numbers)}", defaults={"is_staff": True, "is_superuser": superuser}
     )

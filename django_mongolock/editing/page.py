@@ -1,0 +1,266 @@
+"""`Editing`: one page that edits one object, during one request. For the admin and for other views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.core.exceptions import ValidationError
+from django.db import DatabaseError, transaction
+from django.db.models import Model
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
+
+from ..conf import get_settings
+from ..exceptions import VersionConflict
+from ..inspect import display
+from ..versions.checking import all_or_nothing, is_write_conflict
+from ..versions.retry import open_transaction
+from . import form_state, texts
+from .edit_lock import EditLock, EditLockStatus, edit_key
+from .form_state import Difference, Shown
+from .page_request import ACTION, FORMER, PageRequest
+
+R = TypeVar("R")
+
+#: How long a page may take to load and to beat for the first time, in seconds: one that the browser gave up, as after
+#: a double click, keeps the lock no longer.
+LOADING_TIME: Final = 20.0
+PERMISSION: Final = "django_mongolock.take_over_edit_lock"
+
+
+class Editing:
+    """A page that edits *target*, an object or anything else that has a name. Make it with `open()` or `aopen()`.
+
+    response: what the view returns at once, if the request is a message of the page's script. status: who has the
+    lock. refusals: why what was sent is not saved. differences: what it would change of what is stored now. seal: the
+    value of the hidden field that says what the page was made of ("" where nothing is compared).
+    """
+
+    def __init__(self, request: HttpRequest, target: Model | str, *, using: str | None = None) -> None:
+        self.page = PageRequest(request)
+        self.response: HttpResponse | None = None
+        self.refusals: list[str] = []
+        self.differences: list[Difference] = []
+        self.seal = ""
+        #: Whether the form is shown, for the first time or again, rather than saved.
+        self.shown = False
+        #: Whether the object was deleted, so that there is nothing to lock.
+        self.deleted = False
+        self.pk = target.pk if isinstance(target, Model) else None
+        self.lock = EditLock(edit_key(target), self.page.person(), facts={"place": self.page.place}, using=using)
+        self.status = EditLockStatus()
+
+    @classmethod
+    def open(
+        cls, request: HttpRequest, target: Model | str, *, respond: bool = True, using: str | None = None
+    ) -> Editing:
+        """Take the lock for the requested page; keep it for what a page sends; answer the page's script.
+
+        respond: answer the script here. With False, call `respond()` with what the form shows.
+        """
+        editing = cls(request, target, using=using)
+        editing.status = editing._ask()
+        if respond and editing.page.action:
+            editing.response = editing.respond()
+        return editing
+
+    @classmethod
+    async def aopen(cls, request: HttpRequest, target: Model | str, *, using: str | None = None) -> Editing:
+        """See open(). In a thread, since the session and the permissions are read as well."""
+        return await sync_to_async(cls.open)(request, target, using=using)
+
+    # Who has it
+
+    @property
+    def held(self) -> bool:
+        """Whether this page holds the lock."""
+        return self.status.held
+
+    @property
+    def may_write(self) -> bool:
+        """Whether the lock lets it be saved. Without MongoDB, as MONGOLOCK["EDIT_FAIL_CLOSED"] says."""
+        return self.held or (bool(self.status.problem) and not get_settings().EDIT_FAIL_CLOSED)
+
+    @property
+    def readonly(self) -> bool:
+        """Whether the page is for reading only. A page that shows again what was typed is not."""
+        return not self.may_write and not self.page.is_post
+
+    @property
+    def may_take_over(self) -> bool:
+        """Whether this user may take the lock from the editor: with the permission, or from their own other tab."""
+        editor = self.status.editor
+        if editor is None or editor.who == "mine":
+            return False
+        return editor.who != "other" or self.page.http.user.has_perm(PERMISSION)
+
+    @property
+    def state(self) -> str:
+        """The state in a word: mine, busy, free, away, or refused."""
+        if self.refusals:
+            return "refused"
+        if self.status.problem:
+            return "away"
+        return "mine" if self.held else "busy" if self.status.editor else "free"
+
+    # Saving
+
+    def take_mine(self) -> EditLockStatus:
+        """Take the lock for the time of this request, also from another tab of the same user."""
+        self.status = self.lock.take()
+        if self.status.editor is not None and self.status.editor.who.endswith("elsewhere"):
+            self.status = self.lock.take_over(self.status.editor.token)
+        return self.status
+
+    def save(self, model: type[Model], using: str, attempt: Callable[[], tuple[bool, R]]) -> R:
+        """Call *attempt* in a transaction that has locked the row; it says whether it has saved, and what to return.
+
+        It is called again if a writer without the edit lock was faster. The lock is released after the commit.
+        """
+        try:
+            saved, outcome = self._attempt(model, using, attempt)
+        except (VersionConflict, DatabaseError) as error:
+            if not isinstance(error, VersionConflict) and not is_write_conflict(error):
+                raise
+            saved, outcome = self._attempt(model, using, attempt)
+        if saved and open_transaction(using):
+            transaction.on_commit(self.done, using=using)
+        elif saved:
+            self.done()
+        return outcome
+
+    def _attempt(self, model: type[Model], using: str, attempt: Callable[[], tuple[bool, R]]) -> tuple[bool, R]:
+        self.refusals, self.differences, self.shown = [], [], False
+        with all_or_nothing(using):
+            list(model._base_manager.using(using).select_for_update().filter(pk=self.pk))
+            return attempt()
+
+    def check(self, obj: Model, names: Any, rows: Shown | None = None) -> bool:
+        """Return whether what was sent may be saved to *obj*, which was read just now; if not, `refusals` say why.
+
+        names: the fields of the form. rows: those of its formsets. Call it in the transaction that saves, and before
+        the form has put anything into *obj*.
+        """
+        if not self.may_write:
+            self.refusals.append(texts.lost(self.status))
+        if not form_state.is_unchanged(self.page.seal, obj, names, rows):
+            self.refusals.append(texts.changed())
+        self.seal = form_state.seal(obj, names, rows)
+        return not self.refusals
+
+    def refuse(self, form: Any) -> None:
+        """Put the refusals into a form that has cleaned what was sent."""
+        for text in self.refusals:
+            form.add_error(None, ValidationError(text, code="edit_lock"))
+
+    def compare(self, form: Any, stored: Model) -> None:
+        """Note what a bound form would change of what is stored now. Fields that were not changed then show that."""
+        had = form_state.unseal(self.page.seal)
+        self.differences += form_state.merge(form, stored, had["page"] if had else None)
+
+    def compare_rows(self, formset: Any, stored: Iterable[Model], title: str) -> None:
+        """See compare(), for the rows of a formset. title: what a row is called."""
+        had = form_state.unseal(self.page.seal)
+        known = had["rows"].get(formset.prefix, {}) if had else {}
+        there = {str(row.pk): row for row in stored}
+        for form in formset.initial_forms:
+            pk = str(form.instance.pk)
+            if pk in there:
+                self.differences += form_state.merge(form, there[pk], known.get(pk), f"{title} “{there[pk]}”: ")
+        self.differences += form_state.merge_rows(known, there, title)
+
+    def show(self, obj: Model, names: Any, rows: Shown | None = None) -> None:
+        """Note what the page shows of *obj*, for the hidden field that `check()` reads."""
+        self.seal = form_state.seal(obj, names, rows)
+
+    def done(self) -> None:
+        """Release the lock, since what was sent is saved. Without this call, it ends with its lease."""
+        self.lock.release()
+
+    async def adone(self) -> None:
+        """See done()."""
+        await self.lock.arelease()
+
+    # Answering the page's script
+
+    def respond(self, obj: Model | None = None, names: Any = (), rows: Shown | None = None) -> HttpResponse:
+        """Return the answer to the page's script. With *obj*, it also says whether the page is up to date."""
+        if self.page.action == "take-over" and not self.page.wants_json:
+            return HttpResponseRedirect(self.page.address(**({FORMER: self.lock.tab} if self.held else {})))
+        answer: dict[str, Any] = {"state": self.state, "text": texts.state(self.status, had=self.page.had)}
+        if self.page.is_idle:
+            answer |= {"state": "idle", "text": texts.idle()}
+        answer |= {"detail": texts.detail(self.status), "mayTakeOver": self.may_take_over, "token": self._token}
+        if self.held and self.page.takes:
+            answer["tab"] = self.lock.tab
+            if obj is not None and not form_state.is_unchanged(self.page.seal, obj, names, rows):
+                answer |= {"text": texts.changed_meanwhile(), "changed": True}
+        return _json(answer)
+
+    def gone(self) -> HttpResponse:
+        """Return the answer to the page's script when there is nothing to edit any more."""
+        self.lock.tab = self.page.tab or self.lock.tab
+        self.lock.release()
+        return _json({"state": "gone", "text": texts.gone(), "detail": ""})
+
+    @property
+    def context(self) -> Mapping[str, Any]:
+        """What the template of the panel shows."""
+        settings = get_settings()
+        return {
+            "editing": self,
+            "address": self.page.address(),
+            "take_over_address": self.page.address(**{ACTION: "take-over"}),
+            "shape": texts.SHAPES[self.state],
+            "text": texts.state(self.status),
+            "detail": texts.detail(self.status),
+            "token": self._token,
+            "beat": settings.EDIT_BEAT,
+            "lease": display.duration(settings.EDIT_LEASE),
+        }
+
+    @property
+    def _token(self) -> str:
+        return str(self.status.editor.token) if self.status.editor else ""
+
+    # Asking for the lock
+
+    def _ask(self) -> EditLockStatus:
+        page, lock = self.page, self.lock
+        if page.action in ("beat", "leave") and page.tab:
+            return self._keep()
+        if page.token is not None and (page.takes or not page.action):
+            return self._take_over(page.token)
+        if page.only_reads:
+            return lock.read()
+        if page.action == "take" or (not page.is_post and page.has_script):
+            lock.lease = min(lock.lease, max(LOADING_TIME, 3 * get_settings().EDIT_BEAT))
+        status = lock.replace_tab(page.former) if page.former else lock.take()
+        editor = status.editor
+        if editor is not None and editor.who == "mine-elsewhere" and page.has_script and not editor.beats:
+            return lock.take_over(editor.token)  # that page never came to life, and this one was requested later
+        return status
+
+    def _keep(self) -> EditLockStatus:
+        """Beat or release, as the page's script says."""
+        self.lock.tab = self.page.tab
+        if self.page.action == "beat":
+            self.page.note_script()
+        return self.lock.release() if self.page.action == "leave" or self.page.is_idle else self.lock.beat()
+
+    def _take_over(self, token: str) -> EditLockStatus:
+        # It may be free by now, or this very page's.
+        self.status = self.lock.replace_tab(self.page.tab) if self.page.tab else self.lock.read()
+        if self.held:
+            return self.status
+        editor = self.status.editor
+        if editor is None and not self.status.problem:
+            return self.lock.take()
+        if self.may_take_over and editor is not None and token == self._token:
+            return self.lock.take_over(editor.token)
+        return self.status
+
+
+def _json(answer: dict[str, Any]) -> HttpResponse:
+    return JsonResponse(answer, headers={"Cache-Control": "no-store"})

@@ -1,0 +1,104 @@
+"""What the request of a page that edits, or of its script, asks for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from django.http import HttpRequest
+
+from ..conf import get_settings
+from ..context import view_name
+from ..owners import session_owner
+from .edit_lock import Person, new_tab
+
+#: The parameters of the page's own address: what its script asks for, and the tab that this page replaces.
+ACTION: Final = "edit-lock"
+FORMER: Final = "edit-tab"
+#: The hidden fields: the tab's name, and what the page was made of. And the button that takes over and saves.
+TAB: Final = "edit_lock_tab"
+SEAL: Final = "edit_lock_seal"
+TAKE_OVER: Final = "edit_lock_take_over"
+#: Where a session notes that its browser runs the page's script.
+SCRIPT: Final = "_mongolock_edit_script"
+
+
+class PageRequest:
+    """A request for a page that edits one object.
+
+    action: what the page's script asks for, "" in any other request. tab: the name of the tab that sent it. seal: what
+    its page was made of. had: whether the tab had the lock before.
+    """
+
+    def __init__(self, request: HttpRequest) -> None:
+        self.http = request
+        self.is_post = request.method == "POST"
+        self.action = request.GET.get(ACTION, "") if self.is_post else ""
+        self.tab = request.POST.get(TAB, "")
+        self.seal = request.POST.get(SEAL)
+        self.had = self.action == "beat" or "had" in request.POST
+        self._session = getattr(request, "session", None)
+
+    @property
+    def former(self) -> str:
+        """The tab that this page replaces: itself, or one that was left."""
+        return self.tab or self.http.GET.get(FORMER, "")
+
+    @property
+    def token(self) -> str | None:
+        """The fencing token of the editor to take over from; None where nothing is to be taken over."""
+        token = self.http.POST.get(TAKE_OVER)
+        return "" if token is None and self.action == "take-over" else token
+
+    @property
+    def takes(self) -> bool:
+        """Whether the page's script asks for the lock again. The answer then says whether its page is up to date."""
+        return self.action in ("take", "take-over")
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether only to read the lock: also while the browser prefetches the page, which may never be shown."""
+        headers = self.http.headers
+        prefetch = "prefetch" in headers.get("Sec-Purpose", "") or headers.get("Purpose") == "prefetch"
+        return prefetch or self.http.method not in ("GET", "POST") or self.action not in ("", "take", "take-over")
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing was typed for so long that the lock is to be released."""
+        limit, idle = get_settings().EDIT_IDLE, self.http.POST.get("idle", "")
+        return self.action == "beat" and limit is not None and idle.isdecimal() and int(idle[:12]) >= limit
+
+    @property
+    def wants_json(self) -> bool:
+        return not self.http.accepts("text/html")
+
+    @property
+    def has_script(self) -> bool:
+        """Whether this browser is known to run the page's script."""
+        return self._session is not None and bool(self._session.get(SCRIPT))
+
+    def note_script(self) -> None:
+        """Note that this browser runs the page's script."""
+        if self._session is not None and not self.has_script:
+            self._session[SCRIPT] = True
+
+    def person(self) -> Person:
+        """Return who edits: a user; without one, a login that has a session of its own."""
+        owner = session_owner(self.http) if self._session is not None else None
+        user = getattr(self.http, "user", None)
+        if user is not None and user.is_authenticated:
+            return Person(str(user.pk), user.get_username(), owner)
+        return Person(owner or f"anonymous:{new_tab()}", "", owner)
+
+    @property
+    def place(self) -> str:
+        """The view, for the lock admin."""
+        return view_name(self.http)
+
+    def address(self, **more: str) -> str:
+        """Return the address of this page, without the parameters of its script, and with *more*."""
+        query = self.http.GET.copy()
+        for name in (ACTION, FORMER):
+            query.pop(name, None)
+        for name, value in more.items():
+            query[name] = value
+        return f"{self.http.path}?{query.urlencode()}" if query else self.http.path
