@@ -1,12 +1,14 @@
 """The errors. Their names say what happened; only their base, `LockError`, ends in Error.
 
-Every error carries its facts as attributes and passes them to ``Exception.__init__``, so that it survives
-pickling: Celery ships errors between processes.
+Every error carries its facts as attributes, which are its `args` as well, so that it survives pickling: Celery ships
+errors between processes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -35,7 +37,11 @@ __all__ = [
 class LockError(Exception):
     """The base of all errors of this library. Invalid arguments raise TypeError or ValueError instead."""
 
+    def __post_init__(self) -> None:
+        self.args = tuple(getattr(self, fact.name) for fact in dataclasses.fields(self))  # type: ignore[arg-type]
 
+
+@dataclass(eq=False, repr=False)
 class LockNotAcquired(LockError):
     """The lock could not be acquired within the wait time.
 
@@ -44,15 +50,12 @@ class LockNotAcquired(LockError):
     the key ("" if unknown). why: the kind of error in a word or two, for statistics.
     """
 
+    key: str
+    waited: float = 0.0
+    holder: str | None = None
+    retry_after: float = 0.0
     template = ""
     why = "busy"
-
-    def __init__(self, key: str, waited: float = 0.0, holder: str | None = None, retry_after: float = 0.0) -> None:
-        super().__init__(key, waited, holder, retry_after)
-        self.key = key
-        self.waited = waited
-        self.holder = holder
-        self.retry_after = retry_after
 
     def __str__(self) -> str:
         after = f" within {self.waited:.1f} s" if self.waited >= 0.05 else ""
@@ -105,22 +108,22 @@ class LockReentry(LockNotAcquired):
         )
 
 
+@dataclass(eq=False, repr=False)
 class LockLost(LockError):
     """The lease ended, or the lock was taken away, before the holder released it.
 
     Work done since then may have overlapped with that of another holder: check it, or fence it (`fencing_token`).
     """
 
-    def __init__(self, key: str, token: int | None = None, reason: str = "its lease ended") -> None:
-        super().__init__(key, token, reason)
-        self.key = key
-        self.token = token
-        self.reason = reason
+    key: str
+    token: int | None = None
+    reason: str = "its lease ended"
 
     def __str__(self) -> str:
         return f"lock {self.key!r} (token {self.token}) was lost: {self.reason}"
 
 
+@dataclass(eq=False, repr=False)
 class LockTransactionAborted(LockError):
     """MongoDB aborted the transaction of `MongoLock.atomic`: nothing was committed. The lock was still held, so the
     block may run again.
@@ -128,16 +131,15 @@ class LockTransactionAborted(LockError):
     Another client changed a document that the transaction wrote, such as the lock's own by joining its queue.
     """
 
-    def __init__(self, key: str, token: int | None = None, reason: str = "a write conflict") -> None:
-        super().__init__(key, token, reason)
-        self.key = key
-        self.token = token
-        self.reason = reason
+    key: str
+    token: int | None = None
+    reason: str = "a write conflict"
 
     def __str__(self) -> str:
         return f"the transaction under lock {self.key!r} was aborted ({self.reason}), nothing was committed: try again"
 
 
+@dataclass(eq=False, repr=False)
 class StaleToken(LockError):
     """A write was refused because a later holder of the lock has already written: its fencing token is larger.
 
@@ -145,12 +147,10 @@ class StaleToken(LockError):
     model or collection, and which row or document of it ("" where unknown).
     """
 
-    def __init__(self, token: int, newest: int | None = None, field: str = "fencing_token", where: str = "") -> None:
-        super().__init__(token, newest, field, where)
-        self.token = token
-        self.newest = newest
-        self.field = field
-        self.where = where
+    token: int
+    newest: int | None = None
+    field: str = "fencing_token"
+    where: str = ""
 
     def __str__(self) -> str:
         found = "a newer token" if self.newest is None else str(self.newest)
@@ -165,6 +165,7 @@ class LockMisused(LockError):
     """A lock object was used in a way that its state does not allow, such as being acquired twice at once."""
 
 
+@dataclass(eq=False, repr=False)
 class LockBackendFailed(LockError):
     """MongoDB did not answer, or refused the command.
 
@@ -172,23 +173,20 @@ class LockBackendFailed(LockError):
     passing: whether trying again may help.
     """
 
-    def __init__(self, problem: str, key: str | None = None, passing: bool = True) -> None:
-        super().__init__(problem, key, passing)
-        self.problem = problem
-        self.key = key
-        self.passing = passing
+    problem: str
+    key: str | None = None
+    passing: bool = True
 
     def __str__(self) -> str:
         return f"lock {self.key!r}: {self.problem}" if self.key is not None else self.problem
 
 
+@dataclass(eq=False, repr=False)
 class LockDocumentDamaged(LockError):
     """The document stored under the key is damaged, or another program wrote it. It is left as it is."""
 
-    def __init__(self, key: str, problem: str = "it is not a lock document") -> None:
-        super().__init__(key, problem)
-        self.key = key
-        self.problem = problem
+    key: str
+    problem: str = "it is not a lock document"
 
     def __str__(self) -> str:
         return (
@@ -197,30 +195,28 @@ class LockDocumentDamaged(LockError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class DocumentNotFound(LockError):
     """The document does not exist, or no longer does."""
 
-    def __init__(self, collection: str, id: Any) -> None:  # noqa: A002 - as the document calls it
-        super().__init__(collection, id)
-        self.collection = collection
-        self.id = id
+    collection: str
+    id: Any
 
     def __str__(self) -> str:
         return f"there is no document {self.id!r} in {self.collection}"
 
 
+@dataclass(eq=False, repr=False)
 class DocumentChanged(LockError):
     """The document has another version than the given one: read it again, and decide again.
 
     given, found: the versions.
     """
 
-    def __init__(self, collection: str, id: Any, given: int, found: int) -> None:  # noqa: A002
-        super().__init__(collection, id, given, found)
-        self.collection = collection
-        self.id = id
-        self.given = given
-        self.found = found
+    collection: str
+    id: Any
+    given: int
+    found: int
 
     def __str__(self) -> str:
         return f"document {self.id!r} in {self.collection} has version {self.found}, not {self.given}: read it again"
@@ -285,19 +281,19 @@ class DocumentLockLost(LockLost):
         return f"document {self.id!r} in {self.collection} was lost by the holder of version {self.version}: {why}"
 
 
+@dataclass(eq=False, repr=False)
 class DocumentDamaged(LockError):
     """A field of the document that the lock needs has a wrong value. The document is left as it is."""
 
-    def __init__(self, collection: str, id: Any, problem: str) -> None:  # noqa: A002
-        super().__init__(collection, id, problem)
-        self.collection = collection
-        self.id = id
-        self.problem = problem
+    collection: str
+    id: Any
+    problem: str
 
     def __str__(self) -> str:
         return f"document {self.id!r} in {self.collection} cannot be locked: {self.problem}. Correct it first"
 
 
+@dataclass(eq=False, repr=False)
 class VersionConflict(LockError):
     """What was to be written or deleted has been changed since it was read. Nothing was written.
 
@@ -306,22 +302,12 @@ class VersionConflict(LockError):
     differ, each with (the value that was to be written, the stored value); they are not part of the message.
     """
 
-    def __init__(  # noqa: PLR0917 - as they pickle
-        self,
-        what: str,
-        pk: Any,
-        read: int | None,
-        stored: int | None = None,
-        changed: Mapping[str, tuple[Any, Any]] | None = None,
-        problem: str = "it was changed meanwhile",
-    ) -> None:
-        super().__init__(what, pk, read, stored, dict(changed or {}), problem)
-        self.what = what
-        self.pk = pk
-        self.read = read
-        self.stored = stored
-        self.changed = dict(changed or {})
-        self.problem = problem
+    what: str
+    pk: Any
+    read: int | None
+    stored: int | None = None
+    changed: Mapping[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    problem: str = "it was changed meanwhile"
 
     def __str__(self) -> str:
         versions = [f"read in version {self.read}"] if self.read is not None else []
