@@ -8,6 +8,8 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -27,7 +29,20 @@ current_request: ContextVar[HttpRequest | None] = ContextVar("mongolock_request"
 #: The host of an edit lock, which no process holds.
 BROWSER: Final = "a browser tab"
 
-_HOST = tidy_fact(socket.gethostname())
+_HOST: Final = tidy_fact(socket.gethostname())
+
+
+@contextmanager
+def serving(request: HttpRequest | None) -> Iterator[None]:
+    """In the block, locks record the view and the user of *request*. None changes nothing."""
+    if request is None:
+        yield
+        return
+    token = current_request.set(request)
+    try:
+        yield
+    finally:
+        current_request.reset(token)
 
 
 def holder_facts() -> dict[str, str | int]:

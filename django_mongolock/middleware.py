@@ -8,7 +8,7 @@ from typing import cast
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest, HttpResponseBase
 
-from .context import current_request
+from .context import serving
 
 __all__ = ["LockContextMiddleware"]
 
@@ -30,15 +30,9 @@ class LockContextMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         if self._is_async:
             return self._acall(request)
-        token = current_request.set(request)
-        try:
+        with serving(request):
             return self.get_response(request)
-        finally:
-            current_request.reset(token)
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
-        token = current_request.set(request)
-        try:
+        with serving(request):
             return await cast(Awaitable[HttpResponseBase], self.get_response(request))
-        finally:
-            current_request.reset(token)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
-from typing import Protocol
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
@@ -14,44 +13,55 @@ from django.db.utils import load_backend
 from django.utils.module_loading import import_string
 
 from ..conf import LockSettings, get_settings
+from ..engine.document import milliseconds
 from ..engine.grant import Grant
 from ..engine.mongo_store import MongoStore
+from ..engine.session.per_process import Sessions
 from ..engine.session.session import Observer, Session
+from ..engine.step import Limits
 from ..exceptions import LockBackendFailed
 from ..signals import EVENTS, send
 
+S = TypeVar("S", bound=Session)
 
-class Backend(Protocol):
+
+class Backend(ABC, Generic[S]):
     """Keeps the locks of one DATABASES alias."""
 
-    def __init__(self, alias: str, settings: LockSettings) -> None: ...
+    def __init__(self, alias: str, settings: LockSettings) -> None:
+        self.alias = alias
+        self.settings = settings
+        self.limits = Limits(waiters=settings.MAX_WAITERS, retention=milliseconds(settings.RETENTION))
+        self._sessions = Sessions(self.new_session)
 
-    def session(self) -> Session:
-        """The session of this process."""
+    @abstractmethod
+    def new_session(self) -> S:
+        """Return a new session, for this process."""
+
+    def session(self) -> S:
+        """Return the session of this process."""
+        return self._sessions.current()
 
     def close(self) -> None:
         """Release what this process holds, and disconnect."""
+        self._sessions.close()
 
 
-_backends: dict[str, Backend] = {}
-_mutex = threading.Lock()
+#: By alias. Not under a mutex, which a fork could leave locked: making a backend twice does no harm.
+_backends: dict[str, Backend[Session]] = {}
 
 
-def get_backend(using: str | None = None) -> Backend:
+def get_backend(using: str | None = None) -> Backend[Session]:
     """The backend of a DATABASES alias (MONGOLOCK["DATABASE"] unless given)."""
     current = get_settings()
     alias = using or current.DATABASE
-    backend = _backends.get(alias)
-    if backend is not None:
+    if (backend := _backends.get(alias)) is not None:
         return backend
     try:
         make = import_string(current.BACKEND)
     except ImportError as error:
         raise ImproperlyConfigured(f'MONGOLOCK["BACKEND"] cannot be imported: {current.BACKEND}') from error
-    with _mutex:
-        if alias not in _backends:
-            _backends[alias] = make(alias, current)
-        return _backends[alias]
+    return _backends.setdefault(alias, make(alias, current))
 
 
 def mongo_store(using: str | None = None) -> MongoStore:
@@ -104,10 +114,8 @@ def load_backends() -> None:
 
 def close_backends() -> None:
     """Release every lock of this process and disconnect; the next use connects again."""
-    with _mutex:
-        backends = list(_backends.values())
-        _backends.clear()
-    for backend in backends:
+    while _backends:
+        _, backend = _backends.popitem()
         backend.close()
 
 
@@ -117,5 +125,3 @@ def _close_after_change(*, setting: str, **kwargs: object) -> None:
 
 
 setting_changed.connect(_close_after_change)
-# In a forked child, the thread that held the mutex does not exist.
-os.register_at_fork(before=_mutex.acquire, after_in_parent=_mutex.release, after_in_child=_mutex.release)

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import os
 import threading
-from functools import partial
 from typing import Final
 
 from django.core import mail
 
 from ..conf import LockSettings
-from ..engine.document import milliseconds
 from ..engine.logs import WARNING, log
 from ..engine.memory_server import MemoryServer, MemorySession, MemoryStore
-from ..engine.session.per_process import Sessions
 from ..engine.session.session import Observer
-from ..engine.step import Limits
-from .base import signal_sender
+from .base import Backend, signal_sender
 
 #: By process and alias. A server outlives its backend, as MongoDB does: a test may change the settings.
 _servers: Final[dict[tuple[int, str], MemoryServer]] = {}
 
 
-class MemoryLockBackend:
+class MemoryLockBackend(Backend[MemorySession]):
     """Locks that only this process knows. Never for production: two processes would both get the same lock.
 
     Leases, queues, modes, fencing tokens, owners and minimum holds work as in MongoDB. There is no document that
@@ -30,9 +26,7 @@ class MemoryLockBackend:
     """
 
     def __init__(self, alias: str, settings: LockSettings) -> None:
-        self.alias = alias
-        self.settings = settings
-        self._sessions = Sessions(partial(self._open, signal_sender(alias)))
+        super().__init__(alias, settings)
         if not hasattr(mail, "outbox"):  # Django's test environment has one
             log(WARNING, "locks are kept in the memory of this process, which is for tests only", alias=alias)
 
@@ -41,21 +35,16 @@ class MemoryLockBackend:
         """The locks of this process. A forked child has its own, since it shares no memory with its parent."""
         return _servers.setdefault((os.getpid(), self.alias), MemoryServer())
 
-    def session(self) -> MemorySession:
-        """See Backend.session()."""
-        return self._sessions.current()
+    def new_session(self) -> MemorySession:
+        """See Backend.new_session()."""
+        return self._open(signal_sender(self.alias))
 
     def other_process(self) -> MemorySession:
         """A session on the same locks, as another process would have it. Its events are not reported."""
         return self._open(None, threading.current_thread())
 
-    def close(self) -> None:
-        """See Backend.close()."""
-        self._sessions.close()
-
     def _open(self, observer: Observer | None, played_by: threading.Thread | None = None) -> MemorySession:
-        limits = Limits(waiters=self.settings.MAX_WAITERS, retention=milliseconds(self.settings.RETENTION))
-        return MemorySession(MemoryStore(self.server, limits), observer, played_by)
+        return MemorySession(MemoryStore(self.server, self.limits), observer, played_by)
 
 
 def forget_servers() -> None:

@@ -9,13 +9,10 @@ from django.db import connections
 from django.utils.connection import ConnectionDoesNotExist
 
 from ..conf import LockSettings
-from ..engine.document import milliseconds
 from ..engine.grant import Grant
 from ..engine.mongo_store import MongoStore, StoreConfig
-from ..engine.session.per_process import Sessions
 from ..engine.session.session import Observer, Session
-from ..engine.step import Limits
-from .base import signal_sender
+from .base import Backend, signal_sender
 
 ENGINE = "django_mongodb_backend"
 
@@ -35,33 +32,27 @@ def database_settings(alias: str) -> dict[str, Any]:
     return found
 
 
-class MongoBackend:
+class MongoBackend(Backend[Session]):
     """Locks in the MongoDB of one DATABASES alias, in one collection beside the project's data."""
 
     def __init__(self, alias: str, settings: LockSettings) -> None:
-        self.alias = alias
-        self.settings = settings
+        super().__init__(alias, settings)
         self._database = database_settings(alias)
         self._name: str | None = None
-        self._sessions = Sessions(self._make_session)
 
     def session(self) -> Session:
-        """See Backend.session(). Follows the database's name, which test runners change."""
+        """See Backend.session(). Follows the name of the database, which test runners change."""
         if self._name is not None and self._name != self._database["NAME"]:
-            self._sessions.close()
-        return self._sessions.current()
+            self.close()
+        return super().session()
 
-    def close(self) -> None:
-        """See Backend.close()."""
-        self._sessions.close()
-
-    def _make_session(self) -> Session:
+    def new_session(self) -> Session:
+        """See Backend.new_session()."""
         # Only the parameters of the connection: the engine has a client of its own (see MongoStore).
         parameters = connections[self.alias].get_connection_params()
         self._name = self._database["NAME"]
-        limits = Limits(waiters=self.settings.MAX_WAITERS, retention=milliseconds(self.settings.RETENTION))
-        config = StoreConfig(parameters, self._name or "", limits=limits, history=self.settings.HISTORY * 1_000_000)
-        store = MongoStore(config)
+        history = self.settings.HISTORY * 1_000_000
+        store = MongoStore(StoreConfig(parameters, self._name or "", limits=self.limits, history=history))
         observer = signal_sender(self.alias)
         if store.history is not None:
             observer = _both(store.history.observe, observer)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
-from contextlib import _AsyncGeneratorContextManager, _GeneratorContextManager, aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import _AsyncGeneratorContextManager, _GeneratorContextManager, aclosing
 from dataclasses import dataclass
 from typing import Any
 
 from django.http import HttpRequest
 
 from ..conf import get_settings
-from ..context import current_request, task_owner
+from ..context import serving, task_owner
 from ..engine.lock import MongoLock
 from ..exceptions import LockBackendFailed, LockNotAcquired
 from ..keys import KeyTemplate, LockKey, call_arguments
@@ -77,7 +77,7 @@ class LockedCall:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             request = self._request(args, kwargs)
             aliases = deferred_aliases(request, self.plan)
-            with _request_known(request):
+            with serving(request):
                 entered = False
                 try:
                     # No ExitStack: a signal that strikes in its Python would leave the lock behind.
@@ -97,7 +97,7 @@ class LockedCall:
     def coroutine(self) -> Callable[..., Any]:
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
             request = self._request(args, kwargs)
-            with _request_known(request):
+            with serving(request):
                 entered = False
                 try:
                     async with self.lock(args, kwargs, request) as lock:
@@ -174,19 +174,6 @@ class LockedCall:
 
 #: The types of results that have not done their work yet.
 _UNFINISHED = (Generator, AsyncGenerator, _GeneratorContextManager, _AsyncGeneratorContextManager)
-
-
-@contextmanager
-def _request_known(request: HttpRequest | None) -> Iterator[HttpRequest | None]:
-    """Let the lock record the view and user of *request*."""
-    if request is None:
-        yield None
-        return
-    token = current_request.set(request)
-    try:
-        yield request
-    finally:
-        current_request.reset(token)
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
