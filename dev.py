@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Run the project's commands on a machine that has nothing but Python 3.11 or newer.
+"""Run the project's commands on a machine that only has Python 3.11 or newer.
 
-    python3 dev.py test             all tests, on a MongoDB that it starts itself
-    python3 dev.py test -k fifo     what follows the command's name goes to the program, here pytest
+    python3 dev.py test             all tests, with a MongoDB that it starts
+    python3 dev.py test -k fifo     further arguments go to the program, here pytest
 
-The first run makes .venv beside this file (with uv where that is on PATH) and installs what the command needs;
-the next ones start at once, until pyproject.toml or the Python changes. MONGODB_URI uses a server that runs already.
+The first run creates .venv next to this file (with uv if it is on PATH) and installs what the command needs; later runs
+start at once, until pyproject.toml or the Python changes. With MONGODB_URI, the commands use an existing server.
 """
 
 # Only the standard library, and only syntax that Python 3.6 can read: it too shall get its line of advice.
@@ -48,7 +48,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "test": Command("run the tests (pytest)", "tests", "test", [["pytest", "--numprocesses", "3"]]),
-    "faults": Command("run locks under faults, and check them", "faults", "test", [["tests.faults"]]),
+    "faults": Command("run locks under random faults, and check them", "faults", "test", [["tests.faults"]]),
     "demo": Command("run the shop with its traffic until Ctrl-C", "demo", "demo", [["testproject.demo"]]),
     "docs": Command(
         "build the documentation and run its examples (--build: only build)", "docs", "docs", [["tests.docs"]]
@@ -61,7 +61,7 @@ COMMANDS = {
         needs_mongod=False,
     ),
     "build": Command(
-        "build what is published into dist/ (sdist, wheel), and check it",
+        "build the sdist and the wheel in dist/, and check them",
         "build",
         "packaging",
         [["build"], ["twine", "check", "--strict", "dist/*"]],
@@ -71,12 +71,12 @@ COMMANDS = {
         "take the pictures of the docs, from the demo", "screenshots", "screenshots", [["testproject.screenshots"]]
     ),
     "load": Command(
-        "an hour's worth of locking in minutes: does anything grow? (--quick)",
+        "an hour's worth of locking in minutes, to find leaks (--quick)",
         "load",
         "demo",
         [["tests.benchmarks.load"]],
     ),
-    "bench": Command("measure it beside other locks (--quick, NAME ...)", "bench", "bench", [["tests.benchmarks"]]),
+    "bench": Command("compare with other locks (--quick, NAME ...)", "bench", "bench", [["tests.benchmarks"]]),
 }
 
 

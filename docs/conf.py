@@ -1,4 +1,4 @@
-"""The documentation as a site: `python3 dev.py docs`. The pages read well on GitHub too, so links are plain ones."""
+"""The documentation as a site: `python3 dev.py docs`. The pages are also read on GitHub, so they use plain links."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ extensions = ["myst_parser", "sphinx.ext.autodoc"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3  # [a link](page.md#its-heading), as GitHub makes them
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", ".*")]  # what stands in a signature has no page of its own everywhere
+nitpick_ignore_regex = [("py:.*", ".*")]  # not everything in a signature has a page
 autodoc_member_order = "bysource"
-autoclass_content = "both"  # what `__init__` says too
+autoclass_content = "both"  # with the docstring of `__init__`
 smartquotes = False
 default_role = "code"  # docstrings name things `like_this`
 exclude_patterns = ["_build"]
@@ -44,7 +44,7 @@ html_static_path: list[str] = []
 html_show_copyright = False
 highlight_language = "none"
 
-#: Pages of the site that stand for files outside of this folder.
+#: Pages of the site that include files outside of this folder.
 OUTSIDE = {
     "../README.md": "/index.md",
     "../CHANGELOG.md": "/project/changelog.md",
@@ -65,7 +65,7 @@ def in_the_site(folder: str, text: str) -> str:
 
 
 def arguments_apart(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Make a list of the arguments that a paragraph of a docstring is about: "key: the lock. waited: seconds"."""
+    """Make a list of a docstring's paragraph on arguments: "key: the lock. waited: seconds"."""
     try:
         known = "|".join(map(re.escape, inspect.signature(thing).parameters))
     except (TypeError, ValueError):
@@ -81,7 +81,7 @@ def arguments_apart(app: Sphinx, what: str, name: str, thing: Any, options: Any,
 
 
 def setup(app: Sphinx) -> None:
-    """Pages that include others, and those that link to what lies outside, have links that work here as well."""
+    """Adapt the links of included pages, and links to files outside, so that they work in the site."""
 
     def page(app: Sphinx, name: str, content: list[str]) -> None:
         content[0] = in_the_site(posixpath.dirname(name), content[0])

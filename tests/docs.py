@@ -1,7 +1,7 @@
 """Build the documentation and run its examples: `python3 dev.py docs`.
 
     python3 dev.py docs --build     only build it, into build/docs
-    python3 dev.py docs -k celery   what follows goes to pytest
+    python3 dev.py docs -k celery   further arguments go to pytest
 
 A warning of Sphinx is an error. The site is in build/docs/index.html.
 """
@@ -28,7 +28,7 @@ def build(site: Path = SITE) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Build, then run whatever reads a page."""
+    """Build, then run the tests that read a page."""
     if code := build():
         return code
     print(f"docs: {SITE / 'index.html'}", flush=True)

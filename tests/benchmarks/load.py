@@ -1,4 +1,4 @@
-"""An hour's worth of locking in minutes: does anything grow, is anything held twice, does it come back by itself?
+"""An hour's worth of locking in minutes, to find leaks, double holders and failed recoveries.
 
     python3 dev.py load [--quick] [--only PART …] [--processes 100]
 
@@ -262,7 +262,7 @@ def crowd(uri: str, processes: int, turns: int = 2) -> list[Row]:
     held = sorted(note for note in notes if isinstance(note, list))
     rows = [
         Row("processes", processes, processes),
-        Row("turns that were not had", processes * turns - len(held), 0),
+        Row("turns that were missed", processes * turns - len(held), 0),
         Row("held twice", sum(after[1] < before[2] for before, after in pairwise(held)), 0),
         Row("tokens given twice", len(held) - len({note[0] for note in held}), 0),
         Row("processes that failed", len(failed), 0),
@@ -348,7 +348,7 @@ def restarts(times: int) -> list[Row]:
             Row("restarts", times, times),
             Row("held twice", sum(after_[1] < before_[2] for before_, after_ in pairwise(held)), 0),
             Row("tokens given twice", len(held) - len({token for token, _, _ in held}), 0),
-            Row("seconds until somebody had it again", longest, 60),
+            Row("seconds until it was held again", longest, 60),
             Row("threads", after["threads"] - others, 40),
             Row("grants, waiting, unsettled", after["grants, waiting, unsettled"], 0),
             Row("holders and waiters", after["holders and waiters"], 0),
