@@ -27,7 +27,7 @@ RUN_BY = {
     "docs/howto/owners.md": "tests/test_docs_topics.py",
     "docs/howto/rows.md": "tests/test_docs_topics.py",
     "docs/howto/running.md": "tests/test_docs_howto.py",
-    "docs/howto/security.md": "tests/test_access.py",
+    "docs/howto/security.md": "tests/test_authentication.py",
     "docs/howto/testing.md": "tests/test_docs_examples.py",
     "docs/howto/transactions.md": "tests/test_docs_decorator.py",
     "docs/howto/versions.md": "tests/test_versions_docs.py",
@@ -42,7 +42,7 @@ CHECKED_BY = (
     "tests/test_docs_paths.py",
     "tests/test_docs_reference.py",
     "tests/test_documented_tests.py",
-    "tests/test_kinds.py",
+    "tests/test_contention_policies.py",
 )
 
 

@@ -205,7 +205,7 @@ def test_a_killed_process_of_the_pool(worker: Worker, name: str) -> None:
 
 @pytest.mark.usefixtures("worker")
 class TestOncePer:
-    """`once_per` in workers; the rest of it is in test_periods."""
+    """`once_per` in workers; the rest of it is in test_once_per."""
 
     def test_period(self, name: str) -> None:
         """Of those that come in one period, one runs; the others succeed and say false. A run that fails does not

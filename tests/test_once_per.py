@@ -99,7 +99,7 @@ def test_keys() -> None:
 
     plain.__wrapped__.__qualname__ = name  # type: ignore[attr-defined]
     assert plain() is None
-    assert holders("once:tests.test_periods.test_keys.<locals>.plain")
+    assert holders("once:tests.test_once_per.test_keys.<locals>.plain")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What newcomers tripped over: each once, so that nobody does again."""
+"""Mistakes that newcomers make: each error names the cure."""
 
 from __future__ import annotations
 
