@@ -30,6 +30,7 @@ from django_mongolock.engine.document import DOCUMENT_FIELDS, LONG_QUEUE, UNLIMI
 from django_mongolock.engine.memory_server import MemoryServer, MemoryStore, reply_of
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.replies import Reply, read_news
+from django_mongolock.engine.rule import pipeline
 from django_mongolock.engine.rule_in_python import Moment, apply_rule
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.engine.store import Store
@@ -694,7 +695,7 @@ def parsed_at(request: pytest.FixtureRequest, collection: Collection[Document]) 
             {
                 "findAndModify": collection.name,
                 "query": {"_id": "k"},
-                "update": step.pipeline(),
+                "update": pipeline(step),
                 "upsert": step.upserts,
                 "new": True,
                 "let": step.arguments(Limits(), election, "$$CLUSTER_TIME"),
