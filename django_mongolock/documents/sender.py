@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
-import pymongo
 from bson.codec_options import DatetimeConversion
 from pymongo import ReadPreference, WriteConcern
 from pymongo.collection import Collection
-from pymongo.errors import OperationFailure, PyMongoError, WriteConcernError
 from pymongo.read_concern import ReadConcern
 
 from ..engine import clock, runner
+from ..engine.driver_errors import bounded
 from ..engine.logs import DEBUG, log, log_exception
 from ..engine.session.per_process import PerProcess
 from ..engine.session.worker_threads import WorkerThreads
@@ -84,11 +83,8 @@ class Sender:
         """Send one command. left: at most so many seconds."""
         if self.forked:
             raise LockMisused("this was begun by another process: a forked child does not go on with it")
-        try:
-            with pymongo.timeout(min(left, self._timeout)):
-                return command(self._collection)
-        except PyMongoError as error:
-            raise problem(error, self._timeout) from _bare(error)
+        with bounded(min(left, self._timeout), self._collection.database.client):
+            return command(self._collection)
 
     def _send_elsewhere(self, command: Command) -> Any:
         return _threads.current().call(functools.partial(self.send, command), self._timeout)
@@ -152,22 +148,3 @@ class Background:
 
 _threads = PerProcess(functools.partial(WorkerThreads, SENDING_THREADS))
 _background = PerProcess(Background)
-
-
-def problem(error: PyMongoError, timeout: float) -> LockBackendFailed:
-    """Return our own error for one of the driver, whose words may quote the command, or a URI.
-
-    `passing` says that the outcome of the command is unknown, so that it may be sent again.
-    """
-    name = str((getattr(error, "details", None) or {}).get("codeName", type(error).__name__))
-    if isinstance(error, WriteConcernError):
-        return LockBackendFailed(f"the majority of the replica set did not confirm in time ({name})")
-    if isinstance(error, OperationFailure) and not error.timeout:
-        again = error.has_error_label("RetryableWriteError")
-        return LockBackendFailed(f"MongoDB refused the command (code {error.code}, {name})", passing=again)
-    return LockBackendFailed(f"MongoDB did not answer within {timeout:.1f} s ({type(error).__name__})")
-
-
-def _bare(error: PyMongoError) -> BaseException:
-    """Return the error without what must not be shown."""
-    return OperationFailure(type(error).__name__, error.code) if isinstance(error, OperationFailure) else error

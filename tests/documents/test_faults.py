@@ -209,10 +209,10 @@ class TestServer:
         assert plain.read(id_, "version") == held.version == 2
 
     def test_refused(self, plain: Ground, failpoint: Failpoint) -> None:
-        """A refusal is told at once, in our own words, and quotes no command."""
+        """A refusal is raised at once, in our own words, and quotes no command."""
         id_ = plain.add(1)
         failpoint("findAndModify", errorCode=13)
-        with pytest.raises(LockBackendFailed, match="code 13") as caught:
+        with pytest.raises(LockBackendFailed, match="may not do this") as caught:
             plain.lock.acquire((id_, 1), "exporting", owner="a-secret-owner")
         assert not caught.value.passing
         assert "secret" not in str(caught.value.__cause__)
