@@ -29,26 +29,6 @@ if TYPE_CHECKING:
 
 ROUTER: Final = "django_mongolock.router.MongoLockRouter"
 
-#: The id of each setting's check.
-_IDS: Final = {
-    "LEASE": "E005",
-    "WAIT": "E006",
-    "KEY_PREFIX": "E007",
-    "CLOCK_MARGIN": "E008",
-    "WAITER_LEASE": "E009",
-    "MAX_WAITERS": "E010",
-    "RETENTION": "E011",
-    "COMMAND_TIMEOUT": "E012",
-    "BACKEND": "E013",
-    "CONTENTION_STATUS": "E014",
-    "SHORT_WAIT": "E015",
-    "HISTORY": "E020",
-    "EDIT_LEASE": "E080",
-    "EDIT_BEAT": "E081",
-    "EDIT_IDLE": "E082",
-    "EDIT_FAIL_CLOSED": "E083",
-}
-
 
 def _error(number: str, message: str, hint: str) -> checks.Error:
     return checks.Error(message, hint=hint, id=f"mongolock.{number}")
@@ -69,7 +49,7 @@ def check_settings(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) ->
         _error("E004", f"{NAME} has an unknown setting {name!r}.", f"Known: {', '.join(sorted(KNOWN))}.")
         for name in sorted(set(raw) - KNOWN, key=str)
     ]
-    found += [_error(_IDS[wrong.name], f"{wrong.problem}.", f"{wrong.cure}.") for wrong in find_wrong(raw)]
+    found += [_error(wrong.id, f"{wrong.problem}.", f"{wrong.cure}.") for wrong in find_wrong(raw)]
     if not found:
         found += _check_times(raw)
     where = _check_memory() if raw.get("BACKEND") == MEMORY else _check_database_alias(raw.get("DATABASE"))

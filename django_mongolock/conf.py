@@ -120,44 +120,44 @@ def _check_backend(value: object) -> None:
         raise ValueError(f"it cannot be imported: {value} ({error})") from None
 
 
-#: For each setting, the function that refuses wrong values, and a description of a right one.
-VALUES: Final[dict[str, tuple[Callable[[object], object], str]]] = {
-    "LEASE": (_check_seconds, "seconds that a lock lives without renewal, for example 30"),
-    "WAIT": (check_wait, "seconds to wait for a lock, for example 10; 0 for a single try, None without end"),
-    "KEY_PREFIX": (_check_prefix, 'text before every key, for example "shop-production:"'),
-    "CLOCK_MARGIN": (_check_margin, "a part of the lease, for example 0.1"),
-    "WAITER_LEASE": (_check_seconds, "seconds that a place in the queue lives without renewal, for example 10"),
-    "MAX_WAITERS": (_whole(1, 5_000), "how long a queue may be, for example 1000"),
-    "RETENTION": (_check_retention, "seconds that an unused lock document is kept, for example 7 * 86400"),
-    "COMMAND_TIMEOUT": (_check_seconds, "seconds that one command may take, for example 5"),
-    "BACKEND": (_check_backend, f"the dotted path of a backend class, for example {LockSettings().BACKEND!r}"),
-    "SHORT_WAIT": (_check_short_wait, "seconds to wait in a view, for example 1; 0 for a single try"),
-    "HISTORY": (_whole(0, 1_000_000), "how many megabytes the history may take, for example 100; 0 for no history"),
-    "EDIT_LEASE": (_check_seconds, "seconds that the edit lock of a tab lives without a beat, for example 120"),
-    "EDIT_BEAT": (_check_seconds, "seconds between two beats of a tab, for example 5"),
-    "EDIT_IDLE": (_check_idle, "seconds without a key or a click, for example 1800; None for no limit"),
-    "EDIT_FAIL_CLOSED": (_check_flag, "True or False"),
-    "CONTENTION_STATUS": (_whole(400, 599), "an HTTP status, for example 423 or 409"),
+#: For each setting the id of its check, the function that refuses wrong values, and a description of a right one.
+VALUES: Final[dict[str, tuple[str, Callable[[object], object], str]]] = {
+    "LEASE": ("E005", _check_seconds, "seconds that a lock lives without renewal, for example 30"),
+    "WAIT": ("E006", check_wait, "seconds to wait for a lock, for example 10; 0 for a single try, None without end"),
+    "KEY_PREFIX": ("E007", _check_prefix, 'text before every key, for example "shop-production:"'),
+    "CLOCK_MARGIN": ("E008", _check_margin, "a part of the lease, for example 0.1"),
+    "WAITER_LEASE": ("E009", _check_seconds, "seconds that a place in the queue lives without renewal, for example 10"),
+    "MAX_WAITERS": ("E010", _whole(1, 5_000), "how long a queue may be, for example 1000"),
+    "RETENTION": ("E011", _check_retention, "seconds that an unused lock document is kept, for example 7 * 86400"),
+    "COMMAND_TIMEOUT": ("E012", _check_seconds, "seconds that one command may take, for example 5"),
+    "BACKEND": ("E013", _check_backend, f"the dotted path of a backend class, for example {LockSettings().BACKEND!r}"),
+    "CONTENTION_STATUS": ("E014", _whole(400, 599), "an HTTP status, for example 423 or 409"),
+    "SHORT_WAIT": ("E015", _check_short_wait, "seconds to wait in a view, for example 1; 0 for a single try"),
+    "HISTORY": ("E020", _whole(0, 1_000_000), "megabytes for the history, for example 100; 0 for no history"),
+    "EDIT_LEASE": ("E080", _check_seconds, "seconds that the edit lock of a tab lives without a beat, for example 120"),
+    "EDIT_BEAT": ("E081", _check_seconds, "seconds between two beats of a tab, for example 5"),
+    "EDIT_IDLE": ("E082", _check_idle, "seconds without a key or a click, for example 1800; None for no limit"),
+    "EDIT_FAIL_CLOSED": ("E083", _check_flag, "True or False"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """A setting with a wrong value, the problem and its cure. Neither text ends with a full stop."""
+    """A setting with a wrong value: the id of its check, the problem and the cure, both without a full stop."""
 
-    name: str
+    id: str
     problem: str
     cure: str
 
 
 def find_wrong(raw: Mapping[str, Any]) -> Iterator[Wrong]:
     """Yield the settings in *raw* that have a wrong value."""
-    for name, (check, cure) in VALUES.items():
+    for name, (id_, check, cure) in VALUES.items():
         if name in raw:
             try:
                 check(raw[name])
             except (TypeError, ValueError) as error:
-                yield Wrong(name, f'{NAME}["{name}"] is wrong: {error}', f"Give {cure}")
+                yield Wrong(id_, f'{NAME}["{name}"] is wrong: {error}', f"Give {cure}")
 
 
 #: The values by which a test overrides the project's.
