@@ -18,12 +18,12 @@ def say(text: str) -> None:
 def main(database: str, key: str) -> None:
     """Hold the lock until it is lost; a request to release it is granted."""
     os.environ |= {"DJANGO_SETTINGS_MODULE": "testproject.settings", "MONGODB_NAME": database}
-    django.setup()
     from django.conf import settings
 
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 1, "LEASE": 1.5}  # before anything reads them
+    django.setup()
     from django_mongolock import mongo_lock
 
-    settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 1, "LEASE": 1.5}
     ended = threading.Event()
 
     def asked(lock: object) -> None:

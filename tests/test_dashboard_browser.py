@@ -14,6 +14,7 @@ from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 
 from django_mongolock import mongo_lock
+from django_mongolock.admin import graph
 from tests.browsing import MIDDLEWARE, POLICY, browser, opened
 from tests.lock_documents import Locks, entry, waiter
 from tests.waiting import eventually
@@ -52,7 +53,7 @@ def visit(chromium: Any, server: LiveServer, locks: Locks, monkeypatch: pytest.M
 
     @contextmanager
     def visit(path: str = PAGE, *, every: float = 0.2, fails: bool = False, **options: Any) -> Iterator[Any]:
-        monkeypatch.setattr("django_mongolock.admin.dashboard.EVERY", every)
+        monkeypatch.setattr("django_mongolock.admin.dashboard.REFRESH_SECONDS", every)
         with opened(chromium, server.url, user, **options) as page:
             assert page.goto(path).headers["content-security-policy"] == POLICY
             yield page
@@ -141,7 +142,7 @@ class TestLive:
             page.focus("#stale [data-key='left:behind'] a")
             locks.collection.delete_one({"_id": "left:behind"})
             settled(page, "document.activeElement.id === 'stale'")
-            assert "not there any more" in page.inner_text("#mongolock-said")
+            assert "no longer exists" in page.inner_text("#mongolock-said")
 
     def test_says_only_what_is_new(self, visit: Visit, locks: Locks) -> None:
         """A screen reader is told when something needs a look, once; not at every refresh."""
@@ -161,7 +162,7 @@ class TestLive:
         with visit() as page:
             page.focus("#mongolock-pause")
             page.keyboard.press("Enter")
-            assert page.inner_text("#mongolock-pause") == "Go on"
+            assert page.inner_text("#mongolock-pause") == "Resume"
             assert "Paused" in page.inner_text("#mongolock-refreshing")
             page.wait_for_load_state("networkidle")
             asked: list[str] = []
@@ -211,6 +212,19 @@ class TestEverybody:
             locks.held("later")
             page.click("#mongolock-now")
             assert page.locator("#held [data-key='later']").count() == 1
+
+    @pytest.mark.parametrize("key", ["shop.tasks.nightly.export_books", "shop:orders:of:the:year:2026", "日本語" * 9])
+    def test_labels_of_the_graph(self, visit: Visit, locks: Locks, key: str) -> None:
+        """A long label is cut at its box; of a dotted name the end stays, which tells it from others."""
+        locks.add(key, [entry(1)], [waiter(2)])
+        with visit(every=60) as page:
+            label = page.locator(".mongolock-box b", has_text=key)
+            box, text = label.bounding_box(), label.locator("bdi").bounding_box()
+            assert box["width"] <= graph.WIDTH < text["width"]
+            if "." in key:
+                assert abs(text["x"] + text["width"] - box["x"] - box["width"]) < 1
+            else:
+                assert abs(text["x"] - box["x"]) < 1
 
     def test_keyboard(self, visit: Visit, locks: Locks) -> None:
         """Everything that can be pressed or scrolled is reached by Tab, and one sees where one is."""
