@@ -1,38 +1,39 @@
 """The one update that every operation on a lock is: prune, remove, renew, add, grant.
 
 The rule is an aggregation pipeline, evaluated by the primary on the one document of a key, by the primary's own
-clock. What a single command wants is passed as the variable ``$$c`` (`Step.arguments`), all of it inside
-one ``$literal``, so that no string of a caller is ever read as an expression. The pipeline itself is a constant.
+clock. What a command asks is passed as the variable ``$$c`` (`Step.arguments`), all of it inside one ``$literal``, so
+that no text of a caller is ever read as an expression. The pipeline itself is a constant.
 
 The time of a command, ``$$now``, is not simply ``$$NOW``: the server reads that when it parses a command, and may
 write seconds later, after commands that it has parsed since. The cluster time, which the server reads together with
 ``$$NOW`` and which never goes back, tells them apart. The document remembers both of its last writer (`written_at`,
 `cluster_time`). A command that was parsed before the last writer is *late*: it is judged by the time of that
-writer. A command that was parsed after it, and whose clock shows an earlier time all the same, tells that the clock
-was set back; then the times in the document are those of another clock, as after an election (`other_primary`). (The
-order is Lamport's: https://dl.acm.org/doi/10.1145/359545.359563.) So no end is ever brought nearer by a clock alone.
+writer. If a command was parsed after the last writer, and its clock shows an earlier time all the same, the clock was
+set back; then the times in the document are those of another clock, as after an election (`other_primary`). (The order
+is Lamport's: https://dl.acm.org/doi/10.1145/359545.359563.) So no end is ever brought nearer by a clock alone.
 
 In words:
 
-1. A document that is damaged, or not ours, stays exactly as it is (`_VALID`).
-2. *Prune* holders and waiters whose time is over. Where the times in the document are those of another clock, they
-   mean nothing to this one: nobody is pruned, and every end is a whole lease from now.
+1. A document that is damaged, or was not written by this package, stays exactly as it is (`IS_WHOLE`).
+2. *Prune* holders and waiters whose time is over. If the times in the document are those of another clock, they mean
+   nothing to this one: no entry is pruned, and every end is a whole lease from now.
 3. *Remove* the given grants; leave a tombstone for them if asked, so that a command that was held up on its way
    cannot bring them back. A holder with a minimum hold stays until that is over, unless removed by force.
 4. *Renew* the given grants, but none that was released already. A renewal never brings an end nearer.
-5. *Add* the given entry to the queue, where its arrival belongs, unless it is there already or lies under a tombstone.
-   Where the queue is long it lives longer: each renewal costs the server a time that grows with the queue. An entry
-   that *resumes* a removed holder, which was there until now, is put at the head.
+5. *Add* the given entry to the queue, in the order of arrival, unless it is there already or has a tombstone. In a long
+   queue it lives longer: each renewal costs the server a time that grows with the queue. An entry that *resumes* a
+   removed holder, which was there until now, is put at the head.
 6. *Grant*: from the head of the queue, as many as fit. The first that does not fit blocks all behind it.
 7. If this was only a trial, take what was added out of the queue again.
 
 Parsing the pipeline costs the server more than evaluating it (about 40 us per KB). So a command carries only the
-parts that it needs: `pipeline` leaves the others out of the same rule.
+parts that it needs: `pipeline` leaves out the others.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Final
 
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
@@ -57,18 +58,16 @@ from .step import Step
 #: `purge_at` is moved in steps of this many milliseconds, so that its index stays quiet.
 PURGE_STEP = 3_600_000
 
-
-#: Has an upsert only just made this document?
+#: Whether an upsert has only just made this document.
 _IS_BLANK: Expression = {"$eq": ["$$ROOT", {"_id": "$_id"}]}
-
-#: Is it one that we wrote, and are its fields what they should be, apart from what stands in its arrays?
+#: Whether the fields of the document are what this package writes, apart from the entries in its arrays.
 SOUND: list[Expression] = [
     has_types("$", DOCUMENT_FIELDS),
     {"$lte": ["$cluster_time", LAST_CLUSTER_TIME]},  # or none: nothing that would make every command late
     {"$eq": ["$v", SCHEMA]},
     {"$lt": ["$token", LAST_TOKEN]},
 ]
-#: Is it whole, then?
+#: Whether the whole document is what this package writes.
 IS_WHOLE: Expression = {
     "$and": [
         *SOUND,
@@ -89,14 +88,14 @@ _BLANK: dict[str, Expression] = {
 
 
 def is_late(cluster_time: Expression) -> Expression:
-    """Was the command parsed before the one that left this *cluster_time* in the document?"""
+    """Whether the command was parsed before the one that left this *cluster_time* in the document."""
     return {"$and": ["$$op", {"$lt": ["$$op", cluster_time]}]}
 
 
-#: Was the document written by the clock of another primary, or by this one before it was set back? Two commands with
-#: one cluster time were parsed with no write in between, in an order that nobody knows: if this one shows a much later
-#: time, the clock may have been set back after it. Every election writes. So such two were parsed by one primary, and a
-#: late command before the last writer, whichever elections they name. (A command that is held up, or whose sender has
+#: Whether the document was written by the clock of another primary, or by this one before it was set back. Two commands
+#: with one cluster time were parsed with no write in between, in an unknown order: if this one shows a much later time,
+#: the clock may have been set back after it. Every election writes. So two such commands were parsed by one primary, and
+#: a late command before the last writer, whichever elections they name. (A command that is held up, or whose sender has
 #: not heard of an election yet, names an earlier one than the primary that writes it.)
 _IS_OTHER_PRIMARY: Expression = {
     "$cond": [
@@ -138,12 +137,12 @@ def _live(field: str, renewed: dict[str, Expression]) -> Expression:
     return only({"$cond": ["$$other_primary", for_each(entries, merge("$$e", renewed)), entries]}, _LIVES)
 
 
-#: Who has released the lock and is only kept for a minimum hold needs no whole lease after an election: nothing breaks
-#: if the clocks differ, while a job that runs once a day would miss a day after every failover.
+#: A released holder that is only kept for a minimum hold needs no whole lease after an election: nothing breaks if the
+#: clocks differ, while a job that runs once a day would miss a day after every failover.
 _HOLDER_RENEWED: dict[str, Expression] = {
     "until": {"$min": [from_now("$$e.server_lease"), {"$cond": ["$$e.released", "$$e.until", None]}]}
 }
-#: Who waits has waited for as long as when the document was written last: so the order is kept.
+#: A waiter has waited for as long as when the document was written last: so the order is kept.
 _WAITER_RENEWED: dict[str, Expression] = {
     "until": from_now("$$e.waiter_lease"),
     "since": {"$subtract": ["$$now", {"$subtract": ["$$doc.written_at", "$$e.since"]}]},
@@ -197,7 +196,7 @@ _WAITER_LEASE: Expression = {
 
 
 def _new_entry(arrived: bool) -> Expression:
-    """A list of the new entry. *arrived*: who asks with it has waited before."""
+    """A list of the new entry. arrived: its waiter has waited before."""
     since: Expression = {"$subtract": ["$$now", "$$c.waited"]} if arrived else "$$now"
     changes = {
         "since": since,
@@ -209,7 +208,7 @@ def _new_entry(arrived: bool) -> Expression:
 
 
 def _with_new(resumes: bool, arrived: bool) -> Expression:
-    """The queue with the new entry, unless it is there already, lies under a tombstone, or finds no room."""
+    """The queue with the new entry, unless it is there already, has a tombstone, or finds no room."""
     known = {"$in": ["$$c.add.grant", {"$concatArrays": ["$$kept.grant", "$$queue.grant", "$$doc.tombstones.grant"]}]}
     full = {"$gte": [{"$add": [size("$$queue"), {"$sum": "$$queue.behind"}]}, "$$c.waiters"]}
     parts: list[Expression] = ["$$queue", _new_entry(arrived)]
@@ -219,8 +218,8 @@ def _with_new(resumes: bool, arrived: bool) -> Expression:
     in_order = {"$cond": [{"$or": [known, full]}, "$$queue", {"$concatArrays": parts}]}
     if not resumes:
         return in_order
-    # It may stand in the queue already. Where the removed is not there any more, there is nothing to resume; so the
-    # second copy of the command changes nothing.
+    # It may stand in the queue already. If the removed is not there any more, there is nothing to resume; so the second
+    # copy of the command changes nothing.
     done = {"$in": ["$$c.add.grant", {"$concatArrays": ["$$kept.grant", "$$doc.tombstones.grant"]}]}
     is_there = {"$gt": [size({"$setIntersection": ["$$live_holders.grant", "$$c.remove"]}), 0]}
     at_head = {"$concatArrays": [_new_entry(arrived), only("$$queue", {"$not": [_IS_NEW]})]}
@@ -228,40 +227,26 @@ def _with_new(resumes: bool, arrived: bool) -> Expression:
 
 
 #: How many may hold the key together with the waiter at the place `$$i`, and all before it.
-_MOST: Expression = {
+_CAPACITY: Expression = {
     "$min": [
         MAX_HOLDERS,
         {"$min": "$$kept.capacity"},
         {"$min": {"$slice": ["$$queued.capacity", {"$add": ["$$i", 1]}]}},
     ]
 }
-#: How many fit, counted from the head of the queue: the first that does not fit blocks all behind it. Where those who
-#: use a key do not agree on the number of permits, the smallest of those who then hold it counts.
+_FITS: Expression = {
+    "$and": [
+        {"$eq": [{"$arrayElemAt": ["$$queued.mode", "$$i"]}, "$$first.mode"]},
+        {"$lt": [{"$add": [size("$$kept"), "$$i"]}, _CAPACITY]},
+    ]
+}
+#: No more than the first of them allows.
+_PLACES: Expression = {"$range": [0, {"$min": [size("$$queued"), {"$first": "$$queued.capacity"}]}]}
+#: How many fit, counted from the head of the queue: the first that does not fit blocks all behind it. If the entries do
+#: not agree on the number of permits, the smallest of those that then hold the key counts.
 _GRANT_COUNT: Expression = let(
     {"first": {"$ifNull": [{"$first": "$$kept"}, {"$first": "$$queued"}]}},
-    {
-        "$indexOfArray": [
-            {
-                "$concatArrays": [
-                    {
-                        "$map": {
-                            # No more than the first of them allows.
-                            "input": {"$range": [0, {"$min": [size("$$queued"), {"$first": "$$queued.capacity"}]}]},
-                            "as": "i",
-                            "in": {
-                                "$and": [
-                                    {"$eq": [{"$arrayElemAt": ["$$queued.mode", "$$i"]}, "$$first.mode"]},
-                                    {"$lt": [{"$add": [size("$$kept"), "$$i"]}, _MOST]},
-                                ]
-                            },
-                        }
-                    },
-                    [False],
-                ]
-            },
-            False,
-        ]
-    },
+    {"$indexOfArray": [{"$concatArrays": [{"$map": {"input": _PLACES, "as": "i", "in": _FITS}}, [False]]}, False]},
 )
 
 
@@ -270,7 +255,7 @@ def _granted(asks: bool) -> Expression:
 
     The grant that the command asks about gets a whole lease: its holder sees the answer. Any other keeps the end
     that it had as a waiter, until its holder renews it. So a waiter that has died costs the queue no more than it
-    would have anyway, and a living one can hold the lock at once, by what it knows of its last renewal.
+    would have anyway, and a live one can hold the lock at once, according to its last renewal.
     """
     granted = merge("$$e", {"acquired_at": "$$now", "token": {"$add": ["$$first_token", "$$i"]}})
     if asks:
@@ -290,43 +275,48 @@ _HAS_EXPIRED: Expression = {"$not": [{"$or": [_LIVES, "$$e.released"]}]}
 
 
 def _total(field: str, more: Expression) -> Expression:
-    return {"$add": [f"$$doc.{field}", {"$sum": more}]}
+    return {"$add": [f"$$doc.{field}", more]}
 
 
-def _granted_news(asks: bool) -> Expression:
-    """News for those who were granted by somebody else's command, for the change stream: see `document.read_news`."""
-    others = only("$$granted", {"$not": [IS_ASKED]}) if asks else "$$granted"
-    fields = ["$$this.grant", " ", {"$toString": "$$this.token"}, " ", {"$toString": {"$toLong": "$$now"}}, ";"]
-    news = {"$reduce": {"input": others, "initialValue": "", "in": {"$concat": ["$$value", *fields]}}}
-    return {"$cond": [{"$eq": [others, []]}, "$$doc.granted", news]}
+#: News for the change stream: what was granted by a command of another waiter. See `replies.read_news`.
+_NEWS: list[Expression] = [
+    "$$this.grant", " ", {"$toString": "$$this.token"}, " ", {"$toString": {"$toLong": "$$now"}}, ";",
+]  # fmt: skip
+_GRANTED_NEWS: Expression = {
+    "$cond": [
+        {"$eq": ["$$others", []]},
+        "$$doc.granted",
+        {"$reduce": {"input": "$$others", "initialValue": "", "in": {"$concat": ["$$value", *_NEWS]}}},
+    ]
+}
 
 
 def purge_time(now: Expression, before: Expression, expires_at: Expression) -> Expression:
-    """When the document may go, if it was *before* until *now*, and the last lease ends at *expires_at*."""
+    """When the document may be removed, if that was *before* until *now*, and the last lease ends at *expires_at*."""
     keep = {"$add": [{"$max": [now, expires_at]}, "$$c.retention"]}
     return {"$cond": [{"$gte": [before, keep]}, before, {"$add": [keep, PURGE_STEP]}]}
 
 
-def _result(asks: bool, leaves_tombstones: bool) -> dict[str, Expression]:
+def _result(leaves_tombstones: bool) -> dict[str, Expression]:
     """The fields that a command changes."""
     fields = {
         "holders": "$$holders",
         "waiters": "$$waiting",
         "token": {"$max": ["$$doc.token", {"$max": "$$granted.token"}]},
-        "granted": _granted_news(asks),
+        "granted": _GRANTED_NEWS,
         "clock": {"$cond": ["$$late", "$$doc.clock", "$$c.clock"]},
         "written_at": "$$now",
         "cluster_time": {"$cond": ["$$late", "$$doc.cluster_time", "$$op"]},
         "expires_at": "$$expires_at",
         "purge_at": purge_time("$$now", "$$doc.purge_at", "$$expires_at"),
         # So that every command writes: a primary that has lost its majority acknowledges what changes nothing.
-        "changes": {"$add": ["$$doc.changes", 1]},
-        "acquisitions": {"$add": ["$$doc.acquisitions", "$$grant_count"]},
-        "contended": _total("contended", {"$map": {"input": "$$waits", "in": {"$cond": ["$$this", 1, 0]}}}),
-        "waited_ms": _total("waited_ms", "$$waits"),
+        "changes": _total("changes", 1),
+        "acquisitions": _total("acquisitions", "$$grant_count"),
+        "contended": _total("contended", size({"$filter": {"input": "$$waits", "cond": "$$this"}})),
+        "waited_ms": _total("waited_ms", {"$sum": "$$waits"}),
         "longest_wait_ms": {"$max": ["$$doc.longest_wait_ms", {"$max": "$$waits"}]},
-        "expired": _total("expired", for_each("$$ended", {"$cond": [_HAS_EXPIRED, 1, 0]})),
-        "held_ms": _total("held_ms", "$$holds"),
+        "expired": _total("expired", size(only("$$ended", _HAS_EXPIRED))),
+        "held_ms": _total("held_ms", {"$sum": "$$holds"}),
         "longest_hold_ms": {"$max": ["$$doc.longest_hold_ms", {"$max": "$$holds"}]},
         "last_holder": {"$ifNull": [{"$last": "$$ended"}, "$$doc.last_holder"]},
     }
@@ -337,52 +327,34 @@ def _result(asks: bool, leaves_tombstones: bool) -> dict[str, Expression]:
     return fields
 
 
+#: What leaves a mark on the pipeline, if a step has it.
+_PARTS: Final = (
+    "ask", "add", "resumes", "trial", "remove", "force", "renew", "tombstone_ttl", "request_release_of", "waited",
+    "behind",
+)  # fmt: skip
+
+
 def pipeline(step: Step) -> list[RawBSONDocument]:
     """The update of a command: the rule, with the parts that *step* needs."""
-    return _pipeline(
-        asks=bool(step.ask),
-        adds=step.add is not None,
-        resumes=step.resumes,
-        trial=step.trial,
-        removes=bool(step.remove),
-        force=step.force,
-        renews=bool(step.renew),
-        leaves_tombstones=step.tombstone_ttl > 0,
-        requests_release=bool(step.request_release_of),
-        arrived=step.waited > 0,
-        counts=bool(step.behind),
-    )
+    return _pipeline(frozenset(part for part in _PARTS if getattr(step, part)))
 
 
 @lru_cache
-def _pipeline(
-    *,
-    asks: bool,
-    adds: bool,
-    resumes: bool,
-    trial: bool,
-    removes: bool,
-    force: bool,
-    renews: bool,
-    leaves_tombstones: bool,
-    requests_release: bool,
-    arrived: bool,
-    counts: bool,
-) -> list[RawBSONDocument]:
-    """The rule with the parts that such a command needs. Each stage binds variables for those after it."""
-    upserts = adds or leaves_tombstones
+def _pipeline(parts: frozenset[str]) -> list[RawBSONDocument]:
+    """The rule for steps with these fields. Each stage binds variables for those after it."""
+    upserts = "add" in parts or "tombstone_ttl" in parts
     kept: Expression = "$$live_holders"
     queue: Expression = "$$live_waiters"
-    if removes:
-        kept = only(kept, {"$not": [_IS_REMOVED]}) if force else _without_removed(kept)
+    if "remove" in parts:
+        kept = only(kept, {"$not": [_IS_REMOVED]}) if "force" in parts else _without_removed(kept)
         queue = only(queue, {"$not": [_IS_REMOVED]})
-    if renews:
-        kept, queue = _renewed(kept, "server_lease"), _renewed(queue, "waiter_lease", counts)
-    if requests_release:
+    if "renew" in parts:
+        kept, queue = _renewed(kept, "server_lease"), _renewed(queue, "waiter_lease", "behind" in parts)
+    if "request_release_of" in parts:
         is_meant = {"$in": ["$$e.grant", "$$c.request_release_of"]}
         asked = merge("$$e", {"release_requested_by": "$$c.requested_by"})
         kept = for_each(kept, {"$cond": [is_meant, asked, "$$e"]})
-    waiting = {"$slice": ["$$queued", "$$grant_count", {"$add": [size("$$queued"), 1]}]}
+    waiting: Expression = {"$slice": ["$$queued", "$$grant_count", MAX_ENTRIES + 1]}
     stages: list[dict[str, Expression]] = [
         {"doc": {"$cond": [_IS_BLANK, _BLANK, "$$ROOT"]} if upserts else "$$ROOT"},
         {"late": is_late("$$doc.cluster_time")},
@@ -391,19 +363,20 @@ def _pipeline(
         {"live_holders": _live("holders", _HOLDER_RENEWED), "live_waiters": _live("waiters", _WAITER_RENEWED)},
         {"kept": kept, "queue": queue},
         {
-            "queued": _with_new(resumes, arrived) if adds else "$$queue",
-            # A difference of sets is found in one go; asking of each holder whether it was kept is not.
+            "queued": _with_new("resumes" in parts, "waited" in parts) if "add" in parts else "$$queue",
+            # A difference of sets is found in one pass; for each holder, whether it was kept is not.
             "ended_ids": {"$setDifference": ["$$doc.holders.grant", "$$kept.grant"]},
         },
         # At least the time, so that tokens go on growing when the document was removed, or an older copy brought back.
         {"grant_count": _GRANT_COUNT, "first_token": {"$max": [{"$add": ["$$doc.token", 1]}, {"$toLong": "$$now"}]}},
-        {"granted": _granted(asks)},
+        {"granted": _granted("ask" in parts)},
         {
             "holders": {"$concatArrays": ["$$kept", "$$granted"]},
-            "waiting": only(waiting, {"$not": [_IS_NEW]}) if trial else waiting,
+            "waiting": only(waiting, {"$not": [_IS_NEW]}) if "trial" in parts else waiting,
             "ended": only("$$doc.holders", {"$in": ["$$e.grant", "$$ended_ids"]}),
         },
         {
+            "others": only("$$granted", {"$not": [IS_ASKED]}) if "ask" in parts else "$$granted",
             "expires_at": {"$max": "$$holders.until"},
             "waits": for_each("$$granted", {"$subtract": ["$$now", "$$e.since"]}),
             "holds": for_each(
@@ -411,7 +384,7 @@ def _pipeline(
             ),
         },
     ]
-    rule: Expression = merge("$$doc", _result(asks, leaves_tombstones))
+    rule: Expression = merge("$$doc", _result("tombstone_ttl" in parts))
     for variables in reversed(stages):
         rule = let(variables, rule)
     valid = {"$or": [_IS_BLANK, IS_WHOLE]} if upserts else IS_WHOLE
