@@ -1,4 +1,4 @@
-"""The one clock that the client's side goes by."""
+"""The clock of the client's side."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ def _boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-#: Seconds on a clock that nobody can set and that, where the system has such a one, runs on while the machine
-#: sleeps: a lease does. Its values mean something only beside one another, in one process.
+#: Seconds on a clock that cannot be set and that, if the system has such a clock, goes on while the machine sleeps, as
+#: a lease does. Only differences of its values within one process mean something.
 now: Callable[[], float] = _boottime if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic

@@ -1,13 +1,13 @@
-"""The rule in short, for the two cases that most commands are: a free lock is taken, and given back while nobody waits.
+"""Short forms of the rule for the two most frequent commands: a free lock is acquired, and released without a waiter.
 
-The whole rule of `step` is up to 9 KB, which the server parses for each command; that takes it longer than to carry it
-out. In these cases it comes to something much shorter. The filter of such an update asks for just that case; where it
-does not match, nothing has happened, and the whole rule is sent. The document afterwards is the same, but that leaving
-does not move `purge_at`, nor write the `clock` and its time, nor look whether the lease was over.
+The whole rule is up to 9 KB, which the server parses for each command; that takes longer than carrying it out. In these
+cases it comes to something much shorter. The filter of the update matches just that case; if it does not match, nothing
+has happened, and the whole rule is sent. The document afterwards is the same, except that a release does not move
+`purge_at`, write the `clock` and its time, or count an expired lease.
 
-(To queue up behind others, and to hand the lock on to the first of them, can be said in half as many bytes too. That
-was measured, and saves the server less than a tenth of its time with 8 or 32 waiters, a sixth with 128: not worth the
-second command after a wrong guess.)
+(Short forms for joining the queue and for the hand-over to its head are half as long too. They were measured, and save
+the server less than a tenth of its time with 8 or 32 waiters, a sixth with 128: not worth the second command after a
+wrong guess.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .rule import SOUND, is_late, purge_time
 
 Filter = dict[str, Any]
 
-_NOBODY = {"$size": 0}
+_EMPTY = {"$size": 0}
 _COUNTED: Expression = {"$add": ["$changes", 1]}
 
 _NEXT_TOKEN: Expression = {"$max": [{"$add": ["$token", Int64(1)]}, {"$toLong": "$$NOW"}]}
@@ -33,7 +33,7 @@ _MINE: Expression = merge(
     {"since": "$$NOW", "until": _END, "beat": "$$c.beat", "acquired_at": "$$NOW", "token": _NEXT_TOKEN},
 )
 
-#: An entry is added, and nobody holds the lock or waits for it: see `is_free`.
+#: Adds an entry to a document that matches `is_free`.
 TAKE_FREE: list[RawBSONDocument] = [
     encoded(
         {
@@ -52,21 +52,21 @@ TAKE_FREE: list[RawBSONDocument] = [
     )
 ]
 
-#: As an expression: the `$type` of a filter looks into arrays. A command that is late is judged by the whole rule.
+#: As an expression: the `$type` of a filter looks into arrays. A late command is judged by the whole rule.
 _IS_SOUND: RawBSONDocument = encoded({"$and": [*SOUND, {"$not": [is_late("$cluster_time")]}]})
 
 
 def is_free(grant: str) -> Filter:
-    """For whole documents with nobody in them, nor *grant* under a tombstone. Where nobody is, no time is judged: so it
-    does not matter which primary wrote last."""
-    return {"holders": _NOBODY, "waiters": _NOBODY, "tombstones.grant": {"$ne": grant}, "$expr": _IS_SOUND}
+    """Matches whole documents without a holder, a waiter, or a tombstone of *grant*. Without entries no time is judged:
+    so it does not matter which primary wrote last."""
+    return {"holders": _EMPTY, "waiters": _EMPTY, "tombstones.grant": {"$ne": grant}, "$expr": _IS_SOUND}
 
 
 _HELD: Expression = {
     "$subtract": [{"$min": ["$$NOW", {"$first": "$holders.until"}]}, {"$first": "$holders.acquired_at"}]
 }
 
-#: The only holder gives the lock back, and nobody waits: see `is_uncontended`.
+#: Releases the only holder of a document that matches `is_uncontended`.
 RELEASE_UNCONTENDED: list[RawBSONDocument] = [
     encoded(
         {
@@ -84,5 +84,5 @@ RELEASE_UNCONTENDED: list[RawBSONDocument] = [
 
 
 def is_uncontended(grant: str) -> Filter:
-    """For documents in which *grant* is the only holder, and nobody waits."""
-    return {"v": SCHEMA, "holders": {"$size": 1}, "holders.grant": {"$eq": grant}, "waiters": _NOBODY}
+    """Matches documents in which *grant* is the only holder, without a waiter."""
+    return {"v": SCHEMA, "holders": {"$size": 1}, "holders.grant": {"$eq": grant}, "waiters": _EMPTY}

@@ -16,7 +16,7 @@ _PLAIN: Final = (str, int, float, type(None))
 def log(level: int, event: str, /, **facts: object) -> None:
     """``log(WARNING, "lock lost", key="a")`` is the line "lock lost key=a", and its record has the field `lock_key`.
 
-    Costs next to nothing where nobody wants the line.
+    Costs next to nothing if the level is not enabled.
     """
     if _logger.isEnabledFor(level):
         _write(level, event, facts)

@@ -153,7 +153,7 @@ _IS_NEW: Expression = {"$eq": ["$$e.grant", "$$c.add.grant"]}
 
 
 def _without_removed(holders: Expression) -> Expression:
-    """Holders without the removed. One that must stay a while is renewed no more: it only waits for its end."""
+    """Holders without the removed. One with a minimum hold that is not over is kept, and renewed no more."""
     end = {"$add": [{"$min": ["$$e.acquired_at", "$$now"]}, "$$e.min_hold"]}
     return for_each(
         only(holders, {"$or": [{"$not": [_IS_REMOVED]}, {"$and": ["$$e.min_hold", {"$gt": [end, "$$now"]}]}]}),

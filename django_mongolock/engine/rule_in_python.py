@@ -1,7 +1,7 @@
-"""The rule of `step` once more, in plain Python, on the same documents: for locks that are kept in memory.
+"""The rule of `rule` in plain Python, on the same documents: its executable specification, and for locks in memory.
 
-There is one rule, and two that carry it out: MongoDB's primary, and these lines. A test lets both do the same things
-in any order, and compares every field of the two documents.
+A test has MongoDB's primary and these lines do the same things in any order, and compares every field of the two
+documents.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Moment:
 
 
 def apply_rule(document: Document | None, step: Step, limits: Limits, moment: Moment) -> Document | None:
-    """The document as *step* leaves it, parsed at that *moment*; None where there is none, nor is one made.
+    """Return the document as *step* leaves it, parsed at that *moment*; None if there is none, and none is made.
 
     *document* is not changed.
     """
@@ -54,7 +54,7 @@ def _blank(moment: Moment) -> Document:
 
 
 class _Rule:
-    """One application of it; the words are those of `step`."""
+    """One application of it; the names are those of `rule`."""
 
     def __init__(self, step: Step, limits: Limits, moment: Moment, document: Document) -> None:
         self.step = step
@@ -70,7 +70,7 @@ class _Rule:
             self.now = max(moment.now, document["written_at"])
 
     def is_other_primary(self, moment: Moment) -> bool:
-        """Was the document written by the clock of another primary, or by this one before it was set?"""
+        """Return whether the document was written by another primary's clock, or by this one before it was set back."""
         document, leap = self.document, timedelta(milliseconds=LEAP)
         op = moment.cluster_time
         if op is not None and op == document.get("cluster_time"):
@@ -130,7 +130,7 @@ class _Rule:
         return [e for e in waiters if e["until"] > self.now]
 
     def without_removed(self, holders: Entries) -> Entries:
-        """Holders without the removed. One that must stay a while is renewed no more: it only waits for its end."""
+        """Holders without the removed. One with a minimum hold that is not over is kept, and renewed no more."""
         kept = []
         for e in holders:
             end = min(e["acquired_at"], self.now) + timedelta(milliseconds=e["min_hold"])
@@ -157,10 +157,10 @@ class _Rule:
         return renewed
 
     def with_new(self, new: Document, queue: Entries, done: set[str], *, resumes: bool) -> Entries:
-        """The queue with the new entry, unless it is there already, lies under a tombstone, or finds no room.
+        """The queue with the new entry, unless it is there already, has a tombstone, or finds no room.
 
-        It stands where its arrival belongs. resumes: it takes the place of a holder that was removed, and goes to the
-        head, from wherever it stands.
+        It stands in the order of arrival. resumes: it takes the place of a holder that was removed, and goes to the
+        head, also if it is in the queue already.
         """
         if new["grant"] in done:
             return queue
@@ -193,14 +193,14 @@ class _Rule:
         return len(queue)
 
     def granted(self, entry: Document, token: int) -> Document:
-        """The entry as a holder. Unless its holder sees the answer, it knows of no more than its place in the queue."""
+        """The entry as a holder. It gets a whole lease if its holder sees the answer: see `rule._granted`."""
         granted = {**entry, "acquired_at": self.now, "token": Int64(token)}
         if entry["grant"] != self.step.ask:
             return granted
         return {**granted, "until": self.after(entry["server_lease"]), "beat": Int64(self.step.beat)}
 
     def ends(self, document: Document) -> Document:
-        """When the last lease ends, and when the document may go."""
+        """When the last lease ends, and when the document may be removed."""
         expires_at = max((e["until"] for e in document["holders"]), default=None)
         keep = max(self.now, expires_at or self.now) + timedelta(milliseconds=self.limits.retention)
         stays = document["purge_at"] >= keep
@@ -215,7 +215,7 @@ class _Rule:
         more = {
             "changes": 1,
             "acquisitions": len(granted),
-            # Fewer than none as well: a clock was set back meanwhile.
+            # Negative waits too: a clock was set back meanwhile.
             "contended": sum(wait != 0 for wait in waits),
             "expired": sum(e["until"] <= now and "released" not in e for e in ended),
             "waited_ms": sum(waits),
@@ -232,7 +232,7 @@ class _Rule:
         return fields
 
     def tombstones(self, document: Document) -> Document:
-        """The tombstones, where the command leaves some."""
+        """The tombstones, if the command leaves some."""
         if not self.step.tombstone_ttl:
             return {}
         old = [e for e in document["tombstones"] if e["until"] > self.now]
