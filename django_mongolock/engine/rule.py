@@ -94,9 +94,9 @@ def is_late(cluster_time: Expression) -> Expression:
 
 #: Whether the document was written by the clock of another primary, or by this one before it was set back. Two commands
 #: with one cluster time were parsed with no write in between, in an unknown order: if this one shows a much later time,
-#: the clock may have been set back after it. Every election writes. So two such commands were parsed by one primary, and
-#: a late command before the last writer, whichever elections they name. (A command that is held up, or whose sender has
-#: not heard of an election yet, names an earlier one than the primary that writes it.)
+#: the clock may have been set back after it. Every election writes. So two such commands were parsed by one primary,
+#: and a late command before the last writer, whichever elections they name. (A command that is held up, or whose sender
+#: has not heard of an election yet, names an earlier one than the primary that writes it.)
 _IS_OTHER_PRIMARY: Expression = {
     "$cond": [
         {"$and": ["$$op", {"$eq": ["$$op", "$$doc.cluster_time"]}]},
