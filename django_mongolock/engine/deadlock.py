@@ -1,8 +1,8 @@
 """Deadlocks between any threads and tasks of any processes: cycles in who waits for whom.
 
-The graph is in the documents: somebody who waits for a key waits for those who hold it. Only who holds a lock
-while waiting for another can be part of a cycle, so only those look, and only after a while: it costs nobody else
-a thing. The victim is the youngest waiter of the cycle; everybody in the cycle picks the same one.
+The graph is in the documents: a waiter for a key waits for its holders. Only a waiter that holds another lock can be
+part of a cycle, so only such waiters look, and only after a while. The victim is the youngest waiter of the cycle: all
+in the cycle pick the same one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .document import describe, is_holder, is_waiter
 
 Document = Mapping[str, Any]
 
-#: How many locks away a cycle is looked for.
+#: How many locks away the search for a cycle goes.
 MAX_DEPTH: Final = 32
 #: No lease ends before this: a bound for the index on `expires_at`, to search only among locks that are held.
 EVER: Final = datetime(2000, 1, 1, tzinfo=UTC)
@@ -40,7 +40,7 @@ class Cycle:
 
     @property
     def victim(self) -> Wait:
-        """Who is to give up: the youngest waiter; the same for everybody who looks."""
+        """The youngest waiter, which gives up."""
         return max(self.waits, key=lambda wait: (wait.since, wait.grant))
 
     @property
@@ -106,7 +106,7 @@ Edges = dict[str, list[Edge]]
 
 
 def _stuck(edges: Edges) -> Edges:
-    """The edges of those who wait for ever: not of who waits for a permit that somebody who goes on will give back."""
+    """The edges of the workers that wait for ever: without those that wait for a permit of a holder that goes on."""
     stuck = dict(edges)
     while going := [
         worker
@@ -127,7 +127,7 @@ def _edges(documents: Iterable[Document], now: datetime) -> Edges:
         needed = 1
         for waiter in _list(document, "waiters"):
             if is_waiter(waiter) and waiter["until"] > now:
-                # Never fewer than somebody ahead in the queue needs.
+                # Never fewer than a waiter ahead in the queue needs.
                 needed = max(needed, _needed(waiter, holders))
                 text = describe(waiter, now)
                 wait = Wait(document["_id"], waiter["grant"], waiter["since"], text)
@@ -136,7 +136,7 @@ def _edges(documents: Iterable[Document], now: datetime) -> Edges:
 
 
 def _list(document: Document, field: str) -> list[Any]:
-    """The entries of a document that may be somebody else's."""
+    """The entries of a document, which may be damaged."""
     entries = document.get(field)
     return entries if isinstance(entries, list) else []
 

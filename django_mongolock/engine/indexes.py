@@ -7,8 +7,8 @@ from typing import Any, Final
 from pymongo import IndexModel
 from pymongo.collection import Collection
 
-#: `expires_at` finds what is held and what is stale; `purge_at` is how the server removes what nobody uses any more;
-#: `contended` finds what had to be waited for most often: only an acquisition that waited writes to it.
+#: `expires_at` finds held and stale locks; by `purge_at` the server removes documents that are not used any more;
+#: `contended` finds the locks with the most waits: only an acquisition that waited writes to it.
 INDEXES: Final = {
     "mongolock_expires_at": IndexModel([("expires_at", 1)], name="mongolock_expires_at"),
     "mongolock_purge_at": IndexModel([("purge_at", 1)], name="mongolock_purge_at", expireAfterSeconds=0),
@@ -26,5 +26,5 @@ def ensure_indexes(collection: Collection[dict[str, Any]]) -> None:
 
 
 def missing_indexes(collection: Collection[dict[str, Any]]) -> list[str]:
-    """Names of the indexes that are not there."""
+    """Names of the missing indexes."""
     return sorted(set(INDEXES) - set(collection.index_information()))

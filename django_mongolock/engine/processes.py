@@ -1,8 +1,8 @@
-"""Telling that a process is gone, where that can be proven: on the same machine, among the same processes.
+"""Whether a process has ended, if that can be proven: on the same machine, among the same processes.
 
-A pid alone proves nothing: it is given again, and another container has its own. So a process is named by the boot of
-its kernel, its pid and time namespaces, its pid and the moment of its start. All of that is Linux; elsewhere a process
-has no such name, and nobody claims that it is gone.
+A pid alone proves nothing: pids are used again, and every container has its own. So the name of a process consists of
+the boot of its kernel, its pid and time namespaces, its pid and the moment of its start. All of that is Linux; on other
+systems a process has no such name, and counts as unknown.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, Literal
 
-#: gone: it runs no more, for sure. alive: it may run, and we would see it go. unknown: it is not ours to see.
+#: gone: it has certainly ended. alive: it may run, and its end can be seen. unknown: it cannot be seen from here.
 Fate = Literal["gone", "alive", "unknown"]
 
-#: The name of no process: what is held in this name is held for an owner, and waits for it (see `parking`).
+#: The name of no process: a lock that is held in this name waits for its owner (see `detached`).
 NOBODY: Final = "nobody"
 
 _PROC: Final = Path("/proc")
 
 
 def this_process() -> str:
-    """The name of this process; "" where it has none that others could judge."""
+    """The name of this process; "" if it has none."""
     return _name(os.getpid())
 
 
@@ -45,17 +45,18 @@ def _place() -> str:
 
 
 def _started(pid: int) -> str | None:
-    """When the process started, in ticks of its kernel; None if it has ended and only its parent has not asked yet."""
+    """When the process started, in ticks of its kernel; None if it has ended and its parent has not waited for it
+    yet."""
     stat = (_PROC / str(pid) / "stat").read_text(errors="replace")
     fields = stat.rpartition(")")[2].split()
-    # A process whose first thread has ended looks the same, but for its other threads.
+    # A process whose first thread has ended looks the same, except for its other threads.
     if fields[0] in "ZX" and os.listdir(_PROC / str(pid) / "task") == [str(pid)]:  # noqa: PTH208 - names are enough
         return None
     return fields[19]
 
 
 def fate(name: str) -> Fate:
-    """What became of the process of that name, as far as it can be told from here."""
+    """What became of the process of that name, as far as it can be seen from here."""
     if name == NOBODY:
         return "gone"
     place, _, rest = this_process().rpartition(" ")[0].rpartition(" ")
@@ -68,9 +69,9 @@ def fate(name: str) -> Fate:
     except ProcessLookupError:
         return "gone"
     except (PermissionError, OverflowError):
-        pass  # it is there, and belongs to somebody else
+        pass  # it exists, and belongs to another user
     try:
         return "alive" if _started(int(pid)) == started else "gone"
     except OSError:
-        # It has ended since, or it is hidden from us (hidepid): only the next look can tell.
+        # It has ended since, or it is hidden (hidepid): the next call may know.
         return "alive"

@@ -1,15 +1,15 @@
 """What to send when: the protocol of one grant, as generators.
 
-They decide; they never wait, read a clock, or do I/O. They yield actions (`Apply`, `Release`, `Read`, `Pause`) and
-are sent the outcome, or thrown the error, by one of the two drivers. So the same lines serve threads and coroutines,
-and their tests need no server. (psycopg's ``generators.py`` and ``transaction.py`` are the model.)
+They decide; they never wait, read a clock, or do I/O. They yield actions (`Apply`, `Release`, `Read`, `Pause`), and
+`runner` sends them the outcome or throws the error. So the same lines serve threads and coroutines, and their tests
+need no server. (psycopg's ``generators.py`` and ``transaction.py`` are the model.)
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Literal, TypeVar
 
@@ -20,24 +20,24 @@ from .processes import Fate
 from .replies import News, Reply
 from .step import Step
 
-#: How long an id that was given up stays under a tombstone, in milliseconds: longer than any network holds up a
-#: command that may still arrive.
+#: How long a tombstone stays, in milliseconds: longer than any network holds up a command that may still arrive.
 TOMBSTONE_TTL: Final = 600_000
 #: How long the head of the queue waits after the end of a dead holder's lease before it asks for the lock, in seconds.
 SLACK: Final = 0.005
-#: How long who holds a lock waits for another before it looks for a deadlock, in seconds; then twice as long each time.
+#: How long the holder of a lock waits for another before it reads for a deadlock, in seconds; then twice as long each
+#: time.
 DEADLOCK_CHECK_AFTER: Final = 1.0
-#: A failure within so many seconds may be a connection that broke; after that, a server that is away.
+#: A failure within this many seconds may be a connection that broke; a later one, a server that does not answer.
 PROMPT: Final = 2.0
-#: Bounds of the time between two looks, in seconds.
+#: Bounds of the time between two reads, in seconds.
 SHORTEST_POLL: Final = 0.02
 LONGEST_POLL: Final = 1.0
 #: How long the next in line waits for the lock to be handed over within the process, in seconds.
 LOCAL_HANDOVER_GRACE: Final = 0.5
-#: From which place in the queue on the change stream need not be listened to yet, and for how long, in seconds.
+#: From which place in the queue on a waiter need not listen to the change stream yet, and for how many seconds.
 NEAR_HEAD: Final = 8
 LONGEST_STREAM_SKIP: Final = 1.0
-#: How often whoever waits for a former run of the same owner looks whether that has died, in seconds.
+#: How often a waiter checks whether a former run of the same owner has died, in seconds.
 DEAD_OWNER_CHECK: Final = 0.5
 FOREVER: Final = float("inf")
 
@@ -52,7 +52,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Remove grants, without waiting for the majority. Outcome: was one of them there?"""
+    """Remove grants, without waiting for the majority. Outcome: whether one of them was there."""
 
     key: str
     step: Step
@@ -60,7 +60,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseUncontended:
-    """Remove a grant if it is the only one and nobody waits, without waiting for the disk. Outcome: was it so?"""
+    """Remove a grant if it is the only one and has no waiter, without waiting for the disk. Outcome: whether it did."""
 
     key: str
     grant: str
@@ -68,7 +68,7 @@ class ReleaseUncontended:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read how a grant stands, by what the majority has, and what *owner* has there besides. Outcome: an `Answer`."""
+    """Read how a grant stands, and which other grant *owner* has, as the majority has it. Outcome: an `Answer`."""
 
     key: str
     grant: str
@@ -77,9 +77,9 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class QueueNext:
-    """Queue the next of this process who wants the same key behind *grant*, which is about to leave the queue.
+    """Queue the next waiter of this process for the same key behind *grant*, which is about to leave the queue.
 
-    So those who came later elsewhere do not pass those who came earlier here. No outcome.
+    So a later waiter of another process does not overtake an earlier one of this process. No outcome.
     """
 
     key: str
@@ -98,8 +98,8 @@ class FindDeadlock:
 class Pause:
     """Wait for news of a grant. Outcome: `WaitResult`.
 
-    timer: seconds to wait at most. poll: the same, while nobody listens to the change stream. skip_stream_for: for how
-    many seconds no news is expected.
+    timer: seconds to wait at most. poll: the same, while there is no change stream. skip_stream_for: for how many
+    seconds no news is expected.
     """
 
     grant: str
@@ -117,9 +117,9 @@ Protocol = Generator[Action, Any, T]
 class Answer:
     """A reply, and when the command was sent and answered, in seconds of the local clock.
 
-    whole: did this very command give the grant a whole lease, or a whole place in the queue? Only then may anybody
-    believe in it, and for so long from when it was *sent*. former: what is known of the process that has the other
-    grant of this owner; None if there is none.
+    whole: whether this very command gave the grant a whole lease, or a whole place in the queue. Only then may the
+    session rely on it, and only for that long from when it was *sent*. former: what is known of the process that has
+    the other grant of this owner; None if there is none.
     """
 
     reply: Reply
@@ -129,8 +129,8 @@ class Answer:
     former: Fate | None = None
 
 
-#: Where somebody stands among those of this process who want the same key: behind another one who waits; next, when
-#: whoever holds it here gives it back; or it is our turn now to ask the server.
+#: Where a waiter stands among those of this process that want the same key: behind another waiter; next, when the
+#: holder in this process releases it; or it is its turn now to ask the server.
 Turn = Literal["behind", "next", "now"]
 
 
@@ -138,10 +138,10 @@ Turn = Literal["behind", "next", "now"]
 class WaitResult:
     """What is known after a pause.
 
-    now: the time. news: the change stream reported that the grant is held. answer: somebody else in this process sent
-    the command for us, and this came back. queued_until: until when our entry lives at any rate, as a waiter or as
-    a holder, by the local clock. turn: may it enter the document's queue? cancelled: the wait is to end. holder: who
-    has the lock, in words, as far as those know who stand before us.
+    now: the time. news: the change stream reported that the grant is held. answer: to the command that another grant of
+    this process sent for this one. queued_until: until when its entry lives, as a waiter or as a holder, by the local
+    clock. turn: whether it may enter the document's queue. cancelled: the wait is to end. holder: who has the lock, in
+    words, as far as the waiters before it know.
     """
 
     now: float
@@ -155,8 +155,8 @@ class WaitResult:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The lock is held: with this token, until this time of the local clock at any rate. uncontended: no other
-    grant held it then, or waited for it."""
+    """The lock is held with this token, at least until this time of the local clock. uncontended: no other grant held
+    it then, or waited for it."""
 
     token: int
     acquired_at: datetime
@@ -169,9 +169,9 @@ class Granted:
 class Acquisition:
     """One acquisition: its key, its id, its terms, and what its entry says besides (see `document.entry`).
 
-    facts: who asks, for people. nested: does the caller hold another lock already, so that it may be part of a
-    deadlock? whole: does it need a whole lease from the start, because nobody is going to renew it? seconds_per_place:
-    how many seconds a place in this queue takes.
+    facts: who asks, for people. nested: its thread or task holds another lock, so that it may be part of a deadlock.
+    whole: it needs a whole lease from the start, because it is not renewed. seconds_per_place: how many seconds a place
+    in this queue takes.
     """
 
     key: str
@@ -200,6 +200,9 @@ class Acquisition:
     def confirm(self) -> Apply:
         return Apply(self.key, Step(ask=self.grant, renew=(self.grant,)))
 
+    def give_up(self) -> Apply:
+        return Apply(self.key, Step(ask=self.grant, remove=(self.grant,), force=True))
+
     def read(self) -> Read:
         return Read(self.key, self.grant, self.terms.owner)
 
@@ -209,35 +212,35 @@ class Acquisition:
         return FOREVER if self.whole else self.terms.waiter_lease / 4
 
     def skip_stream_for(self, place: int) -> float:
-        """For how many seconds the lock does not come to who has so many ahead: most of what they took last time."""
+        """For how many seconds the lock does not reach this *place*: most of the time that it took last time."""
         return min(LONGEST_STREAM_SKIP, max(0, place - NEAR_HEAD) * self.seconds_per_place * 0.8)
 
 
 @dataclass(slots=True)
 class PollSchedule:
-    """How often to look while nobody listens, and when to suspect a deadlock, in a wait since *started*. Seconds.
+    """How often to read while there is no change stream, and when to look for a deadlock, in a wait since *started*.
 
-    Looking is spread by full jitter under a ceiling. It starts low when somebody has moved up in the queue, lower the
-    nearer to its head, and grows with every fourth look. dead_owner_check: how soon to look whether a former run has
-    died.
+    The time between two reads is spread by full jitter under a ceiling. That is low when the waiter has moved up in the
+    queue, lower the nearer to its head, and grows with every fourth read. dead_owner_check: how soon to check whether a
+    former run has died. Times are in seconds.
     """
 
     started: float
     deadlock_check_at: float = FOREVER
     dead_owner_check: float = FOREVER
     deadlock_check_after: float = DEADLOCK_CHECK_AFTER
-    looks: int = 0
+    reads: int = 0
     place: int = -1
 
     def poll(self, place: int) -> float:
-        """How long to wait for the next look from this *place* in the queue."""
-        self.looks = self.looks + 1 if place == self.place else 0
+        """How long to wait for the next read from this *place* in the queue."""
+        self.reads = self.reads + 1 if place == self.place else 0
         self.place = place
-        ceiling = min(LONGEST_POLL, SHORTEST_POLL * (place + 1) * 2 ** min(self.looks // 4, 16))
+        ceiling = min(LONGEST_POLL, SHORTEST_POLL * (place + 1) * 2 ** min(self.reads // 4, 16))
         return max(SHORTEST_POLL / 4, random.uniform(0, ceiling))  # noqa: S311 - spreads load, guards nothing
 
     def is_deadlock_check_due(self, now: float) -> bool:
-        """Is it time to look for a deadlock? Then the next time is twice as far."""
+        """Return whether it is time to look for a deadlock; if so, the next time is twice as far."""
         if now < self.deadlock_check_at:
             return False
         self.deadlock_check_after *= 2
@@ -256,18 +259,18 @@ def acquire(
 ) -> Protocol[Granted]:
     """Queue for the grant and wait until it is there, at most until *deadline*.
 
-    now: the time. since: when the wait began, if not now. trial: a single try, without queueing. answer: that of a
-    command which has queued it already.
+    now: the time. since: when the wait began, if not now. trial: a single try, without queueing. answer: to a command
+    that has queued it already.
 
-    Raises LockNotAcquired if it was not granted in time; it is then not in the queue any more. After any other
-    error its outcome is unknown: run `ensure_removed`.
+    Raises LockNotAcquired if it was not granted in time; it has left the queue then. After any other error its outcome
+    is unknown: run `ensure_removed`.
     """
     schedule = PollSchedule(
         now if since is None else since, now + DEADLOCK_CHECK_AFTER if acquisition.nested else FOREVER
     )
-    single = now - schedule.started if trial else None  # how long that one command takes is no wait
+    single = now - schedule.started if trial else None  # the time that the one command takes is not waited
     action: Apply | Read = acquisition.enter(trial)
-    last_token = 0  # the last in any answer: an answer to another's command may be older than our own
+    last_token = 0  # in any answer: one to a command of another grant may be older than its own
     while True:
         if answer is None:
             answer = yield from _persistently(action, acquisition, now, deadline)
@@ -289,12 +292,12 @@ def acquire(
         schedule.dead_owner_check = DEAD_OWNER_CHECK if answer.former == "alive" else FOREVER
         answer = None
         if reply.place is None or reply.first_end is None or reply.first_end <= 0:
-            # Not in the queue any more, or nobody holds the lock: an update prunes and grants.
+            # Out of the queue, or the lock has no holder: an update prunes and grants.
             action = acquisition.enter(trial)
             continue
         result = yield from _wait_for_news(acquisition, reply, deadline, now, schedule)
         now, answer = result.now, result.answer
-        # We may have been granted it before, slept through that grant, and queued again: its news are old.
+        # It may have been granted before, slept through that grant, and queued again: those news are old.
         if result.news is not None and result.news.token > last_token:
             if result.queued_until - now >= acquisition.enough:
                 return Granted(result.news.token, result.news.acquired_at, result.queued_until, now)
@@ -315,7 +318,7 @@ def _refuse_the_rest(action: Apply | Read, reply: Reply, waited: float) -> None:
 def _wait_for_news(
     acquisition: Acquisition, reply: Reply, deadline: float, now: float, schedule: PollSchedule
 ) -> Protocol[WaitResult]:
-    """Wait in the queue of the document, where *reply* has shown us. Raises LockDeadlock, LockCancelled."""
+    """Wait in the queue of the document, at the place in *reply*. Raises LockDeadlock, LockCancelled."""
     place = reply.place or 0
     if schedule.is_deadlock_check_due(now):
         yield from _refuse_deadlock(acquisition, now - schedule.started)
@@ -331,7 +334,7 @@ def _wait_for_news(
 
 
 def _refuse_deadlock(acquisition: Acquisition, waited: float) -> Protocol[None]:
-    """Raise LockDeadlock if *acquisition* is the youngest in a cycle of waits; it is then not in the queue any more."""
+    """Raise LockDeadlock if *acquisition* is the youngest in a cycle of waits; it has left the queue then."""
     try:
         cycle: Cycle | None = yield FindDeadlock(acquisition.key, acquisition.grant)
     except LockBackendFailed:
@@ -342,7 +345,7 @@ def _refuse_deadlock(acquisition: Acquisition, waited: float) -> Protocol[None]:
 
 
 def _granted(reply: Reply, answer: Answer, acquisition: Acquisition) -> Granted | None:
-    """The grant that *answer* tells of, if this command gave it a whole lease, and that is not over yet."""
+    """The grant in *answer*, if its command gave it a whole lease, and that is not over yet."""
     until = answer.sent + acquisition.terms.lease
     if not answer.whole or reply.acquired_at is None or until <= answer.now:
         return None
@@ -351,7 +354,7 @@ def _granted(reply: Reply, answer: Answer, acquisition: Acquisition) -> Granted 
 
 
 def _persistently(action: Apply | Read, acquisition: Acquisition, now: float, deadline: float) -> Protocol[Answer]:
-    """Send *action* again while that may help: until *deadline*, and once after it if the failure came at once."""
+    """Send *action*, again while that may help: until *deadline*, and once after it if the failure came at once."""
     failures, started = 0, now
     while True:
         try:
@@ -367,24 +370,24 @@ def _persistently(action: Apply | Read, acquisition: Acquisition, now: float, de
         result: WaitResult = yield Pause(acquisition.grant, pause)
         began, now = now, result.now
         if result.cancelled:
-            yield _removal(acquisition)
+            yield acquisition.give_up()
             raise LockCancelled(acquisition.key, now - started)
         if now >= deadline and now - began > PROMPT:
             raise failure
 
 
 def wait_in_line(acquisition: Acquisition, turn: Turn, deadline: float, now: float) -> Protocol[WaitResult]:
-    """Wait until it is our turn among those of this process. Nothing is sent for it.
+    """Wait for the turn among the waiters of this process. Sends nothing to the server.
 
-    Who is next waits a moment for the lock to be handed over within the process, which costs no command of its own,
-    and then queues with the others, where everybody sees it. Returns at the deadline at the latest.
+    The next one waits a moment for the hand-over within the process, which needs no command of its own, and then joins
+    the queue of the document, where every process sees it. Returns at the deadline at the latest.
     """
     started, next_since = now, now if turn == "next" else None
     while True:
         until = deadline if next_since is None else min(deadline, next_since + LOCAL_HANDOVER_GRACE)
         result: WaitResult = yield Pause(acquisition.grant, max(0.0, until - now))
         now = result.now
-        # An answer first: it says where we stand in the queue now, or that we have the lock.
+        # An answer first: it has the place in the queue, or the lock.
         if result.answer is not None:
             return result
         if result.cancelled:
@@ -400,29 +403,18 @@ def wait_in_line(acquisition: Acquisition, turn: Turn, deadline: float, now: flo
 
 
 def leave(acquisition: Acquisition) -> Protocol[None]:
-    """Take the grant out of the queue, or give it back if it was granted meanwhile."""
+    """Take the grant out of the queue, or release it if it was granted meanwhile."""
     yield QueueNext(acquisition.key, acquisition.grant)
-    yield _removal(acquisition)
-
-
-def _removal(acquisition: Acquisition) -> Apply:
-    return Apply(acquisition.key, Step(ask=acquisition.grant, remove=(acquisition.grant,), force=True))
+    yield acquisition.give_up()
 
 
 def hand_over(
     acquisition: Acquisition, giver: str, *, stays: bool = False, leave_tombstone: bool = False
 ) -> Protocol[Answer | None]:
-    """Give the grant *giver* back and queue *acquisition*, in one command. None if *giver* was not there any more; then
-    nothing was done. stays: it may have a minimum hold. leave_tombstone: a copy of the giver's command may still
-    arrive."""
-    step = Step(
-        ask=acquisition.grant,
-        add=acquisition.entry,
-        remove=(giver,),
-        force=not stays,
-        given=giver,
-        tombstone_ttl=TOMBSTONE_TTL if leave_tombstone else 0,
-    )
+    """Release the grant *giver* and queue *acquisition*, in one command. None if *giver* was not there; then nothing
+    was done. stays, leave_tombstone: see `release`."""
+    step = _removal(giver, stays=stays, leave_tombstone=leave_tombstone)
+    step = replace(step, ask=acquisition.grant, add=acquisition.entry, given=giver)
     answer: Answer = yield Apply(acquisition.key, step)
     return answer if answer.reply.found else None
 
@@ -432,31 +424,33 @@ def release(
 ) -> Protocol[bool]:
     """Release the grant; return whether it was there. leave_tombstone: a copy of its command may still arrive.
 
-    uncontended: try first what is only possible, and much cheaper, while nobody else wants the key. For exclusive
-    grants without a minimum hold. stays: it may have one. (Where it has none, the command says so and is shorter.)
+    stays: it may have a minimum hold. (The command for one without is shorter.) uncontended: try first the much cheaper
+    command for a lock without a waiter, for an exclusive grant without a minimum hold.
     """
     if uncontended and not leave_tombstone and (yield ReleaseUncontended(key, grant)):
         return True
-    was_there: bool = yield Release(
-        key, Step(remove=(grant,), force=not stays, tombstone_ttl=TOMBSTONE_TTL if leave_tombstone else 0)
-    )
+    was_there: bool = yield Release(key, _removal(grant, stays=stays, leave_tombstone=leave_tombstone))
     return was_there
 
 
+def _removal(grant: str, *, stays: bool = False, leave_tombstone: bool = False) -> Step:
+    return Step(remove=(grant,), force=not stays, tombstone_ttl=TOMBSTONE_TTL if leave_tombstone else 0)
+
+
 def confirm(acquisition: Acquisition) -> Protocol[bool]:
-    """Ask whether the grant still holds the key, and renew it then."""
+    """Renew the grant; return whether it still holds the key."""
     answer: Answer = yield acquisition.confirm()
     return answer.reply.held
 
 
 def extend(key: str, grant: str, lease: int, server_lease: int) -> Protocol[Answer]:
-    """Push the end of the grant to *lease* milliseconds from now, never nearer. The answer tells if it is held."""
+    """Push the end of the grant to *lease* milliseconds from now, never nearer. The answer says whether it is held."""
     answer: Answer = yield Apply(key, Step(ask=grant, renew=(grant,), lease=lease, server_lease=server_lease))
     return answer
 
 
 def removal_for_good(key: str, grant: str, *, stays: bool = False) -> Apply:
-    """What sees to it that the grant is gone and stays so, whatever became of the commands that were sent for it.
+    """The command after which the grant is gone for good, whatever became of the commands that were sent for it.
 
     stays: it was held, and its minimum hold is to last.
     """
