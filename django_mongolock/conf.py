@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from .engine.lock import check_seconds, check_wait
+from .engine.options import check_seconds, check_wait
 from .engine.texts import check_key
 
 NAME: Final = "MONGOLOCK"

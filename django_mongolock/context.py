@@ -47,9 +47,10 @@ def serving(request: HttpRequest | None) -> Iterator[None]:
 
 def holder_facts() -> dict[str, str | int]:
     """Return host, process, thread or asyncio task, view or Celery task, and user, as far as they are known here."""
-    facts: dict[str, str | int] = {"host": _HOST, "pid": os.getpid(), "thread": _worker_name()}
     request = current_request.get()
-    if place := _celery_task() or (view_name(request) if request is not None else ""):
+    place = _celery_task() or (view_name(request) if request is not None else "")
+    facts: dict[str, str | int] = {"host": _HOST, "pid": os.getpid(), "thread": _worker_name()}
+    if place:
         facts["place"] = tidy_fact(place)
     if request is not None and (user := _username(request)):
         facts["user"] = tidy_fact(user)

@@ -16,7 +16,8 @@ from .backends.transactions import RELEASES, PendingRelease, Release, open_trans
 from .conf import get_settings
 from .context import holder_facts
 from .engine.document import UNLIMITED, Mode, Terms
-from .engine.lock import UNSET, MongoLock, Options, Unset, check_seconds, check_wait
+from .engine.lock import MongoLock
+from .engine.options import UNSET, Options, Unset, check_seconds, check_wait
 from .engine.session.session import Session
 from .engine.texts import check_fact, check_key
 from .engine.transaction import Atomic
@@ -62,10 +63,10 @@ class DjangoLock(MongoLock):
 
         The transaction is not committed if the lock is known to be lost by then.
         """
-        if self.release_when == "now" or not (self._is_ours() and (opened := open_transactions()) and self.held):
+        if self.release_when == "now" or not ((opened := open_transactions()) and self.held):
             return False
         if self.release_when is None:
-            warn_of_open(opened, self.keys[0], self._grants[0].acquired_from)
+            warn_of_open(opened, self.keys[0], self._acquired()[0].acquired_from)
             return False
         PendingRelease(super().release, self.ensure_held).wait(opened)
         return True

@@ -10,7 +10,8 @@ from django.db import models, router
 from django.db.models import Model
 from django.db.models.query import ModelIterable
 
-from .engine.lock import UNSET, MongoLock, Unset
+from .engine.lock import MongoLock
+from .engine.options import UNSET, Unset
 from .exceptions import LockMisused
 from .keys import LockKey, model_key, row_key, row_template
 from .locks import LockOptions, mongo_lock

@@ -17,10 +17,12 @@ An acquisition sends at most one `lock_contended`, then either `lock_acquired` o
 ends in either `lock_released` or `lock_lost`.
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from django.dispatch import Signal
 
+from .engine.grant import Grant
 from .engine.lock import MongoLock
 
 lock_contended: Final = Signal()
@@ -50,3 +52,25 @@ EVENTS: Final = {
 def send(signal: Signal, **facts: Any) -> None:
     """Call the receivers."""
     signal.send_robust(sender=MongoLock, **facts)
+
+
+def signal_sender(alias: str) -> Callable[[str, Grant], None]:
+    """An observer that sends the events of a session as signals."""
+
+    def observe(event: str, grant: Grant) -> None:
+        reporting = grant.reporting
+        reasons = {"release_requested": reporting.release_requested_by, "contended": reporting.held_by}
+        send(
+            EVENTS[event],
+            key=grant.key,
+            template=reporting.template,
+            mode=grant.terms.mode,
+            using=alias,
+            token=grant.token,
+            waited=reporting.waited,
+            held=reporting.held_for,
+            contended=reporting.contended,
+            reason=reasons.get(event, grant.reason) or "",
+        )
+
+    return observe

@@ -114,7 +114,7 @@ class MemoryLocks:
         facts: dict[str, str | int] = {"host": "elsewhere", "pid": 1, "thread": "MainThread", "label": label}
         lock = MongoLock(lambda: session, made.keys, made.options, lambda: facts)
         try:
-            session.run(lock._acquire(0))  # not acquire(), which warns in a coroutine of what blocks
+            session.run(lock._own.acquire(session, 0, lock))  # not acquire(), which warns in a coroutine of what blocks
         except BaseException:
             session.close()
             raise

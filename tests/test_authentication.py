@@ -343,7 +343,7 @@ class TestTLS:
         """Locks, waiting by the change stream, and the check work over TLS."""
         connect(encrypted.uri)
         assert hand_over()
-        assert get_backend().session()._listener.listening
+        assert get_backend().session().waits.stream.listening
         assert "E101" not in ask()
 
     def test_the_documented_settings(

@@ -129,7 +129,6 @@ def test_imports_go_one_way() -> None:
     assert wrong_arrows(ROOT) == []
 
 
-@pytest.mark.xfail(strict=True, reason="the last circles are being opened")
 def test_no_modules_import_one_another() -> None:
     """Not even by way of others, inside functions or for type checkers."""
     assert circles(ROOT) == []

@@ -322,4 +322,4 @@ class TestLogging:
         assert (fields.lock_key, fields.lock_template) == ("order:5", "order:{pk}")
         assert isinstance(fields.lock_token, int)
         assert "taken away" in fields.lock_reason
-        assert fields.funcName == "_observe"
+        assert fields.funcName == "_report"

@@ -27,6 +27,7 @@ from django_mongolock.engine.texts import check_key, check_text
 from django_mongolock.exceptions import LockBackendFailed, LockError
 from django_mongolock.inspect.patterns import glob
 from django_mongolock.models import Lock, LockEvent
+from tests.grants import own
 from tests.lock_documents import HOSTILE_KEYS, TOKEN, Locks, entry, waiter
 from tests.lock_fixtures import WITH_MONGO
 from tests.test_admin import LIST, NAMES, RELEASE, browser, page_of, select, text_of
@@ -330,7 +331,7 @@ class TestLeaks:
         with suppress(LockError):
             mongo_lock("k", wait=0, reentrant=False).acquire()
         refused = respond("k")
-        shown += [repr(lock), str(lock), refused.content, refused.headers, repr(get_backend()), repr(lock._grants)]
+        shown += [repr(lock), str(lock), refused.content, refused.headers, repr(get_backend()), repr(own(lock).grants)]
         admin = browser(*NAMES)
         shown += [admin.get(address).content for address in (LIST, page_of("k"), f"{LIST}?state=waited")]
         shown.append(select(admin, "force_release", "k").content)

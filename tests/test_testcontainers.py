@@ -15,8 +15,9 @@ from pymongo import MongoClient, WriteConcern
 from testcontainers.community.mongodb import MongoDbContainer
 from testcontainers.core.config import ConnectionMode, testcontainers_config
 
-from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
+from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
 from testproject.servers import mongod_path
 from tests.waiting import eventually

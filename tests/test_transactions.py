@@ -31,6 +31,7 @@ from django_mongolock.backends import transactions as module
 from django_mongolock.models import Lock
 from django_mongolock.signals import lock_released
 from django_mongolock.testing import MemoryLocks
+from tests.grants import own
 from tests.lock_fixtures import WITH_MONGO
 from tests.looking import document, holders, new_key
 from tests.row_files import Rows, row_file
@@ -355,7 +356,7 @@ class TestLoss:
 
 def lose(lock: MongoLock) -> None:
     """The lock is lost, and its holder knows."""
-    for grant in lock._grants:
+    for grant in own(lock).grants:
         grant.lose("a test wants it so")
 
 

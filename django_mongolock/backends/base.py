@@ -14,13 +14,11 @@ from django.utils.module_loading import import_string
 
 from ..conf import LockSettings, get_settings
 from ..engine.document import milliseconds
-from ..engine.grant import Grant
 from ..engine.mongo_store import MongoStore
 from ..engine.session.per_process import Sessions
-from ..engine.session.session import Observer, Session
+from ..engine.session.session import Session
 from ..engine.step import Limits
 from ..exceptions import LockBackendFailed
-from ..signals import EVENTS, send
 
 S = TypeVar("S", bound=Session)
 
@@ -77,27 +75,6 @@ def mongo_store(using: str | None = None) -> MongoStore:
             passing=False,
         )
     return store
-
-
-def signal_sender(alias: str) -> Observer:
-    """An observer that sends the events of a session as signals."""
-
-    def observe(event: str, grant: Grant) -> None:
-        reasons = {"release_requested": grant.release_requested_by, "contended": grant.held_by}
-        send(
-            EVENTS[event],
-            key=grant.key,
-            template=grant.template,
-            mode=grant.terms.mode,
-            using=alias,
-            token=grant.token,
-            waited=grant.waited,
-            held=grant.held_for,
-            contended=grant.contended,
-            reason=reasons.get(event, grant.reason) or "",
-        )
-
-    return observe
 
 
 def load_backends() -> None:

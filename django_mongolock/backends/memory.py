@@ -11,8 +11,9 @@ from django.core import mail
 from ..conf import LockSettings
 from ..engine.logs import WARNING, log
 from ..engine.memory_server import MemoryServer, MemorySession, MemoryStore
-from ..engine.session.session import Observer
-from .base import Backend, signal_sender
+from ..engine.session.notifications import Observer
+from ..signals import signal_sender
+from .base import Backend
 
 #: By process and alias. A server outlives its backend, as MongoDB does: a test may change the settings.
 _servers: Final[dict[tuple[int, str], MemoryServer]] = {}

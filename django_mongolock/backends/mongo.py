@@ -11,8 +11,10 @@ from django.utils.connection import ConnectionDoesNotExist
 from ..conf import LockSettings
 from ..engine.grant import Grant
 from ..engine.mongo_store import MongoStore, StoreConfig
-from ..engine.session.session import Observer, Session
-from .base import Backend, signal_sender
+from ..engine.session.notifications import Observer
+from ..engine.session.session import Session
+from ..signals import signal_sender
+from .base import Backend
 
 ENGINE = "django_mongodb_backend"
 
@@ -53,7 +55,7 @@ class MongoBackend(Backend[Session]):
         self._name = self._database["NAME"]
         history = self.settings.HISTORY * 1_000_000
         store = MongoStore(StoreConfig(parameters, self._name or "", limits=self.limits, history=history))
-        observer = signal_sender(self.alias)
+        observer: Observer = signal_sender(self.alias)
         if store.history is not None:
             observer = _both(store.history.observe, observer)
         return Session(store, self.settings.COMMAND_TIMEOUT, observer)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..engine.lock import check_seconds
+from ..engine.options import check_seconds
 from ..engine.texts import MAX_FACT_LENGTH, check_fact, check_text
 
 #: The most that a version may be; far above any real one, and adding one to it is still a whole number of 64 bits.

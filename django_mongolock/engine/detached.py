@@ -71,7 +71,8 @@ def park_held(lock: MongoLock, terms: Terms, facts: Mapping[str, str | int]) -> 
 
     None if it had been lost before, or was taken away. Raises LockBackendFailed; the lock is then released as well.
     """
-    session, grants = lock._session, lock._grants
+    own = lock._own
+    session, grants = own.session, own.grants
     if session is None or len(grants) != 1:
         raise LockMisused("a lock on one key that is acquired can be parked")
     (grant,) = grants
@@ -86,7 +87,5 @@ def park_held(lock: MongoLock, terms: Terms, facts: Mapping[str, str | int]) -> 
     if not isinstance(parked, Parked):
         lock.release()
         return None
-    lock._grants, lock._owner_tokens = (), ()
-    grant.release()
-    session.released(grant)
+    own.let_go(session)
     return parked

@@ -33,7 +33,7 @@ _MINE: Expression = merge(
     {"since": "$$NOW", "until": _END, "beat": "$$c.beat", "acquired_at": "$$NOW", "token": _NEXT_TOKEN},
 )
 
-#: Adds an entry to a document that matches `is_free`.
+#: Adds an entry to a document that matches `IS_FREE`.
 TAKE_FREE: list[RawBSONDocument] = [
     encoded(
         {
@@ -56,17 +56,15 @@ TAKE_FREE: list[RawBSONDocument] = [
 _IS_SOUND: RawBSONDocument = encoded({"$and": [*SOUND, {"$not": [is_late("$cluster_time")]}]})
 
 
-def is_free(grant: str) -> Filter:
-    """Matches whole documents without a holder, a waiter, or a tombstone of *grant*. Without entries no time is judged:
-    so it does not matter which primary wrote last."""
-    return {"holders": _EMPTY, "waiters": _EMPTY, "tombstones.grant": {"$ne": grant}, "$expr": _IS_SOUND}
-
+#: Matches whole documents without a holder and a waiter; besides, the grant must have no tombstone there. Without
+#: entries no time is judged: so it does not matter which primary wrote last.
+IS_FREE: Filter = {"holders": _EMPTY, "waiters": _EMPTY, "$expr": _IS_SOUND}
 
 _HELD: Expression = {
     "$subtract": [{"$min": ["$$NOW", {"$first": "$holders.until"}]}, {"$first": "$holders.acquired_at"}]
 }
 
-#: Releases the only holder of a document that matches `is_uncontended`.
+#: Releases the only holder of a document that matches `IS_UNCONTENDED`.
 RELEASE_UNCONTENDED: list[RawBSONDocument] = [
     encoded(
         {
@@ -81,8 +79,5 @@ RELEASE_UNCONTENDED: list[RawBSONDocument] = [
         }
     )
 ]
-
-
-def is_uncontended(grant: str) -> Filter:
-    """Matches documents in which *grant* is the only holder, without a waiter."""
-    return {"v": SCHEMA, "holders": {"$size": 1}, "holders.grant": {"$eq": grant}, "waiters": _EMPTY}
+#: Matches documents without a waiter and with a single holder, which must be the grant.
+IS_UNCONTENDED: Filter = {"v": SCHEMA, "holders": {"$size": 1}, "waiters": _EMPTY}

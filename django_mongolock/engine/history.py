@@ -103,23 +103,26 @@ class History:
         self._lost = 0
 
     def observe(self, event: str, grant: Grant) -> None:
-        """Note what a session reports of one of its grants: see `session.Observer`."""
+        """Note what a session reports of one of its grants: see `notifications.Observer`."""
         what = _REPORTED.get(event)
         if what is None and (event, grant.reason) == ("not_acquired", "deadlock"):
             what = Happened.DEADLOCK
         if what is None:
             return
-        facts: Document = {"token": Int64(grant.token) if grant.token else None, "waited_ms": _ms(grant.waited)}
+        facts: Document = {
+            "token": Int64(grant.token) if grant.token else None,
+            "waited_ms": _ms(grant.reporting.waited),
+        }
         at = grant.acquired_at
         if what in (Happened.RELEASED, Happened.LOST):
-            held = grant.held_for
+            held = grant.reporting.held_for
             facts["held_ms"] = _ms(held)
             # A loss is reported when it is found out: that is later than the end of the lease, or the force release.
             at = at + timedelta(seconds=held) if at and what is Happened.RELEASED else None
         if what is Happened.LOST:
             facts["reason"] = grant.reason
         if what is Happened.DEADLOCK:
-            facts["reason"] = grant.held_by
+            facts["reason"] = grant.reporting.held_by
         self.note(grant.key, what, grant.acquisition.entry, at=at, **facts)
 
     def note(

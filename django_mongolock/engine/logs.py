@@ -6,9 +6,11 @@ import logging
 from logging import DEBUG, ERROR, INFO, WARNING
 from typing import Final
 
-__all__ = ["DEBUG", "INFO", "WARNING", "log", "log_exception"]
+__all__ = ["DEBUG", "INFO", "WARNING", "is_enabled_for", "log", "log_exception"]
 
 _logger: Final = logging.getLogger("django_mongolock")
+#: Whether a line of that level is wanted. Spares the caller the facts of a line that is not.
+is_enabled_for: Final = _logger.isEnabledFor
 #: What a formatter that writes JSON takes as it is.
 _PLAIN: Final = (str, int, float, type(None))
 

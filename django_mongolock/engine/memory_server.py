@@ -12,20 +12,22 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ..exceptions import LockBackendFailed, LockMisused
-from . import clock
+from . import clock, runner
 from .deadlock import Cycle, cycle_of
 from .grant import TAKEN, Grant
 from .processes import Fate
-from .protocol import Pause, WaitResult
+from .protocol import Action, Pause, Protocol, WaitResult
 from .replies import Found, Reply, read_found, read_reply
 from .rule_in_python import Moment, apply_rule
-from .session.session import Observer, Session
+from .session.notifications import Observer
+from .session.session import Session
 from .step import Limits, Step
 
 Document = dict[str, Any]
+T = TypeVar("T")
 
 #: The name of the memory's clock. There is no failover to another one.
 CLOCK: Final = "memory"
@@ -59,11 +61,11 @@ class MemoryServer:
         """Let time go by, as it does for living processes: what is due meanwhile, such as renewals, is done."""
         end = self.now() + seconds
         while (now := self.now()) < end:
-            due = {session: session.next_due() for session in list(self.sessions)}
+            due = {session: session.heartbeat.next_due() for session in list(self.sessions)}
             self._moved += max(0.001, min([end, *due.values()]) - now)
             for session, moment in due.items():
                 if moment <= self.now():
-                    session.beat()
+                    session.heartbeat.beat()
         for session in list(self.sessions):
             session.wake()
 
@@ -209,6 +211,7 @@ class MemorySession(Session):
         self, store: MemoryStore, observer: Observer | None = None, played_by: threading.Thread | None = None
     ) -> None:
         super().__init__(store, observer=observer, now=store.server.now)
+        self.renewals.in_threads = False  # the clock may be moved next
         self._server = store.server
         self._server.sessions.append(self)
         self.played_by = played_by
@@ -220,8 +223,8 @@ class MemorySession(Session):
             self._server.sessions.remove(self)
 
     def die(self) -> None:
-        """End without giving anything back, as a process does that is killed."""
-        for grant in list(self._grants.values()):
+        """End without releasing anything, as a process does that is killed."""
+        for grant in list(self.registry.grants.values()):
             grant.lose("its process died")
             self.forget(grant)
         self.close()
@@ -234,13 +237,9 @@ class MemorySession(Session):
         """See Session.fate()."""
         return "alive" if any(session.id == process for session in self._server.sessions) else "gone"
 
-    def _have_renewed(self, grants: list[Grant]) -> None:
-        """See Session._have_renewed(). At once: the clock may be moved next."""
-        self._renew(grants)
-
     def holding(self, key: str) -> list[Grant]:
         """The grants of *key* that are held here."""
-        return [grant for grant in list(self._grants.values()) if grant.key == key and grant.held]
+        return [grant for grant in list(self.registry.grants.values()) if grant.key == key and grant.held]
 
     def lose(self, key: str) -> int:
         """Have the grants of *key* taken away, learn of it at once, and wait until `on_lost` has been called.
@@ -250,24 +249,31 @@ class MemorySession(Session):
         grants = self.holding(key)
         self.store.release(key, Step(remove=tuple(grant.id for grant in grants), force=True), self.command_timeout)
         for grant in grants:
-            reported = threading.Event()
-            call = None if grant.on_lost is None else grant.on_lost()
-            grant.on_lost = partial(partial, _call_and_set, call, reported)
+            reported, reporting = threading.Event(), grant.reporting
+            call = None if reporting.on_lost is None else reporting.on_lost()
+            reporting.on_lost = partial(partial, _call_and_set, call, reported)
             if grant.lose(TAKEN):
                 self.lost(grant)
                 reported.wait(5.0)
         return len(grants)
 
-    def _pause(self, pause: Pause) -> WaitResult:
-        """See Session._pause(). Where only time can end the wait, let it go by at once."""
-        grant = self._waiting[pause.grant]
-        if not self._server.is_hopeless(grant.key, threading.current_thread()):
-            return super()._pause(pause)
-        self._notify_contention(grant)
-        if self.now() - grant.began > LONGEST_WAIT:
+    def run(self, steps: Protocol[T]) -> T:
+        """See Session.run(). Where only time can end a wait, let it go by at once."""
+        return runner.run(steps, partial(self._perform, threading.current_thread()))
+
+    def _perform(self, thread: threading.Thread, action: Action) -> Any:
+        if isinstance(action, Pause):
+            grant = self.queue.waiting[action.grant]
+            if self._server.is_hopeless(grant.key, thread):
+                return self._let_time_go_by(grant, action.timer)
+        return self.commands.call(action) if thread is threading.main_thread() else self.commands.send(action)
+
+    def _let_time_go_by(self, grant: Grant, seconds: float) -> WaitResult:
+        self.notifications.contended(grant)
+        if self.now() - grant.waiting.began > LONGEST_WAIT:
             raise LockMisused(f"this would wait for {grant.key!r} for ever, since the test itself holds it")
-        self._server.advance(min(pause.timer, LONGEST_STEP))
-        return self._wait_result(grant)
+        self._server.advance(min(seconds, LONGEST_STEP))
+        return self.waits.result(grant)
 
 
 def _call_and_set(callback: Callable[[], object] | None, done: threading.Event) -> None:

@@ -26,7 +26,7 @@ from .deadlock import Cycle, chain_pipeline, cycle_of, read_chain
 from .document import find_damage
 from .driver_errors import bare, is_refusal, translate
 from .election import ClockEncoder, arguments
-from .fast_path import RELEASE_UNCONTENDED, TAKE_FREE, is_free, is_uncontended
+from .fast_path import IS_FREE, IS_UNCONTENDED, RELEASE_UNCONTENDED, TAKE_FREE
 from .history import History
 from .replies import REPLY, REPLY_TAKEN, REPLY_TO_OWNER, Found, Reply, read_found, read_reply, read_taken
 from .rule import IS_WHOLE, pipeline
@@ -156,7 +156,7 @@ class MongoStore:
 
     def take_free(self, key: str, step: Step, timeout: float) -> Reply | None:
         """See Store.take_free()."""
-        where = {"_id": {"$eq": key}, **is_free(step.ask)}
+        where = {"_id": {"$eq": key}, "tombstones.grant": {"$ne": step.ask}, **IS_FREE}
         with self.bounded(timeout, key):
             try:
                 found = self._find_and_modify(key, step, query=where, update=TAKE_FREE, fields=REPLY_TAKEN)
@@ -207,7 +207,7 @@ class MongoStore:
     def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
         """See Store.release_uncontended()."""
         collection = self.collection.with_options(write_concern=UNNOTICED)
-        where = {"_id": {"$eq": key}, **is_uncontended(grant)}
+        where = {"_id": {"$eq": key}, "holders.grant": {"$eq": grant}, **IS_UNCONTENDED}
         with self.bounded(timeout, key):
             try:
                 return collection.update_one(where, RELEASE_UNCONTENDED).matched_count == 1

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 from bson.int64 import Int64
 from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern
@@ -25,11 +25,9 @@ from pymongo.read_concern import ReadConcern
 
 from ..exceptions import LockBackendFailed, LockError, LockMisused, LockTransactionAborted
 from . import clock, runner
+from .grant import Grant
 from .mongo_store import MongoStore
-
-if TYPE_CHECKING:
-    from .grant import Grant
-    from .lock import MongoLock
+from .session.session import Session
 
 S_co = TypeVar("S_co", ClientSession, AsyncClientSession, covariant=True)
 T = TypeVar("T")
@@ -45,6 +43,16 @@ UNKNOWN: Final = "UnknownTransactionCommitResult"
 COMMIT_LIMIT: Final = 30.0
 
 
+class FencingLock(Protocol):
+    """What a transaction needs of its lock."""
+
+    def ensure_held(self) -> None: ...
+    def extend(self, lease: float | None = None) -> None: ...
+    async def aextend(self, lease: float | None = None) -> None: ...
+    def _acquired(self) -> tuple[Grant, ...]: ...
+    def _session(self) -> Session: ...
+
+
 class Atomic(Generic[S_co]):
     """What `MongoLock.atomic` returns: enter it with ``with``, or with ``async with``, for the transaction's session.
 
@@ -53,7 +61,7 @@ class Atomic(Generic[S_co]):
     again (see `MongoLock.run_atomic`). LockBackendFailed: nobody knows if it was committed.
     """
 
-    def __init__(self, lock: MongoLock, client: Client) -> None:
+    def __init__(self, lock: FencingLock, client: Client) -> None:
         if not isinstance(client, (MongoClient, AsyncMongoClient)):
             raise TypeError(
                 f"atomic() takes a MongoClient, not a {type(client).__name__}; a DATABASES alias is given by its name, "
@@ -175,7 +183,7 @@ class Atomic(Generic[S_co]):
 
     @property
     def _timeout(self) -> float:
-        return self._lock._now().command_timeout
+        return self._lock._session().command_timeout
 
     @property
     def _key(self) -> str:
@@ -235,15 +243,15 @@ def is_transient(error: BaseException) -> bool:
     )
 
 
-def kept_in_mongodb(lock: MongoLock) -> MongoStore:
+def kept_in_mongodb(lock: FencingLock) -> MongoStore:
     """Where the lock is kept. Raises LockMisused if that is no MongoDB."""
-    store = lock._now().store
+    store = lock._session().store
     if not isinstance(store, MongoStore):
         raise LockMisused("this lock is not kept in MongoDB: atomic() needs a MongoDB transaction")
     return store
 
 
-def _transactional_store(lock: MongoLock) -> MongoStore:
+def _transactional_store(lock: FencingLock) -> MongoStore:
     """Where the lock is kept. Raises LockMisused where there are no transactions."""
     store = kept_in_mongodb(lock)
     servers = store.client.topology_description.server_descriptions().values()

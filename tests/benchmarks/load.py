@@ -32,8 +32,9 @@ from pymongo import MongoClient
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
+from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockBackendFailed, LockError, LockLost, LockNotAcquired
 from testproject.servers import ReplicaSet, mongodb
@@ -112,9 +113,7 @@ def measure(world: World) -> dict[str, float]:
         "cursors and change streams": status["metrics"]["cursor"]["open"]["total"],
         "memory, bytes": memory(),
         "objects of ours": ours,
-        "grants, waiting, unsettled": sum(
-            len(session._grants) + len(session._waiting) + len(session._pending_removals) for session in world.sessions
-        ),
+        "grants, waiting, removals": sum(session.known for session in world.sessions),
         "documents": world.locks.count_documents({}),
         "bytes of the largest document": max(
             (len(str(found)) for found in world.locks.find({}, {"tombstones": 0})), default=0
@@ -186,7 +185,7 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
 def settled(world: World) -> None:
     """Wait until what was given up has been taken back."""
     end = clock.now() + 30
-    while (world.left() or any(session._pending_removals for session in world.sessions)) and clock.now() < end:
+    while (world.left() or any(session.cleanup.pending for session in world.sessions)) and clock.now() < end:
         time.sleep(0.05)
 
 

@@ -28,8 +28,9 @@ from pymongo.collection import Collection
 from pymongo.errors import DuplicateKeyError, PyMongoError
 
 from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
+from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockError
 from testproject.servers import mongodb
@@ -112,11 +113,11 @@ def our_run(uri: str, collection: str, cycles: int, seed: int, mean: float) -> d
     errors.pop("LockNotAcquired", None)
     taken.release()
     end = time.monotonic() + 15
-    while (session._pending_removals or session._grants) and time.monotonic() < end:
+    while (session.cleanup.pending or session.registry.grants) and time.monotonic() < end:
         time.sleep(0.02)
     with MongoLock(lambda: session, ("usable",), Options(terms, wait=0)) as last:
         usable = last.held
-    known = len(session._grants) + len(session._pending_removals) + len(session._waiting) + len(session._lines)
+    known = session.known
     documents = list(store.latest.find())
     left = sum(len(document["holders"]) + len(document["waiters"]) for document in documents)
     return {"strikes": storm.strikes, "left": left, "known": known, "errors": errors, "usable": usable}

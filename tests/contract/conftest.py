@@ -15,6 +15,7 @@ from django_mongolock.engine.mongo_store import MongoStore
 from django_mongolock.engine.session.session import Session
 from django_mongolock.testing import override_locks
 from tests.engine.faces import ASYNC, BLOCKING, Face
+from tests.grants import own
 
 
 class Elsewhere(Protocol):
@@ -46,14 +47,16 @@ class World:
 
     def is_queued(self, number: int) -> bool:
         """Does somebody of that process wait in a queue?"""
-        grants = [grant for session in self.sessions[number : number + 1] for grant in list(session._grants.values())]
-        return any(grant.queued_until for grant in grants)
+        grants = [
+            grant for session in self.sessions[number : number + 1] for grant in list(session.registry.grants.values())
+        ]
+        return any(grant.lease.until for grant in grants)
 
     def kill(self, lock: MongoLock) -> None:
         """The process that holds *lock* is killed: nobody renews it any more."""
-        session = lock._session
+        session = own(lock).session
         assert session is not None
-        for grant in list(session._grants.values()):
+        for grant in list(session.registry.grants.values()):
             grant.lose("killed")
             session.forget(grant)
 

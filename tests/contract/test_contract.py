@@ -31,6 +31,7 @@ from django_mongolock import (
 )
 from tests.contract.conftest import Elsewhere, World
 from tests.engine.faces import Face
+from tests.grants import own
 from tests.looking import new_key
 from tests.waiting import eventually
 
@@ -182,7 +183,7 @@ class TestTurns:
         lock = mongo_lock(key)
         with elsewhere(key):
             thread = in_thread(lambda: cancelled(lock))
-            assert eventually(lambda: lock._wanted)
+            assert eventually(lambda: own(lock).wanted)
             lock.cancel()
             thread.join(10)
 
@@ -206,7 +207,7 @@ class TestTurns:
         with elsewhere(key):
             waiter = mongo_lock(key)
             in_thread(lambda: cancelled(waiter))
-            assert eventually(lambda: waiter._wanted is not None and waiter._wanted.queued_until)
+            assert eventually(lambda: (wanted := own(waiter).wanted) is not None and wanted.lease.until)
             with pytest.raises(LockQueueFull):
                 elsewhere(key).acquire()
             waiter.cancel()

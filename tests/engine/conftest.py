@@ -12,8 +12,9 @@ from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
+from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
 from tests.engine.faces import ASYNC, BLOCKING, Face
 
@@ -46,7 +47,7 @@ class Timer:
         """Only the heartbeats notice; those who wait sleep on."""
         self._ahead += seconds
         for session in self.sessions:
-            session._heartbeat.wake()
+            session.heartbeat.wake()
 
 
 class Commands(monitoring.CommandListener):

@@ -15,8 +15,9 @@ import time
 from types import FrameType
 
 from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
+from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
 
 DATABASE = "mongolock_tests"
@@ -79,9 +80,9 @@ def main(collection: str, cycles: str, seed: str) -> None:
                 storm.end()
                 calm = True
     end = time.monotonic() + 30
-    while (session._grants or session._pending_removals) and time.monotonic() < end:
+    while session.known and time.monotonic() < end:
         time.sleep(0.02)
-    known = len(session._grants) + len(session._pending_removals)
+    known = session.known
     sys.stdout.write(json.dumps({"struck": storm.struck, "known": known}) + "\n")
     sys.stdout.flush()
     os._exit(0)  # what is left would be given back now

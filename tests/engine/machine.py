@@ -19,7 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.document import UNLIMITED, Terms
-from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.options import Options
 from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired
 from django_mongolock.inspect.operations import Which, clear_stale, find_grants, force_release
 from tests.engine.actors import Actor

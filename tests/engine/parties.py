@@ -4,8 +4,9 @@ import uuid
 from typing import Any
 
 from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
+from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Limits
 from tests.engine.waiters import InThread, Waiter

@@ -20,7 +20,7 @@ Entries = Callable[..., list[Any]]
 
 def settled(session: Session) -> bool:
     """Return whether the session knows of nothing, and has nothing left to remove."""
-    return eventually(lambda: not session._pending_removals and not session._grants, 5)
+    return eventually(lambda: not session.known, 5)
 
 
 async def cancelled(task: asyncio.Task[Any]) -> bool:
@@ -36,7 +36,7 @@ async def test_cancelled_before_anything_was_sent(session: Session, entries: Ent
     """F36: nothing was begun, nothing is left, and the object can be used."""
     lock = make_lock(session)
     assert await cancelled(asyncio.create_task(lock.aacquire()))
-    assert not session._grants
+    assert not session.registry.grants
     async with lock:
         assert lock.held
     assert entries() == []
@@ -206,7 +206,7 @@ async def test_waiting_coroutines_hold_no_thread(session: Session, other: LockMa
     async with other():
         tasks = [asyncio.create_task(make_lock(session, wait=30).aacquire()) for _ in range(100)]
         await asyncio.sleep(0.3)
-        assert len(session._senders) <= 16
+        assert len(session.threads) <= 16
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -10,8 +10,9 @@ from pymongo.collection import Collection
 from django_mongolock.engine import clock
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.election import ClockEncoder
-from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
+from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
 from testproject.servers import ReplicaSet
 from tests.engine.clusters import FAKETIME, Cluster, Dial
@@ -60,7 +61,7 @@ def lock(session: Session, lease: float, *, wait: float | None = 0, renew: bool 
 
 def die(session: Session) -> None:
     """Forget what is held, as a process does that is killed."""
-    session._grants.clear()
+    session.registry.grants.clear()
 
 
 def tries(session: Session, seconds: float) -> list[float]:

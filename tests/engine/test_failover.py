@@ -17,14 +17,16 @@ from django_mongolock.engine import clock
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.document import entry as new_entry
 from django_mongolock.engine.indexes import ensure_indexes
-from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
+from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Step
 from django_mongolock.exceptions import LockBackendFailed, LockError, LockLost, LockNotAcquired
 from testproject.servers import Mongod, ReplicaSet
 from tests.engine.conftest import Document, make_lock
 from tests.engine.waiters import InThread, Waiter
+from tests.grants import grant_of
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -212,7 +214,7 @@ def test_without_the_majority_nothing_is_granted(cluster: ReplicaSet, sessions: 
     assert clock.now() - started < 10
     for other in others:
         other.resume()
-    assert eventually(lambda: not session._pending_removals, 60)
+    assert eventually(lambda: not session.cleanup.pending, 60)
     assert left(session) == 0
     assert lock(session, wait=30).acquire().release()
 
@@ -285,7 +287,7 @@ def test_a_release_that_is_rolled_back_is_made_again(cluster: ReplicaSet, sessio
     gave them back does so again, also if it has nothing else to do any more."""
     session = sessions(timeout=1.5)
     alone, shared = lock(session, "alone").acquire(), lock(session, "shared").acquire()
-    next(iter(shared._grants)).uncontended = False  # somebody waited then: the other way to give a lock back
+    grant_of(shared).lease.uncontended = False  # somebody waited then: the other way to give a lock back
     with a_release_undone(cluster, session, alone, shared):
         assert alone.release()
         assert shared.release()

@@ -19,8 +19,9 @@ from pymongo.read_concern import ReadConcern
 
 from django_mongolock.engine import transaction
 from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
+from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import (
     LockBackendFailed,
@@ -31,6 +32,7 @@ from django_mongolock.exceptions import (
 )
 from testproject.servers import Mongod, ReplicaSet
 from tests.benchmarks.takeovers import Tally, Trials
+from tests.grants import grant_of
 from tests.waiting import eventually
 
 Document = dict[str, Any]
@@ -133,7 +135,7 @@ def test_known_loss(hold: LockMaker, data: Pieces, mongo: Client) -> None:
     lock = hold().acquire()
     with pytest.raises(LockLost), lock.atomic(mongo) as session:
         data.insert_one({"x": 1}, session=session)
-        lock._grants[0].lose("a test wants it so")
+        grant_of(lock).lose("a test wants it so")
     with pytest.raises(LockLost):
         lock.atomic(mongo).__enter__()
     assert data.count_documents({}) == 0
@@ -251,7 +253,7 @@ def test_run_atomic_gives_up(hold: LockMaker, join_queue: Callable[[], None], mo
 
     def lose(session: Any) -> None:
         attempts.append(1)
-        lock._grants[0].lose("a test wants it so")
+        grant_of(lock).lose("a test wants it so")
 
     attempts.clear()
     lock = hold("b").acquire()
@@ -275,11 +277,11 @@ def test_several_keys(hold: LockMaker, take_over: Callable[..., MongoLock], data
 def test_renewals_wait_for_the_end(hold: LockMaker, mongo: Client) -> None:
     """While it lasts, the lock's own renewal keeps out of the way; afterwards it is in time again."""
     with hold() as lock:
-        (grant,) = lock._grants
-        usual = grant.renew_at
+        grant = grant_of(lock)
+        usual = grant.lease.renew_at
         with lock.atomic(mongo):
-            assert grant.renew_at == pytest.approx(grant.ends_at - 10, abs=0.1)
-        assert grant.renew_at == pytest.approx(usual, abs=0.1)
+            assert grant.lease.renew_at == pytest.approx(grant.ends_at - 10, abs=0.1)
+        assert grant.lease.renew_at == pytest.approx(usual, abs=0.1)
 
 
 def test_another_mongodb(hold: LockMaker) -> None:

@@ -310,7 +310,7 @@ def test_dates_beyond_everything(world: World, session: Session) -> None:
     )
     with contextlib.suppress(LockError):
         make_lock(session, "bad", wait=0).acquire().release()
-    assert eventually(lambda: not session._pending_removals)
+    assert eventually(lambda: not session.cleanup.pending)
     left = world.collection.find_one({"_id": "bad"}, {"waiters": 1})
     assert left is not None
     assert left["waiters"] == []

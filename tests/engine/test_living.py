@@ -18,13 +18,15 @@ from django_mongolock.engine.grant import Grant
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore
 from django_mongolock.engine.replies import Reply
-from django_mongolock.engine.session.session import CALLERS, Session
+from django_mongolock.engine.session.notifications import CALLBACK_THREADS
+from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockBackendFailed, LockLost
 from django_mongolock.inspect.operations import ask_to_release
 from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock, renewed, store_of
 from tests.engine.processes import processes
 from tests.engine.waiters import InThread, Waiter
 from tests.engine.worker import PAUSE_WAITING
+from tests.grants import grant_of, new_grant
 from tests.waiting import eventually
 
 Entries = Callable[..., list[Any]]
@@ -63,7 +65,7 @@ def test_a_thread_that_ends_with_a_lock_loses_it(
     assert not kept[0].release()
     assert "its thread has ended" in caplog.text
     assert "test_living.py" in caplog.text
-    assert eventually(lambda: not session._grants)
+    assert eventually(lambda: not session.registry.grants)
 
 
 def test_a_lock_of_a_living_thread_is_kept(
@@ -137,7 +139,7 @@ def told(lock: LockMaker, other: LockMaker, in_thread: InThread, session: Sessio
     """Somebody who was granted the lock by another's release, and heard of it by the stream."""
     theirs = other(terms=CALM).acquire()
     waiter = Waiter(in_thread, lock(wait=None, **options))
-    assert eventually(lambda: session._listener.listening)
+    assert eventually(lambda: session.waits.stream.listening)
     assert not eventually(lambda: waiter.done, 0.2)
     theirs.release()
     return waiter.end()
@@ -157,7 +159,7 @@ def test_a_told_grant_lives_as_long_as_its_place_in_the_queue_and_is_renewed(
     """P1, F42: its first deadline is that of the waiter, no later than what the server has; a beat makes it a whole
     lease."""
     waiter = told(lock, other, in_thread, session, terms=Terms(lease=120, margin=0.2, waiter_lease=60))
-    (grant,) = waiter.lock._grants
+    grant = grant_of(waiter.lock)
     found = session.store.read("k", grant.id, 5)
     assert waiter.lock.remaining <= min(60, left(found))
     timer.move(30)
@@ -248,12 +250,12 @@ def test_the_grant_before_is_not_renewed_for_the_one_after(lock: LockMaker, sess
     """F39: a renewal that was on its way when the lock was given back does nothing to the next grant of the same
     object, and brings the old one not back."""
     mine = lock(terms=CALM).acquire()
-    (before,) = mine._grants
+    before = grant_of(mine)
     mine.release()
     mine.acquire()
     until = entries()[0]["until"]
     time.sleep(0.02)
-    session._renew([before])
+    session.renewals.renew([before])
     assert entries()[0]["until"] == until
     assert len(entries()) == 1
     assert not before.held
@@ -265,8 +267,8 @@ def test_ten_thousand_locks_are_renewed_by_twenty_two_commands(session: Session,
     """F40: an update and a read for each thousand; one of them was lost, and that one is told so, no other."""
     terms = Terms(lease=3_000, margin=1, waiter_lease=60)
     # The pattern first: it takes a real lock, after which the heartbeat must lie down again, or it would beat as well.
-    _document(session, make_lock(session, terms=terms)._new_grant(session, "k", threading.current_thread()))
-    assert eventually(lambda: session._heartbeat._wakes_at > clock.now())
+    _document(session, new_grant(session, make_lock(session, terms=terms), threading.current_thread()))
+    assert eventually(lambda: session.heartbeat.wakes_at > clock.now())
     grants = []
     for number in range(10_000):
         key = f"k{number:05}"
@@ -278,9 +280,9 @@ def test_ten_thousand_locks_are_renewed_by_twenty_two_commands(session: Session,
     store_of(session).collection.update_one({"_id": "k07777"}, {"$set": {"holders": []}})
     commands.clear()
     for grant in grants:
-        grant.renew_at = 0
-    session.beat()
-    assert eventually(lambda: not any(grant.renewing for grant in grants), 60)
+        grant.lease.renew_at = 0
+    session.heartbeat.beat()
+    assert eventually(lambda: not any(grant.lease.renewing for grant in grants), 60)
     assert len(commands.names) <= 22, commands.names
     assert [grant.key for grant in grants if not grant.held] == ["k07777"]
     assert all(grant.remaining > 2_990 for grant in grants if grant.held)
@@ -295,10 +297,9 @@ def _hold(session: Session, lock: MongoLock) -> list[Grant]:
 
     from django_mongolock.engine.protocol import Granted
 
-    grant = lock._new_grant(session, lock.key, threading.current_thread())
-    with session._mutex:
-        session._grants[grant.id] = grant
-    grant.hold(Granted(5, datetime.now(UTC), clock.now() + 100, clock.now()), 0.0)
+    grant = new_grant(session, lock, threading.current_thread())
+    session.registry.grants[grant.id] = grant
+    grant.hold(Granted(5, datetime.now(UTC), clock.now() + 100, clock.now()))
     return [grant]
 
 
@@ -363,7 +364,7 @@ def test_a_told_holder_that_is_stopped_past_its_first_deadline(
     theirs = other(terms=CALM).acquire()
     mine = lock(wait=None, terms=terms)
     waiter = Waiter(in_thread, mine)
-    assert eventually(lambda: session._listener.listening)
+    assert eventually(lambda: session.waits.stream.listening)
     time.sleep(0.2)
     monkeypatch.setattr(session.store, "renew", stop)
     theirs.release()
@@ -435,19 +436,19 @@ def test_a_signal_while_cleaning_up_leaves_nothing(
         raise KeyboardInterrupt
 
     with other(terms=CALM):
-        for method in ("leave", "abandon", "forget"):
+        for part, method in ((session.queue, "leave"), (session, "abandon"), (session, "forget")):
             with monkeypatch.context() as patch:
-                patch.setattr(session, "_pause", strike)
-                keep, calls = getattr(session, method), [strike]
+                patch.setattr(session.waits, "pause", strike)
+                keep, calls = getattr(part, method), [strike]
 
                 def once(grant: Grant, keep: Any = keep, calls: list[Any] = calls) -> Any:
                     return calls.pop()() if calls else keep(grant)
 
-                patch.setattr(session, method, once)
+                patch.setattr(part, method, once)
                 with pytest.raises(KeyboardInterrupt):
                     lock(terms=CALM, wait=None).acquire()
-            assert eventually(lambda: not (session._grants or session._waiting or session._lines)), method
-        assert eventually(lambda: not session._pending_removals)
+            assert eventually(lambda: not (session.registry.grants or len(session.queue))), method
+        assert eventually(lambda: not session.cleanup.pending)
         assert len(entries()) == 1
 
 
@@ -471,8 +472,8 @@ def test_who_loses_its_lock_in_its_last_moment_is_told(
     error and by `on_lost`, which has its lock even so."""
     told: list[str] = []
     busy = threading.Event()
-    for _ in range(CALLERS):  # so that the call can only be made when everything else is over
-        session._callers.submit(busy.wait)
+    for _ in range(CALLBACK_THREADS):  # so that the call can only be made when everything else is over
+        session.notifications.threads.submit(busy.wait)
     with pytest.raises(LockLost), lock(terms=CALM, on_lost=lambda lost: told.append(lost.key)):
         collection.update_one({"_id": "k"}, {"$set": {"holders": []}})
     gc.collect()

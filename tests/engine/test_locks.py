@@ -15,7 +15,8 @@ from pymongo.collection import Collection
 
 from django_mongolock.engine.document import UNLIMITED, Terms
 from django_mongolock.engine.grant import Grant
-from django_mongolock.engine.lock import MongoLock, Options, check_seconds, check_wait
+from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.options import Options, check_seconds, check_wait
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import (
     LockBackendFailed,
@@ -29,6 +30,7 @@ from django_mongolock.exceptions import (
 )
 from tests.engine.conftest import CALM, QUICK, Document, LockMaker, make_lock
 from tests.engine.faces import ASYNC, BLOCKING, Face
+from tests.grants import grant_of, own
 from tests.waiting import eventually
 
 Entries = Callable[..., list[Any]]
@@ -227,7 +229,7 @@ def test_an_object_in_use_is_refused(
     with other():
         waiting = lock()
         thread = in_thread(lambda: waiting.acquire(3).release())
-        assert eventually(waiting._busy.locked)
+        assert eventually(lambda: own(waiting).wanted)
         with pytest.raises(LockMisused, match="being acquired"):
             face.acquire(waiting)
     thread.join()
@@ -348,7 +350,7 @@ def test_of_several_keys_none_stays_when_one_is_not_to_be_had(
         with pytest.raises(LockNotAcquired, match="'c'"):
             face.acquire(lock("a", "b", "c", wait=0.1))
         assert entries("a") == entries("b") == []
-        assert not session._grants
+        assert not session.registry.grants
 
 
 def test_one_key_lost_is_all_lost(
@@ -368,7 +370,7 @@ def test_interrupted_while_giving_back_what_it_had(
     session: Session, other: LockMaker, moment: int, entries: Entries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F29, F36: KeyboardInterrupt at any command of an acquisition of several keys leaves none of them."""
-    send, count = session._send_elsewhere, 0
+    send, count = session.commands.call, 0
 
     def interrupted(action: Any) -> Any:
         nonlocal count
@@ -378,11 +380,11 @@ def test_interrupted_while_giving_back_what_it_had(
         return send(action)
 
     with other("c"):
-        monkeypatch.setattr(session, "_send_elsewhere", interrupted)
+        monkeypatch.setattr(session.commands, "call", interrupted)
         with pytest.raises((KeyboardInterrupt, LockNotAcquired)):
             make_lock(session, "a", "b", "c", wait=0.05).acquire()
-        assert eventually(lambda: not session._pending_removals)
-        assert not session._grants
+        assert eventually(lambda: not session.cleanup.pending)
+        assert not session.registry.grants
         assert entries("a") == entries("b") == []
         assert len(entries("c")) == 1
 
@@ -397,7 +399,7 @@ def test_on_lost_is_called_once(lock: LockMaker, session: Session, face: Face, t
     take_away()
     assert eventually(lambda: told)
     assert not face.release(mine)
-    session.beat()
+    session.heartbeat.beat()
     time.sleep(0.1)
     assert told == [mine]
     with face.block(lock(on_lost=told.append)):
@@ -420,7 +422,7 @@ def test_a_loss_is_told_also_where_the_grant_was_in_doubt(
     failpoint(["findAndModify"], times=1, writeConcernError=error)
     terms = Terms(lease=60, margin=1)
     mine = face.acquire(make_lock(session, terms=terms, on_lost=lambda _: told.set()))
-    (grant,) = mine._grants
+    grant = grant_of(mine)
     assert grant.outcome_unknown
     take_away()
     assert not face.release(mine)
@@ -462,8 +464,8 @@ def test_facts_that_cannot_be_had_leave_nothing_behind(session: Session, face: F
     broken = MongoLock(lambda: session, ("k",), Options(terms=QUICK), facts)
     with pytest.raises(RuntimeError, match="facts"):
         face.acquire(broken)
-    assert not session._grants
-    assert not session._pending_removals
+    assert not session.registry.grants
+    assert not session.cleanup.pending
 
 
 def test_facts_are_stored_with_the_holder(session: Session, face: Face, entries: Entries) -> None:
@@ -536,7 +538,7 @@ def test_nothing_secret_is_logged(
     mine = lock().acquire()
     take_away()
     assert eventually(lambda: "lock lost" in caplog.text)
-    assert mine._grants[0].id not in caplog.text + repr(mine) + repr(session) + repr(mine._grants)
+    assert grant_of(mine).id not in caplog.text + repr(mine) + repr(session) + repr(grant_of(mine))
     assert "mongodb://" not in caplog.text
 
 

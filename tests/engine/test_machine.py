@@ -32,6 +32,7 @@ from tests.engine.conftest import Document, LockMaker, make_lock
 from tests.engine.machine import Machine
 from tests.engine.world import Errors, Plan, Violation, World
 from tests.faults.broken import broken
+from tests.grants import own
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -132,7 +133,7 @@ def test_no_two_are_held_that_exclude_each_other_for_long(worlds: Worlds) -> Non
 
 def _held_read_twice(lock: MongoLock) -> bool:
     """`MongoLock.held` as it was once: see `test_what_is_released_is_not_held_to_whoever_looks`."""
-    return bool(lock._grants) and lock._is_ours() and all(grant.held for grant in lock._grants)
+    return bool(own(lock).grants) and own(lock).is_ours and all(grant.held for grant in own(lock).grants)
 
 
 @pytest.mark.long

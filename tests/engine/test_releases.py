@@ -3,7 +3,7 @@
 import pytest
 
 from django_mongolock.engine.protocol import Release
-from django_mongolock.engine.session.releases import LONGEST, LOOK, Releases, UnconfirmedRelease
+from django_mongolock.engine.session.releases import LOOK_EVERY, REMEMBERED_FOR, Releases, UnconfirmedRelease
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Step
 from tests.engine.conftest import Commands, LockMaker
@@ -35,7 +35,7 @@ def test_what_the_majority_has_cannot_be_undone(releases: Releases) -> None:
     """A write that was sent before a release was confirmed proves nothing about it, nor does one to another primary."""
     releases.confirmed("two", 9)
     releases.confirmed("one", 1.0)
-    assert len(releases._made) == 3
+    assert len(releases) == 3
     releases.confirmed("one", 2.5)
     assert releases.undone("two", 4) == [release(3)]
 
@@ -43,8 +43,8 @@ def test_what_the_majority_has_cannot_be_undone(releases: Releases) -> None:
 def test_while_there_is_no_primary_nothing_is_decided(releases: Releases) -> None:
     """Nor while it is the same."""
     assert releases.undone("one", 4) == []
-    assert releases.undone("", 4 + LONGEST) == []
-    assert releases.look_at == 4 + LONGEST + LOOK
+    assert releases.undone("", 4 + REMEMBERED_FOR) == []
+    assert releases.look_at == 4 + REMEMBERED_FOR + LOOK_EVERY
     assert len(releases.undone("two", 5)) == 3
 
 
@@ -55,8 +55,8 @@ def test_those_of_this_primary_stay(releases: Releases) -> None:
 
 
 def test_they_are_forgotten_in_time(releases: Releases) -> None:
-    assert releases.undone("one", 2 + LONGEST) == []
-    assert releases.undone("two", 2 + LONGEST) == [release(3)]
+    assert releases.undone("one", 2 + REMEMBERED_FOR) == []
+    assert releases.undone("two", 2 + REMEMBERED_FOR) == [release(3)]
 
 
 def test_it_is_looked_soon_and_only_while_there_is_a_reason() -> None:
@@ -64,7 +64,7 @@ def test_it_is_looked_soon_and_only_while_there_is_a_reason() -> None:
     assert releases.look_at == float("inf")
     releases.made(release(7))
     releases.made(release(8))
-    assert releases.look_at == 7 + LOOK
+    assert releases.look_at == 7 + LOOK_EVERY
 
 
 def test_a_session_remembers_only_the_last_and_sends_nothing_for_it(
@@ -74,8 +74,8 @@ def test_a_session_remembers_only_the_last_and_sends_nothing_for_it(
     for number in range(20):
         with lock(f"k{number % 3}"):
             pass
-    assert len(session._releases._made) == 1
+    assert len(session.commands.releases) == 1
     commands.clear()
     now = session.now()
-    assert eventually(lambda: session._releases.look_at > now + LOOK + 1)
+    assert eventually(lambda: session.commands.releases.look_at > now + LOOK_EVERY + 1)
     assert commands.names == []

@@ -28,6 +28,7 @@ from django_mongolock.engine.step import Limits
 from django_mongolock.exceptions import LockBackendFailed, LockError, LockLost
 from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock, renewed
 from tests.engine.processes import processes
+from tests.grants import grant_of
 from tests.waiting import eventually
 
 Entries = Callable[..., list[Any]]
@@ -100,13 +101,13 @@ def test_a_lost_lock_whose_first_command_got_no_answer_is_removed(
     """F17, P7: it is gone, and told so; the command that is still on its way brings it back for nobody."""
     told = threading.Event()
     mine = lock(terms=QUICK if how == "told at a beat" else Terms(), on_lost=lambda _: told.set()).acquire()
-    (grant,) = mine._grants
+    grant = grant_of(mine)
     grant.outcome_unknown = True
     take_away()
     if how == "found at the release":
         assert not mine.release()
     assert told.wait(10)
-    assert eventually(lambda: not session._pending_removals)
+    assert eventually(lambda: not session.cleanup.pending)
     session.store.apply("k", grant.acquisition.enter(trial=False).step, 5)
     assert entries() == []
 
@@ -167,10 +168,10 @@ def test_a_purged_document_is_not_taken_for_a_loss_until_the_deadline(
 def test_a_reply_older_than_the_grant_is_no_loss(lock: LockMaker, session: Session) -> None:
     """F6: what a primary that was left behind still has, from before the grant, says nothing about it."""
     mine = lock().acquire()
-    (grant,) = mine._grants
-    session._judge(grant, Found(grant.token - 1, {}, {}), number=1, until=clock.now())
+    grant = grant_of(mine)
+    session.renewals.judge(grant, Found(grant.token - 1, {}, {}), number=1, until=clock.now())
     assert mine.held
-    session._judge(grant, Found(grant.token, {}, {}), number=1, until=clock.now())
+    session.renewals.judge(grant, Found(grant.token, {}, {}), number=1, until=clock.now())
     assert mine.lost
 
 
@@ -211,10 +212,10 @@ def test_a_dead_keeper_is_replaced(
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(session._heartbeat, "_next_due", die)
+        patch.setattr(session.heartbeat, "next_due", die)
         patch.setattr(keeping, "log_exception", die)
         first = lock("first", terms=CALM).acquire()
-        heartbeat = session._heartbeat._thread
+        heartbeat = session.heartbeat.thread
         assert heartbeat is not None
         heartbeat.join(10)
         assert not heartbeat.is_alive()
@@ -227,14 +228,14 @@ def test_a_keeper_that_fails_goes_on(
     lock: LockMaker, session: Session, timer: Timer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F35: whatever goes wrong while it looks what is due, the locks that are held are renewed."""
-    next_due, failures = session._heartbeat._next_due, iter([RuntimeError("once")])
+    next_due, failures = session.heartbeat.next_due, iter([RuntimeError("once")])
 
     def fail_once() -> float:
         for failure in failures:
             raise failure
         return next_due()
 
-    monkeypatch.setattr(session._heartbeat, "_next_due", fail_once)
+    monkeypatch.setattr(session.heartbeat, "next_due", fail_once)
     with lock(terms=CALM) as mine:
         timer.move(CALM.lease / 2)
         assert eventually(lambda: renewed(mine))
@@ -246,45 +247,45 @@ def test_locks_are_renewed_together_whenever_they_were_acquired(
 ) -> None:
     """P8: the first that is due takes along what would be due before it is again; from then on they go together."""
     with lock("a", terms=Terms(lease=60)) as one, lock("b", terms=Terms(lease=60)) as two:
-        grants = [*one._grants, *two._grants]
-        grants[0].renew_at, grants[1].renew_at = session.now(), session.now() + 19
+        grants = [grant_of(one), grant_of(two)]
+        grants[0].lease.renew_at, grants[1].lease.renew_at = session.now(), session.now() + 19
         commands.clear()
-        session.beat()
-        assert eventually(lambda: not any(grant.renewing for grant in grants), 20)
+        session.heartbeat.beat()
+        assert eventually(lambda: not any(grant.lease.renewing for grant in grants), 20)
         assert commands.names == ["update", "find"]
-        assert abs(grants[0].renew_at - grants[1].renew_at) < 1
+        assert abs(grants[0].lease.renew_at - grants[1].lease.renew_at) < 1
 
 
 def test_the_keeper_sleeps_while_there_is_nothing_to_do(lock: LockMaker, session: Session, commands: Commands) -> None:
     """Nobody pays for locks that nobody holds, nor for one whose release the majority has."""
     with lock(terms=QUICK):
         pass
-    session._releases.confirmed(session.store.primary(), session.now())
-    assert eventually(lambda: session._heartbeat._wakes_at == float("inf"))  # it looks for a failover
+    session.commands.releases.confirmed(session.store.primary(), session.now())
+    assert eventually(lambda: session.heartbeat.wakes_at == float("inf"))  # it looks for a failover
     commands.clear()
     time.sleep(QUICK.lease / 2)
     assert commands.names == []
-    assert session._heartbeat._wakes_at == float("inf")
+    assert session.heartbeat.wakes_at == float("inf")
 
 
 def test_a_grant_that_comes_while_the_keeper_lies_down_is_seen(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F35: it has looked for what is due and found nothing; before it sleeps, something comes. It must not sleep on."""
-    next_due, coming = session._heartbeat._next_due, ["a grant"]
+    next_due, coming = session.heartbeat.next_due, ["a grant"]
     beats = threading.Event()
 
     def find_nothing() -> float:
         due = next_due()
         if coming:
             coming.pop()
-            session._heartbeat.see_to(clock.now())
+            session.heartbeat.see_to(clock.now())
         return due
 
-    monkeypatch.setattr(session._heartbeat, "_next_due", find_nothing)
-    monkeypatch.setattr(session, "beat", beats.set)
-    session._heartbeat._wakes_at = 0.0
-    session._heartbeat._start()
+    monkeypatch.setattr(session.heartbeat, "next_due", find_nothing)
+    monkeypatch.setattr(session.heartbeat, "beat", beats.set)
+    session.heartbeat.wakes_at = 0.0
+    session.heartbeat.start()
     assert beats.wait(10)
 
 
@@ -318,7 +319,7 @@ def test_a_lock_that_nobody_can_release_any_more_is_released(
     with pytest.warns(ResourceWarning, match="'k', acquired at .*test_session.py:[0-9]+, was not released"):  # noqa: PT031
         del mine
         gc.collect()
-    assert eventually(lambda: entries() == [] and not session._grants)
+    assert eventually(lambda: entries() == [] and not session.registry.grants)
     outer, inner = lock().acquire(), lock(reentrant=True).acquire()
     del outer
     gc.collect()
@@ -332,7 +333,7 @@ def test_a_lock_that_was_forgotten_is_not_entered_again(
 ) -> None:
     """F33: the same thread takes it again, reentrant, before the heartbeat has given it back: it gets a grant of its
     own, which the heartbeat does not take away with the forgotten one."""
-    dropped, not_busy, done = session._dropped, threading.Event(), threading.Event()
+    dropped, not_busy, done = session.heartbeat.adopt, threading.Event(), threading.Event()
 
     def later(what: Grant | OwnerRef) -> None:
         not_busy.wait(5)
@@ -340,7 +341,7 @@ def test_a_lock_that_was_forgotten_is_not_entered_again(
         if isinstance(what, OwnerRef):
             done.set()
 
-    monkeypatch.setattr(session, "_dropped", later)
+    monkeypatch.setattr(session.heartbeat, "adopt", later)
     forgotten = lock(reentrant=True).acquire()
     token = forgotten.fencing_token
     with pytest.warns(ResourceWarning):  # noqa: PT031
@@ -364,7 +365,7 @@ def test_a_grant_is_never_seen_held_without_its_deadline(monkeypatch: pytest.Mon
                 seen.append((self.state, self.remaining))
 
     grant = Watched("id", "k", Terms(), auto_renew=True, worker=None)
-    grant.hold(Granted(5, NOW, clock.now() + 30, clock.now()), 0.0)
+    grant.hold(Granted(5, NOW, clock.now() + 30, clock.now()))
     assert seen
     assert all(remaining > 0 for _, remaining in seen)
     assert grant.held
@@ -373,7 +374,7 @@ def test_a_grant_is_never_seen_held_without_its_deadline(monkeypatch: pytest.Mon
 def test_an_end_that_was_told_stays_told() -> None:
     """P7: an answer that comes after the deadline does not bring the grant back to life."""
     grant = Grant("id", "k", Terms(lease=10), auto_renew=True, worker=None)
-    grant.hold(Granted(5, NOW, clock.now() - 1, clock.now() - 11), 0.0)
+    grant.hold(Granted(5, NOW, clock.now() - 1, clock.now() - 11))
     assert not grant.held
     grant.renewed(clock.now() + 10, clock.now())
     assert not grant.held
@@ -495,13 +496,13 @@ def test_the_main_thread_sends_nothing_itself(
     """F29: an exception raised by a signal handler must not strike inside the driver, and handlers run in the main
     thread. Whatever other threads send they send themselves."""
     senders: list[int] = []
-    send = session._send
+    send = session.commands.send
 
     def watched(*arguments: Any) -> Any:
         senders.append(threading.get_ident())
         return send(*arguments)
 
-    monkeypatch.setattr(session, "_send", watched)
+    monkeypatch.setattr(session.commands, "send", watched)
     with lock():
         pass
     assert threading.get_ident() not in senders

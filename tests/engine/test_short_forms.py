@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from django_mongolock.engine import fast_path
-from django_mongolock.engine.session.free_keys import MAX_KEYS, PENALTY, FreeKeys
+from django_mongolock.engine.session.releases import MAX_KEYS, NO_GUESS_FOR, FreeKeys
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged, LockNotAcquired
 from tests.engine.conftest import Commands, Document, LockMaker, store_of
@@ -66,7 +66,7 @@ def test_a_wrong_guess_costs_one_command_and_is_not_made_again_soon(
         lock(wait=0).acquire()
     assert sent(commands) == ["TAKE_FREE", "whole"]
     theirs.release()
-    for _ in range(PENALTY + 1):
+    for _ in range(NO_GUESS_FOR + 1):
         with lock():
             pass
     assert set(sent(commands)) - {"RELEASE_UNCONTENDED"} == {"whole"}
@@ -154,7 +154,7 @@ def test_a_guess_is_made_once_for_each_release() -> None:
 def test_after_a_wrong_guess_there_is_none_for_a_while() -> None:
     keys = FreeKeys()
     keys.was_wrong("k")
-    for _ in range(PENALTY):
+    for _ in range(NO_GUESS_FOR):
         keys.released("k")
         assert not keys.guess("k")
     keys.released("k")

@@ -104,8 +104,8 @@ def count_events(run: Callable[[], object], **options: Any) -> int:
 
 def known(session: Session) -> str:
     """What the session still knows of, in words; empty if nothing."""
-    found = (session._grants, session._waiting, session._lines, session._pending_removals, session._held_here)
-    return "; ".join(repr(dict(things)) for things in found if things)
+    found = (session.registry.grants, session.queue.waiting, session.cleanup.pending)
+    return "; ".join([f"{session.known} known", *(repr(things) for things in found)]) if session.known else ""
 
 
 def held(collection: Collection[Document]) -> list[str]:
@@ -242,7 +242,7 @@ def test_every_line_of_a_hand_over(
     def give(key: str, strikes: Strikes) -> Waiter:
         mine = [make_lock(session, key, terms=CALM).acquire()]
         waiter = Waiter(in_thread, make_lock(session, key, terms=CALM, wait=60))
-        assert eventually(lambda: any(grant.key == key for grant in list(session._waiting.values())))
+        assert eventually(lambda: any(grant.key == key for grant in list(session.queue.waiting.values())))
         with strikes, contextlib.suppress(Struck):
             mine[0].release()
         mine.clear()

@@ -17,6 +17,7 @@ from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Step
 from django_mongolock.exceptions import LockBackendFailed, LockError
 from tests.engine.conftest import CALM, Commands, Document, LockMaker, make_lock, store_of
+from tests.grants import own
 from tests.waiting import eventually
 
 SECRET = "hunter2-very-secret"
@@ -236,7 +237,7 @@ def test_an_outcome_that_stays_unknown_is_removed(
     failpoint(["findAndModify"], times=2, writeConcernError={"code": 64, "errmsg": "x"})
     with pytest.raises(LockBackendFailed):
         lock(wait=0).acquire()
-    assert eventually(lambda: not session._pending_removals, 5)
+    assert eventually(lambda: not session.cleanup.pending, 5)
     assert entries() == []
     assert other(wait=0).try_acquire()
 
@@ -279,7 +280,7 @@ def test_a_copy_that_arrives_after_a_failed_try_is_refused(
     monkeypatch.setattr(session.store, "apply", hold_up)
     with make_lock(owner):
         assert not make_lock(session).try_acquire()
-        assert eventually(lambda: not session._pending_removals)
+        assert eventually(lambda: not session.cleanup.pending)
     apply(*held_up[0])
     assert entries() == []
 
@@ -292,7 +293,7 @@ def test_a_release_that_got_no_answer_is_given_back_all_the_same(
         mine = lock().acquire()
         failpoint(["update"], times=times, closeConnection=True)
         assert mine.release()
-        assert eventually(lambda: not session._pending_removals, 8)
+        assert eventually(lambda: not session.cleanup.pending, 8)
         assert entries() == []
 
 
@@ -324,19 +325,19 @@ def test_a_thousand_locks_are_renewed_by_one_update_and_one_read(
     monkeypatch.setattr(session, "run", None)
     commands.clear()
     before = locks[0].remaining
-    for grant in session._grants.values():
-        grant.renew_at = 0.0
-    session.beat()
-    assert eventually(lambda: not any(grant.renewing for grant in session._grants.values()), 20)
+    for grant in session.registry.grants.values():
+        grant.lease.renew_at = 0.0
+    session.heartbeat.beat()
+    assert eventually(lambda: not any(grant.lease.renewing for grant in session.registry.grants.values()), 20)
     assert commands.names == ["update", "find"]
     assert all(mine.remaining > before for mine in locks)
-    assert all(grant.renew_at > 0 for grant in session._grants.values())
+    assert all(grant.lease.renew_at > 0 for grant in session.registry.grants.values())
     monkeypatch.undo()
     collection = store_of(session).collection
     collection.update_many({}, {"$set": {"holders": []}})
     for mine in locks:
-        mine._grants = ()
-    session._grants.clear()
+        own(mine).grants = ()
+    session.registry.grants.clear()
 
 
 @pytest.mark.parametrize(("given", "had"), [({"maxPoolSize": 1}, 50), ({"maxPoolSize": 60}, 60), ({}, 100)])

@@ -135,7 +135,7 @@ async def test_tasks_that_are_cancelled(session: Session, other: LockMaker, stor
     """F77, P6: a web server whose clients go away while their commands are on their way: what they leave is bounded."""
 
     def quiet() -> bool:
-        return not (session._pending_removals or session._grants)
+        return not (session.cleanup.pending or session.registry.grants)
 
     async with other(terms=TERMS):
         for _ in range(8):

@@ -23,7 +23,7 @@ from django_mongolock.engine.document import Terms, entry
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.replies import Reply
-from django_mongolock.engine.session import wakeups
+from django_mongolock.engine.session import change_stream
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockError, LockNotAcquired, LockQueueFull
@@ -32,6 +32,7 @@ from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Ti
 from tests.engine.processes import processes
 from tests.engine.waiters import InThread, Waiter
 from tests.engine.worker import COMPETE
+from tests.grants import new_grant
 from tests.waiting import eventually
 
 Entries = Callable[..., list[Any]]
@@ -43,12 +44,12 @@ PERMIT = Terms(mode="semaphore", capacity=2, lease=60, margin=1, waiter_lease=60
 
 
 def listening(session: Session) -> bool:
-    return eventually(lambda: session._listener.listening)
+    return eventually(lambda: session.waits.stream.listening)
 
 
 def in_line(session: Session, number: int) -> bool:
     """Wait until so many of the session's threads and tasks stand in line, or wait in the queue."""
-    return eventually(lambda: len(session._waiting) == number)
+    return eventually(lambda: len(session.queue.waiting) == number)
 
 
 def queue_is(entries: Entries, length: int) -> bool:
@@ -57,15 +58,7 @@ def queue_is(entries: Entries, length: int) -> bool:
 
 def nothing_left(*sessions: Session) -> bool:
     """Do the sessions know of nothing any more, neither held nor waited for nor open?"""
-    return eventually(
-        lambda: (
-            not any(
-                known
-                for s in sessions
-                for known in (s._grants, s._waiting, s._lines, s._pending_removals, s._held_here)
-            )
-        )
-    )
+    return eventually(lambda: not any(session.known for session in sessions))
 
 
 @pytest.fixture
@@ -77,7 +70,7 @@ def queued(
     waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
     assert eventually(lambda: len(entries()) == 2)
     assert listening(session)
-    assert eventually(lambda: session._look_at == float("inf"))
+    assert eventually(lambda: session.waits.next_due() == float("inf"))
     time.sleep(0.1)
     yield theirs, waiter
     theirs.release()
@@ -168,7 +161,7 @@ def test_a_stream_rests_while_no_news_can_come_and_misses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """P8, F44: for who stands far back the stream is not read; a grant that comes before its time waits there."""
-    monkeypatch.setattr(wakeups, "LONGEST_REST", 60.0)
+    monkeypatch.setattr(change_stream, "LONGEST_REST", 60.0)
     theirs, first = queued
     theirs.release()
     first.let_go().end()
@@ -209,7 +202,7 @@ def test_a_stream_that_ends_comes_back_and_nobody_is_forgotten(
         kill_cursor(mongo, appname, collection)
     else:
         failpoint(["getMore"], times=1, errorCode=end)
-        assert eventually(lambda: not session._listener.listening)
+        assert eventually(lambda: not session.waits.stream.listening)
     released = clock.now()
     theirs.release()
     assert waiter.end().at - released < SOON
@@ -221,7 +214,7 @@ def test_a_stream_that_ends_comes_back_and_nobody_is_forgotten(
     released = clock.now()
     again.release()
     assert second.end().at - released < SOON
-    assert session._listener.listening
+    assert session.waits.stream.listening
     second.let_go()
 
 
@@ -251,7 +244,7 @@ def test_an_invalidated_stream_is_opened_anew(
     theirs = other(terms=CALM).acquire()
     second = Waiter(in_thread, lock(terms=CALM, wait=None))
     assert not eventually(lambda: second.done, 1.0)
-    session._listener._look = lambda _: None
+    session.waits.stream._look = lambda _: None
     released = clock.now()
     theirs.release()
     assert second.end().at - released < SOON
@@ -273,8 +266,8 @@ def test_without_the_right_to_watch_polling_takes_over_and_says_so_once(
 ) -> None:
     """F11, F60: one line in the log however often it is tried again; and the stream as soon as it is allowed. The lock
     comes by polling, long before the renewal of the place in the queue would find it."""
-    monkeypatch.setattr(wakeups, "RETRY_FIRST", 0.02)
-    monkeypatch.setattr(wakeups, "RETRY_LAST", 0.1)
+    monkeypatch.setattr(change_stream, "RETRY_FIRST", 0.02)
+    monkeypatch.setattr(change_stream, "RETRY_LAST", 0.1)
     failpoint(["aggregate"], errorCode=13)
     theirs = other(terms=CALM).acquire()
     waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
@@ -317,11 +310,11 @@ def test_missed_news_are_made_good_by_the_renewal(
     session: Session, lock: LockMaker, other: LockMaker, in_thread: InThread
 ) -> None:
     """P5: an event that never came costs a third of a waiter's lease, not the lock."""
-    session._listener._on_news = lambda *_: None
+    session.waits.stream._on_news = lambda *_: None
     with other(terms=CALM):
         waiter = Waiter(in_thread, lock(terms=replace(CALM, waiter_lease=6), wait=None))
         assert listening(session)
-        assert eventually(lambda: session._look_at == float("inf"))
+        assert eventually(lambda: session.waits.next_due() == float("inf"))
         assert not eventually(lambda: waiter.done, 0.3)
         released = clock.now()
     assert waiter.end().at - released < 6
@@ -351,14 +344,14 @@ def test_what_a_waiter_renewed_is_its_place_although_it_holds_the_lock_when_the_
     with other(terms=CALM):
         waiter = Waiter(in_thread, lock(terms=replace(CALM, waiter_lease=waiter_lease), wait=None))
         assert listening(session)
-        (grant,) = session._grants.values()
-        assert eventually(lambda: grant.queued is not None)
-        grant.renew_at = clock.now()
-        session._heartbeat.see_to(grant.renew_at)
+        (grant,) = session.registry.grants.values()
+        assert eventually(lambda: grant.waiting.place is not None)
+        grant.lease.renew_at = clock.now()
+        session.heartbeat.see_to(grant.lease.renew_at)
         assert written.wait(10)
     assert waiter.end().has_it
     granted.set()
-    assert eventually(lambda: not grant.renewing)
+    assert eventually(lambda: not grant.lease.renewing)
     assert waiter.lock.remaining <= waiter_lease
     waiter.let_go()
 
@@ -369,13 +362,13 @@ def test_a_grant_from_just_before_the_stream_was_opened(
     """F11: it happened before the stream begins, and the majority did not have it yet when the waiter looked: the
     second look finds it, long before the place in the queue would be renewed."""
     read, stale = session.store.read, threading.Event()
-    session._listener._on_news = lambda *_: None
+    session.waits.stream._on_news = lambda *_: None
 
     def read_stale(*arguments: Any) -> Any:
         return read(*arguments) if stale.is_set() else Reply(place=0, waiting=1, first_end=50)
 
     monkeypatch.setattr(session.store, "read", read_stale)
-    monkeypatch.setattr(wakeups, "SECOND_LOOK", 2.0)
+    monkeypatch.setattr(change_stream, "SECOND_LOOK", 2.0)
     theirs = other(terms=CALM).acquire()
     waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
     assert listening(session)
@@ -398,7 +391,7 @@ def test_one_stream_for_a_process_and_only_while_somebody_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """P8: opened with the first waiter, one for all keys, closed a while after the last; nobody else has one."""
-    monkeypatch.setattr(wakeups, "LINGER", 0.3)
+    monkeypatch.setattr(change_stream, "LINGER", 0.3)
     with lock("free"), lock("free2"):
         assert "aggregate" not in commands.names
     with other("a", terms=CALM), other("b", terms=CALM):
@@ -407,7 +400,7 @@ def test_one_stream_for_a_process_and_only_while_somebody_waits(
         assert not eventually(lambda: any(waiter.done for waiter in waiters), 0.2)
     for waiter in waiters:
         waiter.let_go().end()
-    thread = session._listener._thread
+    thread = session.waits.stream._thread
     assert thread is not None
     thread.join(10)
     assert not thread.is_alive()
@@ -634,21 +627,21 @@ def test_a_next_waiter_that_is_cancelled_in_the_moment_of_the_answer(
     moment: str,
 ) -> None:
     """F43: it has the lock, or it has not and nobody has; never an entry that nobody knows of."""
-    finish = session.finish_handover
+    finish = session.queue.finish_handover
     first = lock(terms=CALM).acquire()
     waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
     assert in_line(session, 1)
 
     def cancelled(next_waiter: Any, answer: Any) -> None:
         if moment == "before the answer":
-            session.cancel(next_waiter)
+            session.waits.cancel(next_waiter)
             assert eventually(lambda: waiter.done)
-        next_waiter.cancelled = next_waiter.cancelled or moment == "with the answer"
+        next_waiter.waiting.cancelled |= moment == "with the answer"
         finish(next_waiter, answer)
         if moment == "after the answer":
-            session.cancel(next_waiter)
+            session.waits.cancel(next_waiter)
 
-    monkeypatch.setattr(session, "finish_handover", cancelled)
+    monkeypatch.setattr(session.queue, "finish_handover", cancelled)
     first.release()
     waiter.end().let_go()
     assert isinstance(waiter.error, LockCancelled if moment == "before the answer" else type(None))
@@ -1097,7 +1090,7 @@ def test_the_head_takes_over_when_a_killed_holder_s_lease_ends(
         waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
         assert eventually(lambda: len(entries()) == (3 if moved_up else 2))
         if ahead is not None:
-            time.sleep(wakeups.SECOND_LOOK + 1.2)  # it has looked for the last time
+            time.sleep(change_stream.SECOND_LOOK + 1.2)  # it has looked for the last time
             holder.send(signal.SIGSTOP)
             ahead.release()
             place = stored()["waiters"][0]["until"]
@@ -1146,19 +1139,19 @@ def _living(collection: Collection[Document]) -> int:
 
 def test_a_line_may_change_while_somebody_looks_at_it(session: Session, in_thread: InThread) -> None:
     """Threads come and go while another one asks whether it is its turn: it gets an answer, not a RuntimeError."""
-    first = make_lock(session)._new_grant(session, "k", object())
-    session.join(first, trial=False)
+    first = new_grant(session, make_lock(session), object())
+    session.queue.join(first, trial=False)
     end = clock.now() + 1.0
 
     def come_and_go() -> None:
         while clock.now() < end:
-            passing = make_lock(session)._new_grant(session, "k", object())
-            session.join(passing, trial=False)
-            session.leave(passing)
+            passing = new_grant(session, make_lock(session), object())
+            session.queue.join(passing, trial=False)
+            session.queue.leave(passing)
 
     threads = [in_thread(come_and_go) for _ in range(4)]
     while clock.now() < end:
-        assert session._turn(first) == ("now", None)
+        assert session.queue.turn(first) == ("now", None)
     for thread in threads:
         thread.join(5)
-    session.leave(first)
+    session.queue.leave(first)

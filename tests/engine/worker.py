@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
+from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockDeadlock, LockError, LockLost
@@ -106,7 +107,7 @@ class Worker:
 
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
-        while not self.sessions.current()._listener.listening:
+        while not self.sessions.current().waits.stream.listening:
             time.sleep(0.01)
         self.say(ready=True)
         self.hear()
@@ -170,7 +171,7 @@ class Worker:
         sys.setswitchinterval(0.005)
         time.sleep(0.3)
         eventually(lambda: lock.lost)
-        self.say(held=held, lost=lock.lost, heartbeat=bool(self.sessions.current()._heartbeat))
+        self.say(held=held, lost=lock.lost, heartbeat=bool(self.sessions.current().heartbeat))
         self.hear()
 
     def compete(self) -> None:
@@ -251,11 +252,11 @@ class Worker:
             signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
         end = time.monotonic() + 10
-        while session._pending_removals and time.monotonic() < end:
+        while session.cleanup.pending and time.monotonic() < end:
             time.sleep(0.02)
-        left = [repr(grant) for grant in session._grants.values()]
+        left = [repr(grant) for grant in session.registry.grants.values()]
         with self.lock("usable"):
-            self.say(hits=hits, left=left, pending=len(session._pending_removals))
+            self.say(hits=hits, left=left, pending=len(session.cleanup.pending))
 
 
 if __name__ == "__main__":

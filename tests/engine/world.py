@@ -17,8 +17,9 @@ from pymongo.errors import PyMongoError
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
+from django_mongolock.engine.options import Options
 from django_mongolock.engine.processes import Fate
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockBackendFailed, LockNotAcquired

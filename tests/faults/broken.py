@@ -31,8 +31,11 @@ from django_mongolock.engine.grant import Grant, State
 from django_mongolock.engine.mongo_store import MongoStore
 from django_mongolock.engine.protocol import Acquisition, Answer, Apply, WaitResult
 from django_mongolock.engine.replies import REPLY, Beat, Found, Reply, read_found, read_reply
+from django_mongolock.engine.session.commands import Commands
 from django_mongolock.engine.session.per_process import Sessions
+from django_mongolock.engine.session.renewals import Renewals
 from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.session.waits import Waits
 from django_mongolock.engine.step import Limits, Step
 
 #: The variable that says which variant a process is.
@@ -142,45 +145,45 @@ def _client_clock(patches: Patches) -> None:
 
 
 def _deadline_from_reply(patches: Patches) -> None:
-    answer, judge = Session._answer, Session._judge
+    answer, judge = Commands.answer, Renewals.judge
 
-    def answer_from_now(self: Session, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
+    def answer_from_now(self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
         return answer(self, grant_id, reply, clock.now(), number)
 
-    def judge_from_now(self: Session, grant: Grant, found: Found | None, number: int, until: float) -> None:
+    def judge_from_now(self: Renewals, grant: Grant, found: Found | None, number: int, until: float) -> None:
         judge(self, grant, found, number, clock.now() + grant.length)
 
-    patches.set(Session, "_answer", answer_from_now)
-    patches.set(Session, "_judge", judge_from_now)
+    patches.set(Commands, "answer", answer_from_now)
+    patches.set(Renewals, "judge", judge_from_now)
 
 
 def _deadline_from_news(patches: Patches) -> None:
-    hear = Session._wait_result
+    hear = Waits.result
 
-    def hear_a_whole_lease(self: Session, grant: Grant) -> WaitResult:
+    def hear_a_whole_lease(self: Waits, grant: Grant) -> WaitResult:
         result = hear(self, grant)
         return result if result.news is None else replace(result, queued_until=clock.now() + grant.terms.lease)
 
-    patches.set(Session, "_wait_result", hear_a_whole_lease)
+    patches.set(Waits, "result", hear_a_whole_lease)
 
 
 def _place_as_lease(patches: Patches) -> None:
-    judge = Session._judge
+    judge = Renewals.judge
 
-    def judge_as_held(self: Session, grant: Grant, found: Found | None, number: int, until: float) -> None:
-        more = grant.lease - grant.waiter_lease if grant.state is State.HELD else 0
+    def judge_as_held(self: Renewals, grant: Grant, found: Found | None, number: int, until: float) -> None:
+        more = grant.lease.length - grant.lease.waiter_length if grant.state is State.HELD else 0
         judge(self, grant, found, number, until + more)
 
-    patches.set(Session, "_judge", judge_as_held)
+    patches.set(Renewals, "judge", judge_as_held)
 
 
 def _look_as_renewal(patches: Patches) -> None:
-    answer = Session._answer
+    answer = Commands.answer
 
-    def believe_a_look(self: Session, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
+    def believe_a_look(self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
         return answer(self, grant_id, reply, sent, reply.beat if number == -1 else number)
 
-    patches.set(Session, "_answer", believe_a_look)
+    patches.set(Commands, "answer", believe_a_look)
 
 
 def _no_deadline(patches: Patches) -> None:
@@ -198,7 +201,7 @@ def _release_by_key(patches: Patches) -> None:
 
 
 def _renewal_without_grant(patches: Patches) -> None:
-    judge = Session._judge
+    judge = Renewals.judge
 
     def renew(self: MongoStore, keys: Sequence[str], made: Step, timeout: float) -> dict[str, Found]:
         mine = {"_id": {"$in": list(keys)}}
@@ -207,14 +210,14 @@ def _renewal_without_grant(patches: Patches) -> None:
             found = list(self.collection.find(mine, {"holders": 1, "waiters": 1, "token": 1, "now": "$$NOW"}))
         return {document["_id"]: read_found(document) for document in found}
 
-    def judge_by_key(self: Session, grant: Grant, found: Found | None, number: int, until: float) -> None:
+    def judge_by_key(self: Renewals, grant: Grant, found: Found | None, number: int, until: float) -> None:
         if found is not None and grant.state is State.HELD:
             anybody = next(iter(found.holders.values()), None)
             found = replace(found, holders={} if anybody is None else {grant.id: anybody})
         judge(self, grant, found, number, until)
 
     patches.set(MongoStore, "renew", renew)
-    patches.set(Session, "_judge", judge_by_key)
+    patches.set(Renewals, "judge", judge_by_key)
     patches.swap({"$in": ["$$e.grant", "$$c.renew"]}, True)
 
 
@@ -226,7 +229,7 @@ def _unknown_outcome_forgotten(patches: Patches) -> None:
     def forget(self: Session, grant: Grant) -> None:
         grant.release()
         self.forget(grant)
-        self.finish(grant)
+        grant.owner_ref = None
 
     patches.set(Session, "abandon", forget)
 
@@ -313,7 +316,7 @@ def _newest_first(patches: Patches) -> None:
 
 
 def _arrival_forgotten(patches: Patches) -> None:
-    patches.set(Session, "_with_arrival", lambda self, made, entry, grant, now: made)
+    patches.set(Commands, "with_arrival", lambda self, made, entry, grant, now: made)
 
 
 def _released_renewed(patches: Patches) -> None:

@@ -17,8 +17,9 @@ from redis.exceptions import LockError as RedisLockError
 from redis.exceptions import RedisError
 
 from django_mongolock.engine.document import Mode, Terms
-from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
+from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockError, LockLost

@@ -24,8 +24,9 @@ from pymongo.read_concern import ReadConcern
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.document import UNLIMITED, Terms, entry
-from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
+from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Step
@@ -35,6 +36,7 @@ from tests import lock_documents
 from tests.engine.clusters import Cluster
 from tests.engine.conftest import store_of
 from tests.faults.relay import Relay, mentions
+from tests.grants import grant_of, own
 from tests.waiting import eventually
 
 Document = dict[str, Any]
@@ -167,7 +169,7 @@ def two_holders(*locks: MongoLock) -> list[str]:
 
 def too_early(stage: Stage, lock: MongoLock) -> list[str]:
     """Does it believe in a grant that the majority does not have?"""
-    if lock.held and not stage.grants() & {grant.id for grant in lock._grants}:
+    if lock.held and not stage.grants() & {grant.id for grant in own(lock).grants}:
         return ["P3: it is held, and the majority does not have the grant"]
     return []
 
@@ -189,7 +191,7 @@ def handed_over_without_the_majority(stage: Stage) -> list[str]:
     session = stage.session(timeout=0.7)
     mine, next_one = stage.lock(session).acquire(), stage.lock(session, wait=2)
     stage.in_thread(next_one.acquire)
-    assert eventually(lambda: len(session._waiting) == 1)
+    assert eventually(lambda: len(session.queue.waiting) == 1)
     with stage.no_majority():
         mine.release()
         return too_early(stage, next_one) if eventually(lambda: next_one.held, 0.5) else []
@@ -246,7 +248,7 @@ def news_at_the_last_moment(stage: Stage) -> list[str]:
     other = stage.lock(three)
     with stage.failing("update", "told"):
         stage.queue(told)
-        assert eventually(lambda: two._listener.listening)
+        assert eventually(lambda: two.waits.stream.listening)
         mine.release()
         assert eventually(lambda: told.held or told.lost)
         other.acquire()
@@ -259,15 +261,15 @@ def granted_while_renewed(stage: Stage) -> list[str]:
     mine, told = stage.lock(one).acquire(), stage.lock(two, PLACE)
     other = stage.lock(three)
     stage.queue(told)
-    assert eventually(lambda: two._listener.listening)
-    (grant,) = two._grants.values()
+    assert eventually(lambda: two.waits.stream.listening)
+    (grant,) = two.registry.grants.values()
     with stage.relay.holding_replies(mentions("nModified")) as hold:
         assert hold.caught.wait(10)
         mine.release()
         assert eventually(lambda: told.held, 8)
         with stage.failing("update", "told"):
             hold.let_go()
-            assert eventually(lambda: not grant.renewing)
+            assert eventually(lambda: not grant.lease.renewing)
             with contextlib.suppress(LockError):
                 other.acquire(wait=12)
             return two_holders(told, other)
@@ -280,10 +282,10 @@ def looked_at_its_place(stage: Stage) -> list[str]:
     other = stage.lock(three)
     with stage.failing("update", "told"):
         stage.queue(told)
-        (grant,) = two._grants.values()
-        assert eventually(lambda: grant.queued_until > 0)
-        ends = grant.queued_until
-        assert eventually(lambda: two._listener.listening)
+        (grant,) = two.registry.grants.values()
+        assert eventually(lambda: grant.lease.until > 0)
+        ends = grant.lease.until
+        assert eventually(lambda: two.waits.stream.listening)
         # Whoever is first in the queue looks when the holder's lease seems to end.
         time.sleep(max(0.0, ends - 2.5 - clock.now()))
         mine.release()
@@ -352,7 +354,7 @@ def failover_to_a_clock_ahead(stage: Stage) -> list[str]:
 
 def die(session: Session) -> None:
     """Forget what is held, as a process does that is killed."""
-    session._grants.clear()
+    session.registry.grants.clear()
 
 
 # One grant and another
@@ -379,7 +381,7 @@ def lock_taken_away(stage: Stage) -> list[str]:
     one, two = stage.session(), stage.session()
     mine, other = stage.lock(one, terms).acquire(), stage.lock(two)
     stage.queue(other)
-    force_release(store_of(two), "k", [grant.id for grant in mine._grants])
+    force_release(store_of(two), "k", [grant.id for grant in own(mine).grants])
     assert eventually(lambda: other.held)
     if eventually(lambda: not mine.held, 2 * terms.lease):
         return []
@@ -399,7 +401,7 @@ def child_exits(stage: Stage) -> list[str]:
         os._exit(0)
     os.waitpid(pid, 0)
     # A moment later: what the primary has of a release, a majority read need not show at once.
-    freed = eventually(lambda: stage.grants() != {grant.id for grant in lock._grants}, 0.5)
+    freed = eventually(lambda: stage.grants() != {grant.id for grant in own(lock).grants}, 0.5)
     sessions.close()
     return [] if not freed else ["P1: the exit of a forked child has freed the lock of its parent"]
 
@@ -412,7 +414,7 @@ def late_command(stage: Stage) -> list[str]:
     session = stage.session(relayed=True)
     with stage.relay.holding_requests(mentions(f"{session.id}/")) as hold:
         cancel_when(stage.lock(session), hold.caught)
-        assert eventually(lambda: not session._pending_removals)
+        assert eventually(lambda: not session.cleanup.pending)
         before = stage.document()["changes"]
         hold.let_go()
         assert eventually(lambda: stage.document()["changes"] > before)
@@ -426,12 +428,12 @@ def late_command_of_a_lost_lock(stage: Stage) -> list[str]:
     with stage.relay.holding_requests(mentions(f"{session.id}/")) as hold:
         lock = stage.lock(session, Terms(lease=60, margin=1, waiter_lease=0.9)).acquire()
         assert hold.caught.is_set()
-        (grant,) = lock._grants
+        grant = grant_of(lock)
         force_release(store_of(admin), "k", [grant.id])
-        grant.renew_at = clock.now()  # its next beat, which may be 20 s away
-        session._heartbeat.see_to(grant.renew_at)
+        grant.lease.renew_at = clock.now()  # its next beat, which may be 20 s away
+        session.heartbeat.see_to(grant.lease.renew_at)
         assert eventually(lambda: lock.lost)
-        assert eventually(lambda: not session._pending_removals and grant.id not in session._grants)
+        assert eventually(lambda: not session.cleanup.pending and grant.id not in session.registry.grants)
         before = stage.document()["changes"]
         hold.let_go()
         assert eventually(lambda: stage.document()["changes"] > before)
@@ -496,7 +498,7 @@ def line_and_queue(stage: Stage) -> list[str]:
     one, two = stage.session(), stage.session()
     mine, first, second = stage.lock(one).acquire(), stage.lock(one), stage.lock(two)
     stage.in_thread(first.acquire)
-    assert eventually(lambda: len(one._waiting) == 1)
+    assert eventually(lambda: len(one.queue.waiting) == 1)
     time.sleep(0.2)
     stage.queue(second)
     mine.release()
@@ -508,7 +510,7 @@ def renewed_after_the_release(stage: Stage) -> list[str]:
     """F64: a renewal arrives when the lock was given back, and is only kept for its minimum hold."""
     session = stage.session()
     lock = stage.lock(session, Terms(lease=60, margin=1, min_hold=30)).acquire()
-    (grant,) = lock._grants
+    grant = grant_of(lock)
     lock.release()
     store_of(session).renew(["k"], Step(renew=(grant.id,), beat=99), 5)
     (kept,) = stage.document()["holders"]

@@ -23,8 +23,9 @@ from ...context import holder_facts, redelivery_wait
 from ...engine import detached
 from ...engine.detached import Parked
 from ...engine.document import Terms
-from ...engine.lock import MongoLock, check_seconds
+from ...engine.lock import MongoLock
 from ...engine.logs import WARNING, log
+from ...engine.options import check_seconds
 from ...engine.texts import check_key, tidy_fact
 from ...exceptions import LockBackendFailed, LockError
 from ...keys import LockKey, escape

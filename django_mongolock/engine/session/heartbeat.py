@@ -1,52 +1,62 @@
-"""The thread that looks after the grants of a session, and sleeps while there is nothing to do."""
+"""The thread that does what is due for the grants of a session, and sleeps while nothing is."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
+from typing import Protocol
 
 from ..grant import Grant, OwnerRef
 from ..logs import log_exception
+from ..protocol import FOREVER
+from .worker_threads import WorkerThreads
 
-#: What was dropped without a release: a grant; or the owner reference of one whose cleaning up was struck by a signal.
+#: What was dropped without a release: a grant, or the reference to the owner of one whose clean-up was struck.
 Dropped = Grant | OwnerRef
 
 
+class Chore(Protocol):
+    """Something that is done again and again. Times are by the session's clock."""
+
+    def next_due(self) -> float:
+        """When there is something to do, if nothing comes up before."""
+
+    def do_due(self, now: float) -> None:
+        """Do it, as far as it is due."""
+
+
 class Heartbeat:
-    """Calls *look_after* whenever something is due, and with what was dropped, in a daemon thread.
+    """Does the chores that it serves when they are due, in a daemon thread.
 
-    The thread starts when there is first something to see to, and is replaced if it has died.
-
-    next_due: when something is due, by the clock *now*. elsewhere: calls what starts a thread, not in the main thread.
+    That starts, in one of *threads*, when there is first something to see to, and is replaced if it has died.
     """
 
-    def __init__(
-        self,
-        next_due: Callable[[], float],
-        look_after: Callable[[list[Dropped]], None],
-        elsewhere: Callable[[Callable[[], None]], None],
-        now: Callable[[], float],
-    ) -> None:
-        self._next_due = next_due
-        self._look_after = look_after
-        self._elsewhere = elsewhere
+    def __init__(self, threads: WorkerThreads, now: Callable[[], float]) -> None:
+        self._threads = threads
         self._now = now
-        self._wakes_at = float("inf")
+        self._chores: Sequence[Chore] = ()
+        self.adopt: Callable[[Dropped], None]
+        #: Until when the thread sleeps; 0 while it does not.
+        self.wakes_at = FOREVER
         self._mutex = threading.Lock()
         #: Wakes the thread, and takes what was dropped: its `put` may be called anywhere, also by the garbage
         #: collector, and no signal handler can strike in it. Not an Event: see `worker_threads`.
         self.inbox: SimpleQueue[Dropped | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
         self._closed = False
+
+    def serve(self, chores: Sequence[Chore], adopt: Callable[[Dropped], None]) -> None:
+        """Do *chores*, in this order, and call *adopt* with each grant that was dropped."""
+        self._chores, self.adopt = chores, adopt
 
     def see_to(self, due: float) -> None:
         """See to it that the thread runs, and wakes when something is *due*."""
-        if self._thread is None or not self._thread.is_alive():
-            self._elsewhere(self._start)
-        if due < self._wakes_at:
+        if self.thread is None or not self.thread.is_alive():
+            self._threads.make_elsewhere(self.start)
+        if due < self.wakes_at:
             self.inbox.put(None)
 
     def wake(self) -> None:
@@ -58,26 +68,39 @@ class Heartbeat:
         self._closed = True
         self.inbox.put(None)
 
-    def _start(self) -> None:
+    def next_due(self) -> float:
+        """When there is something to do, if nothing comes up before."""
+        return min(chore.next_due() for chore in self._chores)
+
+    def beat(self) -> None:
+        """Do what is due."""
+        now = self._now()
+        for chore in self._chores:
+            chore.do_due(now)
+
+    def start(self) -> None:
+        """Start the thread, unless it runs."""
         with self._mutex:
-            if self._closed or (self._thread is not None and self._thread.is_alive()):
+            if self._closed or (self.thread is not None and self.thread.is_alive()):
                 return
             thread = threading.Thread(target=self._run, name="mongolock-heartbeat", daemon=True)
             with contextlib.suppress(RuntimeError):  # the interpreter is shutting down, and ends every lease
                 thread.start()
-                self._thread = thread
+                self.thread = thread
 
     def _run(self) -> None:
         while True:
-            # Whoever comes from here on wakes us: what it adds may be too late for this look.
-            self._wakes_at = float("inf")
+            # What is added from here on wakes us: it may be too late for this look.
+            self.wakes_at = FOREVER
             try:
-                self._wakes_at = due = self._next_due()
+                self.wakes_at = due = self.next_due()
                 dropped = self._sleep(due)
-                self._wakes_at = 0.0
+                self.wakes_at = 0.0
                 if self._closed:
                     return
-                self._look_after(dropped)
+                for item in dropped:
+                    self.adopt(item)
+                self.beat()
             except BaseException:  # noqa: BLE001 - it is logged
                 log_exception("the heartbeat failed and goes on")
                 time.sleep(0.1)
@@ -86,7 +109,7 @@ class Heartbeat:
         """Sleep until something is *due* or something comes into the inbox; return what was dropped."""
         dropped: list[Dropped] = []
         with contextlib.suppress(Empty):
-            item = self.inbox.get(timeout=None if due == float("inf") else max(0.0, due - self._now()))
+            item = self.inbox.get(timeout=None if due == FOREVER else max(0.0, due - self._now()))
             while True:
                 if item is not None:
                     dropped.append(item)

@@ -1,8 +1,8 @@
-"""Releases that only the primary has confirmed, until the majority is known to have them too.
+"""What this process has released: which releases an election may undo, and which keys are probably free.
 
 A release does not wait for the majority, which would double what it costs. So a failover may undo it: on the next
-primary the lock is held by somebody who has given it back and renews it no more, for a whole lease. Who gave it back
-therefore remembers that for a while, and gives it back again to the next primary.
+primary the lock is held by a grant that is renewed no more, for a whole lease. So the process that released it
+remembers that for a while, and releases it again at the next primary.
 
 Where a primary has no name (`store.primary`: behind mongos or a load balancer, on a standalone server) nothing is
 remembered.
@@ -10,29 +10,36 @@ remembered.
 That the majority has a release needs no command of its own: an oplog has one order, so any later write that the
 majority confirms at the same primary shows it. (Raft's log matching, in the words of MongoDB's replication protocol:
 https://www.usenix.org/conference/nsdi21/presentation/zhou.)
+
+For a key that is probably free there is a much shorter form of the command that acquires it (`fast_path.TAKE_FREE`),
+which does nothing if the key is not free after all; then the whole command follows. So the guess must be right nearly
+always.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import Final
 
 from ..protocol import Release
 
 #: How long after a release to look whether there has been a failover, and then again, in seconds.
-LOOK: Final = 2.0
+LOOK_EVERY: Final = 2.0
 #: How long a release is remembered at most while the primary stays the same, in seconds: usually, a primary that the
 #: majority has left behind knows it sooner.
-LONGEST: Final = 60.0
-#: How many are remembered at most.
+REMEMBERED_FOR: Final = 60.0
+#: How many releases are remembered at most, and how many keys: the last ones.
 MAX_RELEASES: Final = 10_000
+MAX_KEYS: Final = 10_000
+#: After a wrong guess, none is made for so many releases: where other processes use the key, it would cost a command.
+NO_GUESS_FOR: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class UnconfirmedRelease:
-    """What was sent to give a lock back, which *primary* confirmed it, and when, by the session's clock."""
+    """What was sent to release a lock, which *primary* confirmed it, and when, by the session's clock."""
 
     again: Release
     primary: str
@@ -45,18 +52,18 @@ class Releases:
     def __init__(self) -> None:
         self._made: deque[UnconfirmedRelease] = deque(maxlen=MAX_RELEASES)
         self._mutex = threading.Lock()
-        self._look_at = float("inf")
+        #: When to look for a failover; infinity if there is no reason to.
+        self.look_at = float("inf")
 
-    @property
-    def look_at(self) -> float:
-        """When to look for a failover; infinity if there is no reason to."""
-        return self._look_at
+    def __len__(self) -> int:
+        return len(self._made)
 
-    def made(self, release: UnconfirmedRelease) -> None:
-        """The primary has confirmed it."""
+    def made(self, release: UnconfirmedRelease) -> bool:
+        """The primary has confirmed it. Return whether `look_at` is sooner for it."""
         with self._mutex:
             self._made.append(release)
-            self._look_at = min(self._look_at, release.at + LOOK)
+            before, self.look_at = self.look_at, min(self.look_at, release.at + LOOK_EVERY)
+            return self.look_at < before
 
     def confirmed(self, primary: str, sent: float) -> None:
         """The majority has confirmed a write that was *sent* to *primary* then: it has what was made there before."""
@@ -72,9 +79,42 @@ class Releases:
         with self._mutex:
             before = [made for made in self._made if primary not in ("", made.primary)]
             left = [
-                made for made in self._made if primary == "" or (primary == made.primary and now < made.at + LONGEST)
+                made
+                for made in self._made
+                if primary == "" or (primary == made.primary and now < made.at + REMEMBERED_FOR)
             ]
             self._made.clear()
             self._made.extend(left)
-            self._look_at = now + LOOK if left else float("inf")
+            self.look_at = now + LOOK_EVERY if left else float("inf")
         return before
+
+
+class FreeKeys:
+    """Guesses which keys are free: those that this process released while no other grant held them or waited for them.
+
+    May be called from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._left: OrderedDict[str, int] = OrderedDict()
+        self._mutex = threading.Lock()
+
+    def released(self, key: str) -> None:
+        """It was released, and was free then."""
+        with self._mutex:
+            self._left[key] = min(1, self._left.pop(key, 0) + 1)
+            while len(self._left) > MAX_KEYS:
+                self._left.popitem(last=False)
+
+    def guess(self, key: str) -> bool:
+        """Whether it is probably free. A guess is made once for each release."""
+        with self._mutex:
+            if self._left.get(key, 0) <= 0:
+                return False
+            self._left[key] = 0
+            return True
+
+    def was_wrong(self, key: str) -> None:
+        """The guess was made, and the key was not free."""
+        with self._mutex:
+            self._left[key] = -NO_GUESS_FOR

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import functools
 import math
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -107,6 +108,13 @@ class WorkerThreads:
             entry.withdraw()
             if timer is not None:
                 timer.cancel()
+
+    def make_elsewhere(self, call: Callable[[], None]) -> None:
+        """Make the call, but not in the main thread, for what a signal may not strike: starting a `Thread`."""
+        if threading.current_thread() is threading.main_thread():
+            self.call(lambda _: call(), urgent=True)
+        else:
+            call()
 
     def close(self) -> None:
         """End the threads, when they have done what they were given before."""

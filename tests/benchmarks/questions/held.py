@@ -11,7 +11,8 @@ from typing import Any
 from django_mongolock.backends.base import get_backend, mongo_store
 from django_mongolock.engine import clock
 from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock, Options
+from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.options import Options
 from django_mongolock.engine.protocol import Granted
 from django_mongolock.engine.session.session import Session
 from tests.benchmarks.bench import Bench, fresh_key
@@ -20,6 +21,7 @@ from tests.benchmarks.load import memory
 from tests.benchmarks.measure import Data, Goal, Piece, Spread, Table
 from tests.benchmarks.ours import ALIAS
 from tests.benchmarks.workers import State, workers
+from tests.grants import new_grant
 
 
 def held(bench: Bench) -> Iterator[Piece]:
@@ -66,13 +68,13 @@ def hold(state: State, key: str, count: int, terms: Terms) -> float:
     bytes_, grants, documents = memory(), [], []
     for number in range(count):
         lock = MongoLock(lambda: session, (f"{key}:{number:06}",), Options(terms))
-        grant = lock._new_grant(session, lock.key, threading.main_thread())
-        grant.hold(Granted(holder["token"], datetime.now(UTC), clock.now() + terms.lease, clock.now()), 0.0)
+        grant = new_grant(session, lock, threading.main_thread())
+        grant.hold(Granted(holder["token"], datetime.now(UTC), clock.now() + terms.lease, clock.now()))
         grants.append(grant)
         documents.append({**pattern, "_id": grant.key, "holders": [{**holder, "grant": grant.id}]})
     collection.insert_many(documents)
     documents.clear()
-    session._grants |= {grant.id: grant for grant in grants}
+    session.registry.grants |= {grant.id: grant for grant in grants}
     state["held"] = session, grants
     return (memory() - bytes_) / count / 1024
 
@@ -81,9 +83,9 @@ def beat(state: State) -> tuple[float, float]:
     """In the worker: renew all; seconds of CPU, and seconds."""
     session, grants = state["held"]
     for grant in grants:
-        grant.renew_at = 0.0
+        grant.lease.renew_at = 0.0
     cpu, started = time.process_time(), clock.now()
-    session.beat()
+    session.heartbeat.beat()
     used = time.process_time() - cpu, clock.now() - started
     if lost := sum(not grant.held for grant in grants):
         raise RuntimeError(f"{lost} of {len(grants)} locks were lost")

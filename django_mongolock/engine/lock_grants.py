@@ -1,0 +1,354 @@
+"""What one lock object has acquired, and the steps by which it acquires, shares, extends and releases it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from ..exceptions import LockBackendFailed, LockMisused, LockNotAcquired, LockReentry
+from . import protocol
+from .document import milliseconds
+from .grant import TAKEN, Callback, Grant, OwnerRef, OwnerToken, State
+from .logs import WARNING, log
+from .options import Options, check_seconds
+from .protocol import Protocol
+from .session.grant_registry import current_worker
+from .session.session import Session
+
+#: Packages whose lines are of no interest to who looks for the place where a lock was acquired.
+_OURS: Final = {"django_mongolock", "asyncio", "contextlib"}
+
+
+class LockGrants:
+    """The grants of one lock object, one for each of its keys. The generators are run by a session.
+
+    session: the one that has acquired them. grants: what is held; none while nothing is. last: what was acquired last,
+    also when it is released: that it was granted stays a fact. wanted: what is waited for now.
+    """
+
+    __slots__ = ("_busy", "_facts", "_owner_tokens", "grants", "keys", "last", "options", "session", "wanted")
+
+    def __init__(self, keys: tuple[str, ...], options: Options, facts: Callable[[], Mapping[str, str | int]]) -> None:
+        self.keys = keys
+        self.options = options
+        self.session: Session | None = None
+        self.grants: tuple[Grant, ...] = ()
+        self.last: tuple[Grant, ...] = ()
+        self.wanted: Grant | None = None
+        self._facts = facts
+        self._owner_tokens: tuple[OwnerToken, ...] = ()
+        self._busy = threading.Lock()
+
+    def __del__(self) -> None:
+        """Release what was forgotten, or was left by a signal that struck just before the end of a block."""
+        grants: tuple[Grant, ...] = getattr(self, "grants", ())
+        if not grants or not self.is_ours or self.session is None:
+            return
+        self.session.orphans.drop(grants, id(self))
+        if any(grant.state is State.HELD for grant in grants):
+            names = ", ".join(map(repr, self.keys))
+            warnings.warn(
+                f"the lock {names}, acquired at {grants[0].acquired_from}, was not released, and nothing can any more",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the grants belong to this process, rather than to the one that it was forked from."""
+        return self.session is not None and self.session.pid == os.getpid()
+
+    def all_held(self, grants: tuple[Grant, ...]) -> bool:
+        """Whether there is something in *grants*, and all of it held. They are read from here once: another thread may
+        release them meanwhile, and of no grants at all it would be true that all are held."""
+        return bool(grants) and self.is_ours and all(grant.held for grant in grants)
+
+    # Acquire
+
+    def acquire(self, session: Session, wait: float | None, lock: object) -> Protocol[None]:
+        """Acquire all keys, for *lock*, or none."""
+        self._begin()
+        started = session.now()
+        grants: list[Grant] = []
+        tokens: list[OwnerToken] = []
+        try:
+            for key in self.keys:
+                left = None if wait is None else max(0.0, wait - (session.now() - started))
+                grants.append((yield from self._acquire_one(session, key, left, lock, tokens)))
+            self.session, self.grants, self._owner_tokens = session, tuple(grants), tuple(tokens)
+            self.last = self.grants
+            where = _calling_line()
+            for grant in grants:
+                grant.acquired_from = grant.acquired_from or where
+        except LockNotAcquired:
+            try:
+                for grant in grants:
+                    yield from self._release_one(session, grant)
+            except BaseException:
+                self._drop(session, grants)
+                raise
+            raise
+        except BaseException:
+            self._drop(session, grants)
+            raise
+        finally:
+            self._busy.release()
+
+    def _begin(self) -> None:
+        if not self._busy.acquire(blocking=False):
+            raise LockMisused("this lock object is being acquired elsewhere: make a fresh one for every use")
+        if self.grants and self.is_ours:
+            self._busy.release()
+            raise LockMisused("this lock object is in use: release it first, or make a fresh one for every use")
+        self.grants = self.last = self._owner_tokens = ()
+
+    def _acquire_one(
+        self, session: Session, key: str, wait: float | None, lock: object, tokens: list[OwnerToken]
+    ) -> Protocol[Grant]:
+        worker = current_worker()
+        held = session.registry.held_by(worker)
+        if (mine := held.get(key)) is not None and (token := (yield from self._enter_again(session, mine))) is not None:
+            tokens.append(token)
+            return mine
+        grant = self.new_grant(session, key, worker, held, lock)
+        # If the token dies before all is done, the heartbeat cleans up.
+        token = OwnerToken()
+        owner_ref = OwnerRef(token, session.heartbeat.inbox.put)
+        owner_ref.grant = grant
+        grant.owner_ref = owner_ref
+        tokens.append(token)
+        waiting = grant.waiting
+        now = waiting.began
+        deadline = protocol.FOREVER if wait is None else now + wait
+        waiting.back_by = deadline + session.commands.timeout
+        trial, answer = wait == 0, None
+        try:
+            self.wanted = grant
+            turn = session.queue.join(grant, trial=trial)
+            if turn != "now":
+                result = yield from protocol.wait_in_line(grant.acquisition, turn, deadline, now)
+                answer, now = result.answer, result.now
+                trial = answer is None and now >= deadline
+            session.registry.expect(grant)
+            granted = yield from protocol.acquire(
+                grant.acquisition, deadline, now, since=waiting.began, trial=trial, answer=answer
+            )
+            session.acquired(grant, granted)
+        except BaseException as error:
+            self._give_up(session, grant, error)
+            raise
+        finally:
+            self.wanted = None
+        return grant
+
+    def _enter_again(self, session: Session, grant: Grant) -> Protocol[OwnerToken | None]:
+        """Share *grant*, which this thread or task holds; return its owner token, or None if it is not held any more.
+
+        Raises LockReentry unless that is meant, and can be.
+        """
+        # Without an owner token it is about to be released by the heartbeat, whatever enters it now.
+        if not grant.held or grant.owner_ref is None or (token := grant.owner_ref()) is None:
+            return None
+        same = (grant.terms.mode, grant.terms.capacity) == (self.options.terms.mode, self.options.terms.capacity)
+        if not (self.options.reentrant and same):
+            # It may have been taken away by force, which is not known yet.
+            if (yield from protocol.confirm(grant.acquisition)):
+                raise LockReentry(grant.key)
+            if grant.lose(TAKEN):
+                session.lost(grant)
+            return None
+        grant.users += (id(self),)
+        return token
+
+    def new_grant(self, session: Session, key: str, worker: object, held: Mapping[str, Grant], lock: object) -> Grant:
+        """A grant that has not been asked for yet. held: what its worker holds already."""
+        terms, options, facts = self.options.terms, self.options, self._facts()
+        others = list(held.values())
+        # A worker keeps its name for as long as it holds a lock: by that, deadlocks are found.
+        name = others[0].acquisition.worker if others else f"{session.id}/{secrets.token_hex(4)}"
+        # The random part: a clone of this machine, or a child that was forked past our notice, makes other ids.
+        grant = Grant(
+            f"{session.id}.{next(session.commands.numbers)}-{secrets.token_hex(4)}",
+            key,
+            terms,
+            auto_renew=options.auto_renew,
+            worker=worker,
+            max_hold=options.max_hold,
+            nested=bool(others),
+            now=session.now,
+        )
+        grant.users = (id(self),)
+        grant.reporting.template = options.templates.get(key, "")
+        if options.on_lost is not None:
+            grant.reporting.on_lost = _weakly(lock, options.on_lost)
+        if options.on_release_requested is not None:
+            grant.reporting.on_release_requested = _weakly(lock, options.on_release_requested)
+        grant.acquisition = protocol.Acquisition(
+            key,
+            grant.id,
+            terms,
+            session.id,
+            name,
+            "" if terms.owner is None else session.name_process(),
+            facts,
+            whole=not options.auto_renew,
+            nested=bool(others),
+            seconds_per_place=session.queue.seconds_per_place(key),
+        )
+        return grant
+
+    def _give_up(self, session: Session, grant: Grant, error: BaseException) -> None:
+        """Clean up after *error*, which ended the wait."""
+        reason, refused = type(error).__name__, False
+        if isinstance(error, LockNotAcquired):
+            reason, refused = error.why, True
+            error.template = grant.reporting.template
+        session.queue.leave(grant)
+        waiting = grant.waiting
+        # In this order: `finish_handover` writes the other two before it says that the hand-over is over. And unless it
+        # was refused, nothing says whether the last command took effect, or still will.
+        if (
+            waiting.handover_reserved
+            or grant.outcome_unknown
+            or waiting.answer is not None
+            or (waiting.sent and not refused)
+        ):
+            session.abandon(grant)
+        session.not_acquired(grant, reason)
+
+    # Release
+
+    def release(self, early: bool = False) -> Protocol[bool]:
+        """Release all keys; return whether all were held until then. early: also end their minimum hold."""
+        session, grants = self.session, self.grants
+        if session is None or not self.is_ours:
+            return False
+        ours = bool(grants)
+        try:
+            for grant in grants:
+                ours &= yield from self._release_one(session, grant, early)
+        except BaseException:
+            self._drop(session, grants)
+            raise
+        finally:
+            self.grants, self._owner_tokens = (), ()
+        return ours
+
+    def _release_one(self, session: Session, grant: Grant, early: bool = False) -> Protocol[bool]:
+        """Release one grant, unless another lock object of this thread or task shares it; return whether it was held
+        until then."""
+        grant.unshare(id(self))
+        if grant.users:
+            return grant.held
+        if not grant.release():
+            session.lost(grant)
+            return False
+        # While a hand-over to it is reserved, a command that queues it is on its way: that must not queue it again.
+        outcome_unknown = grant.waiting.handover_reserved or grant.outcome_unknown
+        stays = grant.terms.min_hold > 0 and not early
+        next_waiter = session.queue.reserve_handover(grant)
+        try:
+            if next_waiter is None:
+                was_there = yield from protocol.release(
+                    grant.key,
+                    grant.id,
+                    uncontended=grant.lease.uncontended,
+                    stays=stays,
+                    leave_tombstone=outcome_unknown,
+                )
+            else:
+                was_there = yield from self._hand_over(
+                    session, grant, next_waiter, stays=stays, leave_tombstone=outcome_unknown
+                )
+            grant.outcome_unknown = outcome_unknown  # for `lost`, if it was not there any more
+        except LockBackendFailed as error:
+            log(WARNING, "release postponed", key=grant.key, error=error)
+            session.abandon(grant, stays=stays)
+            was_there = True
+        if was_there:
+            session.released(grant)
+        else:
+            grant.missed(TAKEN)
+            session.lost(grant)
+        return was_there
+
+    def _hand_over(
+        self, session: Session, grant: Grant, next_waiter: Grant, *, stays: bool, leave_tombstone: bool
+    ) -> Protocol[bool]:
+        """Release the grant and put the next waiter of this process into the queue, in one command."""
+        answer = None
+        try:
+            answer = yield from protocol.hand_over(
+                next_waiter.acquisition, grant.id, stays=stays, leave_tombstone=leave_tombstone
+            )
+        finally:
+            session.queue.finish_handover(next_waiter, answer)
+        return answer is not None
+
+    def abandon(self) -> None:
+        """Drop what this thread or task has acquired without its caller's knowledge."""
+        grants = [grant for grant in self.grants if grant.worker is current_worker()]
+        if grants and self.session is not None:
+            self.grants, self._owner_tokens = (), ()
+            self._drop(self.session, grants)
+
+    def _drop(self, session: Session, grants: Iterable[Grant]) -> None:
+        """Have grants removed in the background. May be called again for the same ones."""
+        for grant in grants:
+            grant.unshare(id(self))
+            if not grant.users:
+                session.abandon(grant)
+
+    def let_go(self, session: Session) -> None:
+        """What is held was released by another command."""
+        grants, self.grants, self._owner_tokens = self.grants, (), ()
+        for grant in grants:
+            grant.release()
+            session.released(grant)
+
+    # Extend
+
+    def extend(self, lease: float | None) -> Protocol[bool]:
+        """Push the end of every lease to *lease* seconds from now; return whether all are held."""
+        if lease is not None:
+            check_seconds("lease", lease)
+        session, grants = self.session, self.grants
+        if session is None or not self.all_held(grants):
+            return False
+        for grant in grants:
+            length = max(lease or 0.0, grant.lease.length)
+            server_lease = milliseconds(grant.terms.server_lease_of(length))
+            answer = yield from protocol.extend(grant.key, grant.id, milliseconds(length), server_lease)
+            if not answer.reply.held:
+                grant.lose(TAKEN)
+                session.lost(grant)
+                return False
+            if answer.whole:
+                grant.renewed(answer.sent + length, answer.now, length)
+        return self.all_held(grants)
+
+
+def _weakly(lock: object, callback: Callable[..., object]) -> Callback:
+    """*callback* with *lock*, without keeping the lock from being collected until there is something to report."""
+    reference = weakref.ref(lock)
+
+    def bind() -> Callable[[], object] | None:
+        found = reference()
+        return None if found is None else functools.partial(callback, found)
+
+    return bind
+
+
+def _calling_line() -> str:
+    """File and line of the program that called into the library: the nearest that is not part of it."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,0 +1,147 @@
+"""How a lock object stands: what it holds, since when, and until when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import TypeVar
+
+from ..exceptions import LockError, LockLost, LockMisused
+from .grant import Grant, State
+from .lock_grants import LockGrants
+from .options import Options
+from .session.session import Session
+
+T = TypeVar("T")
+
+
+class LockState:
+    """What can be asked of a lock object without sending anything to the server.
+
+    session: gives the session of this process. facts: give what is told to people of the holder.
+    """
+
+    def __init__(
+        self,
+        session: Callable[[], Session],
+        keys: tuple[str, ...],
+        options: Options,
+        facts: Callable[[], Mapping[str, str | int]] = dict,
+    ) -> None:
+        self.keys = keys
+        self.options = options
+        self._session_now = session
+        self._own = LockGrants(keys, options, facts)
+
+    @property
+    def key(self) -> str:
+        """The key, as it is stored. For a lock on several keys: LockMisused, see `keys`."""
+        return _only(self.keys)
+
+    @property
+    def held(self) -> bool:
+        """Whether every key is held by this object, by a clock that ends no later than the server's."""
+        return self._own.all_held(self._own.grants)
+
+    @property
+    def lost(self) -> bool:
+        """Whether it was acquired by this object and then lost, rather than released."""
+        grants = self._own.grants
+        return bool(grants) and not self._own.all_held(grants)
+
+    @property
+    def in_danger(self) -> bool:
+        """Whether the lock is still held, while its renewals fail. What cannot be undone should not begin now."""
+        grants = self._own.grants
+        return self._own.all_held(grants) and any(grant.lease.failures for grant in grants)
+
+    @property
+    def release_requested(self) -> str | None:
+        """Who asks for the release of this lock, in words; None if there is no request. Known within a third of a
+        lease."""
+        requests = (grant.reporting.release_requested_by for grant in self._own.grants)
+        return next((requested_by for requested_by in requests if requested_by is not None), None)
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the lease ends if it is not renewed; 0 if the lock is not held."""
+        grants = self._own.grants
+        return min(grant.remaining for grant in grants) if self._own.all_held(grants) else 0.0
+
+    @property
+    def fencing_token(self) -> int:
+        """A number larger than that of every earlier grant of this key; also after the release, that of the last one.
+        LockMisused if it was never acquired."""
+        return _only(self._acquired()).token
+
+    @property
+    def fencing_tokens(self) -> dict[str, int]:
+        """The fencing token of each key, also after the release. LockMisused if the lock was never acquired."""
+        return {grant.key: grant.token for grant in self._acquired()}
+
+    @property
+    def acquired_at(self) -> datetime:
+        """When the last of the keys was granted, by the server's clock. LockMisused if none was."""
+        return max(grant.acquired_at for grant in self._acquired() if grant.acquired_at is not None)
+
+    @property
+    def waited(self) -> float:
+        """Seconds that it took to acquire the lock."""
+        return max(grant.reporting.waited for grant in self._acquired())
+
+    def ensure_held(self) -> None:
+        """Raise LockLost unless the lock is held. Sends nothing to the server.
+
+        What you do next may still take longer than what is left of the lease (`remaining`).
+        """
+        grants = self._own.grants
+        if not self._own.all_held(grants):
+            raise self._loss(grants)
+
+    def __repr__(self) -> str:
+        name = ", ".join(repr(key) for key in self.keys)
+        grants = self._own.grants
+        if not grants:
+            return f"<MongoLock {name} not held>"
+        token = "/".join(str(grant.token) for grant in grants)
+        state = f"held, token {token}, {self.remaining:.1f} s left" if self.held else f"lost, token {token}"
+        return f"<MongoLock {name} {state}>"
+
+    def _session(self) -> Session:
+        """The session that this object's grants belong to; without any, that of this process."""
+        own = self._own
+        if own.grants and own.session is not None and own.is_ours:
+            return own.session
+        return self._session_now()
+
+    def _acquired(self) -> tuple[Grant, ...]:
+        """What was acquired last."""
+        grants = self._own.last
+        if not grants:
+            raise LockMisused("this lock was not acquired")
+        return grants
+
+    def _loss(self, grants: tuple[Grant, ...]) -> LockError:
+        """The error that says why one of *grants* is not held."""
+        if not grants:
+            return LockMisused("this lock is not acquired")
+        if not self._own.is_ours:
+            return LockLost(grants[0].key, grants[0].token, "a forked child does not hold its parent's locks")
+        gone = [grant for grant in grants if not grant.held]
+        # One that was released along with a lost one is not what was lost.
+        grant = next((grant for grant in gone if grant.state is State.LOST), (*gone, *grants)[0])
+        return LockLost(grant.key, grant.token, grant.reason)
+
+    def _report_loss(self, grants: tuple[Grant, ...], error: BaseException | None) -> None:
+        """On leaving the block: report that the lock was lost, without hiding what the block itself raised."""
+        if not grants or not self._own.is_ours:
+            return
+        if error is None:
+            raise self._loss(grants)
+        error.add_note(str(self._loss(grants)))
+
+
+def _only(items: tuple[T, ...]) -> T:
+    if len(items) != 1:
+        raise LockMisused("this lock is on several keys: use `keys` and `fencing_tokens`")
+    return items[0]

@@ -1,0 +1,234 @@
+"""Sends the commands of a session, in bounded time, and makes of each reply what it is worth."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from ...exceptions import LockBackendFailed, LockError
+from ..document import milliseconds
+from ..grant import Grant, State
+from ..logs import DEBUG, log
+from ..processes import Fate
+from ..protocol import (
+    FOREVER,
+    Action,
+    Answer,
+    Apply,
+    FindDeadlock,
+    Pause,
+    QueueNext,
+    Read,
+    Release,
+    ReleaseUncontended,
+)
+from ..replies import Reply
+from ..step import Step
+from ..store import Store
+from .grant_registry import GrantRegistry
+from .local_queue import LocalQueue
+from .releases import FreeKeys, Releases, UnconfirmedRelease
+from .waits import Waits
+from .worker_threads import WorkerThreads
+
+#: What has waited for less than this has its place in a queue by when its command comes, in seconds.
+JUST_CAME: Final = 0.05
+#: However little time is left for it, a command that may still help gets so many seconds.
+SHORTEST_COMMAND: Final = 0.1
+
+
+class Commands:
+    """Carries out the actions of protocols: sends commands to the store, and waits. May be used from any thread.
+
+    timeout: the most seconds that a command may take. threads: send for coroutines and the main thread. numbers: one
+    for each command, by which its effect is known. fate: says what became of the process of that name. see_to: has the
+    heartbeat do what is due then.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        timeout: float,
+        threads: WorkerThreads,
+        *,
+        registry: GrantRegistry,
+        queue: LocalQueue,
+        waits: Waits,
+        fate: Callable[[str], Fate],
+        see_to: Callable[[float], object],
+        now: Callable[[], float],
+    ) -> None:
+        self.store = store
+        self.timeout = timeout
+        self.now = now
+        self.see_to = see_to
+        self.numbers = itertools.count(1)
+        self.releases = Releases()
+        self._registry = registry
+        self._queue = queue
+        self._waits = waits
+        self._fate = fate
+        self._free_keys = FreeKeys()
+        self._threads = threads
+        self._closed = False
+
+    def call(self, action: Action) -> Any:
+        """Have another thread send *action*, and wait for it. For the main thread: see `worker_threads`."""
+        if isinstance(action, Pause):
+            return self._waits.pause(action)
+        send, withdrawn = functools.partial(self.send, action), self._about_to_send(action)
+        return self._threads.call(send, self._seconds_for(action), urgent=_is_release(action), on_withdrawn=withdrawn)
+
+    def acall(self, action: Action) -> Awaitable[Any]:
+        """See call(). A coroutine holds a thread only while its command is on its way."""
+        if isinstance(action, Pause):
+            return self._waits.apause(action)
+        send, withdrawn = functools.partial(self.send, action), self._about_to_send(action)
+        timeout = self._seconds_for(action)
+        return self._threads.acall(send, timeout, urgent=_is_release(action), on_withdrawn=withdrawn)
+
+    def close(self, timeout: float) -> None:
+        """What is sent from now on is the last: it must not take longer than *timeout*, nor is it remembered."""
+        self._closed = True
+        self.timeout = min(self.timeout, timeout)
+
+    def _about_to_send(self, action: Action) -> Callable[[], object] | None:
+        """Note that the grant which *action* adds may be on its way from now on; return what takes that back."""
+        grant = self._registry.grants.get(action.step.ask) if isinstance(action, Apply) and action.step.add else None
+        if grant is None or grant.waiting.sent:
+            return None
+        grant.waiting.sent = True
+        return functools.partial(setattr, grant.waiting, "sent", False)
+
+    def _seconds_for(self, action: Action) -> float:
+        """How long *action* may take: a waiter must be back within its wait and the time of one command."""
+        match action:
+            case Apply(_, step) if not step.given:
+                grant = self._queue.waiting.get(step.ask)
+            case Read(_, grant_id) | QueueNext(_, grant_id) | FindDeadlock(_, grant_id):
+                grant = self._queue.waiting.get(grant_id)
+            case _:
+                grant = None
+        left = FOREVER if grant is None else max(SHORTEST_COMMAND, grant.waiting.back_by - self.now())
+        return min(left, self.timeout / (4 if isinstance(action, QueueNext) else 1))
+
+    # What is sent
+
+    def send(self, action: Action, left: float = FOREVER) -> Any:
+        """Carry out *action*, in at most *left* seconds. Returns its outcome, as `protocol` says."""
+        timeout = min(left, self._seconds_for(action))
+        match action:
+            case Apply(key, step):
+                return self._apply(key, step, timeout)
+            case Release() | ReleaseUncontended():
+                return self._release(action, timeout)
+            case QueueNext(key, grant_id):
+                return self._queue_next(grant_id, timeout)
+            case FindDeadlock(key, grant_id):
+                return self.store.deadlock(key, grant_id, timeout)
+            case Read(key, grant_id, owner):
+                sent = self.now()
+                return self.answer(grant_id, self.store.read(key, grant_id, timeout, owner), sent)
+            case Pause():
+                return self._waits.pause(action)
+        raise TypeError(f"not a command: {action!r}")
+
+    def _release(self, action: Release | ReleaseUncontended, timeout: float) -> bool:
+        if isinstance(action, Release):
+            again = action
+            done = self.store.release(action.key, action.step, timeout)
+        else:
+            again = Release(action.key, Step(remove=(action.grant,), force=True))
+            done = self.store.release_uncontended(action.key, action.grant, timeout)
+        if done:
+            self.remember(again, self.store.sent_to())
+        if done and action is not again:
+            self._free_keys.released(action.key)
+        return done
+
+    def remember(self, again: Release, primary: str) -> None:
+        """The *primary* has a release: be ready to make it *again* at the next one."""
+        if primary and not self._closed and self.releases.made(UnconfirmedRelease(again, primary, self.now())):
+            self.see_to(self.releases.look_at)
+
+    def _apply(self, key: str, step: Step, timeout: float) -> Answer:
+        """Send a step with a number of its own: only what carries that number was given by this very command."""
+        grant, sent = self._registry.grants.get(step.ask), self.now()
+        step = replace(step, beat=next(self.numbers))
+        if step.add is not None and grant is not None:
+            grant.waiting.sent = True
+            step = self.with_arrival(step, step.add, grant, sent)
+        try:
+            reply = self._take(key, step, timeout)
+        except LockBackendFailed:
+            if step.add is not None and grant is not None:
+                grant.outcome_unknown = True
+            raise
+        self.releases.confirmed(self.store.sent_to(), sent)
+        return self.answer(step.ask, reply, sent, step.beat)
+
+    def with_arrival(self, step: Step, entry: dict[str, Any], grant: Grant, now: float) -> Step:
+        """The step with how long *grant* has waited, and how many wait behind it here."""
+        waiting = grant.waiting
+        if now - waiting.began >= JUST_CAME:
+            step = replace(step, waited=milliseconds(now - waiting.began))
+        if waiting.behind:
+            step = replace(step, add={**entry, "behind": waiting.behind})
+        return step
+
+    def _take(self, key: str, step: Step, timeout: float) -> Reply:
+        """Apply the step; if the key is probably free, first in the form that is short for the server."""
+        if step.only_adds and self._free_keys.guess(key):
+            started = self.now()
+            if (reply := self.store.take_free(key, step, timeout)) is not None:
+                return reply
+            self._free_keys.was_wrong(key)
+            timeout = max(timeout / 2, timeout - (self.now() - started))
+        return self.store.apply(key, step, timeout)
+
+    def _queue_next(self, grant_id: str, timeout: float) -> None:
+        """See protocol.QueueNext."""
+        grant = self._queue.waiting.get(grant_id)
+        next_waiter = None if grant is None else self._queue.reserve_handover(grant)
+        if next_waiter is None:
+            return
+        answer = None
+        try:
+            answer = self.send(next_waiter.acquisition.enter(False), timeout)
+        except LockError as error:
+            log(DEBUG, "the next in line was not queued", key=next_waiter.key, error=error)
+        finally:
+            self._queue.finish_handover(next_waiter, answer)
+
+    # What comes back
+
+    def answer(self, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
+        """Make the answer to the command of that *number*, and note what it is worth.
+
+        Rule: a belief is made of local time only. The command has given a whole place in the queue, or a whole lease,
+        if its number stands in the entry; that is worth as long as its length, from before the command was *sent*. A
+        read has no number, so it is worth nothing. If the grant comes by the stream, its place is worth as much.
+        """
+        former = None if reply.former is None else self._fate(reply.former.process)
+        answer = Answer(reply, sent, self.now(), reply.beat == number, former)
+        grant = self._registry.grants.get(grant_id)
+        if grant is None:
+            return answer
+        if grant.state is State.WAITING and not reply.held:
+            grant.reporting.busy, grant.reporting.held_by = True, reply.holder or grant.reporting.held_by
+        if reply.place is not None and answer.whole:
+            lease = grant.lease
+            length = min(lease.length, grant.terms.holder_lease_of(reply.waiter_lease))
+            lease.waiter_length = max(lease.waiter_length, length)  # longer than asked for, where the queue was long
+            grant.renewed(sent + length, answer.now)
+            if grant.waiting.place is None:
+                grant.waiting.place = reply.place, answer.now
+        return answer
+
+
+def _is_release(action: Action) -> bool:
+    """Whether it lets another grant in. Then it goes before what asks for a lock."""
+    return isinstance(action, Release | ReleaseUncontended) or (isinstance(action, Apply) and bool(action.step.remove))

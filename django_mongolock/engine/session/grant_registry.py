@@ -1,0 +1,72 @@
+"""The grants of one process: by id while they are kept alive, and by the thread or task that holds them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from ..grant import Grant
+
+_NONE: Final[Mapping[str, Grant]] = MappingProxyType({})
+
+
+class GrantRegistry:
+    """Finds grants. May be called from any thread.
+
+    grants: those that stand in a document, or may soon, by id: they are renewed. see_to: has the heartbeat do that.
+    """
+
+    def __init__(self, see_to: Callable[[float], object], now: Callable[[], float]) -> None:
+        self._see_to = see_to
+        self._now = now
+        self.grants: dict[str, Grant] = {}
+        self._by_worker: dict[object, dict[str, Grant]] = {}
+        self._mutex = threading.Lock()
+
+    def held_by(self, worker: object) -> Mapping[str, Grant]:
+        """What this thread or task holds, by key."""
+        return self._by_worker.get(worker, _NONE)
+
+    def expect(self, grant: Grant) -> None:
+        """It is about to be asked for: from now on its place in the queue is renewed."""
+        # It may have stood in line for long before, without any renewal.
+        grant.lease.renew_at = max(grant.lease.renew_at, self._now() + grant.lease.waiter_length / 3)
+        self.grants[grant.id] = grant
+        self._see_to(grant.lease.renew_at)
+
+    def hold(self, grant: Grant) -> None:
+        """Its worker holds it."""
+        with self._mutex:
+            self._by_worker.setdefault(grant.worker, {})[grant.key] = grant
+
+    def forget(self, grant: Grant) -> bool:
+        """It has ended: it is renewed no more. Return whether it was known."""
+        with self._mutex:
+            known = self.grants.pop(grant.id, None) is not None
+            held = self._by_worker.get(grant.worker, {})
+            if held.get(grant.key) is grant:
+                del held[grant.key]
+            if not held:
+                self._by_worker.pop(grant.worker, None)
+        return known
+
+
+def current_worker() -> object:
+    """The running task, or else the thread: that would wait for itself.
+
+    The task by a weak reference, of which there is one: its result may be the lock, which would then never be dropped.
+    """
+    task = current_task()
+    return threading.current_thread() if task is None else weakref.ref(task)
+
+
+def current_task() -> object:
+    """The running task; None if there is none in this thread."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no event loop runs in this thread
+        return None

@@ -1,0 +1,152 @@
+"""Who in this process waits behind whom.
+
+Those who want the same key on the same terms stand in one line. The first of a line stands in the document's queue for
+all of them. When it releases the key, or leaves the queue, it puts the next of the line into the queue.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from ...exceptions import LockQueueFull
+from ..grant import Grant, LineKey
+from ..protocol import Answer, Turn
+
+#: Of how many queues the speed is remembered: those that were stood in last.
+SPEEDS_KEPT: Final = 64
+#: How many seconds a place in a queue takes at least: a hand-over has to be written to the journal.
+FASTEST_PLACE: Final = 0.002
+
+
+class LocalQueue:
+    """The lines of one process, and who holds their keys here. May be called from any thread.
+
+    waiting: the grants that are waited for, by id, also those that are only tried. limit: how many may stand in a line.
+    expect: called with a grant that is about to be asked for by the command of another.
+    """
+
+    def __init__(self, limit: int, expect: Callable[[Grant], object]) -> None:
+        self.waiting: dict[str, Grant] = {}
+        self._limit = limit
+        self._expect = expect
+        self._lines: dict[LineKey, OrderedDict[str, Grant]] = {}
+        self._held_here: dict[LineKey, Grant] = {}
+        self._speeds: OrderedDict[str, float] = OrderedDict()
+        self._mutex = threading.Lock()
+
+    def __len__(self) -> int:
+        """How many wait in this process, or hold what others here may wait for; 0 also means that nothing is left."""
+        return len(self.waiting) + len(self._lines) + len(self._held_here)
+
+    def join(self, grant: Grant, *, trial: bool) -> Turn:
+        """Stand in line for *grant*, unless it is only to be tried. Returns whether it may be asked for now.
+
+        Raises LockQueueFull where the line is as long as any queue may be.
+        """
+        with self._mutex:
+            if not trial:
+                line = self._lines.setdefault(grant.line, OrderedDict())
+                if len(line) >= self._limit:
+                    raise LockQueueFull(grant.key)
+                line[grant.id] = grant
+                self._count(line)
+            self.waiting[grant.id] = grant
+            turn = "now" if trial else self._turn(grant)[0]
+        grant.reporting.busy = turn != "now"
+        return turn
+
+    def turn(self, grant: Grant) -> tuple[Turn, Grant | None]:
+        """Where *grant* stands in its line, and the first of the line if that is another one."""
+        with self._mutex:
+            return self._turn(grant)
+
+    def _turn(self, grant: Grant) -> tuple[Turn, Grant | None]:
+        first = self._first(grant.line)
+        if first is not None and first is not grant:
+            return "behind", first
+        return ("next" if grant.line in self._held_here else "now"), None
+
+    def hold(self, grant: Grant, now: float) -> None:
+        """It is held now, and so waits no more."""
+        if grant.waiting.place is not None:
+            place, since = grant.waiting.place
+            self._speeds[grant.key] = (now - since) / (place + 1)
+            while len(self._speeds) > SPEEDS_KEPT:
+                self._speeds.popitem(last=False)
+        # Before it leaves the line: at no time may the next in line be asked for beside it.
+        if grant.terms.mode == "exclusive":
+            self._held_here[grant.line] = grant
+        self.leave(grant)
+
+    def leave(self, grant: Grant) -> None:
+        """Stand in line no more: it is held, or is waited for no longer."""
+        with self._mutex:
+            self.waiting.pop(grant.id, None)
+            line = self._lines.get(grant.line)
+            if line is None:
+                return
+            was_first = next(iter(line), None) == grant.id
+            line.pop(grant.id, None)
+            grant.waiting.behind = 0
+            if line:
+                self._count(line)
+            else:
+                self._lines.pop(grant.line, None)
+        if was_first and line:
+            self.wake_first(grant.line)
+
+    def forget(self, grant: Grant) -> None:
+        """It has ended: if it was held, the first of its line may be asked for."""
+        with self._mutex:
+            was_held = self._held_here.get(grant.line) is grant
+            if was_held:
+                del self._held_here[grant.line]
+        if was_held and grant.line in self._lines:
+            self.wake_first(grant.line)
+
+    def wake_first(self, key: LineKey) -> None:
+        """Wake the first in that line."""
+        with self._mutex:
+            first = self._first(key)
+        if first is not None:
+            first.waiting.wake()
+
+    def reserve_handover(self, grant: Grant) -> Grant | None:
+        """Reserve the hand-over of *grant*'s key to the next in line, and return that grant; `finish_handover` ends
+        it."""
+        with self._mutex:
+            line = iter(self._lines.get(grant.line, {}).values())
+            next_waiter = next(line, None)
+            if grant.id in self.waiting:  # it stands in line itself
+                while next_waiter is not None and next_waiter is not grant:
+                    next_waiter = next(line, None)
+                next_waiter = next(line, None)
+            # Reserved twice, a second command would be on its way after the first has been answered.
+            if next_waiter is None or next_waiter.waiting.cancelled or next_waiter.waiting.handover_reserved:
+                return None
+            next_waiter.waiting.handover_reserved = True
+        self._expect(next_waiter)
+        return next_waiter
+
+    def finish_handover(self, next_waiter: Grant, answer: Answer | None) -> None:
+        """Pass the *answer* on to the waiter that the hand-over was reserved for; None if it is not known."""
+        next_waiter.outcome_unknown |= answer is None
+        next_waiter.waiting.answer = answer
+        next_waiter.waiting.handover_reserved = False
+        next_waiter.waiting.wake()
+
+    def seconds_per_place(self, key: str) -> float:
+        """How many seconds a place in the queue of *key* took when this process last stood there."""
+        return self._speeds.get(key, FASTEST_PLACE)
+
+    def _count(self, line: OrderedDict[str, Grant]) -> None:
+        """Note at the first of a line how many stand behind it."""
+        next(iter(line.values())).waiting.behind = len(line) - 1
+
+    def _first(self, key: LineKey) -> Grant | None:
+        """The first in that line. Call it with the mutex held."""
+        line = self._lines.get(key)
+        return next(iter(line.values())) if line else None

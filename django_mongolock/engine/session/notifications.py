@@ -1,0 +1,102 @@
+"""What is reported of the grants of a session: to the logs, to its observer, and to the callbacks of its locks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Final
+
+from ..grant import CLOSED, Callback, Grant, State
+from ..logs import DEBUG, INFO, WARNING, is_enabled_for, log, log_exception
+from .worker_threads import WorkerThreads
+
+#: Threads that call `on_lost` and `on_release_requested`.
+CALLBACK_THREADS: Final = 4
+
+#: Called with what happens to a grant: "contended" if it must wait, then "acquired" or "not_acquired"; after "acquired"
+#: also "release_requested", and once either "released" or "lost".
+Observer = Callable[[str, Grant], object]
+
+
+class Notifications:
+    """Reports each event of a grant once."""
+
+    def __init__(self, observer: Observer | None) -> None:
+        self._observer = observer
+        #: Callbacks may take their time, and no command waits for them.
+        self.threads = WorkerThreads(CALLBACK_THREADS)
+
+    def contended(self, grant: Grant) -> None:
+        """Report, once, that another grant has what *grant* is about to wait for, or was tried for."""
+        reporting = grant.reporting
+        if reporting.busy and not reporting.contended:
+            reporting.contended = True
+            self._report("contended", grant)
+
+    def acquired(self, grant: Grant) -> None:
+        """Report that it is held."""
+        grant.reporting.reported = "acquired"
+        self._report("acquired", grant)
+
+    def not_acquired(self, grant: Grant, reason: str, waited: float) -> None:
+        """Report that it is not asked for any more."""
+        if grant.reporting.reported == "":
+            self.contended(grant)
+            grant.reporting.reported, grant.reason, grant.reporting.waited = "end", reason, waited
+            self._report("not_acquired", grant)
+
+    def ended(self, grant: Grant) -> None:
+        """Report, once, that what was reported to be acquired is not held any more, however it ended."""
+        if grant.reporting.reported == "acquired":
+            grant.reporting.reported = "end"
+            self._report("lost" if grant.state is State.LOST else "released", grant)
+
+    def lost(self, grant: Grant) -> None:
+        """Have the program called. `ended` reports the loss to all others."""
+        self._call(grant.reporting.on_lost, grant)
+
+    def release_requested(self, grant: Grant, requested_by: str) -> None:
+        """Report, once, that its release was requested."""
+        reporting = grant.reporting
+        if reporting.release_requested_by is None:
+            reporting.release_requested_by, reporting.held_for = requested_by, grant.held_for
+            log(INFO, "release requested", key=grant.key, by=requested_by)
+            self._report("release_requested", grant)
+            self._call(reporting.on_release_requested, grant)
+
+    def close(self) -> None:
+        """End the threads, when they have made the calls that there are."""
+        self.threads.close()
+
+    def _report(self, event: str, grant: Grant) -> None:
+        level = WARNING if event == "lost" and grant.reason != CLOSED else DEBUG
+        if is_enabled_for(level):
+            log(level, f"lock {event.replace('_', ' ')}", **_facts(event, grant))
+        if self._observer is not None:
+            try:
+                self._observer(event, grant)
+            except Exception:  # noqa: BLE001 - it is logged
+                log_exception("observer failed", event=event, key=grant.key)
+
+    def _call(self, callback: Callback | None, grant: Grant) -> None:
+        """Have the program called, in another thread. Its lock may be about to go: from here on it stays."""
+        if callback is not None and (call := callback()) is not None:
+            self.threads.submit(functools.partial(_call_safely, call, grant))
+
+
+def _facts(event: str, grant: Grant) -> dict[str, object]:
+    facts: dict[str, object] = {"key": grant.key, "template": grant.reporting.template}
+    if event in ("contended", "not_acquired"):
+        facts["holder"] = grant.reporting.held_by
+    else:
+        facts["token"] = grant.token
+    if event in ("lost", "not_acquired"):
+        facts["reason"] = grant.reason
+    return facts
+
+
+def _call_safely(callback: Callable[[], object], grant: Grant) -> None:
+    try:
+        callback()
+    except Exception:  # noqa: BLE001 - it is logged
+        log_exception("callback failed", key=grant.key)

@@ -1,0 +1,139 @@
+"""Renews the grants of a session in bulk, and learns from the answers which were lost, requested or granted."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Final
+
+from ...exceptions import LockBackendFailed
+from ..grant import TAKEN, Grant, State
+from ..logs import DEBUG, WARNING, log
+from ..replies import Found
+from ..step import Step
+from .commands import Commands
+from .grant_registry import GrantRegistry
+from .notifications import Notifications
+from .worker_threads import WorkerThreads
+
+#: How many keys one renewal takes. One that did not get through is made again key by key: so a document that cannot be
+#: written costs the others of its process no more than the time of one command.
+RENEWAL_BATCH: Final = 1_000
+#: Threads that send renewals, each a batch at a time.
+RENEWAL_THREADS: Final = 8
+#: However short the leases are, a renewal gets so many seconds.
+SHORTEST_RENEWAL: Final = 0.1
+
+
+class Renewals:
+    """Renews what is due: holders apart from waiters, so that no lease waits for a place in a queue.
+
+    in_threads: whether each batch has a thread of its own. lost: called with a grant that is not held any more.
+    """
+
+    def __init__(
+        self,
+        commands: Commands,
+        registry: GrantRegistry,
+        notifications: Notifications,
+        *,
+        lost: Callable[[Grant], object],
+    ) -> None:
+        self.in_threads = True
+        self._commands = commands
+        self._now = commands.now
+        self._registry = registry
+        self._notifications = notifications
+        self._lost = lost
+        self._threads = WorkerThreads(RENEWAL_THREADS)
+
+    def next_due(self) -> float:
+        """When a grant is to be renewed, or is lost."""
+        grants = list(self._registry.grants.values())
+        return min(
+            (min(grant.lease.renew_at, grant.ends_at) if grant.renewable else grant.ends_at for grant in grants),
+            default=float("inf"),
+        )
+
+    def do_due(self, now: float) -> None:
+        """Renew, and report losses."""
+        grants = list(self._registry.grants.values())
+        for grant in grants:
+            if grant.state is State.LOST or (grant.state is State.HELD and not grant.held):
+                self._lost(grant)
+        for state in (State.HELD, State.WAITING):
+            self._renew_due([grant for grant in grants if grant.state is state and grant.renewable], now)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.close()
+
+    def _renew_due(self, grants: list[Grant], now: float) -> None:
+        """Renew those of *grants* that are late, all of them holders or all of them waiters."""
+        late = [grant for grant in grants if grant.lease.renew_at <= now]
+        if not late:
+            return
+        # Take along what would be due before these are again: one command instead of many, from then on too.
+        soon = now + min(grant.length / 3 for grant in late)
+        due = [grant for grant in grants if grant.lease.renew_at <= soon and not grant.lease.failures]
+        due.sort(key=lambda grant: grant.key)
+        for start in range(0, len(due), RENEWAL_BATCH):
+            self._have_renewed(due[start : start + RENEWAL_BATCH])
+        for grant in late:
+            if grant.lease.failures:
+                self._have_renewed([grant])
+
+    def _have_renewed(self, grants: list[Grant]) -> None:
+        for grant in grants:
+            grant.lease.renewing = True
+        if not (self.in_threads and self._threads.submit(functools.partial(self.renew, grants))):
+            self.renew(grants)
+
+    def renew(self, grants: list[Grant]) -> None:
+        """Renew a batch, and distinguish what is lost for good from what may only be late."""
+        number, sent = next(self._commands.numbers), self._now()
+        # Now: what waits while the command is sent, and holds the lock when it is answered, was given a place by it.
+        lengths = [grant.length for grant in grants]
+        behind = tuple(grant.waiting.behind for grant in grants)
+        counts = any(grant.waiting.counted or count for grant, count in zip(grants, behind, strict=True))
+        step = Step(renew=tuple(grant.id for grant in grants), beat=number, behind=behind if counts else ())
+        timeout = min(self._commands.timeout, *(max(SHORTEST_RENEWAL, length / 3) for length in lengths))
+        found: dict[str, Found] = {}
+        try:
+            found = self._commands.store.renew(sorted({grant.key for grant in grants}), step, timeout)
+        except LockBackendFailed as error:
+            news = any(not grant.lease.failures for grant in grants)
+            log(WARNING if news else DEBUG, "renewal failed", grants=len(grants), error=error)
+        finally:
+            for grant, length, count in zip(grants, lengths, behind, strict=True):
+                grant.waiting.counted = count > 0
+                self.judge(grant, found.get(grant.key), number, sent + length)
+                grant.lease.renewing = False
+            self._commands.see_to(min(grant.lease.renew_at for grant in grants))
+
+    def judge(self, grant: Grant, found: Found | None, number: int, until: float) -> None:
+        """Note how renewal *number* found the grant; it is good *until* then, if the renewal got through."""
+        beats = {} if found is None else {**found.waiters, **found.holders}
+        beat = beats.get(grant.id)
+        if beat is not None and beat.number == number:
+            grant.lease.uncontended = grant.lease.uncontended and found is not None and not found.waiters
+            # Rule: a belief is made of local time only, of the length that this command has given.
+            grant.renewed(until, self._now())
+            if beat.release_requested_by is not None:
+                self._notifications.release_requested(grant, beat.release_requested_by)
+        elif grant.state is State.HELD and found is not None and grant.id not in beats and found.token >= grant.token:
+            # Majority-committed, and no older than the grant itself; an id never comes back.
+            if grant.lose(TAKEN):
+                self._lost(grant)
+        else:
+            grant.postpone(self._now(), at_once=not grant.lease.failures)
+        if grant.state is State.WAITING and found is not None:
+            self._look_at_queue(grant, found)
+
+    def _look_at_queue(self, grant: Grant, found: Found) -> None:
+        """Wake the waiter if it was granted, or has moved up."""
+        if grant.id not in found.waiters:
+            grant.waiting.wake()  # granted, and the news was missed; or gone from the queue
+        elif not grant.waiting.at_head and next(iter(found.waiters)) == grant.id:
+            grant.waiting.at_head = True
+            grant.waiting.wake()  # it must know when the holder's lease ends
