@@ -1,4 +1,4 @@
-"""Locking a row: take its lock, then read it, so that what you have is what the one before you left."""
+"""Locking a row: acquire its lock, then read it, so that you have what the holder before you has written."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def locked(
     lock_options: LockOptions | None = None,
     **lookup: Any,
 ) -> LockedRow[M]:
-    """The row that ``get(**lookup)`` finds, locked and then read: ``with locked(User, pk=5) as user:``.
+    """Lock and then read the row that ``get(**lookup)`` finds: ``with locked(User, pk=5) as user:``.
 
     source: a model, a manager or a queryset, with its filters and its `select_related`. wait, lease and lock_options
     are those of `mongo_lock`; to look a row up by a field of one of these names, use ``filter()``. ``with`` and ``async
     with`` give a fresh instance, read from the database that is written to; the lock is the same as
-    ``mongo_lock(instance)``, and there as `LockedRow.lock`. A row that is not there, or does not fit any more, raises
-    the model's DoesNotExist, and the lock is given back.
+    ``mongo_lock(instance)``, and available as `LockedRow.lock`. A row that does not exist, or does not match any more,
+    raises the model's DoesNotExist, and the lock is released.
 
-    It keeps away those who lock the row as well, and nobody else. Open a transaction inside the block, not around it:
-    otherwise the lock is given back before the commit, and an older snapshot may be read.
+    Only code that locks the row as well is kept out. Open a transaction inside the block, not around it: otherwise the
+    lock is released before the commit, and an older snapshot may be read.
     """
     given: Any = source
     if not (
@@ -85,7 +85,7 @@ class LockedRow(Generic[M]):
 
     @property
     def lock(self) -> MongoLock:
-        """The lock, once it was acquired: `fencing_token`, `ensure_held()` and the rest. LockMisused before."""
+        """The lock, once it is acquired: `fencing_token`, `ensure_held()` and the rest; before, LockMisused."""
         if self._lock is None:
             raise LockMisused("this row is not locked: use it with `with` or `async with`")
         return self._lock
@@ -133,7 +133,7 @@ class LockedRow(Generic[M]):
         return await self.lock.__aexit__(kind, error, traceback)
 
     def _find(self) -> Any:
-        """The primary key: as it was given, or that of the row which fits. Raises the model's errors of `get`."""
+        """Return the primary key, as given or of the row that matches. Raises what the model's `get` raises."""
         if set(self._lookup) == {"pk"} or set(self._lookup) == {self._rows.model._meta.pk.name}:
             (value,) = self._lookup.values()
             return _as_pk(self._rows.model, value)
@@ -147,7 +147,7 @@ class LockedRow(Generic[M]):
         return self._rows.get(**{**self._lookup, "pk": pk})
 
     def _fits(self, lock: MongoLock, row: M) -> bool:
-        """Is it the lock of this row? A database may find a key in another spelling, such as in capitals."""
+        """Return whether it is the lock of this row. A database may find a key in another spelling."""
         if not lock.key.endswith(model_key(row)):
             return False
         self._lock = lock
@@ -155,7 +155,7 @@ class LockedRow(Generic[M]):
 
 
 def _as_pk(model: type[Model], value: Any) -> Any:
-    """A primary key as the model has it: "5" for an integer is 5, text for a UUID is a UUID."""
+    """Return a primary key as the model has it: "5" for an integer is 5, text for a UUID is a UUID."""
     if isinstance(value, Model):
         return value.pk
     key = model._meta.pk

@@ -214,7 +214,7 @@ class TestTransactions:
         function, calls = failing(0)
         with all_or_nothing(db):
             Thing.objects.exists()
-            with pytest.raises(TransactionManagementError, match=f"open on '{db}'.*inside of what is retried"):
+            with pytest.raises(TransactionManagementError, match=f"open on '{db}'.*inside the retried code"):
                 retry_on_conflict(function)()
             with pytest.raises(TransactionManagementError):
                 next(iter(retrying_on_conflict()))

@@ -34,7 +34,32 @@ LOST: Final = "lost"
 FORKED: Final = "a forked child does not hold its parent's documents"
 
 
-class HeldDocument(Generic[D]):
+class Block:
+    """What ends with its block: `leave` has the steps of the end."""
+
+    _sender: Sender
+
+    def leave(self, error: BaseException | None) -> Steps[None]:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._sender.run(self.leave(error))
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._sender.arun(self.leave(error))
+
+
+class HeldDocument(Block, Generic[D]):
     """A document that this flow holds, until the flow says how the work ended; the end of a block says so by itself.
 
     No other flow that uses the lock starts work on the document meanwhile, unless it is lost: it becomes stale
@@ -62,6 +87,7 @@ class HeldDocument(Generic[D]):
         self._read: Document | None = None
         self._instance: Any = None
         self._context = context
+        self._sender = context.sender
         #: The ids that may stand in the document: the last one known, and those of writes whose outcome is unknown.
         self._attempts = [acquisition.attempt]
         # By the local clock, counted from before the command was sent that is known, by its id, to have set the time.
@@ -85,7 +111,7 @@ class HeldDocument(Generic[D]):
     @property
     def ended(self) -> str | None:
         """How it ended; None while it is held."""
-        return LOST if self._context.sender.forked else self._ended
+        return LOST if self._sender.forked else self._ended
 
     @property
     def remaining(self) -> float:
@@ -102,60 +128,47 @@ class HeldDocument(Generic[D]):
         DocumentChanged if a writer without the lock raised the version: it is still held then, so `fail` it, or let
         the block do so. Nothing is written in both cases.
         """
-        self._context.sender.run(self._finish(final, changes or {}))
+        self._sender.run(self._finish(final, changes or {}))
 
     async def afinish(self, final: str | None = None, changes: Mapping[str, Any] | None = None) -> None:
         """See finish()."""
-        await self._context.sender.arun(self._finish(final, changes or {}))
+        await self._sender.arun(self._finish(final, changes or {}))
 
     def fail(self) -> bool:
         """Set the failed state that belongs to the pending one, and release the document, whatever its version is.
 
         Returns whether it was still held.
         """
-        return self._context.sender.run(self._fail())
+        return self._sender.run(self._fail())
 
     async def afail(self) -> bool:
         """See fail()."""
-        return await self._context.sender.arun(self._fail())
+        return await self._sender.arun(self._fail())
 
     def update(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> D:
         """Write changes to the document and raise its version, if it is still held; return it as it is then.
 
         Raises DocumentLockLost, DocumentChanged, LockBackendFailed.
         """
-        return self._context.sender.run(self._update({**(changes or {}), **more}))
+        return self._sender.run(self._update({**(changes or {}), **more}))
 
     async def aupdate(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> D:
         """See update()."""
-        return await self._context.sender.arun(self._update({**(changes or {}), **more}))
+        return await self._sender.arun(self._update({**(changes or {}), **more}))
 
     def renew(self) -> None:
         """Count `stale_after` from now. Raises DocumentLockLost, DocumentChanged."""
-        self._context.sender.run(self._renew())
+        self._sender.run(self._renew())
 
     async def arenew(self) -> None:
         """See renew()."""
-        await self._context.sender.arun(self._renew())
+        await self._sender.arun(self._renew())
 
     # As a block
 
     def __enter__(self) -> Self:
         self._check()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._context.sender.run(self.leave(error))
-
-    async def __aenter__(self) -> Self:
-        return self.__enter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._context.sender.arun(self.leave(error))
 
     def leave(self, error: BaseException | None) -> Steps[None]:
         """End the block: final, or failed after an error, which is never hidden by one of ours."""
@@ -235,7 +248,7 @@ class HeldDocument(Generic[D]):
         self.version += bool(changes)
 
     def _fail(self) -> Steps[bool]:
-        if self._context.sender.forked:
+        if self._sender.forked:
             return False
         self._check()
         rules, attempt = self._context.rules, updates.new_attempt()
@@ -252,13 +265,13 @@ class HeldDocument(Generic[D]):
         try:
             was_held: bool = yield command
         except BaseException:
-            self._context.sender.send_in_background(command)
+            self._sender.send_in_background(command)
             raise
         self._ended = rules.pending[self.pending]
         return was_held
 
     def _check(self) -> None:
-        if self._context.sender.forked:
+        if self._sender.forked:
             raise DocumentLockLost(self._context.name, self.id, self.version, reason=FORKED)
         if self.ended is not None:
             raise LockMisused(f"the work on document {self.id!r} has ended: its state is {self.ended!r}")
@@ -277,7 +290,7 @@ def _why_not(held: HeldDocument[Any], found: Document | None) -> LockError:
     return DocumentLockLost(context.name, held.id, held.version, seen.holder, seen.state)
 
 
-class Batch(Generic[D]):
+class Batch(Block, Generic[D]):
     """Several documents at once: those that were granted, and why the others were not.
 
     held: the documents that this flow holds. refused: the error of each other one, by its id. End each in a block of
@@ -297,22 +310,6 @@ class Batch(Generic[D]):
 
     def __len__(self) -> int:
         return len(self.held)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._sender.run(self.leave(error))
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._sender.arun(self.leave(error))
 
     def leave(self, error: BaseException | None) -> Steps[None]:
         """End all that are left. The first error is raised when all have been tried, with the others as its notes."""

@@ -1,4 +1,4 @@
-"""Optimistic versions: nothing is locked; what was changed since it was read is not written over.
+"""Optimistic versions: nothing is locked, and what has changed since it was read is not overwritten.
 
     class Rate(VersionedModel):
         value = models.DecimalField(max_digits=12, decimal_places=6)
@@ -9,8 +9,8 @@
         rate.value += by
         rate.save()                     # VersionConflict if it is not the version that was read
 
-For every database that Django knows; neither the app nor MONGOLOCK is needed. Forms are in `versions.forms`, the
-admin in `versions.version_admin`, what PyMongo's own collections need in `versions.collections`.
+For every database that Django supports; neither the app nor MONGOLOCK is needed. Forms are in `versions.forms`, the
+admin is in `versions.version_admin`, and `versions.collections` is for PyMongo's own collections.
 """
 
 from ..exceptions import VersionConflict

@@ -1,4 +1,4 @@
-"""The same for collections of PyMongo: read, decide, write where the version is still the one that was read."""
+"""Versions in collections of PyMongo: read, decide, and write if the version is still the one that was read."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def versioned_update(
     """Change the document, raise its version, and return it as it is then.
 
     change: fields to set, or update operators; or a function that gets the document and returns such a mapping, or
-    changes the document itself (fields that it takes out are removed). The function is called again, with the
-    document read again, for as long as somebody else is faster; if it changes nothing, nothing is written. A
-    document without the version field counts as version 0.
+    changes the document itself (fields that it takes out are removed). If another writer is faster, the document is
+    read and the function called again; if it changes nothing, nothing is written. A document without the version
+    field counts as version 0.
 
     Raises LookupError if there is no such document, and VersionConflict after the last of the *attempts*; see
     `retry_on_conflict` for *backoff* and *longest*. It is not part of any transaction.
@@ -87,7 +87,7 @@ def _check(collection: object, *kinds: type) -> None:
 
 
 class Command(NamedTuple):
-    """A method of the collection, to be called."""
+    """A method of the collection to call."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -95,7 +95,7 @@ class Command(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The function of the caller, with a document of its own."""
+    """The function of the caller, and a copy of the document for it."""
 
     change: Callable[[Document], Any]
     document: Document
@@ -118,7 +118,7 @@ async def _aperform(collection: Any, step: Command | Call) -> Any:
 
 
 def _update(collection: Any, key: Any, change: AsyncChange, field: str) -> Steps:
-    """One attempt: what is to be asked and written, in order."""
+    """Make one attempt: read, call *change*, write."""
     if not field or "." in field or field.startswith("$") or field == "_id":
         raise ValueError(f"version_field must name a field at the top of the document, not {field!r}")
     if isinstance(change, Mapping):
@@ -158,12 +158,14 @@ def _version(document: Document, field: str) -> int | None:
     version = document.get(field)
     if version is None or (isinstance(version, int | float) and version == int(version) and version is not True):
         return None if version is None else int(version)
-    raise ValueError(f"{field!r} of document {document['_id']!r} is {version!r}, and no version: name another field")
+    raise ValueError(f"{field!r} of document {document['_id']!r} is {version!r}, not a version: name another field")
 
 
 def _operators(changes: Changes, field: str, before: Document) -> dict[str, Any]:
-    """Update operators of a mapping that is one already, or has fields to set; the id and the version as they were
-    may be among these."""
+    """Return the update operators of a mapping that has operators, or fields to set.
+
+    The fields may include the id and the version as they were.
+    """
     if not isinstance(changes, Mapping):
         raise TypeError(f"a change is a mapping of fields, or of update operators, not {changes!r}")
     operators = {name for name in changes if str(name).startswith("$")}
@@ -173,12 +175,12 @@ def _operators(changes: Changes, field: str, before: Document) -> dict[str, Any]
     made = dict(changes) if operators else {"$set": kept} if kept else {}
     for name in (name for body in made.values() if isinstance(body, Mapping) for name in body):
         if str(name).partition(".")[0] in ("_id", field):
-            raise ValueError(f"{name!r} is not yours to change: the version raises itself, and the id stays")
+            raise ValueError(f"{name!r} cannot be changed: the version is raised by itself, and the id stays")
     return made
 
 
 def _difference(before: Document, after: Document, field: str, codec: Any) -> dict[str, Any]:
-    """The update that makes *after* of *before*: compared as they are stored, where 1, 1.0 and true differ."""
+    """Return the update from *before* to *after*, compared as they are stored, where 1, 1.0 and true differ."""
 
     def stored(document: Document, name: str) -> bytes | None:
         return bson.encode({"": document[name]}, codec_options=codec) if name in document else None

@@ -1,4 +1,4 @@
-"""A form that knows in which version its page was made, and shows what changed meanwhile instead of writing over it."""
+"""A form that knows the version its page was made of, and shows what has changed since instead of overwriting it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Page(TypedDict):
 
 
 class SignedVersion(forms.CharField):
-    """What the page was made of, signed. It is never a change by itself."""
+    """What the page was made of, signed. It never counts as a change."""
 
     widget = forms.HiddenInput
 
@@ -50,12 +50,12 @@ class SignedVersion(forms.CharField):
 class VersionedModelForm(ModelForm):
     """A ModelForm whose page carries the version that it was made of, in the hidden field `version_read`.
 
-    If the object is in another version when the page comes back, the form is not valid: it says so, and at each field
-    that changed what is stored now. What was typed stays in its field; a field that was left alone takes the stored
-    value. The page then carries the new version: sending it again is a decision, and is saved. A page without a
-    version, or with one that was tampered with, is treated as one that has seen nothing.
+    If the object has another version when the page comes back, the form is not valid: it says so, and shows at each
+    field that has changed what is stored now. What was typed stays in its field; a field that the user had not changed
+    takes the stored value. The page then carries the new version, so sending it again saves it. A page without a
+    version, or with a forged one, is treated as one that has shown nothing.
 
-    What happens between is_valid() and the save raises VersionConflict; `try_save` makes the same page of that.
+    A change between is_valid() and the save raises VersionConflict; `try_save` shows the same page instead.
     """
 
     version_read = SignedVersion()
@@ -70,7 +70,7 @@ class VersionedModelForm(ModelForm):
         self.conflict = False
 
     def _post_clean(self) -> None:
-        """Look before Django puts the typed values into the instance."""
+        """Compare the versions before Django puts the typed values into the instance."""
         page = self._page()
         if self.instance._state.adding:
             if page is not None and not self._meta.model._base_manager.filter(pk=page["of"][1]).exists():
@@ -80,7 +80,7 @@ class VersionedModelForm(ModelForm):
         super()._post_clean()  # type: ignore[misc]
 
     def try_save(self) -> bool:
-        """Save; return whether it was saved. If somebody was faster, the form shows it, as if it had seen it before."""
+        """Save, and return whether it was saved. If another writer was faster, the form shows the conflict."""
         using = router.db_for_write(self._meta.model, instance=self.instance)
         page = self._page()
         try:
@@ -98,7 +98,7 @@ class VersionedModelForm(ModelForm):
         return True
 
     def _writes_anything(self) -> bool:
-        """Whether the form differs from what is stored. (`has_changed` looks at `initial`, which may be anything.)"""
+        """Return whether the form differs from what is stored. (`has_changed` compares with `initial`.)"""
         own = columns(self.instance, self.fields)
         others = set(self.changed_data) - {field.name for field in own}
         same = all(
@@ -109,7 +109,7 @@ class VersionedModelForm(ModelForm):
         return bool(others) or not same
 
     def _page(self) -> Page | None:
-        """What the page that was sent was made of; None if it does not say, or says it about another object."""
+        """Return what the page was made of; None if it does not say, or if it is about another object."""
         page = read_page(self.data.get(self.add_prefix(FIELD)))
         return page if page and (self.instance._state.adding or page["of"] == _name(self.instance)) else None
 
@@ -134,7 +134,7 @@ class VersionedModelForm(ModelForm):
     ) -> None:
         now = field.value_from_object(stored)
         if digest(field, now) == had:
-            return  # nobody else changed it
+            return  # no one else changed it
         mine = digest(field, typed[field.name]) if field.name in typed else None
         if mine == digest(field, now):
             return  # all agree
@@ -148,28 +148,28 @@ class VersionedModelForm(ModelForm):
 
 
 def show(field: forms.Field, value: Any) -> None:
-    """Let the field of a form that was sent show *value*, whatever was sent."""
+    """Let a field of a bound form show *value*, whatever was sent."""
     field.bound_data = lambda *_: value  # type: ignore[method-assign]
 
 
 def sign(instance: models.Model, names: Container[str] = ()) -> str:
-    """What a page of *instance* with the fields *names* is made of. It gives no value away, and cannot be made up."""
+    """Return what a page of *instance* with the fields *names* is made of, signed. It reveals no value."""
     return signing.dumps(page_of(instance, names), salt=SALT)
 
 
 def page_of(instance: models.Model, names: Container[str]) -> Page:
-    """What a page of *instance* with the fields *names* is made of."""
+    """Return what a page of *instance* with the fields *names* is made of."""
     digests = {field.name: digest(field, field.value_from_object(instance)) for field in columns(instance, names)}
     return {"of": _name(instance), "version": _version(instance), "fields": digests}
 
 
 def is_current(page: Page | None, instance: models.Model) -> bool:
-    """Whether the page was made of *instance* in the version that it has."""
+    """Return whether the page was made of *instance* in the version that it has now."""
     return page is not None and page["of"] == _name(instance) and page["version"] == _version(instance)
 
 
 def read_page(signed: str | None) -> Page | None:
-    """What sign() has signed; None for anything else."""
+    """Return what sign() has signed; None for anything else."""
     try:
         page: Page = signing.loads(signed or "", salt=SALT)
     except signing.BadSignature:
@@ -178,7 +178,7 @@ def read_page(signed: str | None) -> Page | None:
 
 
 def digest(field: models.Field[Any, Any], value: Any) -> str:
-    """A few characters that differ where the value differs."""
+    """Return a few characters that differ where the value differs."""
     if field.many_to_many:
         text = ",".join(sorted(str(getattr(one, "pk", one)) for one in value or ()))
     else:
@@ -188,7 +188,7 @@ def digest(field: models.Field[Any, Any], value: Any) -> str:
 
 
 def display(field: models.Field[Any, Any], instance: models.Model) -> str:
-    """The value in words, as a page shows it."""
+    """Return the value as a page shows it."""
     if field.many_to_many:
         return ", ".join(map(str, field.value_from_object(instance)))
     if field.choices:
@@ -198,7 +198,7 @@ def display(field: models.Field[Any, Any], instance: models.Model) -> str:
 
 
 def columns(instance: models.Model, names: Container[str]) -> list[Any]:
-    """The fields of the model that are among *names*."""
+    """Return the fields of the model that are among *names*."""
     options = instance._meta
     return [field for field in (*options.concrete_fields, *options.many_to_many) if field.name in names]
 

@@ -1,4 +1,4 @@
-"""Read again, decide again, write again: what to do about a conflict."""
+"""Retries after a conflict: read again, decide again, write again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger("django_mongolock.versions")
 
 
 class Attempt:
-    """One run of the block. It swallows the VersionConflict that makes another one necessary, and nothing else."""
+    """One run of the block. It suppresses the VersionConflict that leads to another run, and nothing else."""
 
     def __init__(self, number: int, attempts: int) -> None:
         self.number = number
@@ -55,7 +55,7 @@ class Attempt:
         return True
 
     def again(self) -> bool:
-        """Whether another attempt is necessary."""
+        """Return whether another attempt is necessary."""
         if not self._entered:
             raise TypeError("the loop over retrying_on_conflict() needs `with attempt:` around its body")
         return self.conflict is not None
@@ -76,7 +76,7 @@ class Retrying:
         self.attempts, self.backoff, self.longest, self.aliases = attempts, backoff, longest, aliases
 
     def pause(self, attempt: int) -> float:
-        """Seconds to wait after *attempt*: anything up to a limit that doubles each time (full jitter)."""
+        """Return how many seconds to wait after *attempt*: up to a limit that doubles each time (full jitter)."""
         limit = min(self.longest, self.backoff * 2.0 ** min(attempt - 1, 60))
         return random.uniform(0, limit)  # noqa: S311 - spreads writers out, and hides nothing
 
@@ -135,14 +135,12 @@ def retrying_on_conflict(
                 rate.value += 1
                 rate.save()
 
-    A VersionConflict inside of `with attempt` leads to the next attempt, the last one raises it; other errors are not
-    touched. See `retry_on_conflict` for the arguments. Leave the loop by its end, or by return.
+    A VersionConflict inside `with attempt` leads to the next attempt; the last attempt raises it. Other errors are not
+    touched. See `retry_on_conflict` for the arguments. Leave the loop at its end, or with `return`.
     """
     return Retrying(attempts, backoff, longest, None if using is None else [using])
 
 
-@overload
-def retry_on_conflict(function: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def retry_on_conflict(
     function: Callable[P, R],
@@ -172,13 +170,13 @@ def retry_on_conflict(
     longest: float = LONGEST,
     using: str | None = None,
 ) -> Any:
-    """Call the function again when it raises VersionConflict: it has to read what it writes, and to bear a second run.
+    """Call the function again when it raises VersionConflict. It has to read what it writes, and may run twice.
 
     attempts: how often in all; the last conflict is raised. backoff, longest: seconds; before attempt n + 1 it waits
-    anything between 0 and backoff * 2 ** (n - 1), at most *longest*. Functions and `async def` alike; not generators.
+    between 0 and backoff * 2 ** (n - 1), at most *longest*. For functions and `async def`, not for generators.
 
-    TransactionManagementError if a transaction is open around the call (on the alias *using*, else on any): a second
-    run in it would read the same again, or could not read at all. Open the transaction inside of the function. The
+    Raises TransactionManagementError if a transaction is open around the call (on the alias *using*, else on any): a
+    second run in it would read the same again, or could not read at all. Open the transaction inside the function. The
     transaction around a test of Django's TestCase does not count.
     """
     retrying = retrying_on_conflict(attempts=attempts, backoff=backoff, longest=longest, using=using)
@@ -217,7 +215,7 @@ def retrying_calls(function: Callable[..., Any], retrying: Retrying) -> Callable
 
 
 def refuse_open_transaction(aliases: Collection[str] | None) -> None:
-    """Raise TransactionManagementError where a second run could not see what the conflict was about."""
+    """Raise TransactionManagementError if a second run could not see what the conflict was about."""
     known = list(connections)
     for alias in known if aliases is None else aliases:
         if alias not in known:
@@ -225,13 +223,13 @@ def refuse_open_transaction(aliases: Collection[str] | None) -> None:
         if open_transaction(alias):
             raise TransactionManagementError(
                 f"a conflict cannot be retried inside the transaction that is open on {alias!r}: it would not see what "
-                "others wrote. Open the transaction inside of what is retried, or retry around it "
+                "others wrote. Open the transaction inside the retried code, or retry around it "
                 "(with using=, only that alias counts)"
             )
 
 
 def open_transaction(alias: str) -> bool:
-    """Whether this thread is in a transaction on *alias*, those around Django's own TestCase left aside."""
+    """Return whether this thread is in a transaction on *alias*, not counting those around a test."""
     used: Any = connections.all(initialized_only=True)  # a transaction would have made its connection
     connection = next((each for each in used if each.alias == alias), None)
     if connection is None:

@@ -1,4 +1,4 @@
-"""The admin for models with a version: a conflict is a page that shows both values, never a lost update."""
+"""The admin for models with a version: a conflict leads to a page that shows both values, never to a lost update."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ else:
 
 
 class VersionedForms(BaseModelAdmin):
-    """Pages that carry the version. By itself for inlines: ``class Lines(VersionedForms, admin.TabularInline)``.
+    """Pages that carry the version. For inlines: ``class Lines(VersionedForms, admin.TabularInline)``.
 
-    A form of one's own derives from VersionedModelForm.
+    Derive your own forms from VersionedModelForm.
     """
 
     form = VersionedModelForm
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """With the hidden field, wherever the fields are listed by hand."""
+        """Add the hidden field, also if the fields are listed explicitly."""
         fieldsets = super().get_fieldsets(request, obj)
         if any(FIELD in _flat(options["fields"]) for _name, options in fieldsets):
             return fieldsets
@@ -43,7 +43,7 @@ class VersionedForms(BaseModelAdmin):
         return [(name, {**options, "fields": [*options["fields"], FIELD]}), *others]
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
-        """The checks of any admin, and of its form."""
+        """Check also the form and the model."""
         found: list[checks.CheckMessage] = super().check(**kwargs)
         if not issubclass(self.form, VersionedModelForm):
             message = f"The form of {type(self).__name__} does not carry the version."
@@ -60,7 +60,7 @@ class VersionedAdmin(VersionedForms, ModelAdmin):
     """A ModelAdmin that saves and deletes only what its user has seen."""
 
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        """As always. If somebody is faster even while this is being saved, look again: now the form sees it."""
+        """Show or save the page. If another writer is faster while it is being saved, the form shows the conflict."""
         try:
             with all_or_nothing(router.db_for_write(self.model)):
                 return super().changeform_view(request, *args, **kwargs)
@@ -68,7 +68,7 @@ class VersionedAdmin(VersionedForms, ModelAdmin):
             return super().changeform_view(request, *args, **kwargs)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
-        """With list_editable: the versions of the rows go into the page, and conflicts into their rows."""
+        """With list_editable, put the versions of the rows into the page, and conflicts into their rows."""
         try:
             response = super().changelist_view(request, extra_context)
         except VersionConflict:
@@ -84,7 +84,7 @@ class VersionedAdmin(VersionedForms, ModelAdmin):
         return super().get_changelist_form(request, **{"form": VersionedModelForm, **kwargs})
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """Ask about the version that is shown, which the address of the page carries."""
+        """Ask for confirmation about one version, which the address of the page carries."""
         if request.method != "POST" and FIELD not in request.GET:
             by = request.GET.get(TO_FIELD_VAR)
             known = by is None or self.to_field_allowed(request, by)
@@ -101,21 +101,21 @@ class VersionedAdmin(VersionedForms, ModelAdmin):
             return _ask(request, None)
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        """Delete what was shown, in that version."""
+        """Delete the object if it has the version that was shown."""
         shown = read_page(request.GET.get(FIELD))
         if not is_current(shown, obj):
             raise VersionConflict(obj._meta.label, obj.pk, shown["version"] if shown else None)
         super().delete_model(request, obj)
 
     def _get_obj_does_not_exist_redirect(self, request: HttpRequest, opts: Any, object_id: str) -> Any:
-        """What was deleted while somebody edited it: show what was typed, to be made anew."""
+        """Show what was typed if the object was deleted while it was being edited, so that it can be created again."""
         if request.method == "POST" and FIELD in request.POST and self.has_add_permission(request):
             return self._changeform_view(request, None, "", None)  # type: ignore[attr-defined]
         return super()._get_obj_does_not_exist_redirect(request, opts, object_id)  # type: ignore[misc]
 
 
 def _ask(request: HttpRequest, shown: str | None) -> HttpResponse:
-    """Send the browser to the same page, with the version that it shows in its address; without, to look again."""
+    """Redirect to the same page, with the version that it shows in its address; without, to read it again."""
     query = request.GET.copy()
     query.pop(FIELD, None)
     if shown is not None:
@@ -124,7 +124,7 @@ def _ask(request: HttpRequest, shown: str | None) -> HttpResponse:
 
 
 def _carry(form: Any, management_form: Any) -> None:
-    """Put the version of a row where Django's page of a list has room for hidden fields: beside their number."""
+    """Put the version of a row into the management form, where Django's list page has room for hidden fields."""
     shown = form[FIELD].value()
     field = forms.CharField(widget=forms.HiddenInput, required=False, initial=shown)
     show(field, shown)

@@ -70,7 +70,7 @@ class TestOwnViews:
         anna, boss = staff("anna"), staff("boss", "take_over_edit_lock")
         sent = fields_of(anna.get(address))
         assert tell(anna, address, "beat", sent).json()["state"] == "mine"
-        looked = tell(boss, address, "look", {}).json()
+        looked = tell(boss, address, "read", {}).json()
         assert (looked["state"], looked["mayTakeOver"]) == ("busy", True)
         page = boss.post(f"{address}?edit-lock=take-over", {"edit_lock_take_over": looked["token"]}, follow=True)
         assert state_of(page) == "mine"

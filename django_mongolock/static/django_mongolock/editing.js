@@ -1,4 +1,4 @@
-/* The edit lock of this tab: beats while the tab lives, gives the lock back on leaving, and tells what has changed.
+/* The edit lock of this tab: beats while the tab lives, releases the lock on leaving, and shows what has changed.
    Everything that is shown comes from the server, in the reader's language. Nothing here may lose what was typed. */
 "use strict";
 (() => {
@@ -18,14 +18,14 @@
     drop(name) { try { sessionStorage.removeItem(name); } catch { /* not allowed */ } },
   };
 
-  let state = panel.dataset.mongolockEditing;  // as the server last told it
+  let state = panel.dataset.mongolockEditing;  // as the server last reported it
   let had = !readonly;                         // this page had the lock, so it may hold what was typed
   let mine = had && Boolean(panel.dataset.held);  // it has it now, as far as is known
   let sending = false;
-  let acting = false;                          // somebody pressed a button: no beat comes between it and its answer
+  let acting = false;                          // a button was pressed: no beat comes between it and its answer
   let dirty = state === "refused";
-  let compared = true;                         // what the page says is stored was stored when the server last told
-  let lastTouch = performance.now();           // by a clock that nobody sets
+  let compared = true;                         // what the page shows as stored was stored at the last report
+  let lastTouch = performance.now();           // by a clock that cannot be set
   let timer = 0;
   let wanted = 0;                              // answers to older questions are dropped
 
@@ -121,7 +121,7 @@
     lockForm();
   }
 
-  // The error that somebody else edits goes from the form when that is over; other errors stay.
+  // The error that someone else is editing is removed from the form when that is over; other errors stay.
   function forgetLost() {
     if (!form || !panel.dataset.lost) { return; }
     for (const item of form.querySelectorAll(".errorlist.nonfield > li")) {
@@ -149,7 +149,7 @@
     if (mine) {
       await ask("beat", { idle: Math.floor((performance.now() - lastTouch) / 1000) });
     } else {
-      await ask("look");
+      await ask("read");
     }
     plan();
   }
