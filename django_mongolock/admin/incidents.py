@@ -3,11 +3,10 @@ what will happen to whom, and are done when that is confirmed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
-from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import PermissionDenied
@@ -15,7 +14,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from ..backends.base import mongo_store
 from ..conf import get_settings
@@ -27,71 +26,11 @@ from ..inspect.snapshot import LockSnapshot, State
 from ..models import Lock
 from ..signals import send, stale_locks_cleared
 from . import release
+from .confirmation import ASK, FORCE, Kind, ReasonForm, Row, left_out, log_entry, report
 from .pages import Pages, csrf, unless_away
-
-if TYPE_CHECKING:
-    from django.utils.functional import _StrPromise as StrPromise
 
 #: How many holders one page shows; the others are not touched.
 SHOWN: Final = 100
-
-
-class ReasonForm(forms.Form):
-    """The reason."""
-
-    reason = forms.CharField(
-        label=gettext_lazy("Reason"),
-        max_length=200,
-        widget=forms.TextInput(attrs={"class": "vTextField", "autocomplete": "off", "aria-describedby": "why"}),
-    )
-
-    def __init__(self, kind: Kind, data: Mapping[str, Any] | None = None) -> None:
-        super().__init__(data)
-        self.fields["reason"].required = kind.needs_reason
-
-
-@dataclass(frozen=True)
-class Kind:
-    """An action that a page confirms."""
-
-    name: str
-    title: StrPromise
-    needs_reason: bool
-
-
-FORCE: Final = Kind("force_release", gettext_lazy("Force release?"), needs_reason=True)
-ASK: Final = Kind("ask_to_release", gettext_lazy("Ask to release?"), needs_reason=False)
-
-
-@dataclass(frozen=True)
-class Row:
-    """A lock on the page. chooses: the page offers each of its holders separately."""
-
-    lock: LockSnapshot
-    chooses: bool = False
-
-    @property
-    def shown(self) -> str:
-        """The lock in the form."""
-        return release.as_shown(self.lock.key, self.lock.tokens)
-
-    @property
-    def next(self) -> str:
-        """What happens after a forced release. Of several holders, some may keep the lock."""
-        waiting, only_one = self.lock.waiting, self.lock.holding == 1
-        if not waiting:
-            return _("No waiters: the lock will be free.") if only_one else _("No waiters.")
-        if only_one:
-            text = ngettext(
-                "%d waiter: it gets the lock next.", "%d waiters: the first in the queue gets the lock next.", waiting
-            )
-        else:
-            text = ngettext(
-                "%d waiter. It gets the lock when the remaining holders release it.",
-                "%d waiters. The first in the queue gets it when the remaining holders release it.",
-                waiting,
-            )
-        return text % waiting
 
 
 class Incidents(Pages):
@@ -175,7 +114,7 @@ class Incidents(Pages):
             "title": kind.title,
             "kind": kind.name,
             "rows": [Row(lock, chooses=len(held) == 1 and len(lock.tokens) > 1) for lock in held],
-            "left_out": list(_left_out(locks)),
+            "left_out": list(left_out(locks)),
             "filters": request.POST.get("filters") or request.GET.urlencode(),
             "back": request.POST.get("back", ""),
             "way_back": self.way_back(request),
@@ -201,8 +140,8 @@ class Incidents(Pages):
         act = release.asking(by, _("%s, in the admin") % by, reason) if kind is ASK else release.forcing(by, reason)
         outcome = release.carry_out(shown, act)
         for key, tokens in outcome.done.items():
-            self._log(request, key, _written(kind, tokens, reason))
-        for level, text in _report(kind, outcome):
+            self._log(request, key, log_entry(kind, tokens, reason))
+        for level, text in report(kind, outcome):
             self.message_user(request, text, level)
         return way_back
 
@@ -233,84 +172,3 @@ class Incidents(Pages):
     def _log(self, request: HttpRequest, key: str, text: str) -> None:
         """Write into the log of the admin who did what to a lock."""
         self.log_change(request, Lock(key=key), text)
-
-
-#: Why a selected lock is skipped, according to its state.
-_LEFT_OUT: Final = {
-    State.FREE: ngettext_lazy(
-        "%(count)d of the selected locks was skipped because it is free now: %(keys)s",
-        "%(count)d of the selected locks were skipped because they are free now: %(keys)s",
-        "count",
-    ),
-    State.STALE: ngettext_lazy(
-        "%(count)d of the selected locks was skipped because it is stale, and the next process that asks gets it: "
-        "%(keys)s",
-        "%(count)d of the selected locks were skipped because they are stale, and the next process that asks gets "
-        "them: %(keys)s",
-        "count",
-    ),
-    State.DAMAGED: ngettext_lazy(
-        "%(count)d of the selected locks was skipped because its document is damaged: %(keys)s",
-        "%(count)d of the selected locks were skipped because their documents are damaged: %(keys)s",
-        "count",
-    ),
-}
-
-
-def _left_out(locks: Sequence[LockSnapshot]) -> Iterator[str]:
-    """Which of the selected locks are skipped, and why."""
-    for state, text in _LEFT_OUT.items():
-        if keys := [str(lock.key) for lock in locks if lock.state is state]:
-            yield text % {"count": len(keys), "keys": _first(keys)}
-
-
-def _written(kind: Kind, tokens: Sequence[int], reason: str) -> str:
-    """The entry in the log of the admin."""
-    numbers = ", ".join(map(str, tokens[:10])) + (" …" if len(tokens) > 10 else "")
-    if kind is ASK:
-        text = ngettext(
-            "Asked its holder to release it (fencing token %s).",
-            "Asked its holders to release it (fencing tokens %s).",
-            len(tokens),
-        )
-    else:
-        text = ngettext(
-            "Forced its release; its holder had the fencing token %s.",
-            "Forced its release; its holders had the fencing tokens %s.",
-            len(tokens),
-        )
-    text %= numbers
-    why = _("Reason: %s") % reason  # not inside the f-string: xgettext does not look there
-    return f"{text} {why}" if reason else text
-
-
-def _report(kind: Kind, outcome: release.Outcome) -> Iterator[tuple[int, str]]:
-    """The messages to the user."""
-    if count := len(outcome.done):
-        if kind is ASK:
-            text = ngettext(
-                "The holder of %d lock was asked to release it. It learns of the request at its next renewal, and "
-                "decides for itself.",
-                "The holders of %d locks were asked to release them. They learn of the request at their next renewal, "
-                "and decide for themselves.",
-                count,
-            )
-        else:
-            text = ngettext("%d lock was taken from its holder.", "%d locks were taken from their holders.", count)
-        yield messages.SUCCESS, text % count
-    if count := len(outcome.changed):
-        text = ngettext(
-            "%(count)d lock was not touched because its holder has changed since it was shown: %(keys)s",
-            "%(count)d locks were not touched because their holders have changed since they were shown: %(keys)s",
-            count,
-        )
-        yield messages.WARNING, text % {"count": count, "keys": _first(outcome.changed)}
-    for key, problem in outcome.damaged.items():
-        text = _("The document of “%(key)s” is damaged, and was not changed: %(problem)s")
-        yield messages.ERROR, text % {"key": key, "problem": problem}
-    if outcome.problem:
-        yield messages.ERROR, _("The remaining locks were not processed: %s.") % outcome.problem
-
-
-def _first(keys: Sequence[str]) -> str:
-    return ", ".join(keys[:5]) + (" …" if len(keys) > 5 else "")

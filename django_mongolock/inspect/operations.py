@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -62,10 +62,16 @@ class Which:
 @dataclass(frozen=True, slots=True)
 class Cleared:
     """cleared: how many locks. postponed: how many are left because another primary wrote them: after a failover
-    every lease gets its whole length once more, since its remaining time is unknown."""
+    every lease gets its whole length once more, since its remaining time is unknown. found, damaged: how many stale
+    locks and damaged documents were found."""
 
     cleared: int = 0
     postponed: int = 0
+    found: int = 0
+    damaged: int = 0
+
+    def __add__(self, other: Cleared) -> Cleared:
+        return Cleared(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
 
 
 def find_stale(store: MongoStore, which: Which, limit: int = 0) -> Iterator[LockSnapshot]:
@@ -85,11 +91,12 @@ def clear_stale(store: MongoStore, keys: Sequence[str], which: Which, timeout: f
 def clear_all_stale(
     store: MongoStore, which: Which, batch: int = 1_000, *, dry_run: bool = False
 ) -> Iterator[tuple[list[LockSnapshot], Cleared]]:
-    """Find stale locks and clear them, batch by batch: what was found, damaged documents among it, and cleared."""
+    """Find stale locks and clear them, batch by batch; yield the stale locks of a batch, and the result."""
     found = find_stale(store, which)
     while locks := list(islice(found, batch)):
-        stale = [lock.key for lock in locks if lock.state is not State.DAMAGED]
-        yield locks, clear_stale(store, stale, which) if stale and not dry_run else Cleared()
+        stale = [lock for lock in locks if lock.state is not State.DAMAGED]
+        done = Cleared() if dry_run or not stale else clear_stale(store, [lock.key for lock in stale], which)
+        yield stale, replace(done, found=len(stale), damaged=len(locks) - len(stale))
 
 
 def _apply(store: MongoStore, keys: Sequence[str], which: Which, clock: str, timeout: float) -> int:

@@ -42,12 +42,12 @@ class Report:
 
     def write(self, stdout: OutputWrapper, most: int | None = None) -> None:
         """The result for people; nothing if there are no stale documents."""
-        for stuck in self.stale[:most] if self.cleared is None else ():
-            state = f"{stuck.state} → {stuck.failed}"
-            since = f"for {display.duration(stuck.seconds)}"
-            stdout.write(display.plain(f"  {stuck.id}  {state}  held by {stuck.holder} {since}"))
-        for stuck in self.damaged:
-            stdout.write(display.plain(f"  {stuck.id}  damaged: {stuck.damage}"))
+        for document in self.stale[:most] if self.cleared is None else ():
+            state = f"{document.state} → {document.failed}"
+            since = f"for {display.duration(document.seconds)}"
+            stdout.write(display.plain(f"  {document.id}  {state}  held by {document.holder} {since}"))
+        for document in self.damaged:
+            stdout.write(display.plain(f"  {document.id}  damaged: {document.damage}"))
         if self.cleared is None and self.found:
             stdout.write(f"Stale documents of {self.name}: {self.found}. Nothing was cleared.")
         elif self.found:
@@ -56,44 +56,22 @@ class Report:
             stdout.write(f"Documents of {self.name} without a time stamp, which they got now: {self.dated}.")
 
 
-class Sweeper:
-    """Clears the document locks that the options of the command choose."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._options = options
-        self._which = {"owner": options["owner"], "older_than": options["older_than"]}
-        self.locks = list(_chosen(options))
-
-    def work(self) -> Iterator[Report]:
-        """Look at them, or clear them. A lock that fails does not stop the others."""
-        return map(self.look if self._options["dry_run"] else self._clear, self.locks)
-
-    def look(self, lock: DocumentLock[Any]) -> Report:
-        """Find the stale documents; change nothing."""
-        report = Report(lock.name)
-        try:
-            found = lock.stale(**self._which)
-        except (LockError, ImproperlyConfigured) as error:
-            report.error = str(error)
-            return report
-        report.damaged = [stuck for stuck in found if stuck.damage]
-        report.stale = [stuck for stuck in found if not stuck.damage]
-        report.found = len(report.stale)
-        return report
-
-    def _clear(self, lock: DocumentLock[Any]) -> Report:
-        report = Report(lock.name, cleared=0)
-        try:
-            swept = lock.clear_stale(**self._which, batch=self._options["batch_size"])
-        except (LockError, ImproperlyConfigured) as error:
-            report.error = str(error)
-            return report
-        report.stale, report.damaged, report.found = swept.cleared, swept.damaged, swept.found
-        report.cleared, report.dated = swept.count, swept.dated
-        return report
+def process(lock: DocumentLock[Any], options: dict[str, Any], *, dry_run: bool) -> Report:
+    """Clear the stale documents of *lock*, or only find them."""
+    which = {"owner": options["owner"], "older_than": options["older_than"]}
+    try:
+        if dry_run:
+            found = lock.stale(**which)
+            stale = [document for document in found if not document.damage]
+            return Report(lock.name, stale, [document for document in found if document.damage], len(stale))
+        swept = lock.clear_stale(**which, batch=options["batch_size"])
+    except (LockError, ImproperlyConfigured) as error:
+        return Report(lock.name, error=str(error))
+    return Report(lock.name, swept.cleared, swept.damaged, swept.found, swept.count, swept.dated)
 
 
-def _chosen(options: dict[str, Any]) -> Iterator[DocumentLock[Any]]:
+def chosen_locks(options: dict[str, Any]) -> Iterator[DocumentLock[Any]]:
+    """The document locks that the options of the command choose. Raises CommandError for an unknown name."""
     if options["document_lock"]:
         try:
             yield from map(find_lock, options["document_lock"])

@@ -84,18 +84,15 @@ def seconds(text: str) -> float:
     return value
 
 
-def positive(text: str) -> int:
-    """Read a whole number from 1 to 10000."""
-    if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= 10_000:
-        raise ArgumentTypeError(f"{text!r} is not a whole number from 1 to 10000")
-    return int(text)
+def whole_number(least: int, most: int = 10**9) -> Callable[[str], int]:
+    """Return a function that reads a whole number from *least* to *most*."""
 
+    def read(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= most:
+            raise ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
+        return int(text)
 
-def not_negative(text: str) -> int:
-    """Read a whole number from 0."""
-    if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
+    return read
 
 
 def write_json(

@@ -9,7 +9,6 @@ from ...conf import get_settings
 from ...decorator.mongo_locked import mongo_locked
 from ...inspect import operations
 from ...inspect.patterns import starting
-from ...inspect.snapshot import State
 from ...signals import send, stale_locks_cleared
 
 
@@ -22,10 +21,7 @@ def clear_stale_locks(older_than: float = 0.0, using: str | None = None) -> dict
     """
     store = mongo_store(using)
     which = operations.Which(starting(get_settings().KEY_PREFIX), older_than=older_than)
-    found = cleared = 0
-    for batch, done in operations.clear_all_stale(store, which):
-        found += sum(lock.state is not State.DAMAGED for lock in batch)
-        cleared += done.cleared
-    if cleared:
-        send(stale_locks_cleared, count=cleared, using=using or get_settings().DATABASE)
-    return {"found": found, "cleared": cleared}
+    done = sum((each for _stale, each in operations.clear_all_stale(store, which)), operations.Cleared())
+    if done.cleared:
+        send(stale_locks_cleared, count=done.cleared, using=using or get_settings().DATABASE)
+    return {"found": done.found, "cleared": done.cleared}

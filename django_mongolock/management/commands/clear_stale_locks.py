@@ -7,19 +7,22 @@ import time
 from argparse import RawDescriptionHelpFormatter
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
 from ...conf import get_settings
+from ...documents import DocumentLock
 from ...engine.mongo_store import MongoStore
-from ...inspect.operations import Which, clear_all_stale, find_stale
+from ...inspect.operations import Cleared, Which, clear_all_stale, find_stale
 from ...inspect.queries import count
-from ...inspect.snapshot import LockSnapshot, State
+from ...inspect.snapshot import LockSnapshot
 from ...signals import send, stale_locks_cleared
-from ..document_locks import Report, Sweeper
-from ..lock_command import LockCommand, as_row, positive, seconds, write_json, write_table
+from ..document_locks import Report, chosen_locks, process
+from ..lock_command import LockCommand, as_row, seconds, whole_number, write_json, write_table
+
+Documents = list[DocumentLock[Any]]
 
 #: How many locks the confirmation shows.
 SHOWN = 10
@@ -44,16 +47,6 @@ exit codes:
   2  the command line is wrong
   3  --dry-run found stale locks
 """
-
-
-@dataclass
-class Tally:
-    """How many locks were found, cleared and left."""
-
-    found: int = 0
-    cleared: int = 0
-    postponed: int = 0
-    damaged: int = 0
 
 
 class Command(LockCommand):
@@ -81,7 +74,11 @@ class Command(LockCommand):
             "--no-input", "--noinput", action="store_false", dest="interactive", help="clear without a confirmation"
         )
         parser.add_argument(
-            "--batch-size", type=positive, default=1_000, metavar="NUMBER", help="locks in one update (default: 1000)"
+            "--batch-size",
+            type=whole_number(1, 10_000),
+            default=1_000,
+            metavar="NUMBER",
+            help="locks in one update (default: 1000)",
         )
         parser.add_argument(
             "--document-lock",
@@ -104,14 +101,17 @@ class Command(LockCommand):
             raise CommandError("there is no terminal for the confirmation: use --no-input, or --dry-run to look first")
         with self.reporting_errors():
             which = Which(self.keys(options), self.owner(options), options["older_than"])
-            sweeper = Sweeper(options)
+            documents = list(chosen_locks(options))
             store = None if options["document_lock"] else self.store(options)
-            if not asks or self._is_confirmed(store, which, sweeper):
-                self._run(store, which, sweeper, options)
+            if not asks or self._is_confirmed(store, which, documents, options):
+                self._run(store, which, documents, options)
 
-    def _is_confirmed(self, store: MongoStore | None, which: Which, sweeper: Sweeper) -> bool:
+    def _is_confirmed(
+        self, store: MongoStore | None, which: Which, documents: Documents, options: dict[str, Any]
+    ) -> bool:
         first = list(find_stale(store, which, limit=SHOWN)) if store else []
-        reports = [report for report in map(sweeper.look, sweeper.locks) if report.stale or report.error]
+        reports = [process(lock, options, dry_run=True) for lock in documents]
+        reports = [report for report in reports if report.stale or report.error]
         if not first and not reports:
             self.stdout.write("There are no stale locks.")
             return False
@@ -128,59 +128,56 @@ class Command(LockCommand):
         self.stdout.write("Nothing was cleared.")
         return False
 
-    def _run(self, store: MongoStore | None, which: Which, sweeper: Sweeper, options: dict[str, Any]) -> None:
-        tally, reports = Tally(), list[Report]()
-        locks = self._work(store, which, options, tally) if store else iter(())
+    def _run(self, store: MongoStore | None, which: Which, documents: Documents, options: dict[str, Any]) -> None:
+        self.cleared = Cleared()
+        dry_run, reports = options["dry_run"], list[Report]()
+        locks = self._work(store, which, options) if store else iter(())
 
         def rest() -> dict[str, Any]:
-            reports.extend(sweeper.work())
-            return asdict(tally) | {"dry_run": options["dry_run"], "documents": [r.as_json() for r in reports]}
+            reports.extend(process(lock, options, dry_run=dry_run) for lock in documents)
+            return asdict(self.cleared) | {"dry_run": dry_run, "documents": [report.as_json() for report in reports]}
 
         if options["json"]:
             write_json(self.stdout, "stale", locks, rest)
         else:
-            self._write_locks(locks, tally, dry_run=options["dry_run"], named=store is not None)
-            reports.extend(sweeper.work())
-            for report in reports:
-                report.write(self.stdout)
-        self.found_some = options["dry_run"] and (tally.found > 0 or any(report.stale for report in reports))
+            if store:
+                self._write_locks(locks, dry_run=dry_run)
+            for lock in documents:
+                reports.append(process(lock, options, dry_run=dry_run))
+                reports[-1].write(self.stdout)
+        self.found_some = dry_run and (self.cleared.found > 0 or any(report.stale for report in reports))
         if failed := [f"{report.name}: {report.error}" for report in reports if report.error]:
             raise CommandError(f"some documents could not be read: {'; '.join(failed)}")
 
-    def _write_locks(self, locks: Iterator[LockSnapshot], tally: Tally, *, dry_run: bool, named: bool) -> None:
-        if not named:
-            return
+    def _write_locks(self, locks: Iterator[LockSnapshot], *, dry_run: bool) -> None:
         if dry_run:
             write_table(self.stdout, map(as_row, locks))
-            self.stdout.write(f"Stale locks: {tally.found}. Nothing was cleared.")
+            self.stdout.write(f"Stale locks: {self.cleared.found}. Nothing was cleared.")
         else:
             deque(locks, maxlen=0)
-            self.stdout.write(f"Cleared {tally.cleared} of {tally.found} stale locks.{_left_over(tally)}")
+            done = self.cleared
+            self.stdout.write(f"Cleared {done.cleared} of {done.found} stale locks.{_left_over(done)}")
 
-    def _work(self, store: MongoStore, which: Which, options: dict[str, Any], tally: Tally) -> Iterator[LockSnapshot]:
+    def _work(self, store: MongoStore, which: Which, options: dict[str, Any]) -> Iterator[LockSnapshot]:
         """Find stale locks, batch by batch, and clear them unless it is a dry run."""
         reported = time.monotonic()
-        for batch, done in clear_all_stale(store, which, options["batch_size"], dry_run=options["dry_run"]):
-            stale = [lock for lock in batch if lock.state is not State.DAMAGED]
-            tally.found += len(stale)
-            tally.damaged += len(batch) - len(stale)
-            tally.cleared += done.cleared
-            tally.postponed += done.postponed
+        for stale, done in clear_all_stale(store, which, options["batch_size"], dry_run=options["dry_run"]):
+            self.cleared += done
             if done.cleared:
                 send(stale_locks_cleared, count=done.cleared, using=options["database"] or get_settings().DATABASE)
             yield from stale
             if options["verbosity"] >= 2 or (self.stderr.isatty() and time.monotonic() - reported > 1):
                 reported = time.monotonic()
-                self.stderr.write(f"{tally.found} found, {tally.cleared} cleared", str)
+                self.stderr.write(f"{self.cleared.found} found, {self.cleared.cleared} cleared", str)
 
 
-def _left_over(tally: Tally) -> str:
+def _left_over(done: Cleared) -> str:
     """Why some locks were not cleared."""
     text = ""
-    if tally.postponed:
-        text += f" {tally.postponed} were written before a failover: their leases get their whole length again."
-    if tally.damaged:
-        text += f" {tally.damaged} damaged documents were not changed: see list_locks --stale."
-    if taken := tally.found - tally.cleared - tally.postponed:
+    if done.postponed:
+        text += f" {done.postponed} were written before a failover: their leases get their whole length again."
+    if done.damaged:
+        text += f" {done.damaged} damaged documents were not changed: see list_locks --stale."
+    if taken := done.found - done.cleared - done.postponed:
         text += f" {taken} had been renewed, acquired or released by then."
     return text

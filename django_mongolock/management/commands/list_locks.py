@@ -15,7 +15,7 @@ from ...engine.deadlock import Cycle
 from ...inspect.queries import find_deadlocks
 from ...inspect.snapshot import LockSnapshot
 from ...models import Lock, LockQuerySet
-from ..lock_command import LockCommand, as_row, not_negative, write_json, write_table
+from ..lock_command import LockCommand, as_row, whole_number, write_json, write_table
 
 FOUND = 3
 
@@ -34,7 +34,11 @@ class Command(LockCommand):
         which.add_argument("--all", action="store_true", help="all locks, also free ones, sorted by key")
         which.add_argument("--deadlocks", action="store_true", help="deadlocks; exit code 3 if there are any")
         parser.add_argument(
-            "--limit", type=not_negative, default=100, metavar="NUMBER", help="how many, 0 for no limit (default: 100)"
+            "--limit",
+            type=whole_number(0),
+            default=100,
+            metavar="NUMBER",
+            help="how many, 0 for no limit (default: 100)",
         )
         super().add_arguments(parser)
 
