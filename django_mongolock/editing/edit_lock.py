@@ -22,9 +22,9 @@ from ..backends.base import get_backend
 from ..conf import get_settings
 from ..context import BROWSER
 from ..engine import clock
+from ..engine.actions import Answer, Apply, Protocol, Read
 from ..engine.document import Terms, entry, milliseconds
 from ..engine.logs import INFO, log
-from ..engine.protocol import Answer, Apply, Protocol, Read
 from ..engine.replies import Reply
 from ..engine.session.session import Session
 from ..engine.step import Step

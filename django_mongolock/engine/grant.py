@@ -11,8 +11,9 @@ from enum import Enum
 from typing import Final, Literal
 
 from . import clock
+from .actions import FOREVER, Granted
 from .document import Terms
-from .protocol import FOREVER, Acquisition, Granted
+from .protocol import Acquisition
 from .session.wakeups import Waiting
 
 #: Why a grant was lost that is not in its document any more.

@@ -14,11 +14,11 @@ from typing import Final
 
 from ..exceptions import LockBackendFailed, LockMisused, LockNotAcquired, LockReentry
 from . import protocol
+from .actions import FOREVER, Protocol
 from .document import milliseconds
 from .grant import TAKEN, Callback, Grant, OwnerRef, OwnerToken, State
 from .logs import WARNING, log
 from .options import Options, check_seconds
-from .protocol import Protocol
 from .session.grant_registry import current_worker
 from .session.session import Session
 
@@ -126,7 +126,7 @@ class LockGrants:
         tokens.append(token)
         waiting = grant.waiting
         now = waiting.began
-        deadline = protocol.FOREVER if wait is None else now + wait
+        deadline = FOREVER if wait is None else now + wait
         waiting.back_by = deadline + session.commands.timeout
         trial, answer = wait == 0, None
         try:

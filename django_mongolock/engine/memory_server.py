@@ -16,10 +16,10 @@ from typing import Any, Final, TypeVar
 
 from ..exceptions import LockBackendFailed, LockMisused
 from . import clock, runner
+from .actions import Action, Pause, Protocol, WaitResult
 from .deadlock import Cycle, cycle_of
 from .grant import TAKEN, Grant
 from .processes import Fate
-from .protocol import Action, Pause, Protocol, WaitResult
 from .replies import Found, Reply, read_found, read_reply
 from .rule_in_python import Moment, apply_rule
 from .session.notifications import Observer

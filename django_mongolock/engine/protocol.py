@@ -8,23 +8,36 @@ need no server. (psycopg's ``generators.py`` and ``transaction.py`` are the mode
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final
 
 from ..exceptions import LockBackendFailed, LockCancelled, LockDeadlock, LockNotAcquired, LockQueueFull
+from .actions import (
+    FOREVER,
+    Answer,
+    Apply,
+    FindDeadlock,
+    Granted,
+    Pause,
+    Protocol,
+    QueueNext,
+    Read,
+    Release,
+    ReleaseUncontended,
+    Turn,
+    WaitResult,
+)
 from .deadlock import Cycle
 from .document import Terms, entry
-from .processes import Fate
-from .replies import News, Reply
+from .replies import Reply
 from .step import Step
 
 #: How long a tombstone stays, in milliseconds: longer than any network holds up a command that may still arrive.
 TOMBSTONE_TTL: Final = 600_000
 #: How long the head of the queue waits after the end of a dead holder's lease before it asks for the lock, in seconds.
 SLACK: Final = 0.005
-#: How long the holder of a lock waits for another before it reads for a deadlock, in seconds; then twice as long each
+#: How long the holder of a lock waits for another before it looks for a deadlock, in seconds; then twice as long each
 #: time.
 DEADLOCK_CHECK_AFTER: Final = 1.0
 #: A failure within this many seconds may be a connection that broke; a later one, a server that does not answer.
@@ -39,130 +52,6 @@ NEAR_HEAD: Final = 8
 LONGEST_STREAM_SKIP: Final = 1.0
 #: How often a waiter checks whether a former run of the same owner has died, in seconds.
 DEAD_OWNER_CHECK: Final = 0.5
-FOREVER: Final = float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """Send a step. Outcome: an `Answer`."""
-
-    key: str
-    step: Step
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Remove grants, without waiting for the majority. Outcome: whether one of them was there."""
-
-    key: str
-    step: Step
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseUncontended:
-    """Remove a grant if it is the only one and has no waiter, without waiting for the disk. Outcome: whether it did."""
-
-    key: str
-    grant: str
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """Read how a grant stands, and which other grant *owner* has, as the majority has it. Outcome: an `Answer`."""
-
-    key: str
-    grant: str
-    owner: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class QueueNext:
-    """Queue the next waiter of this process for the same key behind *grant*, which is about to leave the queue.
-
-    So a later waiter of another process does not overtake an earlier one of this process. No outcome.
-    """
-
-    key: str
-    grant: str
-
-
-@dataclass(frozen=True, slots=True)
-class FindDeadlock:
-    """Look for a cycle of waits with this waiter. Outcome: a `deadlock.Cycle`, or None."""
-
-    key: str
-    grant: str
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Wait for news of a grant. Outcome: `WaitResult`.
-
-    timer: seconds to wait at most. poll: the same, while there is no change stream. skip_stream_for: for how many
-    seconds no news is expected.
-    """
-
-    grant: str
-    timer: float
-    poll: float = FOREVER
-    skip_stream_for: float = 0.0
-
-
-Action = Apply | Release | ReleaseUncontended | Read | QueueNext | FindDeadlock | Pause
-T = TypeVar("T")
-Protocol = Generator[Action, Any, T]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A reply, and when the command was sent and answered, in seconds of the local clock.
-
-    whole: whether this very command gave the grant a whole lease, or a whole place in the queue. Only then may the
-    session rely on it, and only for that long from when it was *sent*. former: what is known of the process that has
-    the other grant of this owner; None if there is none.
-    """
-
-    reply: Reply
-    sent: float
-    now: float
-    whole: bool = False
-    former: Fate | None = None
-
-
-#: Where a waiter stands among those of this process that want the same key: behind another waiter; next, when the
-#: holder in this process releases it; or it is its turn now to ask the server.
-Turn = Literal["behind", "next", "now"]
-
-
-@dataclass(frozen=True, slots=True)
-class WaitResult:
-    """What is known after a pause.
-
-    now: the time. news: the change stream reported that the grant is held. answer: to the command that another grant of
-    this process sent for this one. queued_until: until when its entry lives, as a waiter or as a holder, by the local
-    clock. turn: whether it may enter the document's queue. cancelled: the wait is to end. holder: who has the lock, in
-    words, as far as the waiters before it know.
-    """
-
-    now: float
-    news: News | None = None
-    answer: Answer | None = None
-    queued_until: float = 0.0
-    turn: Turn = "now"
-    cancelled: bool = False
-    holder: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """The lock is held with this token, at least until this time of the local clock. uncontended: no other grant held
-    it then, or waited for it."""
-
-    token: int
-    acquired_at: datetime
-    until: float
-    now: float
-    uncontended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import pytest
 from pymongo.collection import Collection
 
 from django_mongolock.engine import clock, protocol
+from django_mongolock.engine.actions import FOREVER
 from django_mongolock.engine.deadlock import cycles
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.protocol import PollSchedule
@@ -159,9 +160,7 @@ def test_no_deadlock_is_found_where_there_is_none(
 ) -> None:
     """F45: six threads of two sessions take random locks inside one another, always in one order, and look for a
     deadlock at every chance: none is ever found, and all of them finish."""
-    monkeypatch.setattr(
-        PollSchedule, "is_deadlock_check_due", lambda self, now: self.deadlock_check_at < protocol.FOREVER
-    )
+    monkeypatch.setattr(PollSchedule, "is_deadlock_check_due", lambda self, now: self.deadlock_check_at < FOREVER)
     monkeypatch.setattr(protocol, "LOCAL_HANDOVER_GRACE", 0.01)
     errors: list[BaseException] = []
 

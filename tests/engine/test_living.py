@@ -295,7 +295,7 @@ def _hold(session: Session, lock: MongoLock) -> list[Grant]:
     """Make the session believe that it holds the key of *lock*."""
     from datetime import UTC, datetime
 
-    from django_mongolock.engine.protocol import Granted
+    from django_mongolock.engine.actions import Granted
 
     grant = new_grant(session, lock, threading.current_thread())
     session.registry.grants[grant.id] = grant

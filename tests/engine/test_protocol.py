@@ -7,23 +7,24 @@ from typing import Any
 import pytest
 
 from django_mongolock.engine import protocol
-from django_mongolock.engine.deadlock import Cycle, Wait
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.processes import Fate
-from django_mongolock.engine.protocol import (
-    Acquisition,
+from django_mongolock.engine.actions import (
+    FOREVER,
     Answer,
     Apply,
     FindDeadlock,
     Granted,
     Pause,
-    PollSchedule,
     QueueNext,
     Read,
     Release,
     ReleaseUncontended,
+    Turn,
     WaitResult,
 )
+from django_mongolock.engine.deadlock import Cycle, Wait
+from django_mongolock.engine.document import Terms
+from django_mongolock.engine.processes import Fate
+from django_mongolock.engine.protocol import Acquisition, PollSchedule
 from django_mongolock.engine.replies import Former, News, Reply
 from django_mongolock.engine.step import Step
 from django_mongolock.exceptions import (
@@ -51,7 +52,7 @@ class Play:
 
     def __init__(self, wait: float | None, acquisition: Acquisition = ACQUISITION) -> None:
         self.now = 100.0
-        deadline = protocol.FOREVER if wait is None else self.now + wait
+        deadline = FOREVER if wait is None else self.now + wait
         self.steps = protocol.acquire(acquisition, deadline, self.now, trial=wait == 0)
         self.action: Any = next(self.steps)
         self.result: Any = None
@@ -429,7 +430,7 @@ def test_while_somebody_listens_there_is_nothing_to_poll() -> None:
     play = Play(wait=60)
     assert play.answer(replace(QUEUED, place=3)).timer == pytest.approx(60, abs=0.1)
     play = Play(wait=None)
-    assert play.answer(replace(QUEUED, place=3)).timer == protocol.FOREVER
+    assert play.answer(replace(QUEUED, place=3)).timer == FOREVER
 
 
 def test_an_answer_that_another_got_for_us_is_taken() -> None:
@@ -472,15 +473,15 @@ def test_only_who_holds_a_lock_looks_for_a_deadlock_and_only_the_youngest_dies(f
         assert isinstance(action, Pause)
     play = Play(None)
     play.answer(replace(QUEUED, place=3))
-    assert play.action.timer == protocol.FOREVER
+    assert play.action.timer == FOREVER
 
 
 class InLine(Play):
     """Plays the driver for somebody who stands in line behind others of the process."""
 
-    def __init__(self, turn: protocol.Turn, wait: float | None = 60) -> None:
+    def __init__(self, turn: Turn, wait: float | None = 60) -> None:
         self.now = 100.0
-        deadline = protocol.FOREVER if wait is None else self.now + wait
+        deadline = FOREVER if wait is None else self.now + wait
         self.steps = protocol.wait_in_line(ACQUISITION, turn, deadline, self.now)  # type: ignore[assignment]
         self.action = next(self.steps)
         self.result = None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from django_mongolock.engine.protocol import Release
+from django_mongolock.engine.actions import Release
 from django_mongolock.engine.session.releases import LOOK_EVERY, REMEMBERED_FOR, Releases, UnconfirmedRelease
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Step

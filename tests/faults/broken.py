@@ -24,12 +24,13 @@ from pymongo import WriteConcern
 from pymongo.read_concern import ReadConcern
 
 from django_mongolock.engine import clock, mongo_store, protocol, rule
+from django_mongolock.engine.actions import Answer, Apply, WaitResult
 from django_mongolock.engine.document import LEAP, Terms, entry
 from django_mongolock.engine.election import ClockEncoder, arguments
 from django_mongolock.engine.expressions import after, for_each, merge, only
 from django_mongolock.engine.grant import Grant, State
 from django_mongolock.engine.mongo_store import MongoStore
-from django_mongolock.engine.protocol import Acquisition, Answer, Apply, WaitResult
+from django_mongolock.engine.protocol import Acquisition
 from django_mongolock.engine.replies import REPLY, Beat, Found, Reply, read_found, read_reply
 from django_mongolock.engine.session.commands import Commands
 from django_mongolock.engine.session.per_process import Sessions

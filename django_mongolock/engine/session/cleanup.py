@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from .. import protocol
+from ..actions import Apply, Release
 from ..grant import Grant
 from ..logs import DEBUG, WARNING, log
-from ..protocol import Apply, Release
 from .commands import Commands
 from .worker_threads import WorkerThreads
 

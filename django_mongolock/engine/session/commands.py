@@ -9,22 +9,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ...exceptions import LockBackendFailed, LockError
+from ..actions import FOREVER, Action, Answer, Apply, FindDeadlock, Pause, QueueNext, Read, Release, ReleaseUncontended
 from ..document import milliseconds
 from ..grant import Grant, State
 from ..logs import DEBUG, log
 from ..processes import Fate
-from ..protocol import (
-    FOREVER,
-    Action,
-    Answer,
-    Apply,
-    FindDeadlock,
-    Pause,
-    QueueNext,
-    Read,
-    Release,
-    ReleaseUncontended,
-)
 from ..replies import Reply
 from ..step import Step
 from ..store import Store

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
+from ..actions import FOREVER
 from ..grant import Grant, OwnerRef
 from ..logs import log_exception
-from ..protocol import FOREVER
 from .worker_threads import WorkerThreads
 
 #: What was dropped without a release: a grant, or the reference to the owner of one whose clean-up was struck.

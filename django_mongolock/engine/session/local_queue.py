@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Final
 
 from ...exceptions import LockQueueFull
+from ..actions import Answer, Turn
 from ..grant import Grant, LineKey
-from ..protocol import Answer, Turn
 
 #: Of how many queues the speed is remembered: those that were stood in last.
 SPEEDS_KEPT: Final = 64

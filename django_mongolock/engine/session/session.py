@@ -10,9 +10,9 @@ from typing import Final, TypeVar
 
 from ...exceptions import LockError
 from .. import clock, processes, protocol, runner
+from ..actions import Granted, Protocol
 from ..grant import CLOSED, TAKEN, Grant, State
 from ..logs import WARNING, log
-from ..protocol import Granted, Protocol
 from ..store import Store
 from .cleanup import Cleanup
 from .commands import Commands

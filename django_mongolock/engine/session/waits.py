@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Final
 
 from ...exceptions import LockMisused
+from ..actions import FOREVER, Pause, WaitResult
 from ..grant import Grant
-from ..protocol import FOREVER, Pause, WaitResult
 from ..replies import News
 from ..store import Store
 from .change_stream import ChangeStream

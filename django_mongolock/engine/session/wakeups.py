@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 
-from ..protocol import FOREVER, Answer
+from ..actions import FOREVER, Answer
 from ..replies import News
 
 

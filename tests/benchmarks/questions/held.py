@@ -10,10 +10,10 @@ from typing import Any
 
 from django_mongolock.backends.base import get_backend, mongo_store
 from django_mongolock.engine import clock
+from django_mongolock.engine.actions import Granted
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.options import Options
-from django_mongolock.engine.protocol import Granted
 from django_mongolock.engine.session.session import Session
 from tests.benchmarks.bench import Bench, fresh_key
 from tests.benchmarks.contenders import OURS
