@@ -96,7 +96,7 @@ def _update_rows(rows: Rows, token: int, values: dict[str, Any], field: str, giv
     if given is not None:
         raise TypeError("a queryset has its own filter: fenced_update(Order.objects.filter(pk=order.pk), ...)")
     if field in values:
-        raise TypeError(f"{field} is what fenced_update() sets itself: give the token as the second argument")
+        raise TypeError(f"{field} is set by fenced_update() itself: pass the token as the second argument")
     rows.model._meta.get_field(field)  # raises FieldDoesNotExist
     older = rows.filter(Q(**{f"{field}__lte": token}) | Q(**{f"{field}__isnull": True}))
     updated: int = older.update(**values, **{field: token})
@@ -119,7 +119,7 @@ def _plan(
     source: Source, token: int, changes: dict[str, Any], field: str, given: Mapping[str, Any] | None
 ) -> tuple[Sender, Steps[int]]:
     if not isinstance(given, Mapping):
-        raise TypeError('say which documents: filter={"_id": 5}; of a model, filter={"pk": 5}; {} for all of them')
+        raise TypeError('name the documents: filter={"_id": 5}; of a model, filter={"pk": 5}; {} for all of them')
     column = check_path("the field of the token", source.column(field, must_exist=False))
     made = check_changes(source.changes(changes), [column])
     sender = Sender(source.collection(), get_settings().COMMAND_TIMEOUT)

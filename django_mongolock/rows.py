@@ -63,7 +63,7 @@ def locked(
         isinstance(given, (models.Manager, models.QuerySet)) or (isinstance(given, type) and issubclass(given, Model))
     ):
         raise TypeError(
-            "locked() takes a model, a manager or a queryset, and which row is meant: locked(Order, pk=5). "
+            "locked() takes a model, a manager or a queryset, and a lookup of the row: locked(Order, pk=5). "
             f"This is a {type(given).__name__}"
         )
     queryset = source._default_manager.all() if isinstance(source, type) else source.all()
@@ -71,11 +71,11 @@ def locked(
 
 
 class LockedRow(Generic[M]):
-    """A row to be locked and read; make a fresh one for every use."""
+    """A row to be locked and read; make a new one for every use."""
 
     def __init__(self, queryset: models.QuerySet[M, M], lookup: dict[str, Any], options: LockOptions) -> None:
         if not issubclass(queryset._iterable_class, ModelIterable):
-            raise TypeError("only whole instances can be locked: leave out values() and values_list()")
+            raise TypeError("only whole instances can be locked: remove values() and values_list()")
         # A replica may not have yet what the one before us has written.
         inner: Any = queryset
         self._rows = queryset.using(inner._db or router.db_for_write(queryset.model, **inner._hints))
@@ -104,7 +104,7 @@ class LockedRow(Generic[M]):
                 raise
             pk = row.pk
             lock.release()
-        raise LockMisused(f"the primary key {pk!r} changes all the time")
+        raise LockMisused(f"the row cannot be locked, since its primary key {pk!r} keeps changing: try again")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -125,7 +125,7 @@ class LockedRow(Generic[M]):
                 raise
             pk = row.pk
             await lock.arelease()
-        raise LockMisused(f"the primary key {pk!r} changes all the time")
+        raise LockMisused(f"the row cannot be locked, since its primary key {pk!r} keeps changing: try again")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -152,7 +152,7 @@ class TestSave:
         again = stored(first, db)
         for wrong in (F("version") + 1, "2", True, 2.5):
             again.version = wrong
-            with pytest.raises(ValueError, match=r"version of versioned\.Thing raises itself"):
+            with pytest.raises(ValueError, match=r"version of versioned\.Thing counts by itself"):
                 again.save()
 
     def test_deferred_version(self, db: str) -> None:

@@ -300,7 +300,7 @@ class Hold(Generic[D]):
 
     def _acquire(self, context: Context) -> Steps[HeldDocument[D]]:
         if self._used:
-            raise LockMisused("this document was asked for before: call hold() for each time")
+            raise LockMisused("this object was used before: call hold() once for each block")
         self._used, sent, acquisition = True, clock.now(), self._acquisitions()
         document = yield from acquiring.acquire(context, acquisition, self._id, self._version)
         self._held = HeldDocument(context, acquisition, document, self._final, sent)

@@ -147,7 +147,7 @@ def _choose(kind: str, state: str | None, states: tuple[str, ...], more: tuple[s
     if state is None:
         if len(states) == 1:
             return states[0]
-        raise TypeError(f"say which {kind} state is meant: one of {', '.join(states)}")
+        raise TypeError(f"name the {kind} state: one of {', '.join(states)}")
     plain = check_state(state)
     if plain not in states and plain not in more:
         raise ValueError(f"{plain!r} was not declared as a {kind} state: there are {', '.join((*states, *more))}")

@@ -82,7 +82,7 @@ class Sender:
     def send(self, command: Command, left: float = math.inf) -> Any:
         """Send one command. left: at most so many seconds."""
         if self.forked:
-            raise LockMisused("this was begun by another process: a forked child does not go on with it")
+            raise LockMisused("another process started this: a forked child cannot continue it")
         with bounded(min(left, self._timeout), self._collection.database.client):
             return command(self._collection)
 

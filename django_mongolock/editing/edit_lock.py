@@ -316,7 +316,7 @@ class EditLock:
 
     def _session(self) -> Session:
         if self._pid != os.getpid():
-            raise LockBackendFailed("a forked child has no part in the edit locks of its parent", passing=False)
+            raise LockBackendFailed("a forked child cannot use the edit locks of its parent", passing=False)
         return get_backend(self._using).session()
 
 

@@ -54,7 +54,7 @@ def park(
     former: a grant whose place it takes. Raises LockBackendFailed; what was taken then ends with its lease.
     """
     if terms.owner is None:
-        raise ValueError("a lock is parked for an owner: the terms name none")
+        raise ValueError("a detached lock needs an owner, and the terms name none")
     session = secrets.token_hex(6)
     new = entry(f"{session}.1", session, terms, facts, process=NOBODY)
     parked = Parked(store, key, new["grant"], terms)
@@ -74,7 +74,7 @@ def park_held(lock: MongoLock, terms: Terms, facts: Mapping[str, str | int]) -> 
     own = lock._own
     session, grants = own.session, own.grants
     if session is None or len(grants) != 1:
-        raise LockMisused("a lock on one key that is acquired can be parked")
+        raise LockMisused("only a lock on one key that is acquired can be detached")
     (grant,) = grants
     if not lock.held:  # lost, or a parent's, which is not ours to park
         lock.release()

@@ -32,7 +32,7 @@ class MongoLock(LockState):
     cannot stop work that is still running when it ends, in a process that was paused for instance: compare
     `fencing_token` where you write, and call `ensure_held` before what cannot be undone.
 
-    An object is one acquisition at a time: make a fresh one for every use, it costs nothing.
+    An object is one acquisition at a time: make a new one for every use; that sends nothing.
     """
 
     # Acquire, release, extend: each once, with a blocking and an awaiting face
@@ -185,8 +185,8 @@ class MongoLock(LockState):
     if not TYPE_CHECKING:  # type checkers find it by themselves
 
         def __call__(self, *args: object, **kwargs: object) -> None:
-            """Tell who takes a lock for a decorator what is one."""
-            raise TypeError("a lock is for a block, `with mongo_lock(...):`. On a function goes @mongo_locked(...)")
+            """Raise TypeError, which names the decorator for functions."""
+            raise TypeError("mongo_lock() is for a block, `with mongo_lock(...):`; functions take @mongo_locked(...)")
 
     def __enter__(self) -> Self:
         return self.acquire()

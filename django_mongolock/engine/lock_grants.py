@@ -103,10 +103,10 @@ class LockGrants:
 
     def _begin(self) -> None:
         if not self._busy.acquire(blocking=False):
-            raise LockMisused("this lock object is being acquired elsewhere: make a fresh one for every use")
+            raise LockMisused("this lock object is being acquired elsewhere: make a new one for every use")
         if self.grants and self.is_ours:
             self._busy.release()
-            raise LockMisused("this lock object is in use: release it first, or make a fresh one for every use")
+            raise LockMisused("this lock object is in use: release it first, or make a new one for every use")
         self.grants = self.last = self._owner_tokens = ()
 
     def _acquire_one(

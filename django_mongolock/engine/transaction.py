@@ -98,7 +98,7 @@ class Atomic(Generic[S_co]):
 
     def _begin(self) -> Calls[Any]:
         if self._session is not None:
-            raise LockMisused("this transaction has begun already: call atomic() again for another one")
+            raise LockMisused("this transaction was entered before: call atomic() again for another one")
         self._lock.ensure_held()
         self._store = _transactional_store(self._lock)
         self._grants = self._lock._acquired()
@@ -138,7 +138,7 @@ class Atomic(Generic[S_co]):
                 # It may be open on the server still, and with it the lock's document be closed to everybody.
                 with contextlib.suppress(PyMongoError):
                     yield partial(self._client.admin.command, "killSessions", [self._session.session_id])
-                raise LockBackendFailed("nobody knows whether the transaction was committed", self._key) from failure
+                raise LockBackendFailed("it is unknown whether the transaction was committed", self._key) from failure
             if not failure.has_error_label(TRANSIENT):
                 raise
             yield from self._abort()

@@ -37,7 +37,7 @@ def version_read(instance: Model, field: Field[Any, Any]) -> int | None:
     if version is None or (isinstance(version, int) and not isinstance(version, bool)):
         return version
     raise ValueError(
-        f"{field.name} of {instance._meta.label} raises itself: leave it at what was read, not {version!r}"
+        f"{field.name} of {instance._meta.label} counts by itself: leave it as it was read, not {version!r}"
     )
 
 

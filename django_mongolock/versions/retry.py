@@ -57,7 +57,7 @@ class Attempt:
     def again(self) -> bool:
         """Return whether another attempt is necessary."""
         if not self._entered:
-            raise TypeError("the loop over retrying_on_conflict() needs `with attempt:` around its body")
+            raise TypeError("put `with attempt:` around the body of the loop over retrying_on_conflict()")
         return self.conflict is not None
 
 
@@ -190,7 +190,7 @@ def retrying_calls(function: Callable[..., Any], retrying: Retrying) -> Callable
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         name = getattr(function, "__qualname__", function)
         raise TypeError(
-            f"retry_on_conflict cannot run {name} again: what a generator has yielded is out. "
+            f"retry_on_conflict cannot run {name} again: what a generator has yielded cannot be taken back. "
             "Decorate the function that reads and writes"
         )
     if inspect.iscoroutinefunction(function):

@@ -334,7 +334,7 @@ def test_unknown_commit(
             failpoint(["commitTransaction"], closeConnection=True)
 
         lock = hold().acquire()
-        with pytest.raises(LockBackendFailed, match="nobody knows"):
+        with pytest.raises(LockBackendFailed, match="it is unknown"):
             lock.run_atomic(work, client)
         failpoint([])
         assert calls == [1]

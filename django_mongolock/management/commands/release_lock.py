@@ -80,7 +80,7 @@ class Command(LockCommand):
         if ask:
             self._confirm(lock)
         if not lock.force_release(token=token, by=by, reason=reason):
-            raise CommandError(f"{lock.key!r} has another holder by now, or none", returncode=FREE)
+            raise CommandError(f"{lock.key!r} is held by another holder now, or by none", returncode=FREE)
         self.stdout.write(f"{lock.key!r} was taken from its holder.")
 
     def _confirm(self, lock: Lock) -> None:
