@@ -1,6 +1,7 @@
 """Imports go one way. Read from the source, so that nothing needs to be imported, or installed."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,11 @@ import pytest
 
 PACKAGE = "django_mongolock"
 ROOT = Path(__file__).resolve().parent.parent / PACKAGE
+PAGE = ROOT.parent / "docs" / "explanation/house.md"
+
+#: A line of the path of a lock, and what is said to be in a file.
+PATH = re.compile(r"^(\w+(?:\(\))?(?:, \w+\(\))?) +([\w/]+\.py)", re.MULTILINE)
+IN_FILE = re.compile(r"((?:`\w+(?:\(\))?`(?: and )?)+) in `([\w/]+\.py)`")
 
 #: The rooms of the house, from the ground up. A room imports from those below it, and the rooms of one floor do not
 #: know one another. docs/explanation/house.md draws them.
@@ -179,3 +185,26 @@ def test_a_circle_is_found(tmp_path: Path) -> None:
     (tmp_path / "engine/c.py").write_text("def f():\n    from .a import A")
     (found,) = circles(tmp_path)
     assert [name.rpartition(".")[2] for name in found] == ["a", "b", "c"]
+
+
+# docs/explanation/house.md
+
+
+def test_the_page_draws_the_floors() -> None:
+    """With the rooms of FLOORS on each, numbered from the ground up."""
+    lines = re.findall(r"^ ?(\d+)   (\w+(?:  \w+)*)(?:   .*)?$", PAGE.read_text(), re.MULTILINE)
+    assert [(int(number), set(rooms.split())) for number, rooms in reversed(lines)] == list(enumerate(FLOORS, start=1))
+
+
+def test_the_page_names_what_exists() -> None:
+    """Every file, and in it the functions and classes that the page says are there."""
+    text = PAGE.read_text()
+    named = [[*names.replace("()", "").split(", "), file] for names, file in PATH.findall(text)]
+    named += [[*re.findall(r"`(\w+)(?:\(\))?`", names), file] for names, file in IN_FILE.findall(text)]
+    assert len(named) > 20
+    for *names, file in named:
+        source = (ROOT / file).read_text()
+        for name in names:
+            assert re.search(rf"(?:def|class) {name}\b|\b{name}(?::.*)? = ", source), (name, file)
+    for file in re.findall(r"[\w/]+\.py", text):
+        assert (ROOT / file).exists() or (ROOT.parent / file).exists(), file
