@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent / PACKAGE
 PAGE = ROOT.parent / "docs" / "explanation/house.md"
 
 #: A line of the path of a lock, and what is said to be in a file.
-PATH = re.compile(r"^(\w+(?:\(\))?(?:, \w+\(\))?) +([\w/]+\.py)", re.MULTILINE)
+PATH = re.compile(r"^\| (`\w+.*?`) \| `([\w/]+\.py)` \|", re.MULTILINE)
 IN_FILE = re.compile(r"((?:`\w+(?:\(\))?`(?: and )?)+) in `([\w/]+\.py)`")
 
 #: The rooms of the house, from the ground up. A room imports from those below it, and the rooms of one floor do not
@@ -199,10 +199,9 @@ def test_the_page_draws_the_floors() -> None:
 def test_the_page_names_what_exists() -> None:
     """Every file, and in it the functions and classes that the page says are there."""
     text = PAGE.read_text()
-    named = [[*names.replace("()", "").split(", "), file] for names, file in PATH.findall(text)]
-    named += [[*re.findall(r"`(\w+)(?:\(\))?`", names), file] for names, file in IN_FILE.findall(text)]
+    named = [(re.findall(r"`(\w+)", names), file) for names, file in [*PATH.findall(text), *IN_FILE.findall(text)]]
     assert len(named) > 20
-    for *names, file in named:
+    for names, file in named:
         source = (ROOT / file).read_text()
         for name in names:
             assert re.search(rf"(?:def|class) {name}\b|\b{name}(?::.*)? = ", source), (name, file)
