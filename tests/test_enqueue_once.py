@@ -49,7 +49,7 @@ def test_stays_in_the_queue_without_a_process() -> None:
     result, sent = enqueue_once(export, ["x"], key=key, queue_lease=500, countdown=1_000)
     assert sent
     found = holder(key)
-    assert (found["owner"], found["process"], found["label"]) == (result.id, "nobody", "tests.export")
+    assert (found["owner"], found["process"], found["label"]) == (result.id, "none", "tests.export")
     assert left(key) == pytest.approx(1_650, abs=60)
     again, sent = enqueue_once(export, ["x"], key=key)
     assert (again.id, sent) == (result.id, False)
@@ -118,7 +118,7 @@ class TestForks:
         in_child(ended)
         assert holders(key) == [before]
         ended()
-        assert [each["process"] for each in holders(key)] == ([] if state == states.SUCCESS else ["nobody"])
+        assert [each["process"] for each in holders(key)] == ([] if state == states.SUCCESS else ["none"])
 
 
 def test_a_key_that_somebody_else_uses() -> None:

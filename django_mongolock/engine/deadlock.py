@@ -44,6 +44,10 @@ class Cycle:
         return max(self.waits, key=lambda wait: (wait.since, wait.grant))
 
     @property
+    def grants(self) -> frozenset[str]:
+        return frozenset(wait.grant for wait in self.waits)
+
+    @property
     def keys(self) -> tuple[str, ...]:
         return tuple(wait.key for wait in self.waits)
 
@@ -52,7 +56,8 @@ class Cycle:
 
 
 def chain_pipeline(key: str, collection: str) -> list[dict[str, Any]]:
-    """The aggregation that finds the lock of *key*, and all locks that its holders wait for, and so on."""
+    """The aggregation that finds the lock of *key*, with the server's time as `now`, and as `chain` all locks that its
+    holders wait for, and so on."""
     return [
         {"$match": {"_id": {"$eq": key}}},
         {
@@ -70,11 +75,6 @@ def chain_pipeline(key: str, collection: str) -> list[dict[str, Any]]:
     ]
 
 
-def read_chain(found: Document) -> list[Document]:
-    """The lock documents that `chain_pipeline` found; the server's time is in the field `now` of *found*."""
-    return [found, *found["chain"]]
-
-
 def cycle_of(documents: Iterable[Document], grant: str, now: datetime) -> Cycle | None:
     """The cycle that the waiter with this grant id is part of."""
     edges = _stuck(_edges(documents, now))
@@ -89,7 +89,7 @@ def cycles(documents: Iterable[Document], now: datetime) -> list[Cycle]:
     for worker, waits in edges.items():
         for edge in waits:
             if (cycle := _search(edges, worker, edge.wait.grant)) is not None:
-                found.setdefault(frozenset(step.grant for step in cycle.waits), cycle)
+                found.setdefault(cycle.grants, cycle)
     return list(found.values())
 
 

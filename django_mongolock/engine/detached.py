@@ -1,7 +1,7 @@
 """Locks that no process keeps alive: they are held for an owner, who takes them up later, perhaps elsewhere.
 
-A parked lock is an entry like any other whose process is `processes.NOBODY`, so that the next who asks in the name of
-its owner resumes it. Nobody renews it: it lasts for as long as its lease says.
+A parked lock is an entry like any other whose process is `processes.NO_PROCESS`, so that the next who asks in the name
+of its owner resumes it. Nobody renews it: it lasts for as long as its lease says.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..exceptions import LockError, LockMisused
 from .document import Terms, entry, milliseconds
 from .lock import MongoLock
-from .processes import NOBODY
+from .processes import NO_PROCESS
 from .protocol import TOMBSTONE_TTL
 from .replies import Reply
 from .step import Step
@@ -56,7 +56,7 @@ def park(
     if terms.owner is None:
         raise ValueError("a detached lock needs an owner, and the terms name none")
     session = secrets.token_hex(6)
-    new = entry(f"{session}.1", session, terms, facts, process=NOBODY)
+    new = entry(f"{session}.1", session, terms, facts, process=NO_PROCESS)
     parked = Parked(store, key, new["grant"], terms)
     if former:
         step = Step(ask=parked.grant, add=new, trial=True, remove=(former,), force=True, resumes=True)

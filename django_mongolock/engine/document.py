@@ -187,7 +187,7 @@ def describe(holder: Mapping[str, Any], now: datetime) -> str:
     facts = {name: tidy_fact(holder.get(name) or "") for name in ("label", "place", "owner", "user", "host", "pid")}
     label, place, host = facts["label"], facts["place"], facts["host"] or "?"
     if holder.get("released"):
-        return f"nobody any more, but it is kept locked for a minimum hold (host {host})"
+        return f"released, and kept locked for its minimum hold (host {host})"
     words = [word for word in ("" if label in place else label, place) if word]
     words += [f"{name} {facts[name]}" for name in ("owner", "user") if facts[name]]
     words.append(f"host {host} pid {facts['pid'] or '?'}")

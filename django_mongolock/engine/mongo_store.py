@@ -22,7 +22,7 @@ from pymongo.errors import ConfigurationError, InvalidURI, OperationFailure, PyM
 from pymongo.read_concern import ReadConcern
 
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
-from .deadlock import Cycle, chain_pipeline, cycle_of, read_chain
+from .deadlock import Cycle, chain_pipeline, cycle_of
 from .document import find_damage
 from .driver_errors import bare, is_refusal, translate
 from .election import ClockEncoder, arguments
@@ -239,17 +239,15 @@ class MongoStore:
         return {document["_id"]: read_found(document) for document in found}
 
     def deadlock(self, key: str, grant: str, timeout: float) -> Cycle | None:
-        """See Store.deadlock(). It is seen twice: otherwise it may be one of the past."""
-        seen: list[frozenset[str]] = []
-        cycle = None
-        for _ in range(2):
-            with self.bounded(timeout):
-                found = list(self.collection.aggregate(chain_pipeline(key, self.config.collection)))
-            cycle = cycle_of(read_chain(found[0]), grant, found[0]["now"]) if found else None
-            if cycle is None:
-                return None
-            seen.append(frozenset(wait.grant for wait in cycle.waits))
-        return cycle if seen[0] == seen[1] else None
+        """See Store.deadlock(). It is looked for twice: waits that were read one after another need not be a cycle."""
+        cycle = self._find_cycle(key, grant, timeout)
+        again = cycle and self._find_cycle(key, grant, timeout)
+        return again if cycle and again and cycle.grants == again.grants else None
+
+    def _find_cycle(self, key: str, grant: str, timeout: float) -> Cycle | None:
+        with self.bounded(timeout):
+            found = list(self.collection.aggregate(chain_pipeline(key, self.config.collection)))
+        return cycle_of([found[0], *found[0]["chain"]], grant, found[0]["now"]) if found else None
 
     @property
     def limits(self) -> Limits:

@@ -16,7 +16,7 @@ from typing import Final, Literal
 Fate = Literal["gone", "alive", "unknown"]
 
 #: The name of no process: a lock that is held in this name waits for its owner (see `detached`).
-NOBODY: Final = "nobody"
+NO_PROCESS: Final = "none"
 
 _PROC: Final = Path("/proc")
 
@@ -57,7 +57,7 @@ def _started(pid: int) -> str | None:
 
 def fate(name: str) -> Fate:
     """What became of the process of that name, as far as it can be seen from here."""
-    if name == NOBODY:
+    if name == NO_PROCESS:
         return "gone"
     place, _, rest = this_process().rpartition(" ")[0].rpartition(" ")
     theirs, _, started = name.rpartition(" ")

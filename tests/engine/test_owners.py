@@ -124,7 +124,7 @@ def test_the_name_of_a_process() -> None:
     assert processes.fate(_with(4, "1")) == "gone"  # the pid was given again
     assert processes.fate(_with(3, str(2**22 + 1))) == "gone"  # no such pid
     assert processes.fate(_with(3, "1", 4, "x")) in ("alive", "gone")  # somebody else's: we may look, not touch
-    assert processes.fate(processes.NOBODY) == "gone"
+    assert processes.fate(processes.NO_PROCESS) == "gone"
     for unknown in ("", "x", _with(0, "another boot"), _with(1, "pid:[1]"), _with(2, "time:[1]"), _with(3, "x")):
         assert processes.fate(unknown) == "unknown"
 
