@@ -106,25 +106,26 @@ class LockOptions(SemaphoreOptions, total=False):
 def mongo_lock(*keys: Key, **options: Unpack[LockOptions]) -> MongoLock:
     """A lock on one or several keys, not yet acquired: use it with ``with`` or ``async with``, or `acquire` it.
 
-    keys: text, or saved model instances (``"shop.order:<pk>"``). Several: all or none, acquired in one order.
-    lease: seconds that the lock lives after its process has died (MONGOLOCK["LEASE"]); it is renewed until then.
-    wait: seconds to wait for it (MONGOLOCK["WAIT"]); 0: a single try; None: without end.
-    mode: "exclusive" (the default), or "shared" for readers, who exclude only exclusive holders.
-    owner: on whose behalf the lock is held, such as a task's id, so that the owner can resume after a crash: an
-    acquisition for the owner of a holder whose process has certainly ended (on this machine, in this container) takes
-    its place at once, with a new fencing token. While that process may live, it waits in its turn.
-    label: text for the people who look at the locks.
-    min_hold: seconds that the key stays locked from the grant on, even if it is released before.
-    reentrant: whether this thread or task may take a key again that it holds. If not, that raises LockReentry, instead
-    of waiting for itself.
-    auto_renew: whether the lease is renewed in the background (the default). If not, it ends unless you `extend` it.
-    max_hold: seconds after which the lock is no longer renewed and is lost, for work that may hang.
-    on_lost: called with the lock, once, from another thread, when the lock was lost.
-    on_release_requested: the same when its release is requested (`MongoLock.release_requested`).
-    release: "on_commit" releases the lock when the transactions that are open at the end of the block have ended, by
-    commit or rollback, on all databases of this thread; "now" releases it at the end of the block, without a warning
-    about open transactions.
-    using: the DATABASES alias (MONGOLOCK["DATABASE"]).
+    A key is text, or a saved model instance (``"shop.order:<pk>"``). Of several keys, it acquires all or none, always
+    in the same order. The options:
+
+    - lease: seconds that the lock lives after its process has died (MONGOLOCK["LEASE"]); it is renewed until then.
+    - wait: seconds to wait for it (MONGOLOCK["WAIT"]); 0: a single try; None: without end.
+    - mode: "exclusive" (the default), or "shared" for readers, who exclude only exclusive holders.
+    - owner: on whose behalf the lock is held, such as the id of a task, so that the owner can resume after a crash: if
+      the process of a holder has certainly ended (on this machine, in this container), an acquisition for the same
+      owner takes its place at once, with a new fencing token. While that process may live, it waits in its turn.
+    - label: text for the people who look at the locks.
+    - min_hold: seconds that the key stays locked from the grant on, even if it is released before.
+    - reentrant: whether this thread or task may take a key again that it holds. If not, that raises LockReentry.
+    - auto_renew: whether the lease is renewed in the background (the default). If not, it ends unless you `extend` it.
+    - max_hold: seconds after which the lock is no longer renewed and is lost, for work that may hang.
+    - on_lost: called with the lock, once, from another thread, when the lock was lost.
+    - on_release_requested: the same when its release is requested (`MongoLock.release_requested`).
+    - release: "on_commit" releases the lock when the transactions that are open at the end of the block have ended, by
+      commit or rollback, on all databases of this thread; "now" releases it at the end of the block, without a warning
+      about open transactions.
+    - using: the DATABASES alias (MONGOLOCK["DATABASE"]).
 
     Raises TypeError and ValueError for invalid arguments, before anything is sent.
     """
