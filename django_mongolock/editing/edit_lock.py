@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
-from typing import Any, Final, Literal
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Final
 
 from django.db.models import Model
 from django.utils.crypto import salted_hmac
@@ -21,7 +21,6 @@ from django.utils.crypto import salted_hmac
 from ..backends.base import get_backend
 from ..conf import get_settings
 from ..context import BROWSER
-from ..engine import clock
 from ..engine.actions import Answer, Apply, Protocol, Read
 from ..engine.document import Terms, entry, milliseconds
 from ..engine.logs import INFO, log
@@ -31,87 +30,11 @@ from ..engine.step import Step
 from ..engine.texts import MAX_KEY_BYTES, check_key, tidy_fact
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
 from ..keys import row_key
+from .status import Belief, EditLockStatus, Editor, Person, Who
 
 #: Before the key of a row. It is not the row's own key: code that locks the row for a second does not wait for people.
 PREFIX: Final = "edit:"
 SALT: Final = "django_mongolock.editing"
-
-#: mine: this tab has it. mine-elsewhere: another tab of the same login. me-elsewhere: the same user, another login.
-Who = Literal["mine", "mine-elsewhere", "me-elsewhere", "other"]
-
-
-@dataclass(frozen=True, slots=True)
-class Person:
-    """A person who edits. id: identifies the user, whatever the name. owner: their login (`session_owner`)."""
-
-    id: str
-    name: str = ""
-    owner: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Editor:
-    """The holder of an edit lock. Times are by the server's clock, for people.
-
-    since: when it was taken. seen: the last beat. until: when it ends without another. token: the fencing token, which
-    is larger for every later editor. beats: whether there has been a beat. release_requested_by: who asks the editor
-    to finish, and why.
-    """
-
-    who: Who
-    name: str
-    since: datetime
-    seen: datetime
-    until: datetime
-    token: int
-    beats: bool = False
-    release_requested_by: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Belief:
-    """The time for which this process knows that the tab has the lock, by the local clock; true until then.
-
-    It is one lease, counted from before a command was sent that is known to have taken or renewed the lock. What is
-    only read does not make it longer.
-    """
-
-    until: float = 0.0
-    now: Callable[[], float] = clock.now
-    pid: int = 0
-
-    def __bool__(self) -> bool:
-        return self.pid == os.getpid() and self.now() < self.until
-
-
-@dataclass(frozen=True, slots=True)
-class EditLockStatus:
-    """The editor who holds an edit lock at the server's time *now*, if any; or why that is unknown (`problem`)."""
-
-    editor: Editor | None = None
-    now: datetime | None = None
-    problem: str = ""
-    belief: Belief = field(default=Belief(), repr=False)
-
-    @property
-    def held(self) -> bool:
-        """Whether this tab holds the lock. It does not any more when its lease is over without another beat."""
-        return self.is_mine and bool(self.belief)
-
-    @property
-    def is_mine(self) -> bool:
-        """Whether the lock document says that this tab holds the lock; see `held`."""
-        return self.editor is not None and self.editor.who == "mine"
-
-    @property
-    def is_others(self) -> bool:
-        """Whether another user holds the lock."""
-        return self.editor is not None and self.editor.who == "other"
-
-    @property
-    def free(self) -> bool:
-        """Whether it is known that there is no editor."""
-        return self.editor is None and not self.problem
 
 
 def edit_key(target: Model | type[Model] | str, pk: object = None) -> str:
@@ -235,8 +158,7 @@ class EditLock:
     def _beat(self) -> Protocol[EditLockStatus]:
         terms, grant = self._terms(), self._grant()
         lease, server_lease = milliseconds(terms.lease), milliseconds(terms.server_lease)
-        status = yield from self._apply(Step(ask=grant, renew=(grant,), lease=lease, server_lease=server_lease))
-        return status
+        return (yield from self._apply(Step(ask=grant, renew=(grant,), lease=lease, server_lease=server_lease)))
 
     def _take(self, former: str = "") -> Protocol[EditLockStatus]:
         grant, before = self._grant(), self._belief
@@ -245,14 +167,13 @@ class EditLock:
             step = replace(step, remove=(former,), force=True, resumes=True)
         status = yield from self._apply(step)
         if status.is_mine and self._belief is before:
-            status = yield from self._beat()  # this tab had it already, for the rest of an earlier lease
+            return (yield from self._beat())  # this tab had it already, for the rest of an earlier lease
         return status
 
     def _take_over(self, token: int) -> Protocol[EditLockStatus]:
         reply = (yield Read(self._stored, "")).reply
         if reply.theirs is None or reply.theirs["token"] != token:
-            status = yield from self._take()  # that editor is gone, and a later one stays
-            return status
+            return (yield from self._take())  # that editor is gone, and a later one stays
         status = yield from self._take(former=reply.theirs["grant"])
         if status.held:
             log(INFO, "edit lock taken over", key=self._stored, by=self.person.name, holder=reply.holder)
@@ -265,8 +186,7 @@ class EditLock:
     def _release(self) -> Protocol[EditLockStatus]:
         grant = self._grant()
         step = Step(ask=grant, remove=(grant,), force=True, tombstone_ttl=milliseconds(self._terms().server_lease))
-        status = yield from self._apply(step)
-        return status
+        return (yield from self._apply(step))
 
     def _apply(self, step: Step) -> Protocol[EditLockStatus]:
         answer: Answer = yield Apply(self._stored, step)

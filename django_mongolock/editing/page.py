@@ -17,9 +17,10 @@ from ..inspect import display
 from ..versions.checking import all_or_nothing, is_write_conflict
 from ..versions.retry import open_transaction
 from . import form_state, texts
-from .edit_lock import EditLock, EditLockStatus, edit_key
+from .edit_lock import EditLock, edit_key
 from .form_state import Difference, Shown
 from .page_request import ACTION, FORMER, PageRequest
+from .status import EditLockStatus
 
 R = TypeVar("R")
 

@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import bson
 from asgiref.sync import iscoroutinefunction, sync_to_async
@@ -22,8 +22,6 @@ Document: TypeAlias = dict[str, Any]
 Changes: TypeAlias = Mapping[str, Any]
 Change: TypeAlias = Changes | Callable[[Document], Changes | None]
 AsyncChange: TypeAlias = Change | Callable[[Document], Awaitable[Changes | None]]
-
-_AFTER = {"return_document": ReturnDocument.AFTER}
 
 
 def versioned_update(
@@ -52,7 +50,7 @@ def versioned_update(
     collection = collection.with_options(read_preference=ReadPreference.PRIMARY)
     for attempt in Retrying(attempts, backoff, longest, aliases=()):
         with attempt:
-            return run(_update(collection, document_id, change, version_field), partial(_perform, collection))
+            return run(_update(collection, document_id, change, version_field), _call)
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -71,7 +69,7 @@ async def aversioned_update(
     collection = collection.with_options(read_preference=ReadPreference.PRIMARY)
     async for attempt in Retrying(attempts, backoff, longest, aliases=()):
         with attempt:
-            return await arun(_update(collection, document_id, change, version_field), partial(_aperform, collection))
+            return await arun(_update(collection, document_id, change, version_field), _acall)
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -86,64 +84,51 @@ def _check(collection: object, *kinds: type) -> None:
     )
 
 
-class Command(NamedTuple):
-    """A method of the collection to call."""
-
-    name: str
-    arguments: tuple[Any, ...]
-    options: Mapping[str, Any]
+#: A method of the collection or the caller's function, with its arguments.
+Call: TypeAlias = "partial[Any]"
+Calls: TypeAlias = Generator[Call, Any, Document]
 
 
-class Call(NamedTuple):
-    """The function of the caller, and a copy of the document for it."""
-
-    change: Callable[[Document], Any]
-    document: Document
+def _call(call: Call) -> Any:
+    return call()
 
 
-Steps: TypeAlias = Generator[Command | Call, Any, Document]
-
-
-def _perform(collection: Any, step: Command | Call) -> Any:
-    if isinstance(step, Call):
-        return step.change(step.document)
-    return getattr(collection, step.name)(*step.arguments, **step.options)
-
-
-async def _aperform(collection: Any, step: Command | Call) -> Any:
-    if isinstance(step, Command) and not inspect.iscoroutinefunction(getattr(collection, step.name)):
-        return await sync_to_async(_perform, thread_sensitive=False)(collection, step)
-    outcome = _perform(collection, step)
+async def _acall(call: Call) -> Any:
+    if isinstance(getattr(call.func, "__self__", None), Collection):
+        return await sync_to_async(call, thread_sensitive=False)()
+    outcome = call()
     return await outcome if inspect.isawaitable(outcome) else outcome
 
 
-def _update(collection: Any, key: Any, change: AsyncChange, field: str) -> Steps:
+def _update(collection: Any, key: Any, change: AsyncChange, field: str) -> Calls:
     """Make one attempt: read, call *change*, write."""
     if not field or "." in field or field.startswith("$") or field == "_id":
         raise ValueError(f"version_field must name a field at the top of the document, not {field!r}")
+    read = partial(collection.find_one, {"_id": {"$eq": key}})
+    write = partial(collection.find_one_and_update, return_document=ReturnDocument.AFTER)
     if isinstance(change, Mapping):
         operators = _operators(change, field, {})
         operators["$inc"] = {**operators.get("$inc", {}), field: 1}
-        document = yield Command("find_one_and_update", ({"_id": {"$eq": key}}, operators), _AFTER)
+        document = yield partial(write, {"_id": {"$eq": key}}, operators)
         return _found(document, key, collection)
     if not callable(change):
         raise TypeError(f"change must be a mapping, or a function of the document, not {change!r}")
-    before = _found((yield Command("find_one", ({"_id": {"$eq": key}},), {})), key, collection)
-    read = _version(before, field)
+    before = _found((yield read), key, collection)
+    version = _version(before, field)
     mine = copy.deepcopy(before)
-    changes = yield Call(change, mine)
+    changes = yield partial(change, mine)
     if changes is None or changes is mine:
         operators = _difference(before, mine, field, collection.codec_options)
     else:
         operators = _operators(changes, field, before)
     if not operators:
         return before
-    operators["$set"] = {**operators.get("$set", {}), field: (read or 0) + 1}
+    operators["$set"] = {**operators.get("$set", {}), field: version + 1}
     same = {"_id": {"$eq": key}, field: before.get(field)}  # null finds a missing field as well
-    after: Document | None = yield Command("find_one_and_update", (same, operators), _AFTER)
+    after: Document | None = yield partial(write, same, operators)
     if after is None:
-        stored = yield Command("find_one", ({"_id": {"$eq": key}},), {})
-        conflict = VersionConflict(collection.full_name, key, read or 0, problem="it was deleted meanwhile")
+        stored = yield read
+        conflict = VersionConflict(collection.full_name, key, version, problem="it was deleted meanwhile")
         raise _conflict(conflict, stored, operators["$set"], field) if stored else conflict
     return after
 
@@ -154,10 +139,10 @@ def _found(document: Document | None, key: Any, collection: Any) -> Document:
     return document
 
 
-def _version(document: Document, field: str) -> int | None:
-    version = document.get(field)
-    if version is None or (isinstance(version, int | float) and version == int(version) and version is not True):
-        return None if version is None else int(version)
+def _version(document: Document, field: str) -> int:
+    version = 0 if document.get(field) is None else document[field]
+    if isinstance(version, int | float) and version == int(version) and version is not True:
+        return int(version)
     raise ValueError(f"{field!r} of document {document['_id']!r} is {version!r}, not a version: name another field")
 
 
