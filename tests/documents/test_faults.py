@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 
 from django_mongolock import DocumentChanged, DocumentLock, LockBackendFailed
+from django_mongolock.documents.acquiring import acquire
+from django_mongolock.documents.context import Context
 from django_mongolock.documents.sender import Sender
+from django_mongolock.documents.source import make_source
+from django_mongolock.documents.updates import Acquisition, new_attempt
 from tests.documents.conftest import FINAL, PENDING, USUAL, Document, Ground
 from tests.lock_fixtures import NOBODY, WITH_MONGO
 from tests.waiting import eventually
@@ -52,7 +56,7 @@ class TestLostAnswers:
         held.finish("exported")
 
     def test_acquire_never_known(self, ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Not reported as held; what it may have got is let go in the background."""
+        """Not reported as held; what it may have been granted is released in the background."""
         id_ = ground.add(1)
         Lossy(monkeypatch, 2)
         with pytest.raises(LockBackendFailed):
@@ -148,7 +152,7 @@ class TestLateCommands:
     """What nobody waits for any more is tried again and again."""
 
     def test_one_that_arrives_later_still(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A command that the network held up until after the first try to let go of it is let go by the next."""
+        """A command that the network held up until after the first try to release is released by the next."""
         copies: list[Any] = []
         tried: list[Any] = []
         send = Sender.send
@@ -250,7 +254,7 @@ def _settles(ground: Ground, id_: Any) -> bool:
 
 
 class TestInterrupted:
-    """Cancelled or struck by a signal while the command is under way: let go in the background."""
+    """Cancelled or struck by a signal while the command is under way: released in the background."""
 
     def test_cancelled(self, plain: Ground, failpoint: Failpoint) -> None:
         """A coroutine that is cancelled holds nothing, although its command goes on."""
@@ -288,6 +292,17 @@ class TestInterrupted:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
         assert eventually(lambda: plain.read(id_, "state", "holder", "version") == ("failed", None, 2))
+
+    def test_between_two_lines_of_the_runner(self, plain: Ground) -> None:
+        """What was granted is released, too, if the answer never comes back to the steps."""
+        id_ = plain.add(1)
+        sender = Sender(plain.collection, 5)
+        context = Context(make_source(plain.collection, None), plain.lock.rules, sender)
+        steps = acquire(context, Acquisition("me", "exporting", new_attempt()), id_, 1)
+        assert sender.send(next(steps)) is not None
+        assert plain.read(id_, "state", "holder") == ("exporting", "me")
+        steps.close()
+        assert eventually(lambda: plain.read(id_, "state", "holder") == ("failed", None))
 
     def test_commands_of_the_main_thread_are_sent_by_another(
         self, plain: Ground, monkeypatch: pytest.MonkeyPatch

@@ -47,7 +47,7 @@ class TestGranted:
         ids=str,
     )
     def test_granted(self, ground: Ground, before: dict[str, Any]) -> None:
-        """Nobody has it, or its state is settled, or the same flow has it."""
+        """It has no holder, or no work on it is under way, or the same flow has it."""
         id_ = ground.add(7, **before)
         started = datetime.now(UTC).replace(tzinfo=None)
         held = ground.lock.acquire((id_, 7), "exporting", owner="me")
