@@ -78,7 +78,7 @@ def both_versions(page: Page) -> None:
 
 SHOTS = [
     Shot("dashboard", f"{LOCKS}dashboard/", height=1040),
-    Shot("dashboard-lately", f"{LOCKS}dashboard/", of="#recent", before=let_it_count),
+    Shot("dashboard-recent", f"{LOCKS}dashboard/", of="#recent", before=let_it_count),
     Shot("dashboard-narrow", f"{LOCKS}dashboard/", width=NARROW, height=780),
     Shot("locks", LOCKS, height=620),
     Shot("lock", f"{LOCKS}report_3Anightly/change/", height=820),

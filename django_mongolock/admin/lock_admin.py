@@ -24,8 +24,8 @@ from ..inspect.patterns import starting
 from ..inspect.snapshot import State
 from ..models import Lock, LockEvent
 from . import dashboard, document_locks
+from .actions import SHOWN, LockActions
 from .columns import Columns
-from .incidents import SHOWN, Incidents
 from .listing import LockChangeList, ModeFilter, StateFilter, search
 from .pages import csrf, unless_away
 
@@ -34,7 +34,7 @@ EVENTS: Final = 20
 
 
 @admin.register(Lock)
-class LockAdmin(Columns, Incidents):
+class LockAdmin(Columns, LockActions):
     """Read only. To force a release and to clear needs the permission ``django_mongolock.force_release_lock``, to ask
     for a release ``django_mongolock.ask_release_lock``."""
 

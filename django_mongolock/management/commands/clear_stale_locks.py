@@ -33,8 +33,8 @@ Clears stale locks: those whose lease has ended without a release, because their
 
 Stale locks do no harm, since the next process that asks gets them; but they fill the list and hide new failures. The
 server decides in the clearing update itself, according to its own clock: a lock that is renewed or acquired in the same
-moment stays. The first waiter for a cleared lock gets it. Damaged documents are not changed. A lock that was written
-before a failover is left once: its lease gets its whole length again.
+moment stays. The first waiter for a cleared lock gets it. Damaged documents are not changed. After a failover, a lock
+is not cleared the first time: its lease gets its whole length again.
 
 Stale document locks are cleared too: a document that was held for longer than its lock allows is set to the failed
 state of that work, for a retry job. With --key no document is cleared, with --document-lock no named lock.

@@ -33,7 +33,7 @@ from .pages import Pages, csrf, unless_away
 SHOWN: Final = 100
 
 
-class Incidents(Pages):
+class LockActions(Pages):
     """The actions of the admin of locks, and their pages."""
 
     actions = ("ask_to_release", "force_release", "clear_stale")
@@ -120,7 +120,7 @@ class Incidents(Pages):
             "way_back": self.way_back(request),
             "form": form or ReasonForm(kind),
         }
-        return self.page(request, "incident", context)
+        return self.page(request, "confirmation", context)
 
     def _answer(self, request: HttpRequest, kind: Kind, may: bool) -> HttpResponse:
         """Do what was confirmed, to the holders that were shown; ask again if a required reason is missing."""
