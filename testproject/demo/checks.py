@@ -117,7 +117,7 @@ def pages(running: Site) -> Iterator[Finding]:
     yield _page(browser, "page with an edit lock", address, "You are editing this.")
     other = Browser(running.base)
     other.login("/admin/login/", site.EDITOR, running.password)
-    yield _page(other, "… for another user", address, f"This is being edited: {site.ADMIN}.")
+    yield _page(other, "… for another user", address, f"This is being edited by {site.ADMIN}.")
     yield _page(browser, "start page", "/", "Wrong re-exports")
     yield _page(browser, "style sheet of the admin", "/static/admin/css/base.css", "body")
 

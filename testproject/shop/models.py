@@ -30,7 +30,7 @@ class Order(models.Model):
     item = models.CharField(max_length=200)
     price = models.DecimalField(max_digits=8, decimal_places=2)
     state = models.CharField(max_length=10, choices=State, default=State.NEW)
-    charges = models.PositiveIntegerField(default=0, help_text="How often money was taken.")
+    charges = models.PositiveIntegerField(default=0, help_text="The number of payments taken.")
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -105,7 +105,7 @@ class Ad(MongoModel):
     opted_in = models.BooleanField(default=True, db_column="optedIn")
     deleted = models.BooleanField(default=False)
     document_version = models.PositiveIntegerField(
-        "version", default=1, db_column="documentVersion", help_text="Raised by every change."
+        "version", default=1, db_column="documentVersion", help_text="Increased by every change."
     )
     export_status = models.CharField(
         "export",

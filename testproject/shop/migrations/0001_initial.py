@@ -41,7 +41,7 @@ class Migration(migrations.Migration):
                     models.PositiveIntegerField(
                         db_column="documentVersion",
                         default=1,
-                        help_text="Raised by every change.",
+                        help_text="Increased by every change.",
                         verbose_name="version",
                     ),
                 ),
@@ -102,7 +102,7 @@ class Migration(migrations.Migration):
                         choices=[("new", "New"), ("paid", "Paid"), ("shipped", "Shipped")], default="new", max_length=10
                     ),
                 ),
-                ("charges", models.PositiveIntegerField(default=0, help_text="How often money was taken.")),
+                ("charges", models.PositiveIntegerField(default=0, help_text="The number of payments taken.")),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("buyer", models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to=settings.AUTH_USER_MODEL)),
             ],
