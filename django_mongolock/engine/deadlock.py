@@ -19,7 +19,7 @@ Document = Mapping[str, Any]
 #: How many locks away the search for a cycle goes.
 MAX_DEPTH: Final = 32
 #: No lease ends before this: a bound for the index on `expires_at`, to search only among locks that are held.
-EVER: Final = datetime(2000, 1, 1, tzinfo=UTC)
+EARLIEST_END: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def chain_pipeline(key: str, collection: str) -> list[dict[str, Any]]:
                 "startWith": "$holders.worker",
                 "connectFromField": "holders.worker",
                 "connectToField": "waiters.worker",
-                "restrictSearchWithMatch": {"expires_at": {"$gt": EVER}},
+                "restrictSearchWithMatch": {"expires_at": {"$gt": EARLIEST_END}},
                 "maxDepth": MAX_DEPTH,
                 "as": "chain",
             }

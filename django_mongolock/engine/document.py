@@ -37,9 +37,6 @@ MAX_ENTRIES: Final = 12_000
 MAX_TOMBSTONES: Final = 256
 #: A clock that shows this many milliseconds less than before was set back. If it is less, commands wait for it.
 LEAP: Final = 1_000
-#: The default margin, as a part of the lease, and its least length in seconds.
-MARGIN: Final = 0.1
-LEAST_MARGIN: Final = 1.0
 #: A waiter that finds this many in the queue lives this many times as long without renewal, but no longer than a lease.
 LONG_QUEUE: Final = 32
 LONG_QUEUE_FACTOR: Final = 3
@@ -47,11 +44,6 @@ LONG_QUEUE_FACTOR: Final = 3
 
 def milliseconds(seconds: float) -> int:
     return round(seconds * 1000)
-
-
-def margin_of(lease: float, part: float = MARGIN, least: float = LEAST_MARGIN) -> float:
-    """How much longer the server lets a lease live than its holder believes, since no two clocks run equally fast."""
-    return max(least, lease * part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +60,23 @@ class Terms:
     mode: Mode = "exclusive"
     capacity: int = 1
     lease: float = 30.0
-    margin: float = LEAST_MARGIN
+    margin: float = 1.0
     waiter_lease: float = 10.0
     min_hold: float = 0.0
     owner: str | None = None
-    clock_margin: float = MARGIN
+    clock_margin: float = 0.1
 
     def server_lease_of(self, lease: float) -> float:
         """How long the server lets a grant of that *lease* live without renewal."""
-        return lease + margin_of(lease, self.clock_margin, self.margin)
+        return lease + self._margin_of(lease)
 
     def holder_lease_of(self, server_lease: float) -> float:
         """How long the holder may count on what the server lets live for *server_lease*."""
-        return server_lease - margin_of(server_lease, self.clock_margin, self.margin)
+        return server_lease - self._margin_of(server_lease)
+
+    def _margin_of(self, lease: float) -> float:
+        """How much longer the server lets a lease live than its holder believes: no two clocks run equally fast."""
+        return max(self.margin, lease * self.clock_margin)
 
     @property
     def server_lease(self) -> float:

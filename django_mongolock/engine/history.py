@@ -220,9 +220,9 @@ def make(collection: Collection[Document], size: int, *, resize: bool = False) -
     try:
         database.create_collection(name, check_exists=False, capped=True, size=size)
     except OperationFailure as error:
-        if error.code == _UNAUTHORIZED and not is_there(collection):
+        if error.code == _UNAUTHORIZED and not exists(collection):
             raise
-        if error.code not in (_EXISTS, _UNAUTHORIZED) or not is_bounded(collection):
+        if error.code not in (_EXISTS, _UNAUTHORIZED) or not is_capped(collection):
             raise
         if resize:
             database.command("collMod", name, cappedSize=size)
@@ -230,13 +230,13 @@ def make(collection: Collection[Document], size: int, *, resize: bool = False) -
         collection.create_indexes(list(INDEXES))
 
 
-def is_there(collection: Collection[Document]) -> bool:
+def exists(collection: Collection[Document]) -> bool:
     """Return whether the collection exists. Needs no right but one to something in it."""
     mine = {"name": collection.name}
     return bool(collection.database.list_collection_names(filter=mine, authorizedCollections=True))
 
 
-def is_bounded(collection: Collection[Document]) -> bool:
+def is_capped(collection: Collection[Document]) -> bool:
     """Return whether the collection is capped. Needs no right but find: a tailable cursor is refused if it is not."""
     try:
         list(collection.find({"_id": None}, cursor_type=CursorType.TAILABLE).limit(1))

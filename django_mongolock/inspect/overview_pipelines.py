@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Final
 
-from ..engine.deadlock import EVER
+from ..engine.deadlock import EARLIEST_END
 from .patterns import KeyMatch
 from .queries import QUEUE, RELEASED, array, waiting
 
@@ -32,7 +32,7 @@ MAX_PROCESSES: Final = 1_000
 def held_pipeline(match: KeyMatch) -> list[Document]:
     """The held locks; those whose leases end first come first."""
     return [
-        {"$match": {"expires_at": {"$gt": EVER}, "$expr": {"$gt": ["$expires_at", "$$NOW"]}, **match.query()}},
+        {"$match": {"expires_at": {"$gt": EARLIEST_END}, "$expr": {"$gt": ["$expires_at", "$$NOW"]}, **match.query()}},
         {"$sort": {"expires_at": 1}},
         {"$limit": MAX_HELD_EXAMINED},
         {
@@ -48,7 +48,7 @@ def held_pipeline(match: KeyMatch) -> list[Document]:
 
 def stale_pipeline(match: KeyMatch) -> list[Document]:
     """The stale locks; those whose leases ended last come first."""
-    over: Document = {"expires_at": {"$gt": EVER}, "$expr": {"$lte": ["$expires_at", "$$NOW"]}, **match.query()}
+    over: Document = {"expires_at": {"$gt": EARLIEST_END}, "$expr": {"$lte": ["$expires_at", "$$NOW"]}, **match.query()}
     return [
         {"$match": over},
         {"$sort": {"expires_at": -1}},
@@ -67,7 +67,7 @@ def stale_pipeline(match: KeyMatch) -> list[Document]:
 def waits_pipeline(match: KeyMatch) -> list[Document]:
     """The locks with waiters: all of them, since each may matter."""
     return [
-        {"$match": {"expires_at": {"$gt": EVER}, "waiters.0": {"$exists": True}, **match.query()}},
+        {"$match": {"expires_at": {"$gt": EARLIEST_END}, "waiters.0": {"$exists": True}, **match.query()}},
         {
             "$project": {
                 "holders": array("holders"),

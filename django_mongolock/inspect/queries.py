@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, TypedDict, Unpack
 
-from ..engine.deadlock import EVER, Cycle, cycles
+from ..engine.deadlock import EARLIEST_END, Cycle, cycles
 from ..engine.document import DOCUMENT_FIELDS
 from ..engine.mongo_store import MongoStore
 from ..engine.rule import IS_WHOLE
@@ -95,7 +95,7 @@ def find_deadlocks(
     among: the keys of all locks with waiters, if they are known. A deadlock that is found may be over a moment later,
     when its youngest waiter gives up. Raises LockBackendFailed.
     """
-    query = {"expires_at": {"$gt": EVER}, "waiters.0": {"$exists": True}, **key.query()}
+    query = {"expires_at": {"$gt": EARLIEST_END}, "waiters.0": {"$exists": True}, **key.query()}
     if among is not None:
         query = {"_id": {"$in": list(among)}}
     with store.bounded(timeout):

@@ -81,8 +81,8 @@ def _missing_indexes(store: MongoStore) -> list[str]:
 def _history(store: MongoStore) -> str:
     """Why the history cannot be kept; "" if it can."""
     collection = store.events
-    if history.is_there(collection):
-        return "" if history.is_bounded(collection) else f"the collection {collection.name} is not a capped one"
+    if history.exists(collection):
+        return "" if history.is_capped(collection) else f"the collection {collection.name} is not a capped one"
     return f"there is no collection {collection.name}"
 
 
