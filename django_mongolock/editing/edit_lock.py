@@ -12,7 +12,6 @@ import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any, Final
 
 from django.db.models import Model
@@ -24,13 +23,12 @@ from ..context import BROWSER
 from ..engine.actions import Answer, Apply, Protocol, Read
 from ..engine.document import Terms, entry, milliseconds
 from ..engine.logs import INFO, log
-from ..engine.replies import Reply
 from ..engine.session.session import Session
 from ..engine.step import Step
 from ..engine.texts import MAX_KEY_BYTES, check_key, tidy_fact
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
 from ..keys import row_key
-from .status import Belief, EditLockStatus, Editor, Person, Who
+from .status import Belief, EditLockStatus, Person, read_status
 
 #: Before the key of a row. It is not the row's own key: code that locks the row for a second does not wait for people.
 PREFIX: Final = "edit:"
@@ -181,7 +179,7 @@ class EditLock:
 
     def _read(self) -> Protocol[EditLockStatus]:
         answer = yield Read(self._stored, self._grant())
-        return self._status(answer.reply)  # reading does not change the belief
+        return read_status(answer.reply, self._grant(), self.person, self._belief)  # reading does not change the belief
 
     def _release(self) -> Protocol[EditLockStatus]:
         grant = self._grant()
@@ -193,32 +191,7 @@ class EditLock:
         # Only a command that has itself taken or renewed the lock is a reason to believe in it.
         if answer.whole and answer.reply.held:
             self._belief = Belief(answer.sent + self.lease, self._session().now, self._pid)
-        return self._status(answer.reply)
-
-    def _status(self, reply: Reply) -> EditLockStatus:
-        holder = reply.mine or reply.theirs
-        # For people, by the server's clock: whether it is free is decided by the server when a command comes.
-        if holder is None or reply.now is None or holder["until"] <= reply.now:
-            return EditLockStatus(None, reply.now)
-        renewed = holder["until"] - timedelta(milliseconds=holder["server_lease"])
-        editor = Editor(
-            who=self._who(holder),
-            name=holder.get("user") or "",
-            since=holder["acquired_at"],
-            seen=max(holder["acquired_at"], renewed),
-            until=holder["until"],
-            token=holder["token"],
-            beats=renewed > holder["acquired_at"],
-            release_requested_by=holder.get("release_requested_by"),
-        )
-        return EditLockStatus(editor, reply.now, belief=self._belief)
-
-    def _who(self, holder: Mapping[str, Any]) -> Who:
-        if holder["grant"] == self._grant():
-            return "mine"
-        if not self.person.id or holder.get("editor") != tidy_fact(self.person.id):
-            return "other"
-        return "mine-elsewhere" if holder.get("owner") == self.person.owner else "me-elsewhere"
+        return read_status(answer.reply, self._grant(), self.person, self._belief)
 
     # Sending
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Literal
+from datetime import datetime, timedelta
+from typing import Any, Literal
 
 from ..engine import clock
+from ..engine.replies import Reply
+from ..engine.texts import tidy_fact
 
 #: mine: this tab has it. mine-elsewhere: another tab of the same login. me-elsewhere: the same user, another login.
 Who = Literal["mine", "mine-elsewhere", "me-elsewhere", "other"]
@@ -86,3 +88,31 @@ class EditLockStatus:
     def free(self) -> bool:
         """Whether it is known that there is no editor."""
         return self.editor is None and not self.problem
+
+
+def read_status(reply: Reply, grant: str, person: Person, belief: Belief) -> EditLockStatus:
+    """Return the status for the tab of *person* that holds the lock under the id *grant*, if it does."""
+    holder = reply.mine or reply.theirs
+    # For people, by the server's clock: whether it is free is decided by the server when a command comes.
+    if holder is None or reply.now is None or holder["until"] <= reply.now:
+        return EditLockStatus(None, reply.now)
+    renewed = holder["until"] - timedelta(milliseconds=holder["server_lease"])
+    editor = Editor(
+        who=_who_has(holder, grant, person),
+        name=holder.get("user") or "",
+        since=holder["acquired_at"],
+        seen=max(holder["acquired_at"], renewed),
+        until=holder["until"],
+        token=holder["token"],
+        beats=renewed > holder["acquired_at"],
+        release_requested_by=holder.get("release_requested_by"),
+    )
+    return EditLockStatus(editor, reply.now, belief=belief)
+
+
+def _who_has(holder: Mapping[str, Any], grant: str, person: Person) -> Who:
+    if holder["grant"] == grant:
+        return "mine"
+    if not person.id or holder.get("editor") != tidy_fact(person.id):
+        return "other"
+    return "mine-elsewhere" if holder.get("owner") == person.owner else "me-elsewhere"
