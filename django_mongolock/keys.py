@@ -6,7 +6,7 @@ import difflib
 import inspect
 import string
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final, Self
 from urllib.parse import quote
 
@@ -18,8 +18,6 @@ from .engine.texts import check_length
 # A separator stands between two fields of a template. In a value it is escaped, so that two different calls never make
 # the same key.
 _ESCAPES: Final = {ord(character): f"%{ord(character):02X}" for character in "%" + SEPARATORS}
-
-KeySource = str | Callable[..., object]
 
 
 def model_key(instance: Model) -> str:
