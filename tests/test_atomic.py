@@ -268,7 +268,7 @@ class TestFencedUpdate:
     def test_misused(self, rows: Any) -> None:
         """Wrong calls are told before anything is written."""
         queryset, field, _ = rows
-        with pytest.raises(TypeError, match="give the token as the second argument"):
+        with pytest.raises(TypeError, match="pass the token as the second argument"):
             fenced_update(queryset, 5, {field: 6}, field=field)
         with pytest.raises(FieldDoesNotExist):
             fenced_update(queryset, 5)

@@ -188,7 +188,7 @@ class TestProgram:
         key = new_key()
         code, _, err = finished(start("run_locked", key, "--", "/no/such/program"))
         assert code == 127
-        assert "there is no program" in err
+        assert "does not exist" in err
         assert finished(start("run_locked", key, "--", "/"))[0] == 126
         assert holders(key) == []
 
