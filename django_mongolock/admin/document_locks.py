@@ -62,9 +62,9 @@ def _row(lock: DocumentLock[Any]) -> Row:
         found = lock.stale(limit=SHOWN + 1)
     except LockError as error:
         return Row(lock, [], [], more=False, error=error)
-    shown = found[:SHOWN]
-    stale = [stuck for stuck in shown if not stuck.damage]
-    return Row(lock, stale, [stuck for stuck in shown if stuck.damage], more=len(found) > SHOWN)
+    shown, more = found[:SHOWN], len(found) > SHOWN
+    stale = [document for document in shown if not document.damage]
+    return Row(lock, stale, [document for document in shown if document.damage], more)
 
 
 def view(admin: Pages, request: HttpRequest) -> HttpResponse:
@@ -95,8 +95,8 @@ def _clear(request: HttpRequest, *, for_programs: bool) -> HttpResponse:
     except LookupError:
         raise BadRequest("no such document lock") from None
     swept = lock.clear_stale()
-    for stuck in swept.cleared:
-        log(INFO, "document released", document=stuck.id, lock=lock.name, by=request.user.get_username())
+    for document in swept.cleared:
+        log(INFO, "document released", document=document.id, lock=lock.name, by=request.user.get_username())
     if for_programs:
         return JsonResponse({"lock": lock.name, "cleared": swept.count, "stale": list(as_rows(swept.cleared))})
     tell(request, lock, swept)
@@ -156,9 +156,9 @@ class DocumentLockAdminMixin(ModelAdmin):
         except LockError as error:
             self.message_user(request, str(error), messages.ERROR)
             return
-        for stuck in swept.cleared:
-            instance = queryset.model(pk=stuck.id)
-            self.log_change(request, instance, _("Released: %s held it for too long.") % stuck.holder)
+        for document in swept.cleared:
+            instance = queryset.model(pk=document.id)
+            self.log_change(request, instance, _("Released: %s held it for too long.") % document.holder)
         tell(request, self.document_lock, swept)
         if len(keys) > MAX_CLEARED_AT_ONCE:
             text = _("Only the first %d of the selected documents were processed. Repeat the action for the others.")

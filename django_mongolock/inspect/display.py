@@ -31,7 +31,7 @@ EVENTS: Final = {
     Happened.RELEASED: ("○", gettext_lazy("released")),
     Happened.LOST: ("◐", gettext_lazy("lost")),
     Happened.DEADLOCK: ("▲", gettext_lazy("deadlock")),
-    Happened.ASKED: ("?", gettext_lazy("release requested")),
+    Happened.ASKED: ("?", gettext_lazy("asked to release")),
     Happened.FORCED: ("✕", gettext_lazy("release forced")),
     Happened.CLEARED: ("◌", gettext_lazy("cleared")),
 }

@@ -163,7 +163,7 @@ def force_release(
         return []
     taken = _holders(before, grants)
     for holder in taken:
-        log(INFO, "lock forced", key=key, token=holder.get("token"), by=by, reason=reason)
+        log(INFO, "release forced", key=key, token=holder.get("token"), by=by, reason=reason)
         _note(store, key, Happened.FORCED, holder, before["now"], by=by, reason=reason)
     return [holder["grant"] for holder in taken]
 
@@ -203,7 +203,7 @@ def ask_to_release(
             key, Step(request_release_of=tuple(holder["grant"] for holder in asked), requested_by=name), timeout
         )
     for holder in asked:
-        log(INFO, "lock asked for", key=key, token=holder.get("token"), by=by or name, reason=reason)
+        log(INFO, "asked to release", key=key, token=holder.get("token"), by=by or name, reason=reason)
         _note(store, key, Happened.ASKED, holder, document["now"], by=by or name, reason=reason)
     return len(asked)
 

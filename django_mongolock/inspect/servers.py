@@ -7,7 +7,6 @@ moment, twice a minute at most, and only while a person or a program looks.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -79,18 +78,15 @@ class Servers:
 
 
 _known: WeakKeyDictionary[MongoStore, tuple[float, Servers]] = WeakKeyDictionary()
-_mutex = threading.Lock()
 
 
 def servers(store: MongoStore) -> Servers:
     """What is known of the servers, at most `CACHE_SECONDS` old. Never raises."""
     now = clock.now()
-    with _mutex:
-        at, found = _known.get(store, (0.0, None))
+    at, found = _known.get(store, (0.0, None))
     if found is None or now - at > CACHE_SECONDS:
         found, at = look(store), now
-        with _mutex:
-            _known[store] = at, found
+        _known[store] = at, found
     return Servers(found.name, found.members, found.facts, round(now - at, 1))
 
 
