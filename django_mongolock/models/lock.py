@@ -11,7 +11,6 @@ from django.db import NotSupportedError, models
 from django.db.models import Func, Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
-from django_mongodb_backend.models import EmbeddedModel
 
 from ..backends.base import mongo_store
 from ..exceptions import LockDocumentDamaged
@@ -19,7 +18,8 @@ from ..inspect import operations, queries
 from ..inspect.patterns import KeyMatch
 from ..inspect.snapshot import LockSnapshot, Party
 from ..signals import lock_forced, send
-from .fields import Moment, Number, Parties, Text
+from .entry import Entry
+from .fields import Moment, Number, Parties
 from .read_only import ReadOnlyManager, ReadOnlyQuerySet
 
 logger = logging.getLogger("django_mongolock")
@@ -27,33 +27,6 @@ logger = logging.getLogger("django_mongolock")
 #: Far longer than the place of a dead waiter in a queue lasts.
 _DEAD_WAITERS_GONE: Final = timedelta(hours=1)
 LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class Entry(EmbeddedModel):  # type: ignore[misc]
-    """The fields of a holder or a waiter that a query may name, as in ``holders__owner``. They are read as `Party`."""
-
-    grant = Text(_("grant"), max_length=64)
-    session = Text(_("session"), max_length=32, help_text=_("the process, under a name of its own"))
-    mode = Text(_("mode"), max_length=16)
-    capacity = Number(_("capacity"))
-    owner = Text(_("owner"), max_length=256, null=True)
-    label = Text(_("label"), max_length=256, null=True)
-    place = Text(_("view or task"), max_length=256, null=True)
-    user = Text(_("user"), max_length=256, null=True)
-    host = Text(_("host"), max_length=256, null=True)
-    pid = Number(_("process"), null=True)
-    thread = Text(_("thread"), max_length=256, null=True)
-    worker = Text(_("thread or task"), max_length=256, null=True)
-    lease = Number(_("lease"), help_text=_("milliseconds"))
-    since = Moment(_("requested"))
-    until = Moment(_("until"), help_text=_("when it ends unless it is renewed"))
-    acquired_at = Moment(_("acquired"))
-    token = Number(_("fencing token"))
-    behind = Number(_("behind it"), null=True, help_text=_("how many more of its process wait"))
-
-    class Meta:
-        managed = False
-        default_permissions = ()
 
 
 class _Condition(Func):

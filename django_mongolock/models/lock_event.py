@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, NoReturn
 
-from django.db import NotSupportedError, models
+from django.db import NotSupportedError
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django_mongodb_backend.fields import ObjectIdAutoField
@@ -15,6 +15,7 @@ from ..engine.history import FACTS
 from ..inspect import history
 from ..inspect.display import EVENTS, milliseconds
 from ..inspect.snapshot import Party
+from .entry import PartyFields
 from .fields import Moment, Number, Text
 from .read_only import ReadOnlyManager, ReadOnlyQuerySet
 
@@ -40,7 +41,7 @@ class LockEventQuerySet(ReadOnlyQuerySet):
         return 0 if query is None else history.count(mongo_store(self.db), query[0], limit, timeout)
 
 
-class LockEvent(models.Model):
+class LockEvent(PartyFields):
     """An event in the life of a lock: one of `engine.history.Happened`.
 
     With MONGOLOCK["HISTORY"], the process that it happened to writes it a moment later. That is not certain: the events
@@ -51,15 +52,6 @@ class LockEvent(models.Model):
     at = Moment(_("when"), help_text=_("according to the server's clock"))
     key = Text(_("key"), max_length=512)
     event = Text(_("what"), max_length=16, choices=[(what.value, word) for what, (_shape, word) in EVENTS.items()])
-    token = Number(_("fencing token"), null=True)
-    mode = Text(_("mode"), max_length=16, null=True)
-    owner = Text(_("owner"), max_length=256, null=True)
-    label = Text(_("label"), max_length=256, null=True)
-    place = Text(_("view or task"), max_length=256, null=True)
-    user = Text(_("user"), max_length=256, null=True)
-    host = Text(_("host"), max_length=256, null=True)
-    pid = Number(_("process"), null=True)
-    thread = Text(_("thread"), max_length=256, null=True)
     waited_ms = Number(_("waited"), null=True, help_text=_("milliseconds"))
     held_ms = Number(_("held"), null=True, help_text=_("milliseconds"))
     by = Text(_("by"), max_length=256, null=True, help_text=_("who asked for the release, forced it or cleared it"))
