@@ -199,7 +199,14 @@ def _check_replica_set(facts: ServerFacts, alias: object) -> Iterator[CheckMessa
             f"The MongoDB of DATABASES[{alias!r}] is a standalone server: a lock survives no failover.",
             "Run it as a replica set; one node is enough to begin with (--replSet, rs.initiate()).",
         )
-    elif not facts.may_watch:
+    elif facts.sharded:
+        yield _warning(
+            "W107",
+            f"DATABASES[{alias!r}] is a sharded cluster: each mongos judges leases by its own clock. Where two clocks "
+            "differ by more than a lock's margin, the lock can have two holders.",
+            'Keep the locks in a replica set of their own: an alias of its own, named by MONGOLOCK["DATABASE"].',
+        )
+    if not facts.standalone and not facts.may_watch:
         yield _warning(
             "W104",
             f"The user of DATABASES[{alias!r}] may not watch the locks: waiters poll for their turn.",

@@ -15,6 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.db import connections
 from pymongo import MongoClient
+from pymongo.database import Database
 from pytest_django import Settings
 
 from django_mongolock import checks, mongo_lock
@@ -308,6 +309,22 @@ class TestServer:
             assert ids(found) == ["W102", "W103"]
             assert "20 s" in found[0].msg
             connect()
+
+    def test_sharded_cluster(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Two mongos with different clocks may let two holders in. There is no mongos here: the server says that it is
+        one."""
+        command = Database.command
+
+        def as_mongos(database: Database[Any], name: Any, *args: Any, **options: Any) -> Any:
+            reply = command(database, name, *args, **options)
+            if name == "hello":
+                reply = {"msg": "isdbgrid", **{key: value for key, value in reply.items() if key != "setName"}}
+            return reply
+
+        monkeypatch.setattr(Database, "command", as_mongos)
+        (found,) = ask()
+        assert found.id == "mongolock.W107"
+        assert "mongos" in found.msg
 
     def test_indexes(self, locks: Locks) -> None:
         """A missing index is named; migrate makes it."""

@@ -32,6 +32,7 @@ class ServerFacts:
 
     problem: str = ""
     standalone: bool = False
+    sharded: bool = False
     failover: float | None = None
     missing_rights: tuple[str, ...] = ()
     may_watch: bool = True
@@ -54,6 +55,7 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
                 store.collection.find_one({}, {"_id": 1})  # is there no access control, or is there no login?
             return ServerFacts(
                 standalone="setName" not in hello and not sharded,
+                sharded=sharded,
                 failover=_failover(store) if len(hello.get("hosts", ())) > 1 else None,
                 missing_rights=rights,
                 may_watch=WATCH not in missing,
