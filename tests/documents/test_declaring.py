@@ -1,4 +1,4 @@
-"""What may be declared, and where it is found again."""
+"""How a document lock is declared, and how it is found by its name."""
 
 from __future__ import annotations
 

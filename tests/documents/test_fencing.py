@@ -108,8 +108,8 @@ def test_damaged(collection: Collection[Document], found: Any) -> None:
     [
         ("5", {}, {"_id": 1}, "token is a lock or its fencing_token, not str"),
         (True, {}, {"_id": 1}, "token is a lock or its fencing_token, not bool"),
-        (5, {}, None, "which documents"),
-        (5, {}, 1, "which documents"),
+        (5, {}, None, "name the documents"),
+        (5, {}, 1, "name the documents"),
         (5, {"fencing_token": 6}, {"_id": 1}, "lock's own"),
         (5, {"_id": 6}, {"_id": 1}, "not _id"),
     ],

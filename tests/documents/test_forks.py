@@ -14,8 +14,8 @@ from django_mongolock import DocumentChanged, DocumentLockLost, LockBackendFaile
 from django_mongolock.documents.sender import Sender
 from django_mongolock.documents.steps import send
 from tests.documents.conftest import Ground
-from tests.documents.test_faults import Lossy
 from tests.documents.test_holding import awaiting, blocking
+from tests.documents.test_lost_answers import Lossy
 from tests.forking import FORKS, in_child
 from tests.lock_fixtures import WITH_MONGO
 from tests.waiting import eventually

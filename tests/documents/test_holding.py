@@ -1,4 +1,4 @@
-"""What a flow may do with a document that it holds, in both faces; and how a block ends."""
+"""What a flow may do with a document that it holds, blocking and awaited; and how a block ends."""
 
 from __future__ import annotations
 
@@ -190,10 +190,10 @@ class TestBlock:
         self.enter(call, ground.lock.hold((id_, 1), "exporting", final="exported"), body)
         assert ground.read(id_, "state") == ("withdrawn" if name == "finish" else "failed")
 
-    def test_nobody_said_how_it_ends(self, ground: Ground, call: Callable[..., Any]) -> None:
+    def test_no_final_state_was_named(self, ground: Ground, call: Callable[..., Any]) -> None:
         """Several final states, and none was named: failed, and told."""
         id_ = ground.add(1)
-        with pytest.raises(TypeError, match="which final"):
+        with pytest.raises(TypeError, match="name the final"):
             self.enter(call, ground.lock.hold((id_, 1), "exporting"), lambda held: None)
         assert ground.read(id_, "state", "holder") == ("failed", None)
 

@@ -1,4 +1,4 @@
-"""Documents whose holder has died: found and freed, by the server's clock and by nobody else's."""
+"""Documents whose holder has died are found and released, by the server's clock alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site, people, and what is stored."""
+"""The site, its users, and what is stored."""
 
 from __future__ import annotations
 

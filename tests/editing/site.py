@@ -1,4 +1,4 @@
-"""An admin of its own, with every kind of key and of version, and views of one's own."""
+"""An admin site with every kind of key and of version, and views with edit locks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who edits, with Django's test client in the place of a browser; and what a page has for them."""
+"""Members of the staff, with Django's test client as their browser; and how to read their pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`EditLockMixin`: one tab edits, the others read; nothing that anybody wrote is lost."""
+"""`EditLockMixin`: one tab edits, the others read; no change is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views of one's own: a class with `EditLockViewMixin`, a coroutine with `Editing`. And what an admin may be like."""
+"""Views with an edit lock: a class with `EditLockViewMixin`, a coroutine with `Editing`. And unusual admins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The story of the ads with the lock in the ad: flows in processes of their own, some of which are killed."""
+"""Flows that export ads, in processes of their own, some of which are killed."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def process(settings: Settings, locking: bool, *arguments: object) -> subprocess
         "SHOP_LOCKING": str(locking),
         "SHOP_STALE_AFTER": "3",
     }
-    argv = [sys.executable, "-m", "tests.documents.flow", *map(str, arguments)]
+    argv = [sys.executable, "-m", "tests.documents.export_flows", *map(str, arguments)]
     return subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 

@@ -1,4 +1,4 @@
-"""Who gets a document, who does not, and what each is told."""
+"""Which acquisitions are granted, which are refused, and what the refusals say."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ class TestWrongCalls:
             (({"a": 1}, 1), {}, "id of type dict"),
             (5, {}, r"\(id, version\)"),
             (("x", 1), {"pending": "exported"}, "not declared as a pending"),
-            (("x", 1), {"pending": None}, "which pending"),
+            (("x", 1), {"pending": None}, "name the pending"),
             (("x", 1), {"final": "exporting"}, "not declared as a final"),
             (("x", 1), {"owner": ""}, "1 to 256"),
             (("x", 1), {"owner": 5}, "must be a str"),
@@ -280,5 +280,5 @@ class TestWrongCalls:
         hold = plain.lock.hold((plain.add(1), 1), "exporting", final="exported")
         with hold:
             pass
-        with pytest.raises(LockMisused, match="each time"), hold:
+        with pytest.raises(LockMisused, match="once for each block"), hold:
             pass

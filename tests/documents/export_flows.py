@@ -1,4 +1,4 @@
-"""What the story of the ads runs in processes of its own: ``python -m tests.documents.flow ROLE ARGUMENTS…``."""
+"""What the export flows run in processes of their own: ``python -m tests.documents.export_flows ROLE ARGUMENTS…``."""
 
 from __future__ import annotations
 

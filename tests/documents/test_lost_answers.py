@@ -1,4 +1,4 @@
-"""Lost answers, late commands, cancellation, signals, forks: nobody is told that he has what he has not."""
+"""Lost answers, late commands, cancellation and signals: no flow believes to hold what it does not hold."""
 
 from __future__ import annotations
 
