@@ -338,6 +338,17 @@ class TestTheHistory:
         assert admin.get(f"{EVENTS}?key__regex=x").status_code == 400
         assert page_of("order:1") in response.content.decode()
 
+    def test_local_time(self, admin: Client, settings: Settings) -> None:
+        """Also a project without time zones has the list, and the events on the page of a lock."""
+        with mongo_lock("order:1"):
+            pass
+        assert eventually(lambda: LockEvent.objects.count() == 2)
+        settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Tokyo"
+        for address in (EVENTS, page_of("order:1")):
+            text = text_of(admin.get(address))
+            assert re.search(r"\d s ago \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text)
+            assert "● granted" in text
+
     def test_empty_and_off(self, admin: Client, settings: Settings) -> None:
         """An empty list says why, and what to do."""
         assert "There are no such events" in text_of(admin.get(EVENTS))

@@ -102,7 +102,7 @@ def milliseconds(value: float) -> str:
 
 def moment(value: datetime) -> str:
     """Date and time to the second, in the current time zone."""
-    return f"{timezone.localtime(value):%Y-%m-%d %H:%M:%S}"
+    return f"{timezone.localtime(value) if timezone.is_aware(value) else value:%Y-%m-%d %H:%M:%S}"
 
 
 def ago(value: datetime, now: datetime) -> str:
@@ -110,9 +110,9 @@ def ago(value: datetime, now: datetime) -> str:
     return _("%s ago") % duration((now - value).total_seconds())
 
 
-def time_ago(value: datetime | None, now: datetime) -> SafeString | str:
+def time_ago(value: datetime | None, now: datetime | None) -> SafeString | str:
     """A moment, relative and absolute, as HTML; "?" if it is unknown."""
-    if value is None:
+    if value is None or now is None:
         return "?"
     return format_html(
         '<time datetime="{}" class="mongolock-time">{} <small>{}</small></time>',

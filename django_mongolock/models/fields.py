@@ -27,8 +27,8 @@ else:
     CharField, BigIntegerField, DateTimeField = models.CharField, models.BigIntegerField, models.DateTimeField
 
 
-def _moment(value: object) -> datetime | None:
-    """The backend reads moments without a time zone."""
+def read_moment(value: object) -> datetime | None:
+    """A moment in the form that the project uses. The backend reads moments without a time zone."""
     if not isinstance(value, datetime):
         return None
     moment = value if timezone.is_aware(value) else value.replace(tzinfo=UTC)
@@ -64,7 +64,7 @@ class Moment(DateTimeField):
         return "LockMoment"
 
     def from_db_value(self, value: object, *args: object) -> datetime | None:
-        return _moment(value)
+        return read_moment(value)
 
     def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
         """Moments are stored in UTC, also in projects that use local time."""
@@ -100,7 +100,10 @@ class Parties(EmbeddedModelArrayField):  # type: ignore[misc]
     def _from_db_value(self, value: object, *args: object) -> list[Party]:
         return [
             replace(
-                party, since=_moment(party.since), acquired_at=_moment(party.acquired_at), until=_moment(party.until)
+                party,
+                since=read_moment(party.since),
+                acquired_at=read_moment(party.acquired_at),
+                until=read_moment(party.until),
             )
             for party in read_parties(value)
         ]

@@ -16,7 +16,7 @@ from ..inspect import history
 from ..inspect.display import EVENTS, milliseconds
 from ..inspect.snapshot import Party
 from .entry import PartyFields
-from .fields import Moment, Number, Text
+from .fields import Moment, Number, Text, read_moment
 from .read_only import ReadOnlyManager, ReadOnlyQuerySet
 
 _NOT_WRITTEN = "the history of locks is written by the engine only: see MONGOLOCK['HISTORY']"
@@ -58,7 +58,7 @@ class LockEvent(PartyFields):
     reason = Text(_("reason"), max_length=256, null=True)
 
     #: The server's time when the event was read, for objects that come from `recent`.
-    now: datetime
+    now: datetime | None
 
     objects = ReadOnlyManager.from_queryset(LockEventQuerySet)()
 
@@ -104,5 +104,5 @@ class LockEvent(PartyFields):
             for field, value in ((field, document.get(str(field.column))) for field in fields)
         ]
         event: LockEvent = cls.from_db(using, [field.attname for field in fields], values)
-        event.now = document["now"]
+        event.now = read_moment(document["now"])
         return event
