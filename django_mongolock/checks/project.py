@@ -1,0 +1,125 @@
+"""Checks of the project's settings. They need no server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from django.apps import AppConfig, apps
+from django.conf import settings
+from django.core import mail
+from django.core.checks import CheckMessage, register
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS
+
+from ..backends.mongo import ENGINE
+from ..conf import KNOWN, MEMORY, NAME, LockSettings, find_wrong, raw_settings
+from .messages import error, warning
+
+ROUTER: Final = "django_mongolock.router.MongoLockRouter"
+
+
+@register()
+def check_settings(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check every value of MONGOLOCK, the alias that it names, and the router."""
+    try:
+        raw = raw_settings()
+    except ImproperlyConfigured as problem:
+        return [error("E001", str(problem), f'Write {NAME} = {{"DATABASE": "<alias of your MongoDB>"}}.')]
+    found: list[CheckMessage] = [
+        error("E004", f"{NAME} has an unknown setting {name!r}.", f"Known: {', '.join(sorted(KNOWN))}.")
+        for name in sorted(set(raw) - KNOWN, key=str)
+    ]
+    found += [error(wrong.id, f"{wrong.problem}.", f"{wrong.cure}.") for wrong in find_wrong(raw)]
+    if not found:
+        found += _check_times(raw)
+    where = _check_memory() if raw.get("BACKEND") == MEMORY else _check_database_alias(raw.get("DATABASE"))
+    return [*found, *_check_contrib(), *where]
+
+
+def _check_times(raw: Mapping[str, Any]) -> Iterator[CheckMessage]:
+    lease, timeout = (raw.get(name, getattr(LockSettings(), name)) for name in ("LEASE", "COMMAND_TIMEOUT"))
+    if lease <= timeout:
+        yield warning(
+            "W006",
+            f'{NAME}["LEASE"] is {lease:g} s, but one command may take {timeout:g} s ("COMMAND_TIMEOUT"): a lock may '
+            "be lost before the reply that grants it.",
+            "Make COMMAND_TIMEOUT at most a third of LEASE.",
+        )
+
+
+def _check_contrib() -> Iterator[CheckMessage]:
+    """Warn about a module of `contrib` that is listed without its Config: it would do nothing."""
+    configs = {
+        "django_mongolock.contrib.opentelemetry": "OpenTelemetryConfig",
+        "django_mongolock.contrib.prometheus": "PrometheusConfig",
+    }
+    for config in apps.get_app_configs():
+        if type(config) is AppConfig and config.name in configs:
+            yield warning(
+                "W007",
+                f"INSTALLED_APPS has {config.name!r} without its Config: nothing is measured.",
+                f'Write "{config.name}.{configs[config.name]}".',
+            )
+
+
+def _check_memory() -> Iterator[CheckMessage]:
+    if not hasattr(mail, "outbox"):  # Django's test environment, for which this backend is made, has one
+        yield warning(
+            "W005",
+            f'{NAME}["BACKEND"] keeps the locks in the memory of each process: two processes can hold the same lock.',
+            "It is for tests only. Remove BACKEND from the settings that servers, workers and commands run with.",
+        )
+
+
+def _check_database_alias(alias: object) -> Iterator[CheckMessage]:
+    mongo = [name for name, entry in settings.DATABASES.items() if entry.get("ENGINE") == ENGINE]
+    choices = f"MongoDB aliases in DATABASES: {', '.join(mongo) or 'none'}."
+    if not alias:
+        yield error("E001", f'{NAME}["DATABASE"] is not set.', f"Name the alias of your MongoDB. {choices}")
+    elif not isinstance(alias, str) or alias not in settings.DATABASES:
+        yield error("E002", f'{NAME}["DATABASE"] names {alias!r}, which is not in DATABASES.', choices)
+    elif alias not in mongo:
+        yield error("E003", f'{NAME}["DATABASE"] names {alias!r}, which is not MongoDB.', choices)
+    elif alias != DEFAULT_DB_ALIAS and ROUTER not in _router_names():
+        yield warning(
+            "W001",
+            f"DATABASE_ROUTERS lacks {ROUTER}: the lock model would be read from the default database.",
+            f'Put "{ROUTER}" into DATABASE_ROUTERS.',
+        )
+
+
+def _router_names() -> Iterator[str]:
+    for router in settings.DATABASE_ROUTERS:
+        kind: type = type(router)
+        yield str(router) if kind is str else f"{kind.__module__}.{kind.__qualname__}"
+
+
+@register(deploy=True)
+def check_deployment(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check what is fine in development and does harm in production."""
+    try:
+        return list(_check_deployment(raw_settings()))
+    except ImproperlyConfigured:
+        return []
+
+
+def _check_deployment(raw: Mapping[str, Any]) -> Iterator[CheckMessage]:
+    if not raw.get("KEY_PREFIX"):
+        yield warning(
+            "W002",
+            f'{NAME}["KEY_PREFIX"] is empty: another site or stage in the same database would share the locks.',
+            'Give each its own, for example "shop-production:", unless each has a database of its own.',
+        )
+    alias = raw.get("DATABASE")
+    host = settings.DATABASES.get(alias, {}).get("HOST") if isinstance(alias, str) else None
+    if isinstance(host, str) and ":" in host.partition("://")[2].rpartition("@")[0]:
+        yield warning(
+            "W003",
+            f"The HOST of DATABASES[{alias!r}] holds a password, which Django's debug page shows in clear.",
+            "Give USER and PASSWORD beside HOST instead of inside the URI.",
+        )
+
+
+def has_wrong_settings() -> bool:
+    return any(message.is_serious() for message in check_settings(app_configs=None))
