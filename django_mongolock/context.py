@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any, Final
 
 from django.conf import settings
@@ -29,6 +30,8 @@ current_request: ContextVar[HttpRequest | None] = ContextVar("mongolock_request"
 #: The host of an edit lock, which no process holds.
 BROWSER: Final = "a browser tab"
 
+#: The names of threads are few, and come again and again.
+_tidy_name: Final = lru_cache(maxsize=256)(tidy_fact)
 _HOST: Final = tidy_fact(socket.gethostname())
 
 
@@ -45,7 +48,7 @@ def serving(request: HttpRequest | None) -> Iterator[None]:
         current_request.reset(token)
 
 
-def holder_facts() -> dict[str, str | int]:
+def holder_facts(label: str | None = None) -> dict[str, str | int]:
     """Return host, process, thread or asyncio task, view or Celery task, and user, as far as they are known here."""
     request = current_request.get()
     place = _celery_task() or (view_name(request) if request is not None else "")
@@ -54,6 +57,8 @@ def holder_facts() -> dict[str, str | int]:
         facts["place"] = tidy_fact(place)
     if request is not None and (user := _username(request)):
         facts["user"] = tidy_fact(user)
+    if label is not None:
+        facts["label"] = label
     return facts
 
 
@@ -66,7 +71,7 @@ def _running_task() -> asyncio.Task[Any] | None:
 
 def _worker_name() -> str:
     task = _running_task()
-    return tidy_fact(task.get_name() if task is not None else threading.current_thread().name)
+    return _tidy_name(task.get_name() if task is not None else threading.current_thread().name)
 
 
 def running_celery_task() -> Any | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Final, Literal, TypedDict, Unpack, overload
 
 from django.db.models import Model
@@ -220,9 +221,4 @@ def _make(keys: tuple[Key, ...], mode: Mode, capacity: int, options: LockOptions
     )
     alias = options.get("using") or settings.DATABASE
     session, names = get_backend(alias).session, tuple(sorted(templates))
-    return DjangoLock(session, names, how, lambda: _facts(label), release=options.get("release"), using=alias)
-
-
-def _facts(label: str | None) -> dict[str, str | int]:
-    facts = holder_facts()
-    return facts if label is None else {**facts, "label": label}
+    return DjangoLock(session, names, how, partial(holder_facts, label), release=options.get("release"), using=alias)

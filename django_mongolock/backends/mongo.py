@@ -46,7 +46,7 @@ class MongoBackend(Backend[Session]):
         """See Backend.session(). Follows the name of the database, which test runners change."""
         if self._name is not None and self._name != self._database["NAME"]:
             self.close()
-        return super().session()
+        return self._sessions.current()
 
     def new_session(self) -> Session:
         """See Backend.new_session()."""

@@ -14,8 +14,6 @@ from bson.codec_options import TypeEncoder, TypeRegistry
 from pymongo import MongoClient
 from pymongo.server_description import ServerDescription
 
-from .step import Limits, Step
-
 
 class _Clock:
     """Stands for the name of the primary."""
@@ -27,11 +25,6 @@ class _ClusterTime:
 
 CLOCK: Final = _Clock()
 CLUSTER_TIME: Final = _ClusterTime()
-
-
-def arguments(step: Step, limits: Limits) -> dict[str, Any]:
-    """The ``let`` of a command, for a collection with the `registry` of a `ClockEncoder`."""
-    return step.arguments(limits, CLOCK, CLUSTER_TIME)
 
 
 class ClockEncoder(TypeEncoder):

@@ -253,7 +253,7 @@ class LockGrants:
         # While a hand-over to it is reserved, a command that queues it is on its way: that must not queue it again.
         outcome_unknown = grant.waiting.handover_reserved or grant.outcome_unknown
         stays = grant.terms.min_hold > 0 and not early
-        next_waiter = session.queue.reserve_handover(grant)
+        next_waiter = session.queue.reserve_handover(grant) if grant.line in session.queue.lines else None
         try:
             if next_waiter is None:
                 was_there = yield from protocol.release(

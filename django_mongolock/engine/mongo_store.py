@@ -25,7 +25,7 @@ from ..exceptions import LockBackendFailed, LockDocumentDamaged
 from .deadlock import Cycle, chain_pipeline, cycle_of
 from .document import find_damage
 from .driver_errors import bare, is_refusal, translate
-from .election import ClockEncoder, arguments
+from .election import CLOCK, CLUSTER_TIME, ClockEncoder
 from .fast_path import IS_FREE, IS_UNCONTENDED, RELEASE_UNCONTENDED, TAKE_FREE
 from .history import History
 from .replies import REPLY, REPLY_TAKEN, REPLY_TO_OWNER, Found, Reply, read_found, read_reply, read_taken
@@ -70,6 +70,8 @@ class MongoStore:
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
         self._clock = ClockEncoder()
+        #: See Store.sent_to().
+        self.sent_to = self._clock.sent_to
         self._opening = threading.Lock()
         #: See Store.is_journaled. Found out when the change stream is opened.
         self.is_journaled = True
@@ -171,7 +173,7 @@ class MongoStore:
         collection = self.collection
         command = {
             "findAndModify": self.config.collection,
-            "let": arguments(step, self.limits),
+            "let": step.arguments(self.limits, CLOCK, CLUSTER_TIME),
             "new": True,
             "writeConcern": MAJORITY.document,
             **command,
@@ -201,7 +203,7 @@ class MongoStore:
         collection = self.collection.with_options(write_concern=RELEASE_CONCERN)
         where = {"_id": {"$eq": key}, "holders.grant": {"$in": step.remove}}
         with self.bounded(timeout, key):
-            result = collection.update_one(where, pipeline(step), let=arguments(step, self.limits))
+            result = collection.update_one(where, pipeline(step), let=step.arguments(self.limits, CLOCK, CLUSTER_TIME))
         return result.matched_count == 1
 
     def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
@@ -234,7 +236,7 @@ class MongoStore:
         entry = {"grant": 1, "beat": 1, "release_requested_by": 1}
         fields = {"holders": entry, "waiters": entry, "token": 1}
         with self.bounded(timeout):
-            self.collection.update_many(where, pipeline(step), let=arguments(step, self.limits))
+            self.collection.update_many(where, pipeline(step), let=step.arguments(self.limits, CLOCK, CLUSTER_TIME))
             found = list(self.collection.find({"_id": {"$in": list(keys)}}, fields, batch_size=len(keys) + 1))
         return {document["_id"]: read_found(document) for document in found}
 
@@ -253,10 +255,6 @@ class MongoStore:
     def limits(self) -> Limits:
         """See Store.limits."""
         return self.config.limits
-
-    def sent_to(self) -> str:
-        """See Store.sent_to()."""
-        return self._clock.sent_to()
 
     def primary(self) -> str:
         """See Store.primary()."""

@@ -97,7 +97,7 @@ def read_reply(key: str, raw: Document | None) -> Reply:
     mine, holder, place, first_end, queued = (
         raw.get(name) for name in ("mine", "holder", "place", "first_end", "queued")
     )
-    if any(entry is not None and not is_holder(entry) for entry in (mine, holder)):
+    if not all(entry is None or is_holder(entry) for entry in ((mine,) if holder is mine else (mine, holder))):
         raise LockDocumentDamaged(key, "an entry of its holders is damaged")
     if queued is not None and not is_waiter(queued):
         raise LockDocumentDamaged(key, "an entry of its waiters is damaged")

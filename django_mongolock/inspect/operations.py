@@ -16,7 +16,7 @@ from typing import Any
 from bson import Int64
 from pymongo import ReturnDocument
 
-from ..engine.election import arguments
+from ..engine.election import CLOCK, CLUSTER_TIME
 from ..engine.history import FACTS, Happened
 from ..engine.logs import INFO, log
 from ..engine.mongo_store import MongoStore
@@ -107,7 +107,7 @@ def _apply(store: MongoStore, keys: Sequence[str], which: Which, clock: str, tim
         result = store.collection.update_many(
             {"$and": [mine, which.query()]},
             pipeline(step),
-            let=arguments(step, store.config.limits),
+            let=step.arguments(store.config.limits, CLOCK, CLUSTER_TIME),
             hint="_id_",  # without it, the server goes through all stale locks for every batch
         )
     return result.modified_count
@@ -155,7 +155,7 @@ def force_release(
             {"_id": {"$eq": key}, "holders.grant": {"$in": list(grants)}, "$expr": IS_WHOLE},
             pipeline(step),
             {**_REPORTED, "now": "$$NOW"},
-            let=arguments(step, store.config.limits),
+            let=step.arguments(store.config.limits, CLOCK, CLUSTER_TIME),
             return_document=ReturnDocument.BEFORE,
         )
     if before is None:

@@ -26,7 +26,7 @@ from pymongo.read_concern import ReadConcern
 from django_mongolock.engine import clock, mongo_store, protocol, rule
 from django_mongolock.engine.actions import Answer, Apply, WaitResult
 from django_mongolock.engine.document import LEAP, Terms, entry
-from django_mongolock.engine.election import ClockEncoder, arguments
+from django_mongolock.engine.election import CLOCK, CLUSTER_TIME, ClockEncoder
 from django_mongolock.engine.expressions import after, for_each, merge, only
 from django_mongolock.engine.grant import Grant, State
 from django_mongolock.engine.mongo_store import MongoStore
@@ -207,7 +207,7 @@ def _renewal_without_grant(patches: Patches) -> None:
     def renew(self: MongoStore, keys: Sequence[str], made: Step, timeout: float) -> dict[str, Found]:
         mine = {"_id": {"$in": list(keys)}}
         with pymongo.timeout(timeout):
-            self.collection.update_many(mine, rule.pipeline(made), let=arguments(made, self.config.limits))
+            self.collection.update_many(mine, rule.pipeline(made), let=made.arguments(self.limits, CLOCK, CLUSTER_TIME))
             found = list(self.collection.find(mine, {"holders": 1, "waiters": 1, "token": 1, "now": "$$NOW"}))
         return {document["_id"]: read_found(document) for document in found}
 

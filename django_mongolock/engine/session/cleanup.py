@@ -16,6 +16,7 @@ from ..actions import Apply, Release
 from ..grant import Grant
 from ..logs import DEBUG, WARNING, log
 from .commands import Commands
+from .releases import UnconfirmedRelease
 from .worker_threads import WorkerThreads
 
 #: Threads that remove grants: a thousand of these must not keep a command of the program waiting.
@@ -89,7 +90,8 @@ class Cleanup:
         else:
             if isinstance(removal.action, Release):
                 # This primary has the release, also where there was nothing to do; the majority need not have it yet.
-                self._commands.remember(removal.action, self._commands.store.sent_to())
+                primary = self._commands.store.sent_to()
+                self._commands.releases.made(UnconfirmedRelease(removal.action, primary, self._now()))
         with self._mutex:
             if self.pending.get(grant_id) is removal:
                 del self.pending[grant_id]

@@ -62,7 +62,6 @@ class Commands:
         self._fate = fate
         self._free_keys = FreeKeys()
         self._threads = threads
-        self._closed = False
 
     def call(self, action: Action) -> Any:
         """Have another thread send *action*, and wait for it. For the main thread: see `worker_threads`."""
@@ -81,7 +80,7 @@ class Commands:
 
     def close(self, timeout: float) -> None:
         """What is sent from now on is the last: it must not take longer than *timeout*, nor is it remembered."""
-        self._closed = True
+        self.releases.close()
         self.timeout = min(self.timeout, timeout)
 
     def _about_to_send(self, action: Action) -> Callable[[], object] | None:
@@ -132,16 +131,11 @@ class Commands:
         else:
             again = Release(action.key, Step(remove=(action.grant,), force=True))
             done = self.store.release_uncontended(action.key, action.grant, timeout)
-        if done:
-            self.remember(again, self.store.sent_to())
+        if done and self.releases.made(UnconfirmedRelease(again, self.store.sent_to(), self.now())):
+            self.see_to(self.releases.look_at)
         if done and action is not again:
             self._free_keys.released(action.key)
         return done
-
-    def remember(self, again: Release, primary: str) -> None:
-        """The *primary* has a release: be ready to make it *again* at the next one."""
-        if primary and not self._closed and self.releases.made(UnconfirmedRelease(again, primary, self.now())):
-            self.see_to(self.releases.look_at)
 
     def _apply(self, key: str, step: Step, timeout: float) -> Answer:
         """Send a step with a number of its own: only what carries that number was given by this very command."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from ..grant import Grant
+from ..grant import Grant, LineKey
 
 _NONE: Final[Mapping[str, Grant]] = MappingProxyType({})
 
@@ -17,13 +17,15 @@ _NONE: Final[Mapping[str, Grant]] = MappingProxyType({})
 class GrantRegistry:
     """Finds grants. May be called from any thread.
 
-    grants: those that stand in a document, or may soon, by id: they are renewed. see_to: has the heartbeat do that.
+    grants: those that stand in a document, or may soon, by id: they are renewed. by_line: those that are held
+    exclusively, by the line that waits for them. see_to: has the heartbeat do what is due then.
     """
 
     def __init__(self, see_to: Callable[[float], object], now: Callable[[], float]) -> None:
-        self._see_to = see_to
-        self._now = now
         self.grants: dict[str, Grant] = {}
+        self.by_line: dict[LineKey, Grant] = {}
+        self.see_to = see_to
+        self._now = now
         self._by_worker: dict[object, dict[str, Grant]] = {}
         self._mutex = threading.Lock()
 
@@ -31,22 +33,30 @@ class GrantRegistry:
         """What this thread or task holds, by key."""
         return self._by_worker.get(worker, _NONE)
 
-    def expect(self, grant: Grant) -> None:
-        """It is about to be asked for: from now on its place in the queue is renewed."""
+    def add(self, grant: Grant) -> None:
+        """Add a grant that is about to be asked for: from now on its place in the queue is renewed."""
         # It may have stood in line for long before, without any renewal.
         grant.lease.renew_at = max(grant.lease.renew_at, self._now() + grant.lease.waiter_length / 3)
         self.grants[grant.id] = grant
-        self._see_to(grant.lease.renew_at)
+
+    def expect(self, grant: Grant) -> None:
+        """Add it, and see to its renewals."""
+        self.add(grant)
+        self.see_to(grant.lease.renew_at)
 
     def hold(self, grant: Grant) -> None:
         """Its worker holds it."""
         with self._mutex:
             self._by_worker.setdefault(grant.worker, {})[grant.key] = grant
+            if grant.terms.mode == "exclusive":
+                self.by_line[grant.line] = grant
 
     def forget(self, grant: Grant) -> bool:
         """It has ended: it is renewed no more. Return whether it was known."""
         with self._mutex:
             known = self.grants.pop(grant.id, None) is not None
+            if self.by_line.get(grant.line) is grant:
+                del self.by_line[grant.line]
             held = self._by_worker.get(grant.worker, {})
             if held.get(grant.key) is grant:
                 del held[grant.key]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Final
 
 from ...exceptions import LockQueueFull
 from ..actions import Answer, Turn
 from ..grant import Grant, LineKey
+from .grant_registry import GrantRegistry
 
 #: Of how many queues the speed is remembered: those that were stood in last.
 SPEEDS_KEPT: Final = 64
@@ -22,24 +22,19 @@ FASTEST_PLACE: Final = 0.002
 
 
 class LocalQueue:
-    """The lines of one process, and who holds their keys here. May be called from any thread.
+    """The lines of one process. May be called from any thread.
 
-    waiting: the grants that are waited for, by id, also those that are only tried. limit: how many may stand in a line.
-    expect: called with a grant that is about to be asked for by the command of another.
+    waiting: the grants that are waited for, by id, also those that are only tried. lines: those that are not only
+    tried, in the order in which they came. limit: how many may stand in a line.
     """
 
-    def __init__(self, limit: int, expect: Callable[[Grant], object]) -> None:
+    def __init__(self, limit: int, registry: GrantRegistry) -> None:
         self.waiting: dict[str, Grant] = {}
+        self.lines: dict[LineKey, OrderedDict[str, Grant]] = {}
         self._limit = limit
-        self._expect = expect
-        self._lines: dict[LineKey, OrderedDict[str, Grant]] = {}
-        self._held_here: dict[LineKey, Grant] = {}
+        self._registry = registry
         self._speeds: OrderedDict[str, float] = OrderedDict()
         self._mutex = threading.Lock()
-
-    def __len__(self) -> int:
-        """How many wait in this process, or hold what others here may wait for; 0 also means that nothing is left."""
-        return len(self.waiting) + len(self._lines) + len(self._held_here)
 
     def join(self, grant: Grant, *, trial: bool) -> Turn:
         """Stand in line for *grant*, unless it is only to be tried. Returns whether it may be asked for now.
@@ -48,7 +43,7 @@ class LocalQueue:
         """
         with self._mutex:
             if not trial:
-                line = self._lines.setdefault(grant.line, OrderedDict())
+                line = self.lines.setdefault(grant.line, OrderedDict())
                 if len(line) >= self._limit:
                     raise LockQueueFull(grant.key)
                 line[grant.id] = grant
@@ -67,7 +62,7 @@ class LocalQueue:
         first = self._first(grant.line)
         if first is not None and first is not grant:
             return "behind", first
-        return ("next" if grant.line in self._held_here else "now"), None
+        return ("next" if grant.line in self._registry.by_line else "now"), None
 
     def hold(self, grant: Grant, now: float) -> None:
         """It is held now, and so waits no more."""
@@ -76,16 +71,13 @@ class LocalQueue:
             self._speeds[grant.key] = (now - since) / (place + 1)
             while len(self._speeds) > SPEEDS_KEPT:
                 self._speeds.popitem(last=False)
-        # Before it leaves the line: at no time may the next in line be asked for beside it.
-        if grant.terms.mode == "exclusive":
-            self._held_here[grant.line] = grant
         self.leave(grant)
 
     def leave(self, grant: Grant) -> None:
         """Stand in line no more: it is held, or is waited for no longer."""
         with self._mutex:
             self.waiting.pop(grant.id, None)
-            line = self._lines.get(grant.line)
+            line = self.lines.get(grant.line)
             if line is None:
                 return
             was_first = next(iter(line), None) == grant.id
@@ -94,17 +86,8 @@ class LocalQueue:
             if line:
                 self._count(line)
             else:
-                self._lines.pop(grant.line, None)
+                self.lines.pop(grant.line, None)
         if was_first and line:
-            self.wake_first(grant.line)
-
-    def forget(self, grant: Grant) -> None:
-        """It has ended: if it was held, the first of its line may be asked for."""
-        with self._mutex:
-            was_held = self._held_here.get(grant.line) is grant
-            if was_held:
-                del self._held_here[grant.line]
-        if was_held and grant.line in self._lines:
             self.wake_first(grant.line)
 
     def wake_first(self, key: LineKey) -> None:
@@ -118,7 +101,7 @@ class LocalQueue:
         """Reserve the hand-over of *grant*'s key to the next in line, and return that grant; `finish_handover` ends
         it."""
         with self._mutex:
-            line = iter(self._lines.get(grant.line, {}).values())
+            line = iter(self.lines.get(grant.line, {}).values())
             next_waiter = next(line, None)
             if grant.id in self.waiting:  # it stands in line itself
                 while next_waiter is not None and next_waiter is not grant:
@@ -128,7 +111,9 @@ class LocalQueue:
             if next_waiter is None or next_waiter.waiting.cancelled or next_waiter.waiting.handover_reserved:
                 return None
             next_waiter.waiting.handover_reserved = True
-        self._expect(next_waiter)
+            # Under the mutex: its caller forgets it only after it has left the line.
+            self._registry.add(next_waiter)
+        self._registry.see_to(next_waiter.lease.renew_at)
         return next_waiter
 
     def finish_handover(self, next_waiter: Grant, answer: Answer | None) -> None:
@@ -148,5 +133,5 @@ class LocalQueue:
 
     def _first(self, key: LineKey) -> Grant | None:
         """The first in that line. Call it with the mutex held."""
-        line = self._lines.get(key)
+        line = self.lines.get(key)
         return next(iter(line.values())) if line else None

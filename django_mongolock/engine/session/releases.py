@@ -54,16 +54,23 @@ class Releases:
         self._mutex = threading.Lock()
         #: When to look for a failover; infinity if there is no reason to.
         self.look_at = float("inf")
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._made)
 
     def made(self, release: UnconfirmedRelease) -> bool:
-        """The primary has confirmed it. Return whether `look_at` is sooner for it."""
+        """Its primary has confirmed it. Return whether `look_at` is sooner for it."""
+        if not release.primary or self._closed:
+            return False
         with self._mutex:
             self._made.append(release)
             before, self.look_at = self.look_at, min(self.look_at, release.at + LOOK_EVERY)
             return self.look_at < before
+
+    def close(self) -> None:
+        """Remember no more: there will be no time to repeat them."""
+        self._closed = True
 
     def confirmed(self, primary: str, sent: float) -> None:
         """The majority has confirmed a write that was *sent* to *primary* then: it has what was made there before."""

@@ -56,7 +56,7 @@ class Session:
         self.heartbeat = Heartbeat(self.threads, now)
         see_to = self.heartbeat.see_to
         self.registry = GrantRegistry(see_to, now)
-        self.queue = LocalQueue(store.limits.waiters, self.registry.expect)
+        self.queue = LocalQueue(store.limits.waiters, self.registry)
         self.notifications = Notifications(observer)
         self.waits = Waits(store, self.id, self.threads, self.queue, self.notifications, see_to=see_to, now=now)
         self.commands = Commands(
@@ -86,7 +86,9 @@ class Session:
     @property
     def known(self) -> int:
         """How much it knows of what is held, waited for, or still to be removed; 0 if nothing is."""
-        return len(self.registry.grants) + len(self.queue) + len(self.cleanup.pending)
+        queue, registry = self.queue, self.registry
+        held = len(registry.grants) + len(registry.by_line)
+        return held + len(queue.waiting) + len(queue.lines) + len(self.cleanup.pending)
 
     def name_process(self) -> str:
         """A name for this process, by which `fate` can tell that it is gone."""
@@ -116,10 +118,13 @@ class Session:
 
     def acquired(self, grant: Grant, granted: Granted) -> None:
         """It is held."""
+        seen_to = grant.lease.renew_at
         grant.hold(granted)
+        # In this order: at no time may the next in line be asked for beside it.
         self.registry.hold(grant)
         self.queue.hold(grant, granted.now)
-        self.heartbeat.see_to(min(grant.lease.renew_at, grant.lease.until))
+        if (due := min(grant.lease.renew_at, grant.lease.until)) < seen_to:
+            self.heartbeat.see_to(due)
         self.notifications.acquired(grant)
 
     def not_acquired(self, grant: Grant, reason: str) -> None:
@@ -160,8 +165,10 @@ class Session:
 
     def forget(self, grant: Grant) -> bool:
         """It has ended: renew it no more. Return whether that is news."""
+        was_held = self.registry.by_line.get(grant.line) is grant
         known = self.registry.forget(grant)
-        self.queue.forget(grant)
+        if was_held and grant.line in self.queue.lines:
+            self.queue.wake_first(grant.line)
         return known
 
     # The end
