@@ -6,6 +6,7 @@ import random
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from typing import Final, Literal
@@ -54,40 +55,27 @@ class OwnerRef(weakref.ref[OwnerToken]):
     grant: Grant
 
 
+@dataclass(slots=True, eq=False)
 class Lease:
     """How long a grant lives without renewal, and when it is renewed. Times are by the session's clock, in seconds.
 
-    until: the deadline; while it waits, the time until which its entry lives, even if it was granted since; 0 if
-    unknown. length: of the holder's lease; waiter_length: of the waiter's. since: when it was granted. last: when it
-    has been held for *max_hold*, after which it is renewed no more. failures: how many renewals in a row failed.
-    renewing: is one under way? uncontended: when last heard of, it was the only grant of its key, and none waited.
+    length: of the holder's lease; waiter_length: of the waiter's. until: the deadline; while it waits, the time until
+    which its entry lives, even if it was granted since; 0 if unknown. since: when it was granted. last: when it has
+    been held for *max_hold*, after which it is renewed no more. failures: how many renewals in a row failed. renewing:
+    is one under way? uncontended: when last heard of, it was the only grant of its key, and none waited.
     """
 
-    __slots__ = (
-        "auto_renew",
-        "failures",
-        "last",
-        "length",
-        "max_hold",
-        "renew_at",
-        "renewing",
-        "since",
-        "uncontended",
-        "until",
-        "waiter_length",
-    )
-
-    def __init__(self, terms: Terms, now: float, *, auto_renew: bool, max_hold: float | None) -> None:
-        self.auto_renew = auto_renew
-        self.max_hold = max_hold
-        self.length = terms.lease
-        self.waiter_length = terms.waiter_lease
-        self.since = self.until = 0.0
-        self.last = FOREVER
-        self.renew_at = now + terms.waiter_lease / 3
-        self.failures = 0
-        self.renewing = False
-        self.uncontended = False
+    length: float
+    waiter_length: float
+    renew_at: float
+    auto_renew: bool
+    max_hold: float | None
+    until: float = 0.0
+    since: float = 0.0
+    last: float = FOREVER
+    failures: int = 0
+    renewing: bool = False
+    uncontended: bool = False
 
     def span(self, now: float) -> float:
         """How long it lives from a renewal on. A grant that was queued for has the time of a waiter at first."""
@@ -98,6 +86,7 @@ class Lease:
         return self.until - self.span(now) * 2 / 3
 
 
+@dataclass(slots=True, eq=False)
 class Reporting:
     """What is reported of a grant: to logs, to the session's observer, and to its caller.
 
@@ -106,28 +95,16 @@ class Reporting:
     acquired, or given up. held_for: seconds that it was held. release_requested_by: who asks for its release.
     """
 
-    __slots__ = (
-        "busy",
-        "contended",
-        "held_by",
-        "held_for",
-        "on_lost",
-        "on_release_requested",
-        "release_requested_by",
-        "reported",
-        "template",
-        "waited",
-    )
-
-    def __init__(self) -> None:
-        self.template = ""
-        self.busy = self.contended = False
-        self.held_by: str | None = None
-        self.reported: Literal["", "acquired", "end"] = ""
-        self.waited = self.held_for = 0.0
-        self.release_requested_by: str | None = None
-        self.on_lost: Callback | None = None
-        self.on_release_requested: Callback | None = None
+    template: str = ""
+    busy: bool = False
+    held_by: str | None = None
+    contended: bool = False
+    reported: Literal["", "acquired", "end"] = ""
+    waited: float = 0.0
+    held_for: float = 0.0
+    release_requested_by: str | None = None
+    on_lost: Callback | None = None
+    on_release_requested: Callback | None = None
 
 
 class Grant:
@@ -194,7 +171,8 @@ class Grant:
         self.token = 0
         self.state = State.WAITING
         self.reason = ""
-        self.lease = Lease(terms, began, auto_renew=auto_renew, max_hold=max_hold)
+        renew_at = began + terms.waiter_lease / 3
+        self.lease = Lease(terms.lease, terms.waiter_lease, renew_at, auto_renew, max_hold)
         self.reporting = Reporting()
         self.waiting = Waiting(began)
         self._now = now

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from django_mongolock.engine.session import worker_threads
+from django_mongolock.engine.session import worker_calls, worker_threads
 from django_mongolock.engine.session.worker_threads import WorkerThreads
 from django_mongolock.exceptions import LockBackendFailed
 from tests.waiting import eventually
@@ -237,18 +237,18 @@ def test_a_call_that_comes_while_a_slot_is_held_in_vain(
     threads.call(lambda left: None, LONG, urgent=True)  # both threads have started
     hold.let_go()
     assert eventually(lambda: len(threads._idle) == 2)
-    first, done = worker_threads._first, list[str]()
-    withdrawn = worker_threads._Submitted(lambda left: None, threads._others)
+    first, done = worker_calls.first, list[str]()
+    withdrawn = worker_calls.Submitted(lambda left: None, threads._others)
 
-    def in_vain(lane: worker_threads.Lane) -> worker_threads._Entry | None:
-        monkeypatch.setattr(worker_threads, "_first", first)
+    def in_vain(lane: worker_calls.Lane) -> worker_calls.Call | None:
+        monkeypatch.setattr(worker_threads, "first", first)
         withdrawn.withdraw()
         found = first(lane)
         threads.submit(lambda: done.append("next"))
         assert eventually(lambda: threads._tickets.qsize() == 0 and len(threads._idle) == 1)
         return found
 
-    monkeypatch.setattr(worker_threads, "_first", in_vain)
+    monkeypatch.setattr(worker_threads, "first", in_vain)
     assert threads._enter(withdrawn)
     assert eventually(lambda: done == ["next"])
 
@@ -302,7 +302,7 @@ async def test_a_coroutine_whose_call_comes_too_late_is_told(threads: WorkerThre
 
 def test_a_call_without_a_chance_is_not_begun(threads: WorkerThreads, monkeypatch: pytest.MonkeyPatch) -> None:
     """F67: a command that is sent with hardly any time left only fails, and then has to be cleaned up."""
-    monkeypatch.setattr(worker_threads, "LEAST", 1.0)
+    monkeypatch.setattr(worker_calls, "LEAST", 1.0)
     begun, told = list[float](), list[bool]()
     with pytest.raises(LockBackendFailed, match="not sent"):
         threads.call(begun.append, 0.2, on_withdrawn=lambda: told.append(True))
@@ -312,7 +312,7 @@ def test_a_call_without_a_chance_is_not_begun(threads: WorkerThreads, monkeypatc
 def test_a_late_call_is_left_to_its_owner(threads: WorkerThreads) -> None:
     """A thread that comes to a call whose time is over leaves it alone, even if its owner sleeps on."""
     begun: list[float] = []
-    entry = worker_threads._Submitted(begun.append, threads._others, -1.0)
+    entry = worker_calls.Submitted(begun.append, threads._others, -1.0)
     assert threads._enter(entry)
     threads.call(lambda left: None, LONG)
     assert begun == []
@@ -324,7 +324,7 @@ def test_a_call_that_does_not_end_is_given_up(
     threads: WorkerThreads, coroutine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F67: a call that does not keep to the seconds it was given holds its caller up for a bounded time only."""
-    monkeypatch.setattr(worker_threads, "OVERTIME", 0.2)
+    monkeypatch.setattr(worker_calls, "OVERTIME", 0.2)
     go, told = threading.Event(), list[bool]()
 
     def stuck(left: float) -> None:
@@ -542,12 +542,12 @@ def test_struck_at_each_line_in_turn(new_threads: Callable[..., WorkerThreads]) 
 
 
 def _struck_at(line: int, call: Callable[[], object]) -> bool:
-    """Raise `Struck` at so many lines of the module. Return whether there were as many."""
-    left = line
+    """Raise `Struck` at so many lines of the modules. Return whether there were as many."""
+    left, modules = line, (worker_threads.__file__, worker_calls.__file__)
 
     def trace(frame: object, event: str, arg: object) -> object:
         nonlocal left
-        if getattr(frame, "f_code").co_filename != worker_threads.__file__:  # noqa: B009
+        if getattr(frame, "f_code").co_filename not in modules:  # noqa: B009
             return None
         if event == "line":
             left -= 1

@@ -49,7 +49,7 @@ class Cleanup:
         """Remove it, whatever became of the commands that were sent for it. stays: see `protocol.removal_for_good`."""
         give_up = self._now() + grant.terms.server_lease + protocol.TOMBSTONE_TTL / 1000
         self._add(grant.id, protocol.removal_for_good(grant.key, grant.id, stays=stays), give_up)
-        self._commands.see_to(self._now())
+        self._commands.heartbeat.see_to(self._now())
 
     def next_due(self) -> float:
         """When a removal is to be tried, or an election to be looked for."""
@@ -84,7 +84,7 @@ class Cleanup:
             if self._now() < removal.give_up:
                 log(DEBUG, "removal postponed", key=key, error=error)
                 removal.try_at = self._now() + TRY_AGAIN_AFTER
-                self._commands.see_to(removal.try_at)
+                self._commands.heartbeat.see_to(removal.try_at)
                 return
             log(WARNING, "removal given up, the lease ends by itself", key=key, error=error)
         else:

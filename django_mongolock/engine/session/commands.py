@@ -18,10 +18,10 @@ from ..replies import Reply
 from ..step import Step
 from ..store import Store
 from .grant_registry import GrantRegistry
+from .heartbeat import Heartbeat
 from .local_queue import LocalQueue
 from .releases import FreeKeys, Releases, UnconfirmedRelease
 from .waits import Waits
-from .worker_threads import WorkerThreads
 
 #: What has waited for less than this has its place in a queue by when its command comes, in seconds.
 JUST_CAME: Final = 0.05
@@ -32,28 +32,25 @@ SHORTEST_COMMAND: Final = 0.1
 class Commands:
     """Carries out the actions of protocols: sends commands to the store, and waits. May be used from any thread.
 
-    timeout: the most seconds that a command may take. threads: send for coroutines and the main thread. numbers: one
-    for each command, by which its effect is known. fate: says what became of the process of that name. see_to: has the
-    heartbeat do what is due then.
+    timeout: the most seconds that a command may take. numbers: one for each command, by which its effect is known.
+    fate: says what became of the process of that name.
     """
 
     def __init__(
         self,
         store: Store,
         timeout: float,
-        threads: WorkerThreads,
+        heartbeat: Heartbeat,
         *,
         registry: GrantRegistry,
         queue: LocalQueue,
         waits: Waits,
         fate: Callable[[str], Fate],
-        see_to: Callable[[float], object],
-        now: Callable[[], float],
     ) -> None:
         self.store = store
         self.timeout = timeout
-        self.now = now
-        self.see_to = see_to
+        self.heartbeat = heartbeat
+        self.now = heartbeat.now
         self.numbers = itertools.count(1)
         self.releases = Releases()
         self._registry = registry
@@ -61,14 +58,15 @@ class Commands:
         self._waits = waits
         self._fate = fate
         self._free_keys = FreeKeys()
-        self._threads = threads
 
     def call(self, action: Action) -> Any:
         """Have another thread send *action*, and wait for it. For the main thread: see `worker_threads`."""
         if isinstance(action, Pause):
             return self._waits.pause(action)
         send, withdrawn = functools.partial(self.send, action), self._about_to_send(action)
-        return self._threads.call(send, self._seconds_for(action), urgent=_is_release(action), on_withdrawn=withdrawn)
+        return self.heartbeat.threads.call(
+            send, self._seconds_for(action), urgent=_is_release(action), on_withdrawn=withdrawn
+        )
 
     def acall(self, action: Action) -> Awaitable[Any]:
         """See call(). A coroutine holds a thread only while its command is on its way."""
@@ -76,7 +74,7 @@ class Commands:
             return self._waits.apause(action)
         send, withdrawn = functools.partial(self.send, action), self._about_to_send(action)
         timeout = self._seconds_for(action)
-        return self._threads.acall(send, timeout, urgent=_is_release(action), on_withdrawn=withdrawn)
+        return self.heartbeat.threads.acall(send, timeout, urgent=_is_release(action), on_withdrawn=withdrawn)
 
     def close(self, timeout: float) -> None:
         """What is sent from now on is the last: it must not take longer than *timeout*, nor is it remembered."""
@@ -132,7 +130,7 @@ class Commands:
             again = Release(action.key, Step(remove=(action.grant,), force=True))
             done = self.store.release_uncontended(action.key, action.grant, timeout)
         if done and self.releases.made(UnconfirmedRelease(again, self.store.sent_to(), self.now())):
-            self.see_to(self.releases.look_at)
+            self.heartbeat.see_to(self.releases.look_at)
         if done and action is not again:
             self._free_keys.released(action.key)
         return done

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
 from ..grant import Grant, LineKey
+from .heartbeat import Heartbeat
 
 _NONE: Final[Mapping[str, Grant]] = MappingProxyType({})
 
@@ -18,14 +19,13 @@ class GrantRegistry:
     """Finds grants. May be called from any thread.
 
     grants: those that stand in a document, or may soon, by id: they are renewed. by_line: those that are held
-    exclusively, by the line that waits for them. see_to: has the heartbeat do what is due then.
+    exclusively, by the line that waits for them.
     """
 
-    def __init__(self, see_to: Callable[[float], object], now: Callable[[], float]) -> None:
+    def __init__(self, heartbeat: Heartbeat) -> None:
         self.grants: dict[str, Grant] = {}
         self.by_line: dict[LineKey, Grant] = {}
-        self.see_to = see_to
-        self._now = now
+        self._heartbeat = heartbeat
         self._by_worker: dict[object, dict[str, Grant]] = {}
         self._mutex = threading.Lock()
 
@@ -36,13 +36,17 @@ class GrantRegistry:
     def add(self, grant: Grant) -> None:
         """Add a grant that is about to be asked for: from now on its place in the queue is renewed."""
         # It may have stood in line for long before, without any renewal.
-        grant.lease.renew_at = max(grant.lease.renew_at, self._now() + grant.lease.waiter_length / 3)
+        grant.lease.renew_at = max(grant.lease.renew_at, self._heartbeat.now() + grant.lease.waiter_length / 3)
         self.grants[grant.id] = grant
 
     def expect(self, grant: Grant) -> None:
         """Add it, and see to its renewals."""
         self.add(grant)
-        self.see_to(grant.lease.renew_at)
+        self.see_to(grant)
+
+    def see_to(self, grant: Grant) -> None:
+        """See to its renewals."""
+        self._heartbeat.see_to(grant.lease.renew_at)
 
     def hold(self, grant: Grant) -> None:
         """Its worker holds it."""

@@ -35,8 +35,8 @@ class Heartbeat:
     """
 
     def __init__(self, threads: WorkerThreads, now: Callable[[], float]) -> None:
-        self._threads = threads
-        self._now = now
+        self.now = now
+        self.threads = threads
         self._chores: Sequence[Chore] = ()
         self.adopt: Callable[[Dropped], None]
         #: Until when the thread sleeps; 0 while it does not.
@@ -55,9 +55,16 @@ class Heartbeat:
     def see_to(self, due: float) -> None:
         """See to it that the thread runs, and wakes when something is *due*."""
         if self.thread is None or not self.thread.is_alive():
-            self._threads.make_elsewhere(self.start)
+            self.elsewhere(self.start)
         if due < self.wakes_at:
             self.inbox.put(None)
+
+    def elsewhere(self, call: Callable[[], None]) -> None:
+        """Make the call, but not in the main thread, for what a signal may not strike: starting a `Thread`."""
+        if threading.current_thread() is threading.main_thread():
+            self.threads.call(lambda _: call(), urgent=True)
+        else:
+            call()
 
     def wake(self) -> None:
         """Have it look again at what is due."""
@@ -74,7 +81,7 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Do what is due."""
-        now = self._now()
+        now = self.now()
         for chore in self._chores:
             chore.do_due(now)
 
@@ -109,7 +116,7 @@ class Heartbeat:
         """Sleep until something is *due* or something comes into the inbox; return what was dropped."""
         dropped: list[Dropped] = []
         with contextlib.suppress(Empty):
-            item = self.inbox.get(timeout=None if due == FOREVER else max(0.0, due - self._now()))
+            item = self.inbox.get(timeout=None if due == FOREVER else max(0.0, due - self.now()))
             while True:
                 if item is not None:
                     dropped.append(item)

@@ -113,7 +113,7 @@ class LocalQueue:
             next_waiter.waiting.handover_reserved = True
             # Under the mutex: its caller forgets it only after it has left the line.
             self._registry.add(next_waiter)
-        self._registry.see_to(next_waiter.lease.renew_at)
+        self._registry.see_to(next_waiter)
         return next_waiter
 
     def finish_handover(self, next_waiter: Grant, answer: Answer | None) -> None:

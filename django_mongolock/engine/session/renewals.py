@@ -109,7 +109,7 @@ class Renewals:
                 grant.waiting.counted = count > 0
                 self.judge(grant, found.get(grant.key), number, sent + length)
                 grant.lease.renewing = False
-            self._commands.see_to(min(grant.lease.renew_at for grant in grants))
+            self._commands.heartbeat.see_to(min(grant.lease.renew_at for grant in grants))
 
     def judge(self, grant: Grant, found: Found | None, number: int, until: float) -> None:
         """Note how renewal *number* found the grant; it is good *until* then, if the renewal got through."""

@@ -54,21 +54,18 @@ class Session:
         self.now = now
         self.threads = WorkerThreads(SENDING_THREADS, reserved=RESERVED_FOR_RELEASES)
         self.heartbeat = Heartbeat(self.threads, now)
-        see_to = self.heartbeat.see_to
-        self.registry = GrantRegistry(see_to, now)
+        self.registry = GrantRegistry(self.heartbeat)
         self.queue = LocalQueue(store.limits.waiters, self.registry)
         self.notifications = Notifications(observer)
-        self.waits = Waits(store, self.id, self.threads, self.queue, self.notifications, see_to=see_to, now=now)
+        self.waits = Waits(store, self.id, self.heartbeat, self.queue, self.notifications)
         self.commands = Commands(
             store,
             command_timeout,
-            self.threads,
+            self.heartbeat,
             registry=self.registry,
             queue=self.queue,
             waits=self.waits,
             fate=self.fate,
-            see_to=see_to,
-            now=now,
         )
         self.renewals = Renewals(self.commands, self.registry, self.notifications, lost=self.lost)
         self.cleanup = Cleanup(self.commands)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from ...exceptions import LockMisused
@@ -11,36 +10,26 @@ from ..grant import Grant
 from ..replies import News
 from ..store import Store
 from .change_stream import ChangeStream
+from .heartbeat import Heartbeat
 from .local_queue import LocalQueue
 from .notifications import Notifications
-from .worker_threads import WorkerThreads
 
 #: With more waiters than this in one process, its change stream does not rest: to ask all of them costs more.
 CROWD: Final = 64
 
 
 class Waits:
-    """Carries out the pauses of a session's protocols. threads: start the thread that reads the change stream. see_to:
-    has the heartbeat do what is due then."""
+    """Carries out the pauses of a session's protocols."""
 
     def __init__(
-        self,
-        store: Store,
-        session: str,
-        threads: WorkerThreads,
-        queue: LocalQueue,
-        notifications: Notifications,
-        *,
-        see_to: Callable[[float], object],
-        now: Callable[[], float],
+        self, store: Store, session: str, heartbeat: Heartbeat, queue: LocalQueue, notifications: Notifications
     ) -> None:
-        self.stream = ChangeStream(store, session, self.hear, self._expected, self.look, now=now)
+        self._now = heartbeat.now
+        self.stream = ChangeStream(store, session, self.hear, self._expected, self.look, now=self._now)
         self._store = store
-        self._threads = threads
-        self._now = now
+        self._heartbeat = heartbeat
         self._queue = queue
         self._notifications = notifications
-        self._see_to = see_to
         self._look_at = FOREVER
         self._closed = False
 
@@ -74,7 +63,7 @@ class Waits:
         """Every waiter must look, *after* so many seconds: news may have passed unheard."""
         if after > 0:
             self._look_at = self._now() + after
-            self._see_to(self._look_at)
+            self._heartbeat.see_to(self._look_at)
             return
         for grant in list(self._queue.waiting.values()):
             grant.waiting.wake()
@@ -106,7 +95,7 @@ class Waits:
             return pause.timer
         grant.waiting.listens_from = self._now() + pause.skip_stream_for
         if not self.stream.want(grant.waiting.listens_from):
-            self._threads.make_elsewhere(self.stream.start)
+            self._heartbeat.elsewhere(self.stream.start)
         return pause.timer if self.stream.listening else min(pause.timer, pause.poll)
 
     def result(self, grant: Grant) -> WaitResult:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from dataclasses import dataclass, field
 
 from ..actions import FOREVER, Answer
 from ..replies import News
 
 
+@dataclass(slots=True, eq=False)
 class Wakeup:
     """Wakes one waiter: a thread, or a coroutine. Woken before the wait begins, it ends the wait at once."""
 
-    __slots__ = ("_future", "_lock", "_loop", "_woken")
-
-    def __init__(self) -> None:
-        self._lock: threading.Lock | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._future: asyncio.Future[None] | None = None
-        self._woken = False
+    _lock: threading.Lock | None = field(default=None, init=False)
+    _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
+    _future: asyncio.Future[None] | None = field(default=None, init=False)
+    _woken: bool = field(default=False, init=False)
 
     def wake(self) -> None:
         """Wake the waiter. May be called from any thread, and again."""
@@ -61,6 +60,7 @@ class Wakeup:
             self._future.set_result(None)
 
 
+@dataclass(slots=True, eq=False)
 class Waiting(Wakeup):
     """What there is to know of a grant while its caller waits.
 
@@ -71,32 +71,15 @@ class Waiting(Wakeup):
     does its entry count some who do? sent: was a command sent that adds it? handover_reserved: see `LocalQueue`.
     """
 
-    __slots__ = (
-        "answer",
-        "at_head",
-        "back_by",
-        "began",
-        "behind",
-        "cancelled",
-        "counted",
-        "handover_reserved",
-        "listens_from",
-        "news",
-        "place",
-        "sent",
-    )
-
-    def __init__(self, began: float) -> None:
-        super().__init__()
-        self.began = began
-        self.back_by = FOREVER
-        self.news: News | None = None
-        self.answer: Answer | None = None
-        self.cancelled = False
-        self.listens_from = FOREVER
-        self.place: tuple[int, float] | None = None
-        self.at_head = False
-        self.behind = 0
-        self.counted = False
-        self.sent = False
-        self.handover_reserved = False
+    began: float
+    back_by: float = FOREVER
+    news: News | None = None
+    answer: Answer | None = None
+    cancelled: bool = False
+    listens_from: float = FOREVER
+    place: tuple[int, float] | None = None
+    at_head: bool = False
+    behind: int = 0
+    counted: bool = False
+    sent: bool = False
+    handover_reserved: bool = False
