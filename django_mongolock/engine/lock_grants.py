@@ -119,15 +119,13 @@ class LockGrants:
             return mine
         grant = self.new_grant(session, key, worker, held, lock)
         # If the token dies before all is done, the heartbeat cleans up.
-        token = OwnerToken()
-        owner_ref = OwnerRef(token, session.heartbeat.inbox.put)
+        tokens.append(OwnerToken())
+        owner_ref = OwnerRef(tokens[-1], session.heartbeat.inbox.put)
         owner_ref.grant = grant
         grant.owner_ref = owner_ref
-        tokens.append(token)
-        waiting = grant.waiting
-        now = waiting.began
+        now = grant.waiting.began
         deadline = FOREVER if wait is None else now + wait
-        waiting.back_by = deadline + session.commands.timeout
+        grant.waiting.back_by = deadline + session.commands.timeout
         trial, answer = wait == 0, None
         try:
             self.wanted = grant
@@ -138,7 +136,7 @@ class LockGrants:
                 trial = answer is None and now >= deadline
             session.registry.expect(grant)
             granted = yield from protocol.acquire(
-                grant.acquisition, deadline, now, since=waiting.began, trial=trial, answer=answer
+                grant.acquisition, deadline, now, since=grant.waiting.began, trial=trial, answer=answer
             )
             session.acquired(grant, granted)
         except BaseException as error:

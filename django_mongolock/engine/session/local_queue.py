@@ -46,6 +46,8 @@ class LocalQueue:
                 line = self.lines.setdefault(grant.line, OrderedDict())
                 if len(line) >= self._limit:
                     raise LockQueueFull(grant.key)
+                if line:
+                    grant.line = next(iter(line.values())).line  # one for all of them: there may be thousands
                 line[grant.id] = grant
                 self._count(line)
             self.waiting[grant.id] = grant

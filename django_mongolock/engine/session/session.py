@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Callable
-from typing import Final, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
 
 from ...exceptions import LockError
 from .. import clock, processes, protocol, runner
@@ -107,9 +107,9 @@ class Session:
             return runner.run(steps, self.commands.call)
         return runner.run(steps, self.commands.send)
 
-    async def arun(self, steps: Protocol[T]) -> T:
+    def arun(self, steps: Protocol[T]) -> Coroutine[Any, Any, T]:
         """See run(). A waiting coroutine holds no thread; only a command on its way does."""
-        return await runner.arun(steps, self.commands.acall)
+        return runner.arun(steps, self.commands.acall)
 
     # The life of a grant
 

@@ -16,20 +16,19 @@ class Wakeup:
     """Wakes one waiter: a thread, or a coroutine. Woken before the wait begins, it ends the wait at once."""
 
     _lock: threading.Lock | None = field(default=None, init=False)
-    _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
     _future: asyncio.Future[None] | None = field(default=None, init=False)
     _woken: bool = field(default=False, init=False)
 
     def wake(self) -> None:
         """Wake the waiter. May be called from any thread, and again."""
         self._woken = True
-        lock, loop = self._lock, self._loop
+        lock, future = self._lock, self._future
         if lock is not None:
             with contextlib.suppress(RuntimeError):  # woken twice
                 lock.release()
-        elif loop is not None:
+        elif future is not None:
             with contextlib.suppress(RuntimeError):  # the loop was closed: nothing waits there
-                loop.call_soon_threadsafe(self._wake_coroutine)
+                future.get_loop().call_soon_threadsafe(self._wake_coroutine)
 
     def wait(self, seconds: float) -> None:
         """Block this thread until it is woken, at most so long."""
@@ -44,7 +43,7 @@ class Wakeup:
 
     async def await_(self, seconds: float) -> None:
         """See wait(). Holds no thread."""
-        self._loop = loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         self._future = future = loop.create_future()
         timer = None if seconds > 86_400 else loop.call_later(seconds, self._wake_coroutine)
         try:
@@ -53,7 +52,7 @@ class Wakeup:
         finally:
             if timer is not None:
                 timer.cancel()
-            self._loop, self._future, self._woken = None, None, False
+            self._future, self._woken = None, False
 
     def _wake_coroutine(self) -> None:
         if self._future is not None and not self._future.done():
