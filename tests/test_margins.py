@@ -39,11 +39,12 @@ def left_on_server(key: str) -> float:
 def margins(lock: MongoLock) -> tuple[float, float]:
     """Bounds of the time by which the server's lease is longer than its holder believes.
 
-    Lower than the margin is never right; higher it is by what the last command took.
+    Lower than the margin is never right; higher it is by what the last command took. The server's clock shows whole
+    milliseconds.
     """
     before = lock.remaining
     left = left_on_server(lock.key)
-    return left - before, left - lock.remaining
+    return left - before, left + 0.001 - lock.remaining
 
 
 #: What a lease is made longer to, and the margin that belongs to that length.
