@@ -78,8 +78,8 @@ def chain_pipeline(key: str, collection: str) -> list[dict[str, Any]]:
 def cycle_of(documents: Iterable[Document], grant: str, now: datetime) -> Cycle | None:
     """The cycle that the waiter with this grant id is part of."""
     edges = _stuck(_edges(documents, now))
-    worker = next((worker for worker, waits in edges.items() if any(edge.wait.grant == grant for edge in waits)), None)
-    return None if worker is None else _search(edges, worker, grant)
+    its = ((worker, edge) for worker, waits in edges.items() for edge in waits if edge.wait.grant == grant)
+    return next((_search(edges, worker, edge) for worker, edge in its), None)
 
 
 def cycles(documents: Iterable[Document], now: datetime) -> list[Cycle]:
@@ -88,7 +88,7 @@ def cycles(documents: Iterable[Document], now: datetime) -> list[Cycle]:
     found: dict[frozenset[str], Cycle] = {}
     for worker, waits in edges.items():
         for edge in waits:
-            if (cycle := _search(edges, worker, edge.wait.grant)) is not None:
+            if (cycle := _search(edges, worker, edge)) is not None:
                 found.setdefault(cycle.grants, cycle)
     return list(found.values())
 
@@ -129,8 +129,7 @@ def _edges(documents: Iterable[Document], now: datetime) -> Edges:
             if is_waiter(waiter) and waiter["until"] > now:
                 # Never fewer than a waiter ahead in the queue needs.
                 needed = max(needed, _needed(waiter, holders))
-                text = describe(waiter, now)
-                wait = Wait(document["_id"], waiter["grant"], waiter["since"], text)
+                wait = Wait(document["_id"], waiter["grant"], waiter["since"], describe(waiter, now))
                 edges.setdefault(waiter["worker"], []).append(Edge(wait, workers, needed))
     return edges
 
@@ -147,9 +146,8 @@ def _needed(waiter: Document, holders: list[Document]) -> int:
     return len(holders) - waiter["capacity"] + 1 if shares else len(holders)
 
 
-def _search(edges: Edges, worker: str, grant: str) -> Cycle | None:
-    """Depth first from the wait of *worker* with this grant, back to *worker*."""
-    first = next(edge for edge in edges[worker] if edge.wait.grant == grant)
+def _search(edges: Edges, worker: str, first: Edge) -> Cycle | None:
+    """Depth first from *first*, a wait of *worker*, back to *worker*."""
     stack: list[tuple[tuple[Wait, ...], list[str]]] = [((first.wait,), first.holders)]
     seen: set[str] = set()
     while stack:
