@@ -95,7 +95,7 @@ def cycles(documents: Iterable[Document], now: datetime) -> list[Cycle]:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A wait, the workers who hold what it is for, and how many of them must let go."""
+    """A wait, the workers that hold its key, and how many of them must release it."""
 
     wait: Wait
     holders: list[str]
@@ -119,7 +119,7 @@ def _stuck(edges: Edges) -> Edges:
 
 
 def _edges(documents: Iterable[Document], now: datetime) -> Edges:
-    """For each worker, what it waits for and which workers hold that."""
+    """For each worker, its waits and the workers that hold those keys."""
     edges: Edges = {}
     for document in documents:
         holders = [entry for entry in _list(document, "holders") if is_holder(entry)]
@@ -141,7 +141,7 @@ def _list(document: Document, field: str) -> list[Any]:
 
 
 def _needed(waiter: Document, holders: list[Document]) -> int:
-    """How many of the holders must let go before the waiter fits: all, unless it may share with them."""
+    """How many holders must release the key before the waiter fits: all, unless it may share with them."""
     shares = all(holder["mode"] == waiter["mode"] for holder in holders)
     return len(holders) - waiter["capacity"] + 1 if shares else len(holders)
 

@@ -25,7 +25,7 @@ SCHEMA: Final = 1
 #: The largest token. Far above any real one: they start at the milliseconds since 1970.
 LAST_TOKEN: Final = Int64(2**62)
 LAST_CLUSTER_TIME: Final = Timestamp(2**32 - 1, 2**32 - 1)
-#: The capacity of a shared lock: as many as like, up to `MAX_HOLDERS`.
+#: The capacity of a shared lock: any number, up to `MAX_HOLDERS`.
 UNLIMITED: Final = 2**31 - 1
 #: How many may hold a key at once, whatever its capacity: every change of a lock writes all of its document.
 MAX_HOLDERS: Final = 5_000
