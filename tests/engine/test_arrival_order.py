@@ -178,7 +178,7 @@ def test_threads_and_tasks_of_three_processes_in_turns(new_process: NewProcess, 
 
 @pytest.mark.parametrize("pause", [0.0, 0.8], ids=["at once", "later"])
 def test_in_the_process_that_holds_the_lock(new_process: NewProcess, queue: Queue, pause: float) -> None:
-    """F69: who waits indoors, to be handed the lock with no command of its own, has come when it came."""
+    """F69: a waiter that waits for a hand-over within its process has the place of when it came."""
     one, two = new_process(), new_process()
     queue.hold(one)
     for name, process in (("A1", one), ("B1", two), ("A2", one), ("B2", two)):

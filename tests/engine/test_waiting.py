@@ -84,7 +84,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def indoors(monkeypatch: pytest.MonkeyPatch) -> None:
+def local_handover(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is next in line stays there until the lock is handed over, however long the test takes for that."""
     monkeypatch.setattr(protocol, "LOCAL_HANDOVER_GRACE", 600.0)
 
@@ -448,7 +448,7 @@ def test_a_contended_lock_costs_three_commands(
 
 
 def test_long_in_line_is_no_reason_to_be_renewed(
-    lock: LockMaker, session: Session, timer: Timer, commands: Commands, in_thread: InThread, *, indoors: None
+    lock: LockMaker, session: Session, timer: Timer, commands: Commands, in_thread: InThread, *, local_handover: None
 ) -> None:
     """P8: who has stood in the line of the process for longer than a waiter's lease costs no command more."""
     terms = replace(CALM, lease=600)
@@ -531,7 +531,13 @@ def test_a_process_does_not_keep_the_lock_to_itself(
 
 
 def test_a_hand_over_within_the_process_is_one_command(
-    lock: LockMaker, session: Session, commands: Commands, in_thread: InThread, entries: Entries, *, indoors: None
+    lock: LockMaker,
+    session: Session,
+    commands: Commands,
+    in_thread: InThread,
+    entries: Entries,
+    *,
+    local_handover: None,
 ) -> None:
     """P8: one gives back and the next queues, in one command; no stream is opened for it."""
     first = lock(terms=CALM).acquire()
