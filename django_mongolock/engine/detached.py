@@ -1,7 +1,7 @@
 """Locks that no process keeps alive: they are held for an owner, who takes them up later, perhaps elsewhere.
 
 A parked lock is an entry like any other whose process is `processes.NO_PROCESS`, so that the next who asks in the name
-of its owner resumes it. Nobody renews it: it lasts for as long as its lease says.
+of its owner resumes it. It is not renewed: it lasts for as long as its lease says.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def park(
 
 
 def park_held(lock: MongoLock, terms: Terms, facts: Mapping[str, str | int]) -> Parked | None:
-    """Park what this lock holds, in one command, so that nobody gets it in between; the lock is then released.
+    """Park what this lock holds, in one command, so that no other grant gets it in between; the lock is then released.
 
     None if it had been lost before, or was taken away. Raises LockBackendFailed; the lock is then released as well.
     """

@@ -62,7 +62,7 @@ class Lease:
     length: of the holder's lease; waiter_length: of the waiter's. until: the deadline; while it waits, the time until
     which its entry lives, even if it was granted since; 0 if unknown. since: when it was granted. last: when it has
     been held for *max_hold*, after which it is renewed no more. failures: how many renewals in a row failed. renewing:
-    is one under way? uncontended: when last heard of, it was the only grant of its key, and none waited.
+    one is under way. uncontended: when last heard of, it was the only grant of its key, and none waited.
     """
 
     length: float

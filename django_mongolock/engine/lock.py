@@ -40,7 +40,7 @@ class MongoLock(LockState):
     def acquire(self, wait: float | Unset | None = UNSET) -> Self:
         """Acquire the lock, waiting at most *wait* seconds (as made if not given; 0: one try; None: no end).
 
-        Returns itself. Raises LockNotAcquired (LockReentry, LockQueueFull) if it is not to be had,
+        Returns itself. Raises LockNotAcquired (LockReentry, LockQueueFull) if it could not be acquired,
         LockBackendFailed if MongoDB cannot be reached, and LockMisused if this object is in use.
         """
         limit = self._limit(wait)
@@ -76,7 +76,7 @@ class MongoLock(LockState):
     def cancel(self) -> None:
         """End the wait of another thread or task in this object's `acquire`, which raises LockCancelled.
 
-        Does nothing if nobody waits in it.
+        Does nothing if there is no such wait.
         """
         if (grant := self._own.wanted) is not None:
             self._session_now().waits.cancel(grant)
@@ -96,10 +96,10 @@ class MongoLock(LockState):
             return False
 
     def release(self, *, early: bool = False) -> bool:
-        """Give the lock back; return whether it was still ours until then. Nothing to give back: False.
+        """Release the lock; return whether it was held until then. Without anything to release: False.
 
-        early: also end its minimum hold (`min_hold`). It never frees a lock that somebody else holds. If MongoDB
-        cannot be reached, the lock is given back in the background, at the latest when its lease ends.
+        early: also end its minimum hold (`min_hold`). It never frees a lock of another holder. If MongoDB cannot be
+        reached, the lock is released in the background, at the latest when its lease ends.
         """
         try:
             session = self._own.session
@@ -138,9 +138,9 @@ class MongoLock(LockState):
         """A MongoDB transaction that commits only if the lock is still held: ``with lock.atomic(client) as session:``.
 
         client: of the MongoDB that keeps the lock. Only what is done with ``session=session`` is part of it. Where
-        somebody has taken the lock over, leaving the block raises LockLost, and nothing was committed.
+        another holder has taken the lock over, leaving the block raises LockLost, and nothing was committed.
 
-        It may also be aborted while the lock is held, because somebody joined the queue: LockTransactionAborted.
+        It may also be aborted while the lock is held, because a waiter joined the queue: LockTransactionAborted.
         Keep it short, or use `run_atomic`. It lasts at most as long as the server lets it (60 seconds by default).
         Works with ``async with`` too, for both kinds of clients. Raises LockMisused on a standalone server.
 

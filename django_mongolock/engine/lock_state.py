@@ -18,7 +18,7 @@ T = TypeVar("T")
 class LockState:
     """What can be asked of a lock object without sending anything to the server.
 
-    session: gives the session of this process. facts: give what is told to people of the holder.
+    session: gives the session of this process. facts: gives what is shown to people of the holder.
     """
 
     def __init__(

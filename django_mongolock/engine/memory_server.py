@@ -33,7 +33,7 @@ T = TypeVar("T")
 CLOCK: Final = "memory"
 #: A wait of a test for itself that is longer than this, in seconds, is one without end.
 LONGEST_WAIT: Final = 14_400.0
-#: How far the clock is moved at a time by somebody who waits, in seconds.
+#: How far a waiter moves the clock at a time, in seconds.
 LONGEST_STEP: Final = 60.0
 
 
@@ -90,8 +90,8 @@ class MemoryServer:
             return after, now
 
     def is_hopeless(self, key: str, thread: threading.Thread) -> bool:
-        """Is it certain that nobody releases *key* while *thread* waits? It is held by the dead, or played by *thread*
-        itself, or was released already and is only kept for a minimum hold; or *thread* has the server away."""
+        """Whether *key* is certainly not released while *thread* waits: it is held by the dead, or by a session that
+        *thread* plays, or was released already and is only kept for a minimum hold; or *thread* has the server away."""
         if self.away is thread:
             return True
         others = {session.id for session in self.sessions if session.played_by is not thread}
@@ -204,7 +204,7 @@ class MemoryStore:
 class MemorySession(Session):
     """One process, or what a test takes for one.
 
-    played_by: the thread that plays somebody else, and cannot release anything while it waits itself.
+    played_by: the thread that plays another process, and cannot release anything while it waits itself.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """A MongoDB transaction that commits only if a lock is still held by the grant that it began under.
 
-It *ends* with a write to the lock document that matches the grant. Whoever else changes that document meanwhile
-conflicts with it: somebody who took the lock over, so that nothing is committed after a loss, but also a newcomer in
-the queue. A write at the start would keep them all waiting, and the renewals of the lock with them.
+It *ends* with a write to the lock document that matches the grant. Every other change of that document meanwhile
+conflicts with it: by a holder who took the lock over, so that nothing is committed after a loss, but also by a new
+waiter in the queue. A write at the start would keep them all waiting, and the renewals of the lock with them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Atomic(Generic[S_co]):
 
     Leaving it commits, or aborts if the block has raised. Nothing is committed once the lock was lost: that raises
     LockLost. LockTransactionAborted: nothing is committed either, but the lock is held and the block may be run
-    again (see `MongoLock.run_atomic`). LockBackendFailed: nobody knows if it was committed.
+    again (see `MongoLock.run_atomic`). LockBackendFailed: it is unknown whether it was committed.
     """
 
     def __init__(self, lock: FencingLock, client: Client) -> None:
@@ -201,7 +201,7 @@ class Atomic(Generic[S_co]):
         if isinstance(self._client, AsyncMongoClient) or call == self._lock.aextend:
             outcome = call()
             return await outcome if isinstance(outcome, Awaitable) else outcome
-        # A session is not for two threads at once: whoever is cancelled waits for its command.
+        # A session is not for two threads at once: a cancelled task waits for its command.
         running = asyncio.ensure_future(asyncio.to_thread(call))
         try:
             return await asyncio.shield(running)

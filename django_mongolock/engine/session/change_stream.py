@@ -3,9 +3,10 @@
 It is opened while there are waiters, and closed when there have been none for a while. The server sends only what
 concerns this session. Nothing here does I/O in the stream's loop but read the stream: waking is left to `Wakeup`.
 
-A stream that is being read is woken by the server for every change of the collection, whoever is meant: with 128
-of them that is most of what a hand-over costs. One that is not read costs nothing and misses nothing, it only has to
-catch up. So a stream rests while no news can be expected: nobody waits, or the turn of those who do is far.
+A stream that is being read is woken by the server for every change of the collection, also for those of other
+sessions: with 128 of them that is most of what a hand-over costs. One that is not read costs nothing and misses
+nothing, it only has to catch up. So a stream rests while no news is expected: there are no waiters, or their turn is
+far.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class ChangeStream:
     """Reads the change stream of a session in a thread of its own.
 
     on_news: called with the news of each grant of the session. expected: when the next news may come, by the clock
-    *now*. look: called when the stream has come up or gone down, so that nobody relies on news that may have passed
-    between, with the seconds until then.
+    *now*. look: called when the stream has come up or gone down, with the seconds until the waiters must look, since
+    news may have passed between.
     """
 
     def __init__(
@@ -70,8 +71,8 @@ class ChangeStream:
         self._complained = False
 
     def want(self, since: float) -> bool:
-        """Somebody waits, for news that may come *since* then: keep the stream open. Return whether there is a thread
-        for it; if not, `start` one."""
+        """A waiter expects news *since* then: keep the stream open. Return whether there is a thread for it; if not,
+        `start` one."""
         self._wanted_until = self._now() + LINGER
         if since < self._rests_until:
             self._wakeup.put(None)
@@ -106,7 +107,7 @@ class ChangeStream:
                 self._give_way(pause)
 
     def _listen(self) -> str:
-        """Read the stream for as long as somebody wants it and it lives. Returns why it ended."""
+        """Read the stream for as long as there are waiters and it lives. Returns why it ended."""
         try:
             with self._store.watch(self._session) as stream:
                 self.listening, self._complained = True, False

@@ -63,18 +63,18 @@ class Commands:
         """Have another thread send *action*, and wait for it. For the main thread: see `worker_threads`."""
         if isinstance(action, Pause):
             return self._waits.pause(action)
-        send, withdrawn = functools.partial(self.send, action), self._about_to_send(action)
-        return self.heartbeat.threads.call(
-            send, self._seconds_for(action), urgent=_is_release(action), on_withdrawn=withdrawn
-        )
+        return self.heartbeat.threads.call(functools.partial(self.send, action), **self._terms_of(action))
 
     def acall(self, action: Action) -> Awaitable[Any]:
         """See call(). A coroutine holds a thread only while its command is on its way."""
         if isinstance(action, Pause):
             return self._waits.apause(action)
-        send, withdrawn = functools.partial(self.send, action), self._about_to_send(action)
-        timeout = self._seconds_for(action)
-        return self.heartbeat.threads.acall(send, timeout, urgent=_is_release(action), on_withdrawn=withdrawn)
+        return self.heartbeat.threads.acall(functools.partial(self.send, action), **self._terms_of(action))
+
+    def _terms_of(self, action: Action) -> dict[str, Any]:
+        """How a thread is to make the call that sends *action*."""
+        withdrawn, timeout = self._about_to_send(action), self._seconds_for(action)
+        return {"timeout": timeout, "urgent": _is_release(action), "on_withdrawn": withdrawn}
 
     def close(self, timeout: float) -> None:
         """What is sent from now on is the last: it must not take longer than *timeout*, nor is it remembered."""

@@ -1,4 +1,4 @@
-"""Who in this process waits behind whom.
+"""The lines of waiters in this process.
 
 Those who want the same key on the same terms stand in one line. The first of a line stands in the document's queue for
 all of them. When it releases the key, or leaves the queue, it puts the next of the line into the queue.

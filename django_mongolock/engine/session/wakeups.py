@@ -66,8 +66,8 @@ class Waiting(Wakeup):
     began: when it was asked for. back_by: when its caller must be back at the latest. When it was woken, `news` (of
     the change stream), `answer` (to a command that another caller sent for it) and `cancelled` say why.
     listens_from: when news of it may come by the change stream. place: the place in the document's queue that it got,
-    and when. at_head: is it the first there? behind: how many stand behind it in its line of this process. counted:
-    does its entry count some who do? sent: was a command sent that adds it? handover_reserved: see `LocalQueue`.
+    and when. at_head: it is the first there. behind: how many stand behind it in its line of this process. counted: its
+    entry counts some of these. sent: a command was sent that adds it. handover_reserved: see `LocalQueue`.
     """
 
     began: float

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 #: Seconds that a call which has begun may take longer than it was given, before it fails for its caller.
 OVERTIME: Final = 1.0
-#: The part of its timeout that a call needs to be begun. With less a command could only fail, and then nobody knows
+#: The part of its timeout that a call needs to be begun. With less a command could only fail, without an answer to
 #: whether it took effect; one that was never sent needs no cleaning up.
 LEAST: Final = 0.05
 
@@ -73,7 +73,7 @@ Lane = OrderedDict[Call, None]
 
 
 class Submitted(Call):
-    """A call that nobody waits for."""
+    """A call without a caller that waits."""
 
     __slots__ = ()
 
@@ -131,7 +131,7 @@ class Awaited(Call, Generic[T]):
             report = functools.partial(_set_outcome, self.future, self._call(left))
         except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
             report = functools.partial(_set_outcome, self.future, None, error)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits there
             self.loop.call_soon_threadsafe(report)
 
     def expire(self, timeout: float) -> None:
@@ -156,7 +156,7 @@ def seconds(timeout: float | None) -> float:
 
 
 def _set_outcome(future: asyncio.Future[Any], result: Any, error: BaseException | None = None) -> None:
-    """Set the outcome of a call, unless nobody waits for it any more."""
+    """Set the outcome of a call, unless its caller waits for it no more."""
     if not future.done():
         future.set_result(result) if error is None else future.set_exception(error)
 

@@ -29,8 +29,8 @@ class WorkerThreads:
     them. A call that has not begun when its timeout is over (or so nearly that it has no chance, see `LEAST`) is never
     begun; the caller gets LockBackendFailed when it is over. One that has begun is waited for `OVERTIME` seconds more.
 
-    A call that nobody waits for any more, because its coroutine was cancelled or a signal handler raised, is withdrawn
-    if it has not begun. `on_withdrawn` is called, in the caller's thread, for every call that was withdrawn and for no
+    A call without a caller, because its coroutine was cancelled or a signal handler raised, is withdrawn if it has not
+    begun. `on_withdrawn` is called, in the caller's thread, for every call that was withdrawn and for no
     other, before the error is raised: where it was not called, assume that the call was begun.
 
     Urgent calls are begun before all others.
