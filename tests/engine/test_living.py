@@ -234,7 +234,9 @@ def test_a_request_to_release_is_seen_at_the_next_beat_and_told_once(
 # The heartbeat
 
 
-def test_a_keeper_that_is_starved_keeps_the_deadline_honest(collection: Collection[Document], lock: LockMaker) -> None:
+def test_a_heartbeat_that_is_starved_keeps_the_deadline_honest(
+    collection: Collection[Document], lock: LockMaker
+) -> None:
     """F35: a thread that does not let go of the interpreter: the lock is not held after its lease, whoever looks, and
     others had it."""
     with processes(1, "starve", collection.name) as (process,):

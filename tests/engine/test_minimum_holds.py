@@ -93,7 +93,7 @@ def test_a_renewal_of_many_renews_the_others(twin: tuple[Store, Read]) -> None:
     assert found["g1"].number == 0
 
 
-def test_a_keeper_that_is_late_does_not_lengthen_the_hold(
+def test_a_heartbeat_that_is_late_does_not_lengthen_the_hold(
     lock: LockMaker, failpoint: Callable[..., None], commands: Commands, entries: Callable[..., list[Any]]
 ) -> None:
     """F64: the server holds the heartbeat's renewal up until the lock has been given back; the hold ends as it was
@@ -108,7 +108,7 @@ def test_a_keeper_that_is_late_does_not_lengthen_the_hold(
     assert kept["until"] - kept["acquired_at"] == timedelta(seconds=HELD.min_hold)
 
 
-def test_no_hold_is_lengthened_in_the_race_of_keeper_and_release(
+def test_no_hold_is_lengthened_in_the_race_of_heartbeat_and_release(
     lock: LockMaker, collection: Collection[Document], commands: Commands
 ) -> None:
     """F64: three hundred locks are given back while their heartbeat renews them: each hold lasts as long as it was

@@ -178,7 +178,7 @@ def test_a_reply_older_than_the_grant_is_no_loss(lock: LockMaker, session: Sessi
 # The heartbeat
 
 
-def test_the_keeper_survives_an_exception(
+def test_the_heartbeat_survives_an_exception(
     lock: LockMaker,
     session: Session,
     timer: Timer,
@@ -202,7 +202,7 @@ def test_the_keeper_survives_an_exception(
     assert "a call in the background failed" in caplog.text
 
 
-def test_a_dead_keeper_is_replaced(
+def test_a_dead_heartbeat_is_replaced(
     lock: LockMaker, session: Session, timer: Timer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F35: the next grant finds it dead and starts another."""
@@ -224,7 +224,7 @@ def test_a_dead_keeper_is_replaced(
         assert eventually(lambda: renewed(mine) and renewed(first))
 
 
-def test_a_keeper_that_fails_goes_on(
+def test_a_heartbeat_that_fails_goes_on(
     lock: LockMaker, session: Session, timer: Timer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F35: whatever goes wrong while it looks what is due, the locks that are held are renewed."""
@@ -256,7 +256,9 @@ def test_locks_are_renewed_together_whenever_they_were_acquired(
         assert abs(grants[0].lease.renew_at - grants[1].lease.renew_at) < 1
 
 
-def test_the_keeper_sleeps_while_there_is_nothing_to_do(lock: LockMaker, session: Session, commands: Commands) -> None:
+def test_the_heartbeat_sleeps_while_there_is_nothing_to_do(
+    lock: LockMaker, session: Session, commands: Commands
+) -> None:
     """Nobody pays for locks that nobody holds, nor for one whose release the majority has."""
     with lock(terms=QUICK):
         pass
@@ -268,7 +270,7 @@ def test_the_keeper_sleeps_while_there_is_nothing_to_do(lock: LockMaker, session
     assert session.heartbeat.wakes_at == float("inf")
 
 
-def test_a_grant_that_comes_while_the_keeper_lies_down_is_seen(
+def test_a_grant_that_comes_while_the_heartbeat_lies_down_is_seen(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F35: it has looked for what is due and found nothing; before it sleeps, something comes. It must not sleep on."""
