@@ -90,8 +90,8 @@ class HandOver:
         assert eventually(lambda: "findAndModify" in self.commands.names)
 
     def sends(self, name: str) -> None:
-        """Wait until the next waiter has sent such a command, if it has not done so already. After an election it may be
-        half a minute until it opens its change stream again."""
+        """Wait until the next waiter has sent such a command, if it has not done so already. After an election it may
+        take half a minute until it opens its change stream again."""
         assert eventually(lambda: name in self.commands.names, 45)
 
     @contextlib.contextmanager
