@@ -13,7 +13,7 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from .engine.options import check_seconds, check_wait
-from .engine.texts import check_key
+from .engine.text_checks import check_key
 
 NAME: Final = "MONGOLOCK"
 #: The backend for tests, which needs no database.

@@ -20,7 +20,7 @@ from django.utils.functional import LazyObject
 
 from .conf import get_settings
 from .engine.document import Terms
-from .engine.texts import tidy_fact
+from .engine.text_checks import tidy_fact
 
 logger = logging.getLogger("django_mongolock")
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from django.db.models import Model, OneToOneField
 
 from .conf import SEPARATORS
-from .engine.texts import check_length
+from .engine.text_checks import check_length
 
 # A separator stands between two fields of a template. In a value it is escaped, so that two different calls never make
 # the same key.

@@ -20,7 +20,7 @@ from .engine.document import UNLIMITED, Mode, Terms
 from .engine.lock import MongoLock
 from .engine.options import UNSET, Options, Unset, check_seconds, check_wait
 from .engine.session.session import Session
-from .engine.texts import check_fact, check_key
+from .engine.text_checks import check_fact, check_key
 from .engine.transaction import Atomic
 from .keys import as_key, template_of, unexpected
 

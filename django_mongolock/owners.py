@@ -12,9 +12,9 @@ from django.http import HttpRequest
 from .backends.base import mongo_store
 from .conf import get_settings
 from .engine.logs import WARNING, log
-from .engine.texts import check_fact
+from .engine.text_checks import check_fact
 from .exceptions import LockError
-from .inspect import operations
+from .inspection import operations
 from .signals import lock_forced, send
 
 __all__ = ["asession_owner", "release_owner", "session_owner"]

@@ -21,7 +21,7 @@ from .backends.memory import MemoryLockBackend, forget_servers
 from .conf import MEMORY, get_settings, override
 from .engine.lock import MongoLock
 from .engine.memory_server import MemoryServer, MemorySession
-from .engine.texts import check_key
+from .engine.text_checks import check_key
 from .keys import as_key
 from .locks import LockMode, mongo_lock, mongo_semaphore
 from .signals import lock_acquired, lock_contended, lock_lost, lock_released

@@ -12,7 +12,7 @@ from celery import Celery, Task
 from celery.signals import task_retry, worker_init
 
 from django_mongolock import MongoLock, mongo_lock, mongo_locked
-from django_mongolock.contrib.celery import retry
+from django_mongolock.contrib.celery import retry_task
 
 DIRECTORY = Path(os.environ.get("TEST_CELERY_DIRECTORY", "/nonexistent"))
 
@@ -30,7 +30,7 @@ app.conf.update(
 
 if "TEST_CELERY_DIRECTORY" in os.environ:
     # In a worker: come back soon, and count how often.
-    retry.SHORTEST, retry.LONGEST = 0.05, 0.1
+    retry_task.SHORTEST, retry_task.LONGEST = 0.05, 0.1
 
     @worker_init.connect
     def hold_in_parent(**kwargs: Any) -> None:

@@ -11,7 +11,7 @@ from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 
 from django_mongolock import MongoLock, mongo_lock, mongo_locked, once_per
-from django_mongolock.contrib.celery import retry
+from django_mongolock.contrib.celery import retry_task
 from tests.looking import holder
 
 DIRECTORY = Path(os.environ.get("TEST_CELERY_DIRECTORY", "/nonexistent"))
@@ -37,7 +37,7 @@ app.conf.update(
 )
 
 if "TEST_CELERY_DIRECTORY" in os.environ:
-    retry.SHORTEST, retry.LONGEST = 0.05, 0.1  # in a worker: come back soon
+    retry_task.SHORTEST, retry_task.LONGEST = 0.05, 0.1  # in a worker: come back soon
 
 
 def note(name: str, text: object) -> None:

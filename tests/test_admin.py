@@ -25,7 +25,7 @@ from pytest_django import Settings
 
 from django_mongolock import mongo_lock
 from django_mongolock.admin import listing
-from django_mongolock.inspect.display import quote_key
+from django_mongolock.inspection.display import quote_key
 from tests.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, now, waiter
 from tests.lock_fixtures import WITH_MONGO, Commands
 from tests.test_commands import run

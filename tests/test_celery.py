@@ -20,7 +20,7 @@ from pymongo import MongoClient
 
 from django_mongolock import SKIPPED, LockNotAcquired, mongo_lock
 from django_mongolock.backends.base import mongo_store
-from django_mongolock.contrib.celery import retry
+from django_mongolock.contrib.celery import retry_task
 from django_mongolock.decorator import contention
 from testproject.broker import broker_url
 from tests import celery_app
@@ -197,7 +197,7 @@ class TestWithoutWorker:
 
         monkeypatch.setattr("celery.canvas.Signature.apply_async", fail)
         with in_task(celery_app.returning), pytest.raises(Reject) as caught:
-            retry.retry_current_task(LockNotAcquired("key"))
+            retry_task.retry_current_task(LockNotAcquired("key"))
         assert caught.value.requeue  # type: ignore[attr-defined]
 
     def test_comes_back_as_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ class TestWithoutWorker:
 
         monkeypatch.setattr("celery.canvas.Signature.apply_async", send)
         with in_task(celery_app.returning, retries=2), pytest.raises(Retry) as caught:
-            retry.retry_current_task(LockNotAcquired("key", retry_after=20))
+            retry_task.retry_current_task(LockNotAcquired("key", retry_after=20))
         (again,) = sent
         assert again.options["task_id"] == "the-id"
         assert again.options["retries"] == 2
@@ -218,11 +218,11 @@ class TestWithoutWorker:
 
     def test_spread(self) -> None:
         """Those who wait for one lock do not come back together, nor at once, nor in an hour."""
-        times = [retry._jittered(20) for _ in range(50)]
+        times = [retry_task._jittered(20) for _ in range(50)]
         assert len(set(times)) > 40
         assert all(2.5 <= seconds <= 5 for seconds in times)
-        assert 0.5 <= retry._jittered(0) <= 1
-        assert 2.5 <= retry._jittered(3600) <= 5
+        assert 0.5 <= retry_task._jittered(0) <= 1
+        assert 2.5 <= retry_task._jittered(3600) <= 5
 
 
 @contextmanager

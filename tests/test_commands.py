@@ -22,7 +22,7 @@ from pytest_django import Settings
 
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import mongo_store
-from django_mongolock.inspect import operations, patterns
+from django_mongolock.inspection import operations, patterns
 from tests.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, waiter
 from tests.lock_fixtures import NOBODY, WITH_MONGO, Commands
 
@@ -120,7 +120,7 @@ class TestClear:
                 yield found
 
         taken: list[Any] = []
-        monkeypatch.setattr("django_mongolock.inspect.operations.find_stale", find_then_take)
+        monkeypatch.setattr("django_mongolock.inspection.operations.find_stale", find_then_take)
         out, _ = run("clear_stale_locks", "--no-input")
         assert "Cleared 0 of 1 stale locks. 1 had been renewed, acquired or released by then." in out
         taken[0].ensure_held()

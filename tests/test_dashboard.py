@@ -22,9 +22,9 @@ from django.utils import translation
 from pytest_django import Settings
 
 from django_mongolock.admin import graph, lanes
-from django_mongolock.inspect import overview, overview_pipelines
-from django_mongolock.inspect.servers import _known
-from django_mongolock.inspect.status import Alarm
+from django_mongolock.inspection import overview, overview_pipelines
+from django_mongolock.inspection.servers import _known
+from django_mongolock.inspection.status import Alarm
 from tests.lock_documents import DAMAGE, HOSTILE_KEYS, Locks, entry, now, waiter
 from tests.lock_fixtures import WITH_MONGO, Commands
 from tests.looking import held_elsewhere

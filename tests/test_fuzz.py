@@ -24,10 +24,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from django_mongolock import lock_key, mongo_lock, mongo_semaphore
-from django_mongolock.engine import deadlock, document, replies, texts
+from django_mongolock.engine import deadlock, document, replies, text_checks
 from django_mongolock.exceptions import LockDocumentDamaged
-from django_mongolock.inspect import snapshot
-from django_mongolock.inspect.patterns import glob
+from django_mongolock.inspection import snapshot
+from django_mongolock.inspection.patterns import glob
 from django_mongolock.keys import KeyTemplate
 from django_mongolock.locks import LockOptions
 from django_mongolock.models import Lock
@@ -85,7 +85,7 @@ def test_key_templates(template: str, value: Any) -> None:
     with suppress(ValueError):
         made = KeyTemplate(template)
         with suppress(TypeError):
-            texts.check_key(made.fill({"a": value}))
+            text_checks.check_key(made.fill({"a": value}))
 
 
 @given(st.lists(st.tuples(TEXTS, TEXTS), min_size=2, max_size=2, unique=True))
@@ -96,7 +96,7 @@ def test_two_calls_with_one_key(calls: list[tuple[str, str]]) -> None:
     keys = []
     for first, second in calls:
         with suppress(ValueError):
-            keys.append(texts.check_key(str(lock_key("k:{a}:{b}", a=first, b=second))))
+            keys.append(text_checks.check_key(str(lock_key("k:{a}:{b}", a=first, b=second))))
     same = len({tuple(map(_composed, call)) for call in calls}) == 1
     assert same or len(set(keys)) == len(keys)
 
@@ -133,7 +133,7 @@ def test_patterns(pattern: str, prefix: str, keys: list[str]) -> None:
         found = re.compile(match.regex.replace(r"\z", r"\Z"))
         started = time.monotonic()
         for key in keys:
-            found.search(key[: texts.MAX_KEY_BYTES])
+            found.search(key[: text_checks.MAX_KEY_BYTES])
         assert time.monotonic() - started < 2
 
 

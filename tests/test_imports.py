@@ -23,7 +23,7 @@ FLOORS = (
     {"conf"},
     {"keys", "context", "signals"},
     {"backends"},
-    {"inspect"},
+    {"inspection"},
     {"locks"},
     {"owners", "rows", "router"},
     {"decorator"},

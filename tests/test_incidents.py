@@ -19,7 +19,7 @@ from django_mongolock import mongo_lock
 from django_mongolock.backends.base import close_backends
 from django_mongolock.conf import find_wrong
 from django_mongolock.exceptions import LockBackendFailed
-from django_mongolock.inspect import operations
+from django_mongolock.inspection import operations
 from django_mongolock.models import Lock, LockEvent
 from django_mongolock.signals import lock_forced
 from tests.lock_documents import HOSTILE_KEYS, TOKEN, Locks, entry, waiter

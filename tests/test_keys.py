@@ -21,7 +21,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from django_mongolock.conf import SEPARATORS
-from django_mongolock.engine.texts import check_key
+from django_mongolock.engine.text_checks import check_key
 from django_mongolock.keys import KeyTemplate, call_arguments, escape, lock_key, model_key
 from testproject.shop.models import Ad, Order, Seller
 

@@ -22,7 +22,7 @@ from pytest_django import Settings
 
 from django_mongolock import LockDocumentDamaged, LockLost, mongo_lock
 from django_mongolock.engine.document import find_damage
-from django_mongolock.inspect.snapshot import State
+from django_mongolock.inspection.snapshot import State
 from django_mongolock.models import Entry, Lock, LockQuerySet, Party
 from tests.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Document, Locks, entry, now, waiter
 from tests.lock_fixtures import WITH_MONGO, Commands

@@ -139,7 +139,7 @@ class TestSession:
         request = request_of()
         sign_in(request, anna)
         session_owner(request)
-        monkeypatch.setattr("django_mongolock.inspect.operations.release_owner", fail)
+        monkeypatch.setattr("django_mongolock.inspection.operations.release_owner", fail)
         logout(request)
         assert not request.session.keys()
 

@@ -23,9 +23,9 @@ from pytest_django import Settings
 from django_mongolock import lock_key, mongo_lock, mongo_locked
 from django_mongolock.admin import LockAdmin, LockEventAdmin
 from django_mongolock.backends.base import get_backend
-from django_mongolock.engine.texts import check_key, check_text
+from django_mongolock.engine.text_checks import check_key, check_text
 from django_mongolock.exceptions import LockBackendFailed, LockError
-from django_mongolock.inspect.patterns import glob
+from django_mongolock.inspection.patterns import glob
 from django_mongolock.models import Lock, LockEvent
 from tests.grants import own
 from tests.lock_documents import HOSTILE_KEYS, TOKEN, Locks, entry, waiter

@@ -1,7 +1,7 @@
 """Every text of the package that people read has its German; whoever adds one is told what is missing.
 
-To add what is missing: `cd django_mongolock`, `python -P -m django makemessages -l de --no-location --no-obsolete`,
-fill in what is empty or marked fuzzy in locale/de/LC_MESSAGES/django.po, then `python -P -m django compilemessages -l
+To add what is missing: `cd django_mongolock`, `python -m django makemessages -l de --no-location --no-obsolete`,
+fill in what is empty or marked fuzzy in locale/de/LC_MESSAGES/django.po, then `python -m django compilemessages -l
 de`.
 """
 

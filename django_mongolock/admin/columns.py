@@ -10,8 +10,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from ..inspect import display
-from ..inspect.snapshot import LockSnapshot, Party
+from ..inspection import display
+from ..inspection.snapshot import LockSnapshot, Party
 from ..models import Lock
 
 _NOTHING = "–"

@@ -11,7 +11,7 @@ from django.contrib import messages
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
-from ..inspect.snapshot import LockSnapshot, State
+from ..inspection.snapshot import LockSnapshot, State
 from .release import Outcome, as_shown
 
 if TYPE_CHECKING:

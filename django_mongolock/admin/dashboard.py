@@ -11,11 +11,11 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..inspect import display
-from ..inspect.monitoring import PERMISSION
-from ..inspect.overview import Overview
-from ..inspect.snapshot import LockSnapshot
-from ..inspect.status import Alarm, Problem, Status, current_status
+from ..inspection import display
+from ..inspection.monitoring import PERMISSION
+from ..inspection.overview import Overview
+from ..inspection.snapshot import LockSnapshot
+from ..inspection.status import Alarm, Problem, Status, current_status
 from . import graph, lanes
 from .pages import Pages
 

@@ -11,8 +11,8 @@ from typing import Final
 
 from django.utils.translation import ngettext
 
-from ..inspect import display
-from ..inspect.snapshot import LockSnapshot, Party
+from ..inspection import display
+from ..inspection.snapshot import LockSnapshot, Party
 
 #: How many holders and how many waiters of a lock are drawn.
 DRAWN: Final = 3

@@ -14,9 +14,9 @@ from typing import Final
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ..inspect import display
-from ..inspect.overview_pipelines import RECENT
-from ..inspect.snapshot import LockSnapshot, Party, State
+from ..inspection import display
+from ..inspection.overview_pipelines import RECENT
+from ..inspection.snapshot import LockSnapshot, Party, State
 
 #: Nothing is drawn narrower than this, in percent.
 _NARROWEST: Final = 0.4

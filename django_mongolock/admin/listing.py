@@ -22,11 +22,11 @@ from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..engine.deadlock import Cycle
 from ..engine.mongo_store import MongoStore
-from ..engine.texts import check_text
-from ..inspect.patterns import KeyMatch, glob, starting
-from ..inspect.queries import count, find_deadlocks, ping
+from ..engine.text_checks import check_text
+from ..inspection.patterns import KeyMatch, glob, starting
+from ..inspection.queries import count, find_deadlocks, ping
 from ..models import Lock, LockQuerySet
-from ..models.lock import LONG_AGO
+from ..models.lock_model import LONG_AGO
 
 if TYPE_CHECKING:
     from django.contrib.admin import ModelAdmin

@@ -18,15 +18,15 @@ from django.utils.translation import gettext_lazy
 
 from ..backends.base import mongo_store
 from ..conf import get_settings
-from ..inspect import display
-from ..inspect.monitoring import lock_status
-from ..inspect.patterns import starting
-from ..inspect.snapshot import State
+from ..inspection import display
+from ..inspection.monitoring import lock_status
+from ..inspection.patterns import starting
+from ..inspection.snapshot import State
 from ..models import Lock, LockEvent
 from . import dashboard, document_locks
-from .actions import SHOWN, LockActions
 from .columns import Columns
 from .listing import LockChangeList, ModeFilter, StateFilter, search
+from .lock_actions import SHOWN, LockActions
 from .pages import csrf, unless_away
 
 #: How many of the latest events the page of a lock shows.

@@ -18,10 +18,10 @@ from django.utils.translation import gettext_lazy
 
 from ..backends.base import mongo_store
 from ..conf import get_settings
-from ..inspect import display
-from ..inspect.patterns import starting
-from ..models.lock import key_condition
+from ..inspection import display
+from ..inspection.patterns import starting
 from ..models.lock_event import LockEvent
+from ..models.lock_model import key_condition
 from .listing import BoundedChangeList, match_of
 from .pages import Pages, csrf, unless_away
 

@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.csrf import csrf_protect
 
 from ..exceptions import LockBackendFailed
-from ..inspect.display import lock_address
+from ..inspection.display import lock_address
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]

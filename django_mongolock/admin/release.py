@@ -12,9 +12,9 @@ from django.core.exceptions import BadRequest
 from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..engine.mongo_store import MongoStore
-from ..engine.texts import check_text, tidy_fact
+from ..engine.text_checks import check_text, tidy_fact
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
-from ..inspect import operations
+from ..inspection import operations
 from ..signals import lock_forced, send
 
 #: How many locks one confirmation may be about.

@@ -15,7 +15,7 @@ from .messages import error, warning
 from .project import has_wrong_settings
 
 if TYPE_CHECKING:
-    from ..inspect.server_facts import ServerFacts
+    from ..inspection.server_facts import ServerFacts
 
 
 @register(Tags.database)
@@ -28,7 +28,7 @@ def check_server(
     alias = raw_settings().get("DATABASE")
     if alias not in databases or not isinstance(get_backend(alias), MongoBackend):
         return []
-    from ..inspect.server_facts import inspect_server
+    from ..inspection.server_facts import inspect_server
 
     facts = inspect_server(mongo_store(alias), get_settings().COMMAND_TIMEOUT)
     if facts.problem:

@@ -11,7 +11,7 @@ from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 from django.views import View
 
-from ..engine.texts import check_key
+from ..engine.text_checks import check_key
 from ..keys import KeyTemplate
 from ..locks import LockOptions, check_options
 from .atomic_requests import Deferred

@@ -12,7 +12,7 @@ from pymongo.collection import Collection
 
 from ..exceptions import DocumentChanged, DocumentDamaged, DocumentHeld, DocumentNotFound, LockError
 from . import updates
-from .context import Context
+from .lock_context import Context
 from .rules import Rules
 from .steps import Command, Steps, read_state, read_states, send
 from .updates import Acquisition, Document

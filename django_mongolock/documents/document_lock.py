@@ -15,11 +15,11 @@ from pymongo.collection import Collection
 
 from ..conf import get_settings
 from ..engine import clock
-from ..engine.texts import tidy_fact
+from ..engine.text_checks import tidy_fact
 from ..exceptions import DocumentDamaged, LockMisused
 from . import acquiring, sweep, updates
-from .context import Context
 from .holding import Batch, HeldDocument
+from .lock_context import Context
 from .rules import Fields, Rules, check_version
 from .sender import Sender
 from .source import make_source

@@ -20,7 +20,7 @@ from ..exceptions import (
     LockMisused,
 )
 from . import updates
-from .context import Context
+from .lock_context import Context
 from .rules import LAST_VERSION
 from .sender import Sender
 from .steps import Steps, aware, get_path, read_state, send

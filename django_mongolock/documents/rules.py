@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..engine.options import check_seconds
-from ..engine.texts import MAX_FACT_LENGTH, check_fact, check_text
+from ..engine.text_checks import MAX_FACT_LENGTH, check_fact, check_text
 
 #: The most that a version may be; far above any real one, and adding one to it is still a whole number of 64 bits.
 LAST_VERSION: Final = 2**62

@@ -16,7 +16,7 @@ from ..backends.base import get_backend
 from ..backends.mongo import MongoBackend
 from ..conf import get_settings
 from ..engine.mongo_store import MongoStore
-from ..engine.texts import MAX_FACT_LENGTH
+from ..engine.text_checks import MAX_FACT_LENGTH
 from .steps import get_path
 from .updates import Document
 

@@ -5,8 +5,8 @@ functions. `EditLock` is the lock itself.
 """
 
 from .edit_lock import EditLock, edit_key
+from .edit_lock_status import EditLockStatus, Editor, Person
 from .page import Editing
-from .status import EditLockStatus, Editor, Person
 from .views import EditLockViewMixin
 
 __all__ = ["EditLock", "EditLockStatus", "EditLockViewMixin", "Editing", "Editor", "Person", "edit_key"]

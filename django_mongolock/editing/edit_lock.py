@@ -25,10 +25,10 @@ from ..engine.document import Terms, entry, milliseconds
 from ..engine.logs import INFO, log
 from ..engine.session.session import Session
 from ..engine.step import Step
-from ..engine.texts import MAX_KEY_BYTES, check_key, tidy_fact
+from ..engine.text_checks import MAX_KEY_BYTES, check_key, tidy_fact
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
 from ..keys import row_key
-from .status import Belief, EditLockStatus, Person, read_status
+from .edit_lock_status import Belief, EditLockStatus, Person, read_status
 
 #: Before the key of a row. It is not the row's own key: code that locks the row for a second does not wait for people.
 PREFIX: Final = "edit:"

@@ -13,14 +13,14 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonRes
 
 from ..conf import get_settings
 from ..exceptions import VersionConflict
-from ..inspect import display
+from ..inspection import display
 from ..versions.checking import all_or_nothing, is_write_conflict
 from ..versions.retry import open_transaction
 from . import form_state, texts
 from .edit_lock import EditLock, edit_key
+from .edit_lock_status import EditLockStatus
 from .form_state import Difference, Shown
 from .page_request import ACTION, FORMER, PageRequest
-from .status import EditLockStatus
 
 R = TypeVar("R")
 

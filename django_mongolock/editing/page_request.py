@@ -10,7 +10,7 @@ from ..conf import get_settings
 from ..context import view_name
 from ..owners import session_owner
 from .edit_lock import new_tab
-from .status import Person
+from .edit_lock_status import Person
 
 #: The parameters of the page's own address: what its script asks for, and the tab that this page replaces.
 ACTION: Final = "edit-lock"

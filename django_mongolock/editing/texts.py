@@ -7,8 +7,8 @@ from typing import Final
 from django.utils.translation import gettext as _
 
 from ..conf import get_settings
-from ..inspect import display
-from .status import EditLockStatus, Editor
+from ..inspection import display
+from .edit_lock_status import EditLockStatus, Editor
 
 #: A state is shown by a word and a shape; colour only adds to them.
 SHAPES: Final = {"mine": "●", "busy": "◆", "free": "○", "idle": "○", "gone": "▲", "away": "▲", "refused": "▲"}

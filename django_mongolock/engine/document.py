@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from .texts import tidy_fact
+from .text_checks import tidy_fact
 
 Mode = Literal["exclusive", "shared", "semaphore"]
 

@@ -13,7 +13,7 @@ from bson.raw_bson import RawBSONDocument
 from ..exceptions import LockDocumentDamaged
 from .document import describe, is_holder, is_waiter
 from .expressions import IS_ASKED, Expression, encoded, only, size
-from .texts import tidy_fact
+from .text_checks import tidy_fact
 
 Document = Mapping[str, Any]
 

@@ -13,7 +13,7 @@ from ..documents import DocumentLock, StaleDocument, declared
 from ..documents.document_lock import find_lock
 from ..documents.sweep import as_rows
 from ..exceptions import LockError
-from ..inspect import display
+from ..inspection import display
 
 
 @dataclass

@@ -15,13 +15,13 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..engine.mongo_store import MongoStore
-from ..engine.texts import check_fact
+from ..engine.text_checks import check_fact
 from ..exceptions import LockError
-from ..inspect import display
-from ..inspect.as_json import as_json
-from ..inspect.patterns import KeyMatch, glob, starting
-from ..inspect.queries import ping
-from ..inspect.snapshot import LockSnapshot
+from ..inspection import display
+from ..inspection.as_json import as_json
+from ..inspection.patterns import KeyMatch, glob, starting
+from ..inspection.queries import ping
+from ..inspection.snapshot import LockSnapshot
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _LONGEST: Final = 100 * 365 * 86_400

@@ -14,7 +14,7 @@ from ..conf import get_settings
 from ..engine import history
 from ..engine.indexes import ensure_indexes
 from ..exceptions import LockBackendFailed
-from ..inspect.queries import ping
+from ..inspection.queries import ping
 
 logger = logging.getLogger("django_mongolock")
 

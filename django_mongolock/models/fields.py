@@ -15,7 +15,7 @@ from django.utils import timezone
 from django.utils.functional import cached_property
 from django_mongodb_backend.fields import EmbeddedModelArrayField
 
-from ..inspect.snapshot import Party, read_number, read_parties
+from ..inspection.snapshot import Party, read_number, read_parties
 
 if TYPE_CHECKING:
     CharField = models.CharField[Any, Any]

@@ -12,9 +12,9 @@ from django_mongodb_backend.fields import ObjectIdAutoField
 
 from ..backends.base import mongo_store
 from ..engine.history import FACTS
-from ..inspect import history
-from ..inspect.display import EVENTS, milliseconds
-from ..inspect.snapshot import Party
+from ..inspection import event_queries
+from ..inspection.display import EVENTS, milliseconds
+from ..inspection.snapshot import Party
 from .entry import PartyFields
 from .fields import Moment, Number, Text, read_moment
 from .read_only import ReadOnlyManager, ReadOnlyQuerySet
@@ -32,13 +32,13 @@ class LockEventQuerySet(ReadOnlyQuerySet):
         """The latest of these events, or the first in their order; read by an index. Raises LockBackendFailed."""
         if (query := self.as_query()) is None:
             return []
-        found = history.read(mongo_store(self.db), *query, skip=skip, limit=limit, timeout=timeout)
+        found = event_queries.read(mongo_store(self.db), *query, skip=skip, limit=limit, timeout=timeout)
         return [LockEvent.from_document(document, self.db) for document in found]
 
     def count_up_to(self, limit: int, timeout: float) -> int:
         """Count these events, up to *limit*. Raises LockBackendFailed."""
         query = self.as_query()
-        return 0 if query is None else history.count(mongo_store(self.db), query[0], limit, timeout)
+        return 0 if query is None else event_queries.count(mongo_store(self.db), query[0], limit, timeout)
 
 
 class LockEvent(PartyFields):

@@ -6,8 +6,8 @@ from typing import Any
 
 from django import template
 
-from ..inspect import display
-from ..inspect.snapshot import Party
+from ..inspection import display
+from ..inspection.snapshot import Party
 
 register = template.Library()
 for function in (

@@ -14,7 +14,7 @@ import pytest
 
 from django_mongolock import DocumentChanged, DocumentLock, LockBackendFailed
 from django_mongolock.documents.acquiring import acquire
-from django_mongolock.documents.context import Context
+from django_mongolock.documents.lock_context import Context
 from django_mongolock.documents.sender import Sender
 from django_mongolock.documents.source import make_source
 from django_mongolock.documents.updates import Acquisition, new_attempt

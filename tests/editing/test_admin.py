@@ -15,7 +15,7 @@ from pytest_django import Settings
 
 from django_mongolock.backends.base import close_backends, mongo_store
 from django_mongolock.editing import edit_key
-from django_mongolock.inspect import operations
+from django_mongolock.inspection import operations
 from testproject.rates.models import PastRate, PlainRate, Rate
 from testproject.shop.models import Ad, Order
 from tests.editing.conftest import set_locks

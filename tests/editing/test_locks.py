@@ -16,7 +16,7 @@ from pytest_django import Settings
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.editing import EditLock, EditLockStatus, Person
-from django_mongolock.inspect import operations
+from django_mongolock.inspection import operations
 from django_mongolock.testing import override_locks
 from testproject.shop.models import Order
 from tests.editing.conftest import set_locks

@@ -22,7 +22,7 @@ from django_mongolock.engine.document import UNLIMITED, Terms
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.options import Options
 from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired
-from django_mongolock.inspect.operations import Which, clear_stale, find_grants, force_release
+from django_mongolock.inspection.operations import Which, clear_stale, find_grants, force_release
 from tests.engine.actors import Actor
 from tests.engine.watching import NEVER, Grant, Kind, Watched
 from tests.engine.world import OneOfMany, World

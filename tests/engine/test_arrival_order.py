@@ -29,8 +29,8 @@ from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Limits
 from django_mongolock.exceptions import LockNotAcquired, LockQueueFull
-from django_mongolock.inspect.as_json import as_json
-from django_mongolock.inspect.overview import overview
+from django_mongolock.inspection.as_json import as_json
+from django_mongolock.inspection.overview import overview
 from django_mongolock.models import Lock
 from django_mongolock.testing import MemoryLocks
 from tests.engine.conftest import Commands, Document, LockMaker, make_lock

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from django_mongolock.engine.document import LAST_TOKEN, Terms, describe, entry, find_damage, is_holder, is_waiter
 from django_mongolock.engine.replies import Reply, read_reply
-from django_mongolock.engine.texts import MAX_FACT_LENGTH, MAX_KEY_BYTES, check_fact, check_key, tidy_fact
+from django_mongolock.engine.text_checks import MAX_FACT_LENGTH, MAX_KEY_BYTES, check_fact, check_key, tidy_fact
 from django_mongolock.exceptions import LockDocumentDamaged
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -24,7 +24,7 @@ from django_mongolock.engine.rule import IS_WHOLE
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Step
 from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged, LockError, LockNotAcquired
-from django_mongolock.inspect import operations, queries
+from django_mongolock.inspection import operations, queries
 from tests.engine.conftest import Document, LockMaker, make_lock
 from tests.lock_documents import clock, document, entry, waiter
 from tests.waiting import eventually

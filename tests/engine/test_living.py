@@ -21,7 +21,7 @@ from django_mongolock.engine.replies import Reply
 from django_mongolock.engine.session.notifications import CALLBACK_THREADS
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockBackendFailed, LockLost
-from django_mongolock.inspect.operations import ask_to_release
+from django_mongolock.inspection.operations import ask_to_release
 from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock, renewed, store_of
 from tests.engine.processes import processes
 from tests.engine.waiters import InThread, Waiter

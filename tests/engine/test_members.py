@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
-from django_mongolock.inspect import servers
+from django_mongolock.inspection import servers
 from testproject.servers import Mongod, ReplicaSet
 from tests.engine.clusters import FAKETIME, Dial
 from tests.waiting import eventually

@@ -31,7 +31,7 @@ from django_mongolock.engine.mongo_store import MongoStore
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.engine.store import Store
 from django_mongolock.exceptions import LockDocumentDamaged, LockLost
-from django_mongolock.inspect.operations import ask_to_release, force_release
+from django_mongolock.inspection.operations import ask_to_release, force_release
 from django_mongolock.models import Lock
 from tests.engine.conftest import Document, LockMaker
 from tests.engine.faces import Face

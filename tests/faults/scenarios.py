@@ -31,7 +31,7 @@ from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Step
 from django_mongolock.exceptions import LockError
-from django_mongolock.inspect.operations import force_release
+from django_mongolock.inspection.operations import force_release
 from tests import lock_documents
 from tests.engine.clusters import Cluster
 from tests.engine.conftest import store_of

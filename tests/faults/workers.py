@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any, Final
 
 from django_mongolock.engine.mongo_store import MongoStore
-from django_mongolock.inspect.operations import Which, clear_stale, force_release
+from django_mongolock.inspection.operations import Which, clear_stale, force_release
 from tests.faults.documents import OurDocument
 from tests.faults.peers import ERRORS, LOSSES, SITES, TIMEOUT, Lock, OurLock, Ours, Plan, Site
 from tests.faults.plans import KEYS, choose, line

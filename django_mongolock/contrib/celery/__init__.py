@@ -2,7 +2,7 @@
 
 from . import workers  # noqa: F401 - connects to Celery's signals
 from .enqueue import enqueue_once
-from .retry import retry_current_task
+from .retry_task import retry_current_task
 from .tasks import clear_stale_locks
 
 __all__ = ["clear_stale_locks", "enqueue_once", "retry_current_task"]

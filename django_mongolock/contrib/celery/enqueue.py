@@ -26,7 +26,7 @@ from ...engine.document import Terms
 from ...engine.lock import MongoLock
 from ...engine.logs import WARNING, log
 from ...engine.options import check_seconds
-from ...engine.texts import check_key, tidy_fact
+from ...engine.text_checks import check_key, tidy_fact
 from ...exceptions import LockBackendFailed, LockError
 from ...keys import LockKey, escape
 from ...locks import mongo_lock

@@ -7,8 +7,8 @@ from celery import shared_task
 from ...backends.base import mongo_store
 from ...conf import get_settings
 from ...decorator.mongo_locked import mongo_locked
-from ...inspect import operations
-from ...inspect.patterns import starting
+from ...inspection import operations
+from ...inspection.patterns import starting
 from ...signals import send, stale_locks_cleared
 
 

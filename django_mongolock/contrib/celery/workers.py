@@ -7,7 +7,7 @@ from celery.signals import task_failure, worker_process_shutdown
 
 from ...backends.base import close_backends
 from ...engine.logs import WARNING, log
-from ...engine.texts import tidy_fact
+from ...engine.text_checks import tidy_fact
 from ...exceptions import LockError
 from ...owners import CLEANUP_TIMEOUT, release_holders
 

@@ -15,9 +15,9 @@ from django.core.management.base import CommandError, CommandParser
 from ...conf import get_settings
 from ...documents import DocumentLock
 from ...engine.mongo_store import MongoStore
-from ...inspect.operations import Cleared, Which, clear_all_stale, find_stale
-from ...inspect.queries import count
-from ...inspect.snapshot import LockSnapshot
+from ...inspection.operations import Cleared, Which, clear_all_stale, find_stale
+from ...inspection.queries import count
+from ...inspection.snapshot import LockSnapshot
 from ...signals import send, stale_locks_cleared
 from ..document_locks import Report, chosen_locks, process
 from ..lock_command import LockCommand, as_row, seconds, whole_number, write_json, write_table

@@ -12,8 +12,8 @@ from django.core.management.base import CommandParser
 
 from ...conf import get_settings
 from ...engine.deadlock import Cycle
-from ...inspect.queries import find_deadlocks
-from ...inspect.snapshot import LockSnapshot
+from ...inspection.queries import find_deadlocks
+from ...inspection.snapshot import LockSnapshot
 from ...models import Lock, LockQuerySet
 from ..lock_command import LockCommand, as_row, whole_number, write_json, write_table
 

@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ...conf import get_settings
-from ...engine.texts import check_fact, check_key
+from ...engine.text_checks import check_fact, check_key
 from ...models import Lock
 from ..lock_command import LockCommand, as_row, write_table
 

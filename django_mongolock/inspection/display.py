@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy
 from ..context import BROWSER
 from ..engine.document import UNLIMITED
 from ..engine.history import Happened
-from ..engine.texts import UNPRINTABLE
+from ..engine.text_checks import UNPRINTABLE
 from .snapshot import LockSnapshot, Party, State
 
 #: A state or an event is shown by word and by shape; colour only comes on top.

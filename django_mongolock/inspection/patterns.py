@@ -11,7 +11,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..engine.texts import MAX_KEY_BYTES, check_text
+from ..engine.text_checks import MAX_KEY_BYTES, check_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ from django.utils.translation import gettext_lazy, ngettext
 from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..engine.history import Happened
-from ..engine.texts import tidy_fact
-from ..inspect import operations
-from ..inspect.display import lock_address
-from ..inspect.snapshot import LockSnapshot, State
+from ..engine.text_checks import tidy_fact
+from ..inspection import operations
+from ..inspection.display import lock_address
+from ..inspection.snapshot import LockSnapshot, State
 from ..models import Lock
 from ..signals import send, stale_locks_cleared
 from . import release

@@ -14,9 +14,9 @@ from django.utils.translation import gettext_lazy as _
 
 from ..backends.base import mongo_store
 from ..exceptions import LockDocumentDamaged
-from ..inspect import operations, queries
-from ..inspect.patterns import KeyMatch
-from ..inspect.snapshot import LockSnapshot, Party
+from ..inspection import operations, queries
+from ..inspection.patterns import KeyMatch
+from ..inspection.snapshot import LockSnapshot, Party
 from ..signals import lock_forced, send
 from .entry import Entry
 from .fields import Moment, Number, Parties
@@ -105,7 +105,7 @@ class LockQuerySet(ReadOnlyQuerySet):
         return clone
 
     def matching(self, match: KeyMatch) -> LockQuerySet:
-        """Locks whose keys match: see `inspect.patterns`."""
+        """Locks whose keys match: see `inspection.patterns`."""
         return self.filter(key_condition(match))
 
     def snapshots(self, **bounds: Unpack[queries.Bounds]) -> Iterator[LockSnapshot]:

@@ -23,7 +23,7 @@ from ..engine.mongo_store import MongoStore
 from ..engine.processes import fate
 from ..engine.rule import IS_WHOLE, pipeline
 from ..engine.step import Step
-from ..engine.texts import check_fact
+from ..engine.text_checks import check_fact
 from ..exceptions import LockDocumentDamaged
 from .patterns import EVERY_KEY, KeyMatch
 from .queries import RELEASED, snapshots

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ..engine import clock
 from ..engine.replies import Reply
-from ..engine.texts import tidy_fact
+from ..engine.text_checks import tidy_fact
 
 #: mine: this tab has it. mine-elsewhere: another tab of the same login. me-elsewhere: the same user, another login.
 Who = Literal["mine", "mine-elsewhere", "me-elsewhere", "other"]
