@@ -105,7 +105,7 @@ class MongoLock(LockState):
             session = self._own.session
             return session is not None and session.run(self._own.release(early))
         except BaseException:
-            self._own.abandon()  # a signal may strike before the first line of the body
+            self._own.abandon(stays=not early)  # a signal may strike before the first line of the body
             raise
 
     async def arelease(self, *, early: bool = False) -> bool:
@@ -114,7 +114,7 @@ class MongoLock(LockState):
             session = self._own.session
             return session is not None and await session.arun(self._own.release(early))
         except BaseException:
-            self._own.abandon()
+            self._own.abandon(stays=not early)
             raise
 
     def extend(self, lease: float | None = None) -> None:

@@ -90,7 +90,7 @@ class LockGrants:
         except LockNotAcquired:
             try:
                 for grant in grants:
-                    yield from self._release_one(session, grant)
+                    yield from self._release_one(session, grant, early=True)  # its caller never had it
             except BaseException:
                 self._drop(session, grants)
                 raise
@@ -233,7 +233,7 @@ class LockGrants:
             for grant in grants:
                 ours &= yield from self._release_one(session, grant, early)
         except BaseException:
-            self._drop(session, grants)
+            self._drop(session, grants, stays=not early)
             raise
         finally:
             self.grants, self._owner_tokens = (), ()
@@ -290,19 +290,20 @@ class LockGrants:
             session.queue.finish_handover(next_waiter, answer)
         return answer is not None
 
-    def abandon(self) -> None:
-        """Drop what this thread or task has acquired without its caller's knowledge."""
+    def abandon(self, *, stays: bool = False) -> None:
+        """Drop what this thread or task has acquired without its caller's knowledge, or what its caller could not
+        release. stays: minimum holds are to last."""
         grants = [grant for grant in self.grants if grant.worker is current_worker()]
         if grants and self.session is not None:
             self.grants, self._owner_tokens = (), ()
-            self._drop(self.session, grants)
+            self._drop(self.session, grants, stays=stays)
 
-    def _drop(self, session: Session, grants: Iterable[Grant]) -> None:
-        """Have grants removed in the background. May be called again for the same ones."""
+    def _drop(self, session: Session, grants: Iterable[Grant], *, stays: bool = False) -> None:
+        """Have grants removed in the background. May be called again for the same ones. stays: see `abandon`."""
         for grant in grants:
             grant.unshare(id(self))
             if not grant.users:
-                session.abandon(grant)
+                session.abandon(grant, stays=stays)
 
     def let_go(self, session: Session) -> None:
         """What is held was released by another command."""

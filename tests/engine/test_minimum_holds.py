@@ -1,5 +1,6 @@
 """A minimum hold ends when it was to end: a renewal that comes after the release leaves it alone (F64)."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from django_mongolock.engine.mongo_store import MongoStore
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.engine.store import Store
 from tests.engine.conftest import Commands, Document, LockMaker
+from tests.engine.waiters import InThread
 from tests.waiting import eventually
 
 Read = Callable[[], Document]
@@ -137,3 +139,42 @@ def test_a_release_without_an_answer_leaves_the_hold_alone(
     assert eventually(lambda: not any("released" not in holder for holder in entries()))
     spans = [holder["until"] - holder["acquired_at"] for holder in entries()]
     assert spans == ([] if early else [timedelta(seconds=HELD.min_hold)])
+
+
+def lasts(entries: Callable[..., list[Any]]) -> bool:
+    """Whether the only holder is released, and its hold ends as it was to."""
+    found = entries()
+    return [(holder["until"] - holder["acquired_at"], "released" in holder) for holder in found] == [
+        (timedelta(seconds=HELD.min_hold), True)
+    ]
+
+
+async def test_a_release_that_is_cancelled_leaves_the_hold_alone(
+    lock: LockMaker, failpoint: Callable[..., None], entries: Callable[..., list[Any]]
+) -> None:
+    """F64: the release is made again in the background."""
+    mine = await lock(terms=HELD).aacquire()
+    failpoint(["update"], times=1, blockConnection=True, blockTimeMS=DELAY)
+    releasing = asyncio.create_task(mine.arelease())
+    await asyncio.sleep(0.1)
+    releasing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await releasing
+    assert await asyncio.to_thread(eventually, lambda: lasts(entries))
+    assert not await asyncio.to_thread(eventually, lambda: not lasts(entries), 1.5)
+
+
+def test_a_thread_that_ends_while_it_holds_leaves_the_hold_alone(
+    lock: LockMaker, in_thread: InThread, entries: Callable[..., list[Any]]
+) -> None:
+    """F64: its lock is released for it, and kept until the hold ends."""
+    mine = lock(terms=HELD)
+    in_thread(mine.acquire).join(10)
+    assert eventually(lambda: lasts(entries))
+
+
+def test_what_the_caller_never_had_is_not_kept(lock: LockMaker, entries: Callable[..., list[Any]]) -> None:
+    """Of two keys the second is busy: the first is free again at once."""
+    with lock("b", terms=Terms(lease=30)):
+        assert not lock("a", "b", terms=HELD).try_acquire()
+        assert entries("a") == []

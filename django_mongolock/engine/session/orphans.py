@@ -26,7 +26,7 @@ class Orphans:
         registry: GrantRegistry,
         queue: LocalQueue,
         put: Callable[[Grant | OwnerRef], object],
-        abandon: Callable[[Grant], object],
+        abandon: Callable[..., object],
     ) -> None:
         self._registry = registry
         self._queue = queue
@@ -75,7 +75,7 @@ class Orphans:
 
     def _release(self, grant: Grant, why: str) -> None:
         log(WARNING, f"lock released, {why}", key=grant.key, acquired=grant.acquired_from)
-        self._abandon(grant)
+        self._abandon(grant, stays=True)
 
 
 def _has_ended(worker: object) -> bool:
