@@ -172,7 +172,7 @@ def refusal(error: LockError) -> Refusal:
     It names neither the holder nor the key, since clients need not know them.
     """
     if isinstance(error, LockNotAcquired):
-        message = _("Another user is working on this just now. Please try again in a moment.")
+        message = _("This is in use at the moment. Please try again shortly.")
         return Refusal(get_settings().CONTENTION_STATUS, max(1, math.ceil(error.retry_after)), "locked", message)
     if isinstance(error, LockBackendFailed):
         message = _("This cannot be done at the moment. Please try again later.")
