@@ -18,7 +18,7 @@ _NOTHING = "–"
 
 
 class Columns:
-    """Each takes a lock that comes from a snapshot."""
+    """Each method takes a `Lock` whose `snapshot` is set."""
 
     @admin.display(description=_("state"))
     def state(self, lock: Lock) -> SafeString:

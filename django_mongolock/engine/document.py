@@ -109,7 +109,8 @@ def entry(
     return made
 
 
-#: The type of every field that this package writes.
+#: What every entry and every document must have: where one of these is missing, the document is damaged. A new field is
+#: optional, and does not belong here (see the schema above).
 WAITER_FIELDS: Final[dict[str, type]] = {
     "grant": str, "session": str, "worker": str, "mode": str, "capacity": int, "lease": Int64, "server_lease": Int64,
     "waiter_lease": Int64, "min_hold": Int64, "since": datetime, "until": datetime,

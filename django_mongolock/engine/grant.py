@@ -81,7 +81,7 @@ class Lease:
         """How long it lives from a renewal on. A grant that was queued for has the time of a waiter at first."""
         return self.waiter_length if self.until - now <= self.waiter_length else self.length
 
-    def renew_in_time(self, now: float) -> float:
+    def next_renewal(self, now: float) -> float:
         """When a third of its time is over."""
         return self.until - self.span(now) * 2 / 3
 
@@ -113,11 +113,11 @@ class Grant:
     Its deadline is counted from before the command was sent that granted or renewed it, and it ends earlier than the
     lease does on the server. So code that sees `held` knows that no other grant was let in.
 
-    line: which line of this process it stands in: its entries in the document would stand beside one another. worker:
-    the thread or task that asked. users: ids of the lock objects that share it (reentrant locks). acquired_from: the
-    line of the program. owner_ref: refers to what is alive while there is code that may release it; None when all is
-    done. outcome_unknown: a command that adds it got no answer, so a copy of it may still arrive, whatever came of the
-    next.
+    line: which line of this process it stands in. The grants of a line compete on the same terms, and only the
+    first of them stands in the queue of the document. worker: the thread or task that asked. users: ids of the lock
+    objects that share it (reentrant locks). acquired_from: the line of the program. owner_ref: refers to what is
+    alive while there is code that may release it; None when all is done. outcome_unknown: a command that adds it
+    got no answer, so a copy of it may still arrive, whatever came of the next.
     """
 
     __slots__ = (
@@ -230,12 +230,12 @@ class Grant:
             self.token, self.acquired_at = granted.token, granted.acquired_at
             self.reporting.waited = granted.now - self.waiting.began
             lease.uncontended = granted.uncontended
-            # The deadline first: to the heartbeat, who may look now, a grant held without one is a grant lost.
+            # The deadline first: to the heartbeat, which may look now, a grant held without one is a grant lost.
             lease.last = FOREVER if lease.max_hold is None else granted.now + lease.max_hold
             lease.since = granted.now
             lease.until = min(granted.until, lease.last)
             self.state = State.HELD
-            lease.renew_at = lease.renew_in_time(granted.now)
+            lease.renew_at = lease.next_renewal(granted.now)
 
     def renewed(self, until: float, now: float, length: float = 0.0) -> None:
         """It lives at least *until* then. A loss that was reported already stays reported."""
@@ -245,7 +245,7 @@ class Grant:
             lease.failures = 0
             if self.state in (State.WAITING, State.HELD):
                 lease.until = min(max(lease.until, until), lease.last)
-            lease.renew_at = lease.renew_in_time(now)
+            lease.renew_at = lease.next_renewal(now)
 
     def postpone(self, now: float, at_once: bool = False) -> None:
         """The renewal did not get through: try again soon, and a waiter less and less often.
@@ -263,16 +263,16 @@ class Grant:
             soon = min(self.length / 4, soon * 2 ** min(lease.failures - 1, 10))
         lease.renew_at = now + soon * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
 
-    def renew_late(self) -> None:
+    def defer_renewals(self) -> None:
         """Leave its document alone for a while, as long as that is safe: a transaction is going to write to it."""
         with self._mutex:
             lease = self.lease
             lease.renew_at = max(lease.renew_at, lease.until - lease.span(self._now()) / 3)
 
-    def renew_in_time(self) -> None:
+    def resume_renewals(self) -> None:
         """Renew it as usual again."""
         with self._mutex:
-            self.lease.renew_at = min(self.lease.renew_at, self.lease.renew_in_time(self._now()))
+            self.lease.renew_at = min(self.lease.renew_at, self.lease.next_renewal(self._now()))
 
     def lose(self, reason: str) -> bool:
         """It is not ours any more. Return whether that is news."""

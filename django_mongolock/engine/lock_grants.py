@@ -22,7 +22,7 @@ from .options import Options, check_seconds
 from .session.grant_registry import current_worker
 from .session.session import Session
 
-#: Packages whose lines are of no interest to who looks for the place where a lock was acquired.
+#: Packages whose lines are of no interest to anything that looks for the place where a lock was acquired.
 _OURS: Final = {"django_mongolock", "asyncio", "contextlib"}
 
 
@@ -55,7 +55,7 @@ class LockGrants:
         if any(grant.state is State.HELD for grant in grants):
             names = ", ".join(map(repr, self.keys))
             warnings.warn(
-                f"the lock {names}, acquired at {grants[0].acquired_from}, was not released, and nothing can any more",
+                f"the lock {names}, acquired at {grants[0].acquired_from}, was not released, and no code can do so now",
                 ResourceWarning,
                 stacklevel=2,
             )

@@ -1,8 +1,8 @@
 """What to send when: the protocol of one grant, as generators.
 
-They decide; they never wait, read a clock, or do I/O. They yield actions (`Apply`, `Release`, `Read`, `Pause`), and
-`runner` sends them the outcome or throws the error. So the same lines serve threads and coroutines, and their tests
-need no server. (psycopg's ``generators.py`` and ``transaction.py`` are the model.)
+They decide; they never wait, read a clock, or do I/O. They yield the actions of `engine.actions`, and `runner` sends
+them the outcome or throws the error. So the same lines serve threads and coroutines, and their tests need no server.
+(psycopg's ``generators.py`` and ``transaction.py`` are the model.)
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def acquire(
             continue
         result = yield from _wait_for_news(acquisition, reply, deadline, now, schedule)
         now, answer = result.now, result.answer
-        # It may have been granted before, slept through that grant, and queued again: those news are old.
+        # It may have been granted before, slept through that grant, and queued again: that news is old.
         if result.news is not None and result.news.token > last_token:
             if result.queued_until - now >= acquisition.enough:
                 return Granted(result.news.token, result.news.acquired_at, result.queued_until, now)

@@ -1,5 +1,7 @@
 """The one update that every operation on a lock is: prune, remove, renew, add, grant.
 
+To understand it, read `rule_in_python` first: the same rule, which runs without a server.
+
 The rule is an aggregation pipeline, evaluated by the primary on the one document of a key, by the primary's own
 clock. What a command asks is passed as the variable ``$$c`` (`Step.arguments`), all of it inside one ``$literal``, so
 that no text of a caller is ever read as an expression. The pipeline itself is a constant.
@@ -142,7 +144,7 @@ def _live(field: str, renewed: dict[str, Expression]) -> Expression:
 _HOLDER_RENEWED: dict[str, Expression] = {
     "until": {"$min": [from_now("$$e.server_lease"), {"$cond": ["$$e.released", "$$e.until", None]}]}
 }
-#: A waiter has waited for as long as when the document was written last: so the order is kept.
+#: Keeps the time that each has waited as of the last write, so that the order is kept.
 _WAITER_RENEWED: dict[str, Expression] = {
     "until": from_now("$$e.waiter_lease"),
     "since": {"$subtract": ["$$now", {"$subtract": ["$$doc.written_at", "$$e.since"]}]},
@@ -360,8 +362,11 @@ def _pipeline(parts: frozenset[str]) -> list[RawBSONDocument]:
         {"late": is_late("$$doc.cluster_time")},
         {"other_primary": _IS_OTHER_PRIMARY},
         {"now": _TIME},
+        # Prune
         {"live_holders": _live("holders", _HOLDER_RENEWED), "live_waiters": _live("waiters", _WAITER_RENEWED)},
+        # Remove, renew
         {"kept": kept, "queue": queue},
+        # Add
         {
             "queued": _with_new("resumes" in parts, "waited" in parts) if "add" in parts else "$$queue",
             # A difference of sets is found in one pass; for each holder, whether it was kept is not.
@@ -369,6 +374,7 @@ def _pipeline(parts: frozenset[str]) -> list[RawBSONDocument]:
         },
         # At least the time, so that tokens go on growing when the document was removed, or an older copy brought back.
         {"grant_count": _GRANT_COUNT, "first_token": {"$max": [{"$add": ["$$doc.token", 1]}, {"$toLong": "$$now"}]}},
+        # Grant
         {"granted": _granted("ask" in parts)},
         {
             "holders": {"$concatArrays": ["$$kept", "$$granted"]},

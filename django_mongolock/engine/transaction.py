@@ -115,13 +115,13 @@ class Atomic(Generic[S_co]):
             yield from self._abort()
             raise
         for grant in self._grants:
-            grant.renew_late()
+            grant.defer_renewals()
         return self._session
 
     def _end(self, error: BaseException | None, confirm: Callable[[], object]) -> Calls[None]:
         """Commit, or abort if the block has raised *error*. *confirm* asks the server if the lock is held."""
         for grant in self._grants:
-            grant.renew_in_time()
+            grant.resume_renewals()
         try:
             if error is not None:
                 return

@@ -70,9 +70,10 @@ class GrantRegistry:
 
 
 def current_worker() -> object:
-    """The running task, or else the thread: that would wait for itself.
+    """The running task, or else the thread: what would be in a deadlock with itself.
 
-    The task by a weak reference, of which there is one: its result may be the lock, which would then never be dropped.
+    The task is a weak reference, of which Python makes one for each object: the result of a task may be the lock, which
+    would otherwise never be collected.
     """
     task = current_task()
     return threading.current_thread() if task is None else weakref.ref(task)

@@ -1,7 +1,7 @@
 """Releases what no code can release any more.
 
-That are the grants of lock objects that were collected, of threads that have ended, and those whose clean-up was struck
-by a signal.
+These are the grants of lock objects that were garbage-collected, of threads that have ended, and those whose clean-up
+a signal interrupted.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Orphans:
                 self._release(grant, "its thread has ended")
 
     def _clean_up(self, grant: Grant) -> None:
-        """Do instead what the caller was struck over."""
+        """Do the clean-up in which a signal interrupted the caller."""
         if grant.owner_ref is None:
             return
         self._queue.leave(grant)

@@ -114,7 +114,7 @@ class Session:
     # The life of a grant
 
     def acquired(self, grant: Grant, granted: Granted) -> None:
-        """It is held."""
+        """Record that *grant* is held, and report it."""
         seen_to = grant.lease.renew_at
         grant.hold(granted)
         # In this order: at no time may the next in line be asked for beside it.
@@ -125,13 +125,13 @@ class Session:
         self.notifications.acquired(grant)
 
     def not_acquired(self, grant: Grant, reason: str) -> None:
-        """It is not asked for any more."""
+        """Record that *grant* is not asked for any more, and report why."""
         self.forget(grant)
         grant.owner_ref = None
         self.notifications.not_acquired(grant, reason, self.now() - grant.waiting.began)
 
     def released(self, grant: Grant) -> None:
-        """It was released."""
+        """Record that *grant* was released, and report it."""
         self.forget(grant)
         grant.owner_ref = None
         self.notifications.ended(grant)
