@@ -349,7 +349,7 @@ def restarts(times: int) -> list[Row]:
             Row("tokens given twice", len(held) - len({token for token, _, _ in held}), 0),
             Row("seconds until it was held again", longest, 60),
             Row("threads", after["threads"] - others, 40),
-            Row("grants, waiting, unsettled", after["grants, waiting, unsettled"], 0),
+            Row("grants, waiting, removals", after["grants, waiting, removals"], 0),
             Row("holders and waiters", after["holders and waiters"], 0),
         ]
         world.close()

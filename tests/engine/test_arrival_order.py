@@ -217,14 +217,15 @@ def test_readers_of_one_process_and_a_writer_of_another(new_process: NewProcess,
 
 
 def test_permits(new_process: NewProcess, queue: Queue) -> None:
-    """F69: the permits of a semaphore are given in the order of arrival."""
+    """F69: the permits of a semaphore are given in the order of arrival, to those whose process has heard of the grant
+    before theirs when a permit is released."""
     one, two = new_process(), new_process()
     for _ in range(2):
         queue.hold(new_process(), PERMIT)
     for name in ("A1", "A2", "A3"):
-        queue.ask(name, one, terms=PERMIT, hold=0.1)
+        queue.ask(name, one, terms=PERMIT, hold=0.6)
     for name in ("B1", "B2"):
-        queue.ask(name, two, terms=PERMIT, hold=0.1)
+        queue.ask(name, two, terms=PERMIT, hold=0.6)
     queue.let_go()
     assert queue.served() == ["A1", "A2", "A3", "B1", "B2"]
 

@@ -89,7 +89,7 @@ class TestReport:
     def test_table(self) -> None:
         """A line for each fault, alone and together with the others; what was not run is not said to be fine."""
         text = report.table(self.outcomes)
-        assert "| step-down | The primary hands over, by force or in order. | 9 | 40 | 0 | 2.5 s |" in text
+        assert "| step-down | The primary steps down, by force or in order. | 9 | 40 | 0 | 2.5 s |" in text
         assert "| all-down | All members are killed, and started again. | 0 | 0 | not run |  |" in text
         assert "2 runs of 60 s (seeds 2, 3): 6 faults, 100 attempts, 80 grants" in text
 
