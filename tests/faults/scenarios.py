@@ -395,13 +395,13 @@ def child_exits(stage: Stage) -> list[str]:
     lock = stage.lock(session).acquire()
     pid = os.fork()
     if pid == 0:
-        signal.alarm(10)
+        signal.alarm(20)
         with contextlib.suppress(BaseException):
             Sessions.close_all()
         os._exit(0)
     os.waitpid(pid, 0)
     # A moment later: what the primary has of a release, a majority read need not show at once.
-    freed = eventually(lambda: stage.grants() != {grant.id for grant in own(lock).grants}, 0.5)
+    freed = eventually(lambda: stage.grants() != {grant.id for grant in own(lock).grants}, 3)
     sessions.close()
     return [] if not freed else ["P1: the exit of a forked child has freed the lock of its parent"]
 
