@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 from unittest import mock
 
@@ -127,9 +127,9 @@ class Stage:
             for member in others:
                 _failpoint(member.uri, "rsSyncApplyStop", "off")
 
-    def failing(self, command: str, appname: str) -> contextlib.AbstractContextManager[None]:
-        """The primary refuses *command* to the clients of this name."""
-        return _failing(self.cluster.replica_set.members[0].uri, command, appname)
+    def failing(self, appname: str, *commands: str) -> contextlib.AbstractContextManager[None]:
+        """The primary refuses *commands* to the clients of this name."""
+        return _failing(self.cluster.replica_set.members[0].uri, commands, appname)
 
     def close(self) -> None:
         for over in self._over:
@@ -151,8 +151,8 @@ def _failpoint(uri: str, name: str, mode: str, **data: Any) -> None:
 
 
 @contextlib.contextmanager
-def _failing(uri: str, command: str, appname: str) -> Iterator[None]:
-    _failpoint(uri, "failCommand", "alwaysOn", failCommands=[command], appName=appname, errorCode=13)
+def _failing(uri: str, commands: Sequence[str], appname: str) -> Iterator[None]:
+    _failpoint(uri, "failCommand", "alwaysOn", failCommands=list(commands), appName=appname, errorCode=13)
     try:
         yield
     finally:
@@ -201,7 +201,7 @@ def looked_before_the_majority(stage: Stage) -> list[str]:
     """F5, F7: there is no change stream, so a waiter looks; the release that lets it in is at the primary only."""
     one, two = stage.session(), stage.session(timeout=0.7, appname="looker")
     mine, waiting = stage.lock(one).acquire(), stage.lock(two, wait=5)
-    with stage.failing("aggregate", "looker"):
+    with stage.failing("looker", "aggregate"):
         stage.queue(waiting)
         with stage.no_majority():
             mine.release()
@@ -246,7 +246,7 @@ def news_at_the_last_moment(stage: Stage) -> list[str]:
     one, two, three = stage.session(), stage.session(appname="told"), stage.session()
     mine, told = stage.lock(one).acquire(), stage.lock(two, Terms(lease=20, margin=0.1, waiter_lease=4))
     other = stage.lock(three)
-    with stage.failing("update", "told"):
+    with stage.failing("told", "update"):
         stage.queue(told)
         assert eventually(lambda: two.waits.stream.listening)
         mine.release()
@@ -267,7 +267,7 @@ def granted_while_renewed(stage: Stage) -> list[str]:
         assert hold.caught.wait(10)
         mine.release()
         assert eventually(lambda: told.held, 8)
-        with stage.failing("update", "told"):
+        with stage.failing("told", "update"):
             hold.let_go()
             assert eventually(lambda: not grant.lease.renewing)
             with contextlib.suppress(LockError):
@@ -280,7 +280,7 @@ def looked_at_its_place(stage: Stage) -> list[str]:
     one, two, three = stage.session(), stage.session(appname="told"), stage.session()
     mine, told = stage.lock(one, Terms(lease=1.5, margin=0.5)).acquire(), stage.lock(two, PLACE)
     other = stage.lock(three)
-    with stage.failing("update", "told"):
+    with stage.failing("told", "update"):
         stage.queue(told)
         (grant,) = two.registry.grants.values()
         assert eventually(lambda: grant.lease.until > 0)
@@ -311,7 +311,8 @@ def held_up_after_parsing(stage: Stage) -> list[str]:
         time.sleep(5)
         mine.extend()
         session.abort_transaction()
-    with stage.failing("update", "renews"):
+    # Cut off from reading, too: who reads that its lock has gone believes in it no more.
+    with stage.failing("renews", "update", "findAndModify", "find", "aggregate"):
         renewing.join(20)
         waiting.apply("k", Step(ask="w", remove=("w",), force=True), 5)
         other.try_acquire()
