@@ -404,8 +404,10 @@ FAULTS: Final[dict[str, Fault]] = {
         Fault("late-replies", late_replies, "network"),
         Fault("lost-replies", lost_replies, "network"),
         Fault("fail-closed", fail_closed, "network"),
-        Fault("fail-write-concern", fail_write_concern, "network"),
-        Fault("fail-not-primary", fail_not_primary, "network"),
+        # A driver that believes in a change of primary asks for it, but a server that has not changed answers its
+        # monitor only every ten seconds (the driver's heartbeat). Until then the client knows no primary.
+        Fault("fail-write-concern", fail_write_concern, "network", linger=10.0),
+        Fault("fail-not-primary", fail_not_primary, "network", linger=10.0),
         Fault("fail-exceeded", fail_exceeded, "network"),
         Fault("wrong-clocks", wrong_clocks, clocks=True, needs=clocks.missing),
         # Nobody loses its place by that, nor its lock: everything goes on as before.
