@@ -1,8 +1,8 @@
 """Django signals: what happens to the locks of this process, and what this process does to those of others.
 
-A receiver that raises does not disturb the lock; Django logs its error. Receivers are plain functions, and fast ones:
-the thread that acquires or releases calls them (`lock_lost` and `lock_release_requested` mostly come from the session's
-own thread).
+A receiver that raises does not disturb the lock; Django logs its error. (If Celery's soft time limit strikes inside a
+receiver, Django catches that too, and the task runs on.) Receivers are plain functions, and fast ones: the thread that
+acquires or releases calls them (`lock_lost` and `lock_release_requested` mostly come from the session's own thread).
 
 The signals about an acquisition of this process send, besides ``sender=MongoLock``:
 

@@ -39,10 +39,12 @@ def name() -> str:
     return uuid.uuid4().hex
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the worker keeps results and its log."""
-    return tmp_path_factory.mktemp("celery")
+    """Where the worker keeps its log, and every process the results."""
+    directory = tmp_path_factory.mktemp("celery")
+    celery_app.app.conf.update(result_backend=f"file://{directory}")
+    return directory
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +59,7 @@ def worker(mongo: MongoClient[dict[str, Any]], mongo_uri: str, directory: Path) 
         "TEST_CELERY_BROKER": broker,
         "TEST_CELERY_DIRECTORY": str(directory),
     }
-    celery_app.app.conf.update(broker_url=broker, result_backend=f"file://{directory}")
+    celery_app.app.conf.update(broker_url=broker)
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(WORKER, env=environment, stdout=log, stderr=log)
     try:

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..exceptions import LockLost
+from ..exceptions import LockError, LockLost
 
 logger = logging.getLogger("django_mongolock")
 
@@ -80,7 +80,7 @@ class PendingRelease:
         if not self.waits_for:
             try:
                 self.release()
-            except Exception:  # the transaction has ended anyway, and the lease will end
+            except LockError:  # the transaction has ended anyway, and the lease will end
                 logger.exception("lock not released after a transaction")
 
 

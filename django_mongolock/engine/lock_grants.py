@@ -7,7 +7,6 @@ import os
 import secrets
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
@@ -16,7 +15,7 @@ from ..exceptions import LockBackendFailed, LockMisused, LockNotAcquired, LockRe
 from . import protocol
 from .actions import FOREVER, Protocol
 from .document import milliseconds
-from .grant import TAKEN, Callback, Grant, OwnerRef, OwnerToken, State
+from .grant import TAKEN, Callback, Grant, OwnerRef, OwnerToken
 from .logs import WARNING, log
 from .options import Options, check_seconds
 from .session.grant_registry import current_worker
@@ -45,20 +44,6 @@ class LockGrants:
         self._facts = facts
         self._owner_tokens: tuple[OwnerToken, ...] = ()
         self._busy = threading.Lock()
-
-    def __del__(self) -> None:
-        """Release what was forgotten, or was left by a signal that struck just before the end of a block."""
-        grants: tuple[Grant, ...] = getattr(self, "grants", ())
-        if not grants or not self.is_ours or self.session is None:
-            return
-        self.session.orphans.drop(grants, id(self))
-        if any(grant.state is State.HELD for grant in grants):
-            names = ", ".join(map(repr, self.keys))
-            warnings.warn(
-                f"the lock {names}, acquired at {grants[0].acquired_from}, was not released, and no code can do so now",
-                ResourceWarning,
-                stacklevel=2,
-            )
 
     @property
     def is_ours(self) -> bool:

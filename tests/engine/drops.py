@@ -1,8 +1,8 @@
 """A process that drops locks while signals strike: `python -m tests.engine.drops COLLECTION CYCLES SEED`.
 
 Each lock is acquired in peace. Then a timer is set that goes off within the few microseconds which it takes for the
-lock object to die, and its owner token with it; what the signal's handler raises there, nobody can catch. At the end it
-says how often a signal struck something that dies, and what the session still knows of.
+lock object to die, and its owner token with it; if Python runs there, it swallows what the signal's handler raises. At
+the end it says how often that was, and what the session still knows of.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ class Storm:
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.struck = 0
+        self.swallowed = 0
         self._blows = False
         sys.unraisablehook = self._count
         signal.signal(signal.SIGALRM, self._strike)
@@ -62,7 +62,7 @@ class Storm:
             raise Struck
 
     def _count(self, _: object) -> None:
-        self.struck += 1
+        self.swallowed += 1
 
 
 def main(collection: str, cycles: str, seed: str) -> None:
@@ -83,7 +83,7 @@ def main(collection: str, cycles: str, seed: str) -> None:
     while session.known and time.monotonic() < end:
         time.sleep(0.02)
     known = session.known
-    sys.stdout.write(json.dumps({"struck": storm.struck, "known": known}) + "\n")
+    sys.stdout.write(json.dumps({"swallowed": storm.swallowed, "known": known}) + "\n")
     sys.stdout.flush()
     os._exit(0)  # what is left would be given back now
 

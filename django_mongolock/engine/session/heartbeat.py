@@ -10,12 +10,9 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from ..actions import FOREVER
-from ..grant import Grant, OwnerRef
+from ..grant import OwnerRef
 from ..logs import log_exception
 from .worker_threads import WorkerThreads
-
-#: What was dropped without a release: a grant, or the reference to the owner of one whose clean-up was struck.
-Dropped = Grant | OwnerRef
 
 
 class Chore(Protocol):
@@ -38,18 +35,18 @@ class Heartbeat:
         self.now = now
         self.threads = threads
         self._chores: Sequence[Chore] = ()
-        self.adopt: Callable[[Dropped], None]
+        self.adopt: Callable[[OwnerRef], None]
         #: Until when the thread sleeps; 0 while it does not.
         self.wakes_at = FOREVER
         self._mutex = threading.Lock()
-        #: Wakes the thread, and takes what was dropped: its `put` may be called anywhere, also by the garbage
-        #: collector, and no signal handler can strike in it. Not an Event: see `worker_threads`.
-        self.inbox: SimpleQueue[Dropped | None] = SimpleQueue()
+        #: Wakes the thread, and takes what was dropped without a release: its `put` may be called anywhere, also by the
+        #: garbage collector, and no signal handler can strike in it. Not an Event: see `worker_threads`.
+        self.inbox: SimpleQueue[OwnerRef | None] = SimpleQueue()
         self.thread: threading.Thread | None = None
         self._closed = False
 
-    def serve(self, chores: Sequence[Chore], adopt: Callable[[Dropped], None]) -> None:
-        """Do *chores*, in this order, and call *adopt* with each grant that was dropped."""
+    def serve(self, chores: Sequence[Chore], adopt: Callable[[OwnerRef], None]) -> None:
+        """Do *chores*, in this order, and call *adopt* with each reference whose owner is gone."""
         self._chores, self.adopt = chores, adopt
 
     def see_to(self, due: float) -> None:
@@ -112,9 +109,9 @@ class Heartbeat:
                 log_exception("the heartbeat failed and goes on")
                 time.sleep(0.1)
 
-    def _sleep(self, due: float) -> list[Dropped]:
+    def _sleep(self, due: float) -> list[OwnerRef]:
         """Sleep until something is *due* or something comes into the inbox; return what was dropped."""
-        dropped: list[Dropped] = []
+        dropped: list[OwnerRef] = []
         with contextlib.suppress(Empty):
             item = self.inbox.get(timeout=None if due == FOREVER else max(0.0, due - self.now()))
             while True:

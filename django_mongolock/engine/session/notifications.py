@@ -14,7 +14,8 @@ from .worker_threads import WorkerThreads
 CALLBACK_THREADS: Final = 4
 
 #: Called with what happens to a grant: "contended" if it must wait, then "acquired" or "not_acquired"; after "acquired"
-#: also "release_requested", and once either "released" or "lost".
+#: also "release_requested", and once either "released" or "lost". It must not raise. Nothing is caught here: it runs in
+#: the caller's thread, where what a signal handler raises must reach the caller.
 Observer = Callable[[str, Grant], object]
 
 
@@ -73,10 +74,7 @@ class Notifications:
         if is_enabled_for(level):
             log(level, f"lock {event.replace('_', ' ')}", **_facts(event, grant))
         if self._observer is not None:
-            try:
-                self._observer(event, grant)
-            except Exception:  # noqa: BLE001 - it is logged
-                log_exception("observer failed", event=event, key=grant.key)
+            self._observer(event, grant)
 
     def _call(self, callback: Callback | None, grant: Grant) -> None:
         """Have the program called, in another thread. Its lock may be about to go: from here on it stays."""

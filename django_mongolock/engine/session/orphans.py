@@ -1,13 +1,15 @@
 """Releases what no code can release any more.
 
 These are the grants of lock objects that were garbage-collected, of threads that have ended, and those whose clean-up
-a signal interrupted.
+a signal interrupted. No lock object has a `__del__`: Python swallows what a signal handler raises there, and a task
+would outlive its soft time limit.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable
 
 from ..grant import Grant, OwnerRef, State
 from ..logs import WARNING, log
@@ -18,36 +20,18 @@ from .local_queue import LocalQueue
 class Orphans:
     """Finds such grants and releases them.
 
-    put: takes them to the heartbeat, which has them adopted here. abandon: has a grant removed in the background.
+    abandon: has a grant removed in the background.
     """
 
-    def __init__(
-        self,
-        registry: GrantRegistry,
-        queue: LocalQueue,
-        put: Callable[[Grant | OwnerRef], object],
-        abandon: Callable[..., object],
-    ) -> None:
+    def __init__(self, registry: GrantRegistry, queue: LocalQueue, abandon: Callable[..., object]) -> None:
         self._registry = registry
         self._queue = queue
-        self._put = put
         self._abandon = abandon
 
-    def drop(self, grants: Iterable[Grant], user: int) -> None:
-        """A lock object is gone, and its grants were not released. Called by the garbage collector, so anywhere: takes
-        no lock and waits for nothing."""
-        for grant in grants:
-            grant.unshare(user)
-            if not grant.users and grant.state is State.HELD:
-                self._put(grant)
-
-    def adopt(self, dropped: Grant | OwnerRef) -> None:
-        """Release what was dropped. Called by the heartbeat."""
-        if isinstance(dropped, OwnerRef):
-            if (grant := getattr(dropped, "grant", None)) is not None:  # a signal may strike before it is set
-                self._clean_up(grant)
-        elif not dropped.users and dropped.state is State.HELD:
-            self._release(dropped, "its lock object is gone")
+    def adopt(self, owner_ref: OwnerRef) -> None:
+        """Release what its owner has dropped. Called by the heartbeat."""
+        if (grant := getattr(owner_ref, "grant", None)) is not None:  # a signal may strike before it is set
+            self._clean_up(grant)
 
     def next_due(self) -> float:
         """See Chore. Nothing here has a time of its own: it is looked for whenever something else is due."""
@@ -66,12 +50,16 @@ class Orphans:
         if grant.owner_ref is None:
             return
         self._queue.leave(grant)
-        if grant.state is State.HELD:
-            self._release(grant, "nothing refers to it any more")
+        was_held = grant.state is State.HELD
+        if was_held:
+            self._release(grant, "its lock object is gone")
         else:
             self._abandon(grant)
         # The caller may have left the line without waking the next.
         self._queue.wake_first(grant.line)
+        if was_held:
+            text = f"the lock {grant.key!r}, acquired at {grant.acquired_from}, was not released, and no code can now"
+            warnings.warn(text, ResourceWarning, stacklevel=2)
 
     def _release(self, grant: Grant, why: str) -> None:
         log(WARNING, f"lock released, {why}", key=grant.key, acquired=grant.acquired_from)

@@ -69,7 +69,7 @@ class Session:
         )
         self.renewals = Renewals(self.commands, self.registry, self.notifications, lost=self.lost)
         self.cleanup = Cleanup(self.commands)
-        self.orphans = Orphans(self.registry, self.queue, self.heartbeat.inbox.put, self.abandon)
+        self.orphans = Orphans(self.registry, self.queue, self.abandon)
         self.heartbeat.serve((self.waits, self.orphans, self.renewals, self.cleanup), self.orphans.adopt)
 
     def __repr__(self) -> str:
