@@ -394,15 +394,17 @@ def child_exits(stage: Stage) -> list[str]:
     sessions = Sessions(lambda: Session(MongoStore(stage.config())))
     session = sessions.current()
     lock = stage.lock(session).acquire()
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(20)
-        with contextlib.suppress(BaseException):
-            Sessions.close_all()
-        os._exit(0)
-    os.waitpid(pid, 0)
-    # A moment later: what the primary has of a release, a majority read need not show at once.
-    freed = eventually(lambda: stage.grants() != {grant.id for grant in own(lock).grants}, 3)
+    freed = False
+    for _ in range(3):  # a child that is broken has two seconds to send its release, which a busy machine may need
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(20)
+            with contextlib.suppress(BaseException):
+                Sessions.close_all()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        # A moment later: what the primary has of a release, a majority read need not show at once.
+        freed = freed or eventually(lambda: stage.grants() != {grant.id for grant in own(lock).grants}, 1)
     sessions.close()
     return [] if not freed else ["P1: the exit of a forked child has freed the lock of its parent"]
 
