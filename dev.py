@@ -3,6 +3,8 @@
 
     python3 dev.py test             all tests, with a MongoDB that it starts
     python3 dev.py test -k fifo     further arguments go to the program, here pytest
+    python3 dev.py test --with-system-packages
+                                    installs Chromium, Redis and the like before, with apt-get
 
 The first run creates .venv next to this file (with uv if it is on PATH) and installs what the command needs; later runs
 start at once, until pyproject.toml or the Python changes. With MONGODB_URI, the commands use an existing server.
@@ -33,6 +35,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 STAMP = VENV / "dev.json"
 LOG = VENV / "dev.log"
+LEFT_OUT = VENV / "left-out"  # what the last tests left out: tests/left_out.py writes it
 MONGOD_WHEELS = {"linux x86_64", "linux aarch64", "darwin x86_64", "darwin arm64", "win32 amd64"}
 
 
@@ -51,7 +54,7 @@ COMMANDS = {
     "faults": Command("run locks under random faults, and check them", "faults", "test", [["tests.faults"]]),
     "demo": Command("run the shop with its traffic until Ctrl-C", "demo", "demo", [["testproject.demo"]]),
     "docs": Command(
-        "build the documentation and run its examples (--build: only build)", "docs", "docs", [["tests.docs"]]
+        "build the documentation and run its examples (--build: only build)", "docs", "test", [["tests.docs"]]
     ),
     "lint": Command(
         "check the code (ruff, mypy)",
@@ -91,15 +94,17 @@ def main(arguments: list[str]) -> int:
     command = COMMANDS[name]
     started = time.monotonic()
     if command.needs_mongod and not (os.environ.get("MONGODB_URI") or os.environ.get("MONGOD")):
-        check_mongod_runs_here()
+        check_mongod_runs_here(libraries_come="--with-system-packages" in rest)
     with one_at_a_time():
         prepare(command.group)
+    LEFT_OUT.unlink(missing_ok=True)
     code = 0
     for step in command.steps:
         code = run([*step, *rest]) or code
         if code > 128:
             break
-    print(f"{command.noun}: {time.monotonic() - started:.0f} s", flush=True)
+    left_out = LEFT_OUT.read_text() if LEFT_OUT.exists() else ""
+    print("; ".join(filter(None, [f"{command.noun}: {time.monotonic() - started:.0f} s", left_out])), flush=True)
     return code
 
 
@@ -114,12 +119,12 @@ def fail(message: str) -> NoReturn:
     sys.exit(f"dev.py: {message}")
 
 
-def check_mongod_runs_here() -> None:
-    """Fail where the mongod of the dependency group has no wheel, or lacks a library of the system."""
+def check_mongod_runs_here(*, libraries_come: bool) -> None:
+    """Fail where the mongod of the dependency group has no wheel, or lacks a library that will not be installed."""
     system = f"{sys.platform} {platform.machine().lower()}"
     if system not in MONGOD_WHEELS or (sys.platform == "linux" and platform.libc_ver()[0] != "glibc"):
         fail(f"there is no MongoDB wheel for this platform ({system}): set MONGODB_URI to a replica set that runs")
-    for library in ["libcurl.so.4", "libcrypto.so.3"] if sys.platform == "linux" else []:
+    for library in ["libcurl.so.4", "libcrypto.so.3"] if sys.platform == "linux" and not libraries_come else []:
         try:
             ctypes.CDLL(library)
         except OSError:
@@ -213,7 +218,8 @@ def run(module: list[str]) -> int:
     """Run a module of .venv in the foreground; return its exit code, or 128 + n where signal n ended it."""
     # Ctrl-C reaches the child as well, and how to end is its decision. An exception here could lose its exit code.
     signal.signal(signal.SIGINT, lambda *_: None)
-    process = subprocess.Popen([str(PYTHON), "-m", *module], cwd=ROOT)
+    environment = {**os.environ, "MONGOLOCK_LEFT_OUT": str(LEFT_OUT)}
+    process = subprocess.Popen([str(PYTHON), "-m", *module], cwd=ROOT, env=environment)
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     code = process.wait()
     return code if code >= 0 else 128 - code

@@ -12,7 +12,8 @@ from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 
-from testproject.chromium import NoBrowserError, chromium
+from testproject.chromium import chromium
+from tests import parts
 
 #: Nothing inline, nothing from elsewhere.
 POLICY: Final = "default-src 'self'; form-action 'self'; frame-ancestors 'none'"
@@ -33,13 +34,10 @@ def strict_policy(get_response: Callable[[HttpRequest], HttpResponse]) -> Callab
 @contextmanager
 def browser() -> Iterator[Any]:
     """A browser, or the test is skipped. Playwright has an event loop in this thread, and Django shall not mind."""
-    pytest.importorskip("playwright", reason="needs Playwright")
-    try:
-        with chromium() as running, pytest.MonkeyPatch.context() as patch:
-            patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
-            yield running
-    except NoBrowserError as error:
-        pytest.skip(str(error))
+    parts.require("Chromium")
+    with chromium() as running, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+        yield running
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Start the MongoDB of the test run before Django's settings are read.
+"""Start the MongoDB of the test run before Django's settings are read; install system packages before, if asked to.
 
 Loaded by `-p tests.plugin`: a conftest comes too late, because pytest-django reads the settings first.
 """
@@ -10,13 +10,24 @@ from collections.abc import Iterator
 import pytest
 
 from testproject.servers import ServerError, mongodb
+from tests import parts
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of this project."""
+    what = "before the tests, install with apt-get what some of them need and this machine lacks: a browser, servers"
+    parser.addoption("--with-system-packages", action="store_true", help=what)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]:
     """Put the URI of a server into MONGODB_URI, unless one is there; the server ends with the test run."""
     options = early_config.known_args_namespace
-    if not (options.help or options.version or distributes(options.numprocesses)):
+    if options.help or options.version:
+        return (yield)
+    if options.with_system_packages and not is_worker():
+        parts.install()
+    if is_worker() or not options.numprocesses:
         servers = contextlib.ExitStack()
         early_config.add_cleanup(servers.close)
         try:
@@ -26,6 +37,6 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]
     return (yield)
 
 
-def distributes(processes: int | str | None) -> bool:
-    """Return whether this process only hands the tests out, to workers (pytest-xdist) that each start a server."""
-    return bool(processes) and "PYTEST_XDIST_WORKER" not in os.environ
+def is_worker() -> bool:
+    """Whether this is one of the processes (pytest-xdist) to which another hands out the tests; each has a server."""
+    return "PYTEST_XDIST_WORKER" in os.environ

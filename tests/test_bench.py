@@ -363,7 +363,6 @@ def test_the_page_has_a_place_for_every_question() -> None:
 
 def test_writing_the_page(tmp_path: Path) -> None:
     """Tables and goals stand in their places, plots are drawn, and what was not asked stays as it is."""
-    pytest.importorskip("matplotlib")
     there = tmp_path / "docs/explanation/page.md"
     there.parent.mkdir(parents=True)
     there.write_text("".join(f"<!-- begin {n} -->\nold {n}\n<!-- end {n} -->\n" for n in ("alone", "held", "machine")))

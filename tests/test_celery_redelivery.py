@@ -19,14 +19,14 @@ from django_mongolock import mongo_lock
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.contrib.celery import enqueue_once
 from testproject.servers import Redis
-from tests import redis_app
+from tests import parts, redis_app
 from tests.looking import document, holders
 from tests.redis_app import notes
 from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(Redis.missing() is not None, reason=str(Redis.missing())),
+    parts.needs("Redis"),
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes are gone"),
 ]
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from axe_core_python.sync_playwright import Axe
 from bson.int64 import Int64
 from django.contrib.auth.models import User
 from pytest_django import Settings
@@ -254,7 +255,7 @@ class TestEverybody:
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     def test_axe(self, visit: Visit, locks: Locks, scheme: str) -> None:
         """axe finds nothing on any page of the lock admin; and nobody's policy is broken."""
-        axe = pytest.importorskip("axe_core_python.sync_playwright").Axe()
+        axe = Axe()
         fill(locks)
         order = f"{LIST}order_3A5/change/"
         with visit(every=60, color_scheme=scheme) as page:
@@ -279,7 +280,7 @@ class TestEverybody:
 
     def test_axe_on_a_bad_day(self, visit: Visit, locks: Locks, away: None) -> None:
         """The page that says that MongoDB is away, too."""
-        axe = pytest.importorskip("axe_core_python.sync_playwright").Axe()
+        axe = Axe()
         with visit(fails=True) as page:
             assert "cannot be shown now" in page.inner_text("#content")
             assert violations(axe.run(page)) == []

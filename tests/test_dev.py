@@ -32,9 +32,11 @@ COMMANDS = ("test", "faults", "demo", "docs", "lint", "build", "screenshots", "l
 PATCHED = "import runpy, sys; sys.argv = ['dev.py', 'test']; {patch}; runpy.run_path('dev.py', run_name='__main__')"
 # Stands in for pytest in a project of its own: says what it was given, and waits for a signal if told to.
 FAKE_PYTEST = """
-import sys, time
+import os, pathlib, sys, time
 try:
     print(*sys.argv[1:], flush=True)
+    if "some" in sys.argv:
+        pathlib.Path(os.environ["MONGOLOCK_LEFT_OUT"]).write_text("left out: some")
     time.sleep(60 if "wait" in sys.argv else 0)
 except KeyboardInterrupt:
     sys.exit(7)
@@ -163,6 +165,21 @@ def test_arguments_exit_code_and_time(installed: Path) -> None:
     assert result.returncode == 3
     assert result.stdout.splitlines()[0] == "--numprocesses 3 -k a or b --help"
     assert result.stdout.splitlines()[-1] == "tests: 0 s"
+
+
+def test_the_last_line_says_what_was_left_out(installed: Path) -> None:
+    """It is of this run: the next one, which leaves nothing out, does not say it again."""
+    for arguments, end in [(["some"], "; left out: some"), ([], "")]:
+        assert run(installed, "test", *arguments).stdout.splitlines()[-1] == f"tests: 0 s{end}"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems bring the libraries")
+def test_libraries_that_will_be_installed_may_be_missing(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --with-system-packages it does not end with the advice to install them."""
+    monkeypatch.setattr(dev.ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError))
+    with pytest.raises(SystemExit, match="apt-get install libcurl4"):
+        dev.check_mongod_runs_here(libraries_come=False)
+    dev.check_mongod_runs_here(libraries_come=True)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")

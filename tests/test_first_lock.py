@@ -183,7 +183,6 @@ def test_twenty_at_once(start: str) -> None:
 
 def test_twenty_greenlets_at_once() -> None:
     """F76: the same under gevent, where an import that starts a program lets all others go on in the middle of it."""
-    pytest.importorskip("gevent")
     said = run(PATCHED, PROJECT, GREENLETS, TOGETHER, SAY)
     assert said["errors"] == []
     assert (said["late"], said["programs"]) == ([], [])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from axe_core_python import sync_playwright
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.db import connections
@@ -88,8 +89,7 @@ def holder(locks: Locks, key: str) -> Iterator[Callable[[], str]]:
 
 def axe(page: Any) -> list[str]:
     """What axe has against a page: the rule, and where."""
-    library = pytest.importorskip("axe_core_python.sync_playwright", reason="needs axe-core-python")
-    script = Path(library.__file__).with_name("axe.min.js").read_text()
+    script = Path(sync_playwright.__file__).with_name("axe.min.js").read_text()
     # By the debugger's protocol: the page's own policy forbids scripts, as it should.
     session = page.context.new_cdp_session(page)
     session.send("Runtime.evaluate", {"expression": script})

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from pymongo import MongoClient, WriteConcern
 from pymongo.errors import PyMongoError
 
 from testproject.servers import Mongod, Postgres, Redis, ReplicaSet, ServerError, mongod_path, mongodb
+from tests import parts
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="SIGSTOP and SIGKILL are POSIX signals")
@@ -265,7 +267,7 @@ def test_mongodb_names_a_server_that_cannot_be_used_without_its_password(
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.skipif(Redis.missing() is not None, reason=str(Redis.missing()))
+@parts.needs("Redis")
 def test_redis_answers_and_ends() -> None:
     """A Redis for the broker tests, on a port of its own."""
     with Redis() as redis:
@@ -283,10 +285,9 @@ def test_a_missing_redis_is_a_reason_to_skip(monkeypatch: pytest.MonkeyPatch) ->
         pass
 
 
-@pytest.mark.skipif(Postgres.missing() is not None, reason=str(Postgres.missing()))
+@parts.needs("PostgreSQL")
 def test_postgres_answers_keeps_its_data_and_ends() -> None:
     """A PostgreSQL of its own, also for root; killed, it comes back with its data; closed, nothing is left."""
-    psycopg = pytest.importorskip("psycopg")
     with Postgres() as postgres:
         with psycopg.connect(postgres.uri) as connection:
             connection.execute("CREATE TABLE written ()")

@@ -10,7 +10,6 @@ from typing import Any
 
 import docker
 import pytest
-from docker.errors import DockerException
 from pymongo import MongoClient, WriteConcern
 from testcontainers.community.mongodb import MongoDbContainer
 from testcontainers.core.config import ConnectionMode, testcontainers_config
@@ -20,6 +19,7 @@ from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
 from testproject.servers import mongod_path
+from tests import parts
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="the image holds a Linux mongod")]
@@ -35,11 +35,8 @@ ENTRYPOINT ["/mongod", "--bind_ip_all", "--dbpath", "/data", "--replSet", "rs0"]
 @pytest.fixture(scope="module")
 def engine() -> Iterator[docker.DockerClient]:
     """A Docker engine: the one that DOCKER_HOST or the usual socket leads to."""
-    try:
-        client = docker.from_env()
-        client.ping()
-    except DockerException as error:
-        pytest.skip(f"no Docker engine: {error}")
+    parts.require("a Docker engine")
+    client = docker.from_env()
     yield client
     client.close()
 

@@ -23,7 +23,7 @@ from django_mongolock import LockError, VersionConflict
 from django_mongolock.versions import VersionField
 from django_mongolock.versions.checking import all_or_nothing
 from testproject.servers import Mongod
-from tests.versioned.databases import added, db, home, postgres
+from tests.versioned.databases import added, db, home, on_sql, postgres
 from tests.versioned.shapes import Bare, Base, Child, Guard, Named, Part, Renamed, SoftThing, Thing, ThingProxy, Topic
 
 __all__ = ["db", "home", "postgres"]
@@ -509,10 +509,9 @@ class TestQuerySet:
                 [Thing(title="a")], update_conflicts=True, update_fields=["count"], unique_fields=["title"]
             )
 
+    @on_sql  # the backend for MongoDB has no ignore_conflicts
     def test_what_bulk_create_may_not_have_made(self, db: str) -> None:
         """With ignore_conflicts nobody knows whose the row is: it has to be read before it is saved."""
-        if connections[db].vendor == "mongodb":
-            pytest.skip("the backend has no ignore_conflicts")
         Named.objects.using(db).create(pk="a", value=1)
         (ignored,) = Named.objects.using(db).bulk_create([Named(pk="a", value=2)], ignore_conflicts=True)
         with pytest.raises(ValueError, match="read without its version"):
@@ -563,10 +562,9 @@ class TestTransactions:
             work()
         assert Thing.objects.using(db).count() == 1
 
+    @on_sql
     def test_a_savepoint_keeps_the_rest(self, db: str) -> None:
         """As for IntegrityError: in an atomic() of its own it can be caught."""
-        if connections[db].vendor == "mongodb":
-            pytest.skip("MongoDB has no savepoints")
         first, second = two(db)
         first.save()
         with transaction.atomic(using=db):

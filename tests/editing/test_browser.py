@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from axe_core_python import sync_playwright
 from django.contrib.auth.models import User
 from django.contrib.sessions.backends.base import UpdateError
 from django.core.signals import request_finished, request_started
 from django.db import OperationalError
 from django.test import Client
+from playwright.sync_api import expect
 from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 
@@ -26,7 +28,6 @@ from tests.editing.staff import holders, staff
 from tests.lock_documents import Locks
 from tests.waiting import eventually
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=["default", "mongo"]),
     pytest.mark.slow,
@@ -128,7 +129,7 @@ def page_of(order: Order) -> str:
 
 def says(tab: Any, text: str) -> None:
     """Wait until the panel says so."""
-    sync_api.expect(tab.locator('[data-part="text"]')).to_contain_text(text, timeout=20_000)
+    expect(tab.locator('[data-part="text"]')).to_contain_text(text, timeout=20_000)
 
 
 def patiently(call: Callable[[], Any]) -> Any:
@@ -152,7 +153,7 @@ def test_busy_until_it_is_free(people: Callable[..., Person], order: Order) -> N
     says(second, "This is being edited by anna.")
     assert second.locator("[name=item]").count() == 0
     before = second.locator('[data-part="detail"]').inner_text()
-    sync_api.expect(second.locator('[data-part="detail"]')).not_to_have_text(before)
+    expect(second.locator('[data-part="detail"]')).not_to_have_text(before)
     first.fill("[name=item]", "car")
     first.click("[name=_save]")
     first.wait_for_url("**/shop/order/")
@@ -206,7 +207,7 @@ def test_refused_and_on(people: Callable[..., Person], order: Order, settings: S
     says(second, "You are editing this.")
     first.click("[name=_save]")
     lost = first.locator(".errorlist.nonfield li", has_text="Not saved: this is now being edited by boss.")
-    sync_api.expect(lost).to_be_visible()
+    expect(lost).to_be_visible()
     says(first, "This is now being edited by boss. What you typed is still here")
     save, take_over = first.locator("[name=_save]"), first.locator("text=Take over and save")
     delete = first.locator("a.deletelink")
@@ -286,7 +287,7 @@ def test_logout(people: Callable[..., Person], order: Order) -> None:
     says(second, "This is being edited by anna.")
     other.click("text=Log out")
     says(second, "It is free now")
-    sync_api.expect(first.locator('[data-part="offline"]')).to_be_visible()
+    expect(first.locator('[data-part="offline"]')).to_be_visible()
     assert first.input_value("[name=item]") == "car"
 
 
@@ -332,7 +333,7 @@ def test_back_forward_cache(people: Callable[..., Person], order: Order) -> None
     assert eventually(lambda: not holders(order))
     tab.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
     assert eventually(lambda: len(holders(order)) == 1)
-    sync_api.expect(tab.locator("[name=edit_lock_tab]")).not_to_have_value(name)  # the answer is there
+    expect(tab.locator("[name=edit_lock_tab]")).not_to_have_value(name)  # the answer is there
     says(tab, "You are editing this.")
     tab.evaluate("dispatchEvent(new PageTransitionEvent('pagehide', {persisted: true}))")
     assert eventually(lambda: not holders(order))
@@ -437,8 +438,7 @@ def test_accessible(people: Callable[..., Person], order: Order, *, whole: bool)
     """Every state of the panel, in the admin and outside of it; at first the reader and both versions."""
     schemes = ("light", "dark") if whole else ("dark",)
     more = schemes if whole else ()
-    package = pytest.importorskip("axe_core_python", reason="axe-core-python is in the dependency group testing")
-    axe = (Path(package.__file__).parent / "axe.min.js").read_text()
+    axe = Path(sync_playwright.__file__).with_name("axe.min.js").read_text()
     anna, boss = people("anna", bypass_csp=True), people("boss", "take_over_edit_lock", bypass_csp=True)
     first, second = anna.open(page_of(order)), boss.open(page_of(order))
     accessible(first, axe, *more)

@@ -1,40 +1,18 @@
-"""Replica sets whose members' clocks can be set, by Debian's libfaketime."""
+"""Replica sets with a member whose clock can be set."""
 
 import contextlib
 import time
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 from testproject.servers import Mongod, ReplicaSet
+from tests.faults import clocks
 from tests.waiting import eventually
-
-FAKETIME = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)
-
-
-class Dial:
-    """Sets the wall clock of a process that is started with `environment`; its other clocks stay as they are."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self.set(0)
-
-    def set(self, seconds: int) -> None:
-        """Have its clock differ from ours by so much, from now on."""
-        self._file.write_text(f"{seconds:+d}s\n")
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {
-            "LD_PRELOAD": str(FAKETIME),
-            "FAKETIME_TIMESTAMP_FILE": str(self._file),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }
 
 
 class Cluster:
-    """Three members; the clock of the second can be set."""
+    """Three members; the clock of the second can be set by the dial, where there can be such clocks."""
 
-    def __init__(self, replica_set: ReplicaSet, dial: Dial) -> None:
+    def __init__(self, replica_set: ReplicaSet, dial: clocks.Dial) -> None:
         self.replica_set = replica_set
         self.dial = dial
 
@@ -53,3 +31,14 @@ class Cluster:
         """What the clock of a member shows, in seconds from ours."""
         with self.replica_set.members[number].client() as client:
             return float(client.admin.command("hello")["localTime"].timestamp() - time.time())
+
+
+@contextlib.contextmanager
+def cluster_with_a_dial(parameters: Mapping[str, str | int] | None = None) -> Iterator[Cluster]:
+    """A replica set of three that runs until the end of the block."""
+    replica_set = ReplicaSet(members=3, parameters=parameters)
+    with clocks.Dial() as dial:
+        if clocks.missing() is None:
+            replica_set.members[1].environment |= dial.environment
+        with replica_set:
+            yield Cluster(replica_set, dial)

@@ -12,15 +12,16 @@ from pymongo.errors import PyMongoError
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock
 from testproject.servers import Mongod, ReplicaSet
+from tests import parts
 from tests.engine.conftest import Commands, Document
 from tests.engine.overlap import Watch
 from tests.engine.parties import DATABASE, Parties
 from tests.engine.stuck import WRITES, cut_off
 from tests.engine.waiters import InThread
-from tests.faults.clocks import Dial, missing
+from tests.faults.clocks import Dial
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason=f"needs {missing()}")]
+pytestmark = [pytest.mark.slow, parts.needs("a C compiler")]
 
 #: A waiter that is handed the lock lives for six seconds without renewal, a holder for five times as long.
 TERMS = Terms(lease=30, margin=0.5, waiter_lease=6)

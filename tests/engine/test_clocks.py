@@ -1,4 +1,4 @@
-"""Clocks: of primaries that do not agree, that are set back, and of clients. Real members under libfaketime."""
+"""Clocks: of primaries that do not agree, that are set back, and of clients. Real members."""
 
 import contextlib
 import time
@@ -14,25 +14,20 @@ from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
-from testproject.servers import ReplicaSet
-from tests.engine.clusters import FAKETIME, Cluster, Dial
+from tests import parts
+from tests.engine.clusters import Cluster, cluster_with_a_dial
 from tests.engine.conftest import Document, store_of
 from tests.engine.processes import processes
 from tests.waiting import eventually
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(FAKETIME is None, reason="needs libfaketime: apt-get install libfaketime"),
-]
+pytestmark = [pytest.mark.slow, parts.needs("a C compiler")]
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster() -> Iterator[Cluster]:
     """A replica set of three, whose second member has a clock of its own."""
-    replica_set, dial = ReplicaSet(members=3), Dial(tmp_path_factory.mktemp("clock") / "offset")
-    replica_set.members[1].environment |= dial.environment
-    with replica_set:
-        yield Cluster(replica_set, dial)
+    with cluster_with_a_dial() as cluster:
+        yield cluster
 
 
 Sessions = Callable[[], Session]
@@ -157,8 +152,7 @@ def test_a_clock_that_is_set_back_lengthens_no_lease(cluster: Cluster, sessions:
 
 
 def test_a_client_s_wall_clock_means_nothing(collection: Collection[Document]) -> None:
-    """F25: it jumps by hours in both directions; the lock is held on, with its token. (The clock that Python shows:
-    under libfaketime Python's own sleep fails.)"""
+    """F25: it jumps by hours in both directions; the lock is held on, with its token."""
     with processes(1, "tell_time", collection.name) as (holder,):
         holder.hear()
         told = [holder.say(str(offset)).hear() for offset in (0, 3 * 3600, -5 * 3600)]

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.inspection import servers
 from testproject.servers import Mongod, ReplicaSet
-from tests.engine.clusters import FAKETIME, Dial
+from tests import parts
+from tests.engine.clusters import cluster_with_a_dial
 from tests.waiting import eventually
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(FAKETIME is None, reason="needs libfaketime: apt-get install libfaketime"),
-]
+pytestmark = [pytest.mark.slow, parts.needs("a C compiler")]
 
 
 @pytest.fixture
-def replica_set(tmp_path: Path) -> Iterator[ReplicaSet]:
+def replica_set() -> Iterator[ReplicaSet]:
     """Three members; the clock of the second is half a minute ahead."""
-    replica_set, dial = ReplicaSet(members=3), Dial(tmp_path / "offset")
-    replica_set.members[1].environment |= dial.environment
-    with replica_set:
-        dial.set(30)
-        yield replica_set
+    with cluster_with_a_dial() as cluster:
+        cluster.dial.set(30)
+        yield cluster.replica_set
 
 
 def test_members(replica_set: ReplicaSet) -> None:

@@ -14,8 +14,8 @@ from django_mongolock.engine import clock, grant, mongo_store, protocol, rule, r
 from django_mongolock.engine.document import Terms, entry
 from django_mongolock.engine.session import change_stream, commands, per_process, renewals, session, waits
 from django_mongolock.engine.step import Step
-from testproject.servers import ReplicaSet
-from tests.engine.clusters import FAKETIME, Cluster, Dial
+from tests import parts
+from tests.engine.clusters import Cluster, cluster_with_a_dial
 from tests.faults.broken import VARIABLE, VARIANTS, NothingToBreak, Patches, broken, table
 from tests.faults.relay import Relay
 from tests.faults.scenarios import SCENARIOS, WITH_CLOCKS, Stage
@@ -25,13 +25,10 @@ PARAMETERS: dict[str, str | int] = {"enableTestCommands": 1, "writePeriodicNoops
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A replica set of three; the clock of the second can be set where there is libfaketime."""
-    replica_set, dial = ReplicaSet(members=3, parameters=PARAMETERS), Dial(tmp_path_factory.mktemp("clock") / "offset")
-    if FAKETIME is not None:
-        replica_set.members[1].environment |= dial.environment
-    with replica_set:
-        yield Cluster(replica_set, dial)
+def cluster() -> Iterator[Cluster]:
+    """A replica set of three; the clock of the second can be set where there is a C compiler."""
+    with cluster_with_a_dial(PARAMETERS) as cluster:
+        yield cluster
 
 
 Run = Callable[[str], list[str]]
@@ -42,8 +39,8 @@ def run(cluster: Cluster) -> Run:
     """Runs a scenario on a stage of its own."""
 
     def run(name: str) -> list[str]:
-        if name in WITH_CLOCKS and FAKETIME is None:
-            pytest.skip("needs libfaketime: apt-get install libfaketime")
+        if name in WITH_CLOCKS:
+            parts.require("a C compiler")
         cluster.dial.set(0)
         primary = cluster.replica_set.members[0]
         if not primary.hello().get("isWritablePrimary"):

@@ -1,13 +1,13 @@
 """The harness itself: a short run of many faults, and proof that it finds what is wrong with a lock that is."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from tests import parts
 from tests.faults import report
 from tests.faults.__main__ import main
 from tests.faults.injections import FAULTS
@@ -109,9 +109,8 @@ class TestReport:
         assert report.END in page.read_text()
 
 
+@parts.needs("Redis")
 def test_redis_can_be_compared(tmp_path: Path) -> None:
-    """The harness knows redis-py's Lock, where there is a Redis."""
-    if shutil.which("redis-server") is None:
-        pytest.skip("no redis-server on PATH")
+    """The harness knows redis-py's Lock on a Redis."""
     outcome = run(tmp_path, 3, ["kill-worker"], lock="redis")
     assert outcome.grants > 5

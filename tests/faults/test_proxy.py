@@ -13,7 +13,7 @@ import bson
 import pytest
 
 from testproject.servers.process import HOST
-from tests.faults import clocks
+from tests import parts
 from tests.faults.clocks import Dial
 from tests.faults.proxy import CLIENT, HELD, OPEN, Network, Rule
 from tests.waiting import eventually
@@ -180,7 +180,7 @@ def test_members_are_told_from_clients(network: Network, echoes: list[Echo]) -> 
     assert gets_through(0, b"one")
 
 
-@pytest.mark.skipif(clocks.missing() is not None, reason=str(clocks.missing()))
+@parts.needs("a C compiler")
 def test_a_clock_that_can_be_set() -> None:
     """A process with a dial has the wall clock that is set, at once, and all its other clocks and waits as ever."""
     code = """

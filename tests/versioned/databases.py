@@ -17,17 +17,18 @@ from django.test import override_settings
 from pytest_django import DjangoDbBlocker
 
 from testproject.servers import Postgres
+from tests import parts
 from tests.versioned import shapes
 
 KINDS = ("sqlite", "postgres", "mongo")
+#: For tests of what MongoDB does not have.
+on_sql = pytest.mark.parametrize("home", ["sqlite", "postgres"], indirect=True)
 
 
 @contextlib.contextmanager
 def postgres_uri() -> Iterator[str]:
     """A PostgreSQL; skips where there is none."""
-    pytest.importorskip("psycopg", reason="psycopg is in the dependency group testing")
-    if reason := Postgres.missing():
-        pytest.skip(reason)
+    parts.require("PostgreSQL")
     with Postgres() as server:
         yield server.uri
 

@@ -1,0 +1,117 @@
+"""What a run leaves out: said in one sentence, and a failure in CI. Runs of pytest in a project of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests import left_out, parts
+from tests.packages import ROOT
+
+pytest_plugins = ["pytester"]
+
+SKIPPED = """
+import pytest
+@pytest.mark.skip("needs Redis")
+@pytest.mark.parametrize("number", [1, 2])
+def test_mark(number): pass
+"""
+FIXTURE = """
+import pytest
+@pytest.fixture
+def engine(): pytest.skip("needs a Docker engine")
+def test_fixture(engine): pass
+"""
+XFAIL = """
+import pytest
+@pytest.mark.xfail(strict=True)
+def test_xfail(): assert False
+"""
+MODULE = """
+import pytest
+pytest.importorskip("no_such_module", reason="no such module")
+def test_module(): pass
+"""
+PASSES = "def test_passes(): pass"
+MODULES = {"redis": SKIPPED, "docker": FIXTURE, "xfail": XFAIL, "module": MODULE, "passes": PASSES}
+
+Run = Callable[..., pytest.RunResult]
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs the modules with the plugin, on a machine without a Docker engine."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    for name in (left_out.FILE, "PYTEST_ADDOPTS"):
+        monkeypatch.delenv(name, raising=False)
+    pytester.makeini("[pytest]\ntestpaths = .\n")
+
+    def run(*modules: str, ci: bool = False, arguments: tuple[str, ...] = ()) -> pytest.RunResult:
+        pytester.makepyfile(**{f"test_{name}": MODULES[name] for name in modules})
+        monkeypatch.setenv("CI", str(ci).lower())
+        return pytester.runpytest_subprocess("-p", "xdist", "-p", "tests.left_out", *arguments)
+
+    return run
+
+
+def test_one_sentence(run: Run) -> None:
+    """What, for want of which part, and the command that adds it; outside of CI it is no failure."""
+    result = run(*MODULES)
+    assert result.ret == 0
+    added = "2 that need Redis (python3 dev.py test --with-system-packages adds them)"
+    said = f"left out: {added}, 1 that need a Docker engine, 1 for the reasons that pytest gives"
+    assert said in result.outlines
+
+
+def test_the_sentence_for_dev_py(run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of pytest-xdist all leave a module out: that is one. dev.py gets the sentence in a file."""
+    monkeypatch.setenv(left_out.FILE, "sentence")
+    assert "left out" not in run("module", "passes", arguments=("-n", "2")).stdout.str()
+    assert (pytester.path / "sentence").read_text() == "left out: 1 for the reasons that pytest gives"
+    (pytester.path / "test_module.py").unlink()
+    run("passes")
+    assert (pytester.path / "sentence").read_text() == ""
+
+
+@pytest.mark.parametrize("distributed", [(), ("-n", "2")], ids=["here", "xdist"])
+def test_in_ci_it_is_a_failure(run: Run, distributed: tuple[str, ...]) -> None:
+    """A test without an exemption has failed, by its mark or by its fixture; xfail is no test that is left out."""
+    result = run("redis", "docker", "passes", "xfail", ci=True, arguments=distributed)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*left out in CI (needs Redis): *", "*1 passed, 1 skipped, 1 xfailed, 2 errors*"])
+
+
+def test_in_ci_a_module_that_is_left_out_is_a_failure(run: Run) -> None:
+    """Who cannot import what a module needs leaves out all of its tests."""
+    result = run("module", "passes", ci=True)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["*left out in CI (no such module): *"])
+
+
+def test_an_exemption_that_is_not_needed_fails_the_whole_run(run: Run) -> None:
+    """There is no Docker engine, and yet no test was left out for it; what was a part of the tests proves nothing."""
+    result = run("passes", ci=True)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["ERROR tests/left_out.py: nothing needs a Docker engine, so it is no exemption"])
+    assert run("passes", ci=True, arguments=("test_passes.py",)).ret == 0
+    assert run("passes", ci=True, arguments=("-k", "test")).ret == 0
+    assert run("passes").ret == 0
+    assert run("passes", "docker", ci=True).ret == 0
+
+
+def test_an_exemption_may_be_for_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the part is there, nothing was left out for it, and that is as it should be."""
+    monkeypatch.setattr(parts, "PARTS", {"a": parts.Part(lambda: True), "b": parts.Part(lambda: False)})
+    assert left_out.stale(["needs a", "needs b", "for fun"], ["needs c"]) == ["needs b", "for fun"]
+    assert left_out.stale(["needs a", "needs b", "for fun"], ["needs b", "for fun"]) == []
+
+
+@pytest.mark.parametrize("reason", left_out.EXEMPTIONS)
+def test_exemptions_have_a_reason(reason: str) -> None:
+    """And say what is missing in the words of the tests."""
+    assert left_out.EXEMPTIONS[reason]
+    assert reason.removeprefix("needs ") in parts.PARTS

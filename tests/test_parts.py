@@ -1,0 +1,119 @@
+"""System packages: what is missing is installed with apt-get, quietly, and what cannot be had is named."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import parts
+from tests.parts import Part
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="takes a Unix shell")
+
+#: Notes its calls; brings every package but "none".
+APT = """#!/bin/sh
+echo "$DEBIAN_FRONTEND $*" >> "{folder}/calls"
+echo "a word to the log"
+case "$*" in
+    *none*) echo "E: no package none"; exit 100 ;;
+    *install*) for package; do touch "{folder}/$package"; done ;;
+esac
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Makes a machine that lacks parts, with an apt-get; root runs on it."""
+    monkeypatch.setattr(parts, "LOG", tmp_path / "log")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    program(tmp_path, "apt-get", APT)
+
+    def lacking(*names: str) -> Path:
+        made = {name: Part((tmp_path / name).exists, (name, f"{name}-more")) for name in names}
+        monkeypatch.setattr(parts, "PARTS", {**made, "an engine": Part(lambda: False)})
+        return tmp_path
+
+    return lacking
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    """Put a program into *folder*."""
+    (folder / name).write_text(text.format(folder=folder))
+    (folder / name).chmod(0o755)
+
+
+def calls(folder: Path) -> list[str]:
+    """With what apt-get was called: the frontend of Debian's installer, and what comes after the options."""
+    file = folder / "calls"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [" ".join(word for word in line.split() if not word.startswith("--")) for line in lines]
+
+
+def test_nothing_missing(machine: Callable[..., Path], capfd: pytest.CaptureFixture[str]) -> None:
+    """Where everything is there that apt could bring, apt is not called, and nothing is said."""
+    folder = machine("browser")
+    (folder / "browser").touch()
+    parts.install()
+    assert calls(folder) == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_is_missing_is_installed(machine: Callable[..., Path], capfd: pytest.CaptureFixture[str]) -> None:
+    """Only that, in one call that asks no question; what apt says goes into the log."""
+    folder = machine("browser", "server", "here")
+    (folder / "here").touch()
+    parts.install()
+    assert calls(folder) == ["noninteractive update", "noninteractive install browser browser-more server server-more"]
+    assert "--yes" in (folder / "calls").read_text()
+    assert (folder / "log").read_text() == "a word to the log\n" * 2
+    said = f"system packages: installing browser, server (log: {folder / 'log'})\n"
+    assert capfd.readouterr() == ("", said)
+
+
+def test_what_cannot_be_had_is_named(machine: Callable[..., Path], capfd: pytest.CaptureFixture[str]) -> None:
+    """It does not keep the others away, and the run goes on."""
+    folder = machine("none", "server")
+    parts.install()
+    assert parts.missing() == ["none"]
+    assert f"apt-get could not bring none: see {folder / 'log'}\n" in capfd.readouterr().err
+
+
+def test_no_apt(
+    machine: Callable[..., Path], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another system, one line says what to install."""
+    machine("browser")
+    monkeypatch.setenv("PATH", "")
+    parts.install()
+    said = capfd.readouterr().err.splitlines()
+    assert said[0].startswith("system packages: installing browser (log: ")
+    assert said[1] == "system packages: there is no apt-get, or neither root nor sudo: install them by hand"
+
+
+def test_sudo(machine: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is not root needs a sudo that asks for no password."""
+    folder = machine("browser")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    program(folder, "sudo", '#!/bin/sh\necho "sudo $1" >> "{folder}/calls"; shift; exec "$@"\n')
+    parts.install()
+    assert parts.missing() == []
+    assert (folder / "calls").read_text().count("sudo --non-interactive\n") == 2
+
+
+def test_tests_that_need_a_part(machine: Callable[..., Path]) -> None:
+    """They are left out, with a reason that names it, where it is missing; and only there."""
+    folder = machine("browser")
+    assert parts.needs("browser").mark.args == (True,)
+    assert parts.needs("browser").mark.kwargs == {"reason": "needs browser"}
+    with pytest.raises(pytest.skip.Exception, match="needs browser"):
+        parts.require("browser")
+    (folder / "browser").touch()
+    assert parts.needs("browser").mark.args == (False,)
+    parts.require("browser")
+    with pytest.raises(KeyError):
+        parts.needs("a browser")
