@@ -248,21 +248,20 @@ def _persistently(action: Apply | Read, acquisition: Acquisition, now: float, de
     while True:
         try:
             answer: Answer = yield action
-        except LockBackendFailed as error:
-            failure = error
+        except LockBackendFailed as error:  # kept by no variable: it leads to frames, and by them to the lock object
+            failures += 1
+            if not error.passing or (failures > 1 and now >= deadline):
+                raise
+            pause = random.uniform(0, min(1.0, 0.05 * 2 ** min(failures, 10)))  # noqa: S311 - spreads load
+            result: WaitResult = yield Pause(acquisition.grant, pause)
+            began, now = now, result.now
+            if result.cancelled:
+                yield acquisition.give_up()
+                raise LockCancelled(acquisition.key, now - started) from None
+            if now >= deadline and now - began > PROMPT:
+                raise
         else:
             return answer
-        failures += 1
-        if not failure.passing or (failures > 1 and now >= deadline):
-            raise failure
-        pause = random.uniform(0, min(1.0, 0.05 * 2 ** min(failures, 10)))  # noqa: S311 - spreads load
-        result: WaitResult = yield Pause(acquisition.grant, pause)
-        began, now = now, result.now
-        if result.cancelled:
-            yield acquisition.give_up()
-            raise LockCancelled(acquisition.key, now - started)
-        if now >= deadline and now - began > PROMPT:
-            raise failure
 
 
 def wait_in_line(acquisition: Acquisition, turn: Turn, deadline: float, now: float) -> Protocol[WaitResult]:

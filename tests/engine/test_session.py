@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -27,6 +28,7 @@ from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Limits
 from django_mongolock.exceptions import LockBackendFailed, LockError, LockLost
 from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock, renewed
+from tests.engine.faces import Face
 from tests.engine.processes import processes
 from tests.grants import grant_of
 from tests.waiting import eventually
@@ -329,6 +331,28 @@ def test_a_lock_that_nobody_can_release_any_more_is_released(
     time.sleep(0.05)
     assert inner.held
     assert inner.release()
+
+
+def test_a_forgotten_lock_whose_command_failed_at_first_is_released_at_once(
+    session: Session, lock: LockMaker, face: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F33: no error that was overcome on the way keeps its object alive until the garbage collector comes."""
+    apply, failed = session.store.apply, []
+
+    def fail_once(*args: Any) -> Any:
+        if not failed:
+            failed.append(1)
+            raise LockBackendFailed("no answer")
+        return apply(*args)
+
+    monkeypatch.setattr(session.store, "apply", fail_once)
+    gc.disable()
+    try:
+        mine = weakref.ref(face.acquire(lock()))
+        assert failed
+        assert mine() is None
+    finally:
+        gc.enable()
 
 
 def test_a_lock_that_was_forgotten_is_not_entered_again(
