@@ -337,7 +337,8 @@ def test_a_forgotten_lock_whose_command_failed_at_first_is_released_at_once(
     session: Session, lock: LockMaker, face: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F33: no error that was overcome on the way keeps its object alive until the garbage collector comes."""
-    apply, failed = session.store.apply, []
+    apply = session.store.apply
+    failed: list[int] = []
 
     def fail_once(*args: Any) -> Any:
         if not failed:

@@ -1,0 +1,191 @@
+"""Virtual time: strands that run one at a time, in an order that a seed decides."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from greenlet import getcurrent, greenlet
+
+T = TypeVar("T")
+
+FOREVER: Final = float("inf")
+#: How much later a strand may run than it is due, in seconds: so the order of what is due at once differs by seed.
+JITTER: Final = 0.000_2
+
+
+class Killed(BaseException):
+    """Ends a strand of a process that is gone: it runs no clean-up that sends anything."""
+
+
+class Process:
+    """What is stopped, and dies, as one. pid: as `os.getpid` gives it to its strands."""
+
+    def __init__(self, pid: int, kind: str) -> None:
+        self.pid = pid
+        self.kind = kind
+        self.alive = True
+        self.stopped_until = 0.0
+
+    def __repr__(self) -> str:
+        return f"{self.kind}-{self.pid}"
+
+
+class Strand:
+    """One line of execution: what a thread or a coroutine is elsewhere."""
+
+    def __init__(self, kernel: Kernel, process: Process, run: Callable[[], object], name: str = "") -> None:
+        self.process = process
+        self.name = name
+        self.ended = False
+        self.due = 0  # number of the event that resumes it; others are out of date
+        self.strike: BaseException | None = None
+        self._kernel = kernel
+        self._run = run
+        self.greenlet = greenlet(self._main, kernel.hub)
+
+    def __repr__(self) -> str:
+        return f"<{self.name or 'strand'} of {self.process}>"
+
+    def is_alive(self) -> bool:
+        """See Thread.is_alive()."""
+        return not self.ended and self.process.alive
+
+    def _main(self) -> None:
+        try:
+            self._run()
+        except Killed:
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised where the run is read
+            self._kernel.failures.append((self, error))
+        finally:
+            self.ended = True
+
+
+class Kernel:
+    """The virtual clock and what is due. time: seconds since the beginning. chance: all that is left to chance."""
+
+    def __init__(self, seed: int) -> None:
+        self.hub = getcurrent()
+        self.time = 0.0
+        self.chance = random.Random(seed)
+        self.failures: list[tuple[Strand, BaseException]] = []
+        self.steps = 0
+        self.over = False
+        self._numbers = itertools.count(1)
+        self._pids = itertools.count(101)
+        self._events: list[tuple[float, float, int, Strand | Callable[[], None]]] = []
+        self._strands: list[Strand] = []
+        self._by_greenlet: dict[greenlet, Strand] = {}
+        self.outside = Process(100, "harness")
+        self.current: Strand | None = None
+
+    # Processes and strands
+
+    def process(self, kind: str) -> Process:
+        """A new process."""
+        return Process(next(self._pids), kind)
+
+    def spawn(self, process: Process, run: Callable[[], object], name: str = "", after: float = 0.0) -> Strand:
+        """Start a strand, *after* so many seconds."""
+        strand = Strand(self, process, run, name)
+        self._strands.append(strand)
+        if len(self._strands) > 10_000:
+            self._strands = [each for each in self._strands if not each.ended]
+        self._resume(strand, self.time + after)
+        return strand
+
+    def at(self, seconds: float, call: Callable[[], None]) -> None:
+        """Make a *call* after so many seconds. It must not wait."""
+        self._push(self.time + seconds, call)
+
+    @property
+    def pid(self) -> int:
+        """The process of the strand that runs."""
+        return (self.outside if self.current is None else self.current.process).pid
+
+    # Waiting
+
+    def now(self) -> float:
+        """The virtual time, in seconds."""
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        """Wait in this strand."""
+        self.park(seconds)
+
+    def park(self, seconds: float = FOREVER) -> None:
+        """Wait until `wake` is called, at most so long. Raises what strikes the strand meanwhile."""
+        strand = self.current
+        if strand is None:
+            raise RuntimeError("only a strand can wait")
+        self._end_if_gone(strand)
+        strand.due = 0
+        if seconds != FOREVER:
+            self._resume(strand, self.time + max(0.0, seconds))
+        self.hub.switch()
+        self._end_if_gone(strand)
+        if strand.strike is not None:
+            try:
+                raise strand.strike
+            finally:
+                strand.strike = None
+
+    def _end_if_gone(self, strand: Strand) -> None:
+        if self.over or not strand.process.alive:
+            raise Killed
+
+    def wake(self, strand: Strand) -> None:
+        """End the wait of a strand."""
+        if not strand.ended:
+            self._resume(strand, self.time)
+
+    def strike(self, strand: Strand, error: BaseException) -> None:
+        """Raise *error* in a strand, where it waits: what a signal handler or a cancellation does."""
+        strand.strike = error
+        self.wake(strand)
+
+    # Running
+
+    def run(self, until: float) -> None:
+        """Let time pass *until* then."""
+        while self._events and self._events[0][0] <= until:
+            due, _, number, what = heapq.heappop(self._events)
+            self.time = max(self.time, due)
+            if not isinstance(what, Strand):
+                what()
+                continue
+            if what.due != number or what.ended or not what.process.alive:
+                continue
+            if what.process.stopped_until > self.time:
+                self._resume(what, what.process.stopped_until)
+                continue
+            self._switch_to(what)
+        self.time = max(self.time, until)
+
+    def close(self) -> None:
+        """End all strands. Nothing that they clean up reaches a server."""
+        self.over = True
+        for strand in self._strands:
+            while not strand.ended and strand.greenlet:
+                self._switch_to(strand)
+            strand.ended = True
+
+    def _switch_to(self, strand: Strand) -> None:
+        self.steps += 1
+        self.current = strand
+        try:
+            strand.greenlet.switch()
+        finally:
+            self.current = None
+
+    def _resume(self, strand: Strand, at: float) -> None:
+        strand.due = self._push(at, strand)
+
+    def _push(self, at: float, what: Strand | Callable[[], None]) -> int:
+        number = next(self._numbers)
+        heapq.heappush(self._events, (at + self.chance.uniform(0, JITTER), self.chance.random(), number, what))
+        return number
