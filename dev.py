@@ -52,6 +52,13 @@ class Command(NamedTuple):
 COMMANDS = {
     "test": Command("run the tests (pytest)", "tests", "test", [["pytest", "--numprocesses", "3"]]),
     "faults": Command("run locks under random faults, and check them", "faults", "test", [["tests.faults"]]),
+    "simulate": Command(
+        "run the engine under virtual time, and check it (--help)",
+        "simulation",
+        "test",
+        [["tests.simulation"]],
+        needs_mongod=False,
+    ),
     "demo": Command("run the shop with its traffic until Ctrl-C", "demo", "demo", [["testproject.demo"]]),
     "docs": Command(
         "build the documentation and run its examples (--build: only build)", "docs", "test", [["tests.docs"]]

@@ -13,9 +13,11 @@ from django_mongolock.engine.memory_server import _is_free, _is_held, _is_there,
 from django_mongolock.engine.replies import Found, Reply, read_found
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.exceptions import LockBackendFailed
-from tests.simulation.kernel import Kernel, Process, Strand
+from tests.simulation.kernel import JITTER, Kernel, Process, Strand
 from tests.simulation.server import Document, Parsed, Servers, Stream, Write
 
+#: How long the document of a free lock is kept, in seconds: a held one is renewed within that.
+RETENTION: Final = 10.0
 #: How long a command takes on its way in each direction, in seconds: at least, at most.
 LINK: Final = (0.000_1, 0.001)
 #: How long after an election a client may still take the former primary for the present one, in seconds.
@@ -72,7 +74,7 @@ class SimStore:
     is_journaled = True
 
     def __init__(self, kernel: Kernel, servers: Servers, process: Process, link: Link) -> None:
-        self.limits = Limits(retention=20_000)
+        self.limits = Limits(retention=round(RETENTION * 1_000))
         self.link = link
         self._kernel = kernel
         self._servers = servers
@@ -184,7 +186,7 @@ class SimStore:
         delay = self._delay()
         kernel.at(delay, partial(self._arrive, work, exchange, self._known))
         if not once and kernel.chance.random() < self.link.twice:
-            kernel.at(delay + self._delay(), partial(self._arrive, work, Exchange(None), self._known))
+            kernel.at(delay + JITTER + self._delay(), partial(self._arrive, work, Exchange(None), self._known))
         try:
             while not exchange.answers:
                 if kernel.time >= end:

@@ -23,6 +23,8 @@ from tests.simulation.world import World
 KINDS: Final = ("sync", "sync", "threads", "async", "threads")
 #: How long the processes may take to end, and then all keys to be free, in seconds.
 ENDING: Final = 60.0
+#: How long they go on when the last fault was healed, in seconds.
+AFTERMATH: Final = 6.0
 FREEING: Final = 30.0
 
 
@@ -73,7 +75,9 @@ def simulate(seed: int, seconds: float, events: Sequence[Event] | None = None, k
 def _end(world: World) -> None:
     """Heal everything, kill a third, let the others end; then try every key."""
     kernel = world.kernel
-    kernel.run(kernel.time + 25.0)  # faults that last heal themselves
+    while world.open_faults:  # they heal themselves
+        kernel.run(kernel.time + 0.5)
+    kernel.run(kernel.time + AFTERMATH)
     for worker in world.workers:
         worker.stopping = True
     alive = [worker for worker in world.workers if worker.process.alive]

@@ -74,6 +74,8 @@ class Servers:
         self.away_until = 0.0
         #: Keys whose documents cannot be written, since a transaction has done so and stands still.
         self.stuck: set[str] = set()
+        #: When each document was last written, in virtual time.
+        self.written: dict[str, float] = {}
         self._pending: list[Write] = []
         self._streams: dict[Stream, str] = {}
 
@@ -108,6 +110,7 @@ class Servers:
     def write(self, key: str, after: Document | None) -> Write:
         """Write a document, or remove it."""
         self._tick()
+        self.written[key] = self.kernel.time
         if after is None:
             self.documents.pop(key, None)
         else:

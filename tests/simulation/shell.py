@@ -21,6 +21,8 @@ from tests.simulation.kernel import FOREVER, Kernel, Strand
 T = TypeVar("T")
 
 ENGINE: Final = "django_mongolock.engine"
+#: `rule.PURGE_STEP` for runs of a minute, in milliseconds.
+PURGE_STEP: Final = 2_000
 #: Seconds that a call which has begun may take longer than it was given: see `worker_calls.OVERTIME`.
 OVERTIME: Final = 1.0
 
@@ -185,6 +187,7 @@ def _stand_ins(kernel: Kernel) -> dict[str, Any]:
         "secrets": types.SimpleNamespace(token_hex=lambda size: f"{kernel.chance.getrandbits(8 * size):0{2 * size}x}"),
         "os": types.SimpleNamespace(getpid=lambda: kernel.pid),
         "current_worker": lambda: kernel.current,
+        "PURGE_STEP": PURGE_STEP,
         "_has_ended": lambda worker: isinstance(worker, Strand) and worker.ended,
     }
 

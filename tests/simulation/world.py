@@ -71,6 +71,7 @@ class World:
         self.records: list[Record] = []
         self.workers: list[Worker] = []
         self.attempts = 0
+        self.open_faults = 0
         #: Until when documents were removed, by the clock that was furthest ahead, in seconds since the beginning.
         self.purged = 0.0
         self._operator = self.kernel.process("janitor")
@@ -152,7 +153,7 @@ class Worker:
             plan = line(self.chance)
         manner = "extend" if self.chance.random() < 0.1 else "release"
         if self.chance.random() < OFTEN:
-            manner = self.chance.choice(["cancel", "forget", "strike"])
+            manner = self.chance.choice(["cancel", "forget", "strike", "fork"])
         return dataclasses.replace(plan, manner=manner)
 
     # One attempt
@@ -223,6 +224,8 @@ class Worker:
 
     def _work(self, name: str, lock: MongoLock, plan: Plan) -> bool:
         end, extends = self.kernel.time + plan.work, plan.manner == "extend"
+        if plan.manner == "fork":
+            self._fork(name, lock)
         while held := self._look(name, lock):
             if extends and self.kernel.time >= end - plan.work / 2:
                 extends = False
@@ -232,6 +235,25 @@ class Worker:
                 break
             self.kernel.sleep(self.chance.uniform(0.01, 0.1))
         return held
+
+    def _fork(self, name: str, lock: MongoLock) -> None:
+        """Fork a child that leaves the block of its parent. It sees the parent's memory, not a copy of it."""
+        child = self.kernel.process("child")
+        self.world.write("forked", id=name)
+        self.world.write("start", child.pid, group=self.process.pid, kind="child")
+
+        def leave() -> None:
+            self._look(name, lock)
+            with contextlib.suppress(LockError):
+                if self.chance.random() < 0.5:
+                    lock.release()
+                else:
+                    lock.__exit__(None, None, None)
+            self._look(name, lock)
+            self.world.write("end", child.pid)
+
+        self.kernel.spawn(child, leave, "child")
+        self._happened("fork")
 
     def _give_back(self, name: str, lock: MongoLock) -> None:
         write = self.world.write
