@@ -65,7 +65,7 @@ class MemoryServer:
             self._moved += max(0.001, min([end, *due.values()]) - now)
             for session, moment in due.items():
                 if moment <= self.now():
-                    session.heartbeat.beat()
+                    session.heartbeat.do_due()
         for session in list(self.sessions):
             session.wake()
 

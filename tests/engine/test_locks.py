@@ -399,7 +399,7 @@ def test_on_lost_is_called_once(lock: LockMaker, session: Session, face: Face, t
     take_away()
     assert eventually(lambda: told)
     assert not face.release(mine)
-    session.heartbeat.beat()
+    session.heartbeat.do_due()
     time.sleep(0.1)
     assert told == [mine]
     with face.block(lock(on_lost=told.append)):

@@ -76,7 +76,7 @@ class Heartbeat:
         """When there is something to do, if nothing comes up before."""
         return min(chore.next_due() for chore in self._chores)
 
-    def beat(self) -> None:
+    def do_due(self) -> None:
         """Do what is due."""
         now = self.now()
         for chore in self._chores:
@@ -104,7 +104,7 @@ class Heartbeat:
                     return
                 for item in dropped:
                     self.adopt(item)
-                self.beat()
+                self.do_due()
             except BaseException:  # noqa: BLE001 - it is logged
                 log_exception("the heartbeat failed and goes on")
                 time.sleep(0.1)

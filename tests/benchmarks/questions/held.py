@@ -85,7 +85,7 @@ def beat(state: State) -> tuple[float, float]:
     for grant in grants:
         grant.lease.renew_at = 0.0
     cpu, started = time.process_time(), clock.now()
-    session.heartbeat.beat()
+    session.heartbeat.do_due()
     used = time.process_time() - cpu, clock.now() - started
     if lost := sum(not grant.held for grant in grants):
         raise RuntimeError(f"{lost} of {len(grants)} locks were lost")
