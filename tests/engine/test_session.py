@@ -287,7 +287,7 @@ def test_a_grant_that_comes_while_the_heartbeat_lies_down_is_seen(
         return due
 
     monkeypatch.setattr(session.heartbeat, "next_due", find_nothing)
-    monkeypatch.setattr(session.heartbeat, "beat", beats.set)
+    monkeypatch.setattr(session.heartbeat, "do_due", beats.set)
     session.heartbeat.wakes_at = 0.0
     session.heartbeat.start()
     assert beats.wait(10)
