@@ -22,8 +22,9 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="SIGSTOP and SIG
 
 ROOT = Path(__file__).resolve().parent.parent
 STARTER = """
-import sys, time
+import signal, sys, time
 from testproject.servers import Mongod
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background begins without
 server = Mongod()
 server.start()
 print(server.pid, server.directory, flush=True)

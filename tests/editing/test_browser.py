@@ -423,11 +423,18 @@ def test_without_javascript(people: Callable[..., Person], order: Order) -> None
     assert item_of(order) == "car"
 
 
+#: Colours fade to those of another scheme, or to those of a link that has the focus.
+FADED = """async () => {
+    await new Promise(resolve => requestAnimationFrame(() => requestAnimationFrame(resolve)));
+    await Promise.allSettled(document.getAnimations().map(animation => animation.finished));
+}"""
+
+
 def accessible(tab: Any, axe: str, *schemes: str) -> None:
     """Axe finds nothing, in light, in dark."""
     for scheme in schemes:
         tab.emulate_media(color_scheme=scheme)
-        tab.wait_for_timeout(300)  # colours fade
+        tab.evaluate(FADED)
         tab.evaluate(axe)
         found = tab.evaluate("axe.run(document.querySelector('main'))")["violations"]
         assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
