@@ -50,7 +50,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "test": Command("run the tests (pytest)", "tests", "test", [["pytest", "--numprocesses", "3"]]),
+    "test": Command("run the tests (pytest)", "tests", "test", [["pytest", "--numprocesses", "5"]]),
     "faults": Command("run locks under random faults, and check them", "faults", "test", [["tests.faults"]]),
     "simulate": Command(
         "run the engine under virtual time, and check it (--help)",

@@ -163,7 +163,7 @@ def test_arguments_exit_code_and_time(installed: Path) -> None:
     """The program gets the arguments as they are; its exit code is dev.py's; the last line says how long it took."""
     result = run(installed, "test", "-k", "a or b", "--help")
     assert result.returncode == 3
-    assert result.stdout.splitlines()[0] == "--numprocesses 3 -k a or b --help"
+    assert result.stdout.splitlines()[0] == "--numprocesses 5 -k a or b --help"
     assert result.stdout.splitlines()[-1] == "tests: 0 s"
 
 
@@ -198,7 +198,7 @@ def test_signals_reach_the_program_once_and_its_end_is_awaited(
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no thread runs here
     )
     assert process.stdout
-    assert process.stdout.readline() == "--numprocesses 3 wait\n"
+    assert process.stdout.readline() == "--numprocesses 5 wait\n"
     if number is signal.SIGINT:
         os.killpg(process.pid, number)
     else:
