@@ -24,6 +24,7 @@ from django.dispatch import Signal
 
 from .engine.grant import Grant
 from .engine.lock import MongoLock
+from .engine.logs import log_exception
 
 lock_contended: Final = Signal()
 lock_acquired: Final = Signal()
@@ -51,7 +52,10 @@ EVENTS: Final = {
 
 def send(signal: Signal, **facts: Any) -> None:
     """Call the receivers."""
-    signal.send_robust(sender=MongoLock, **facts)
+    try:
+        signal.send_robust(sender=MongoLock, **facts)
+    except RuntimeError:  # of Django, where a receiver is async and this thread runs an event loop
+        log_exception("signal not sent", key=facts.get("key"))
 
 
 def signal_sender(alias: str) -> Callable[[str, Grant], None]:

@@ -599,8 +599,8 @@ class TestSignals:
             lock_released.disconnect(fail)
         assert holders(key) == []
 
-    async def test_async_receiver(self) -> None:
-        """An async receiver cannot be called from a running loop by a sync send; that breaks no lock either."""
+    async def test_async_receiver(self, caplog: pytest.LogCaptureFixture) -> None:
+        """An async receiver cannot be called from a running loop by a sync send; that breaks no lock, and is logged."""
 
         async def listen(**event: Any) -> None: ...
 
@@ -612,3 +612,4 @@ class TestSignals:
         finally:
             lock_acquired.disconnect(listen)
         assert holders(key) == []
+        assert "signal not sent" in caplog.text
