@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -47,6 +48,12 @@ def _has_libraries() -> bool:
     return False
 
 
+def _has_python_tests() -> bool:
+    with contextlib.suppress(ImportError):
+        return importlib.util.find_spec("test.lock_tests") is not None
+    return False
+
+
 def _has_docker() -> bool:
     import docker
     from docker.errors import DockerException
@@ -63,6 +70,7 @@ PARTS: Final = {
     "a C compiler": Part(lambda: clocks.missing() is None, ("gcc", "libc6-dev")),
     "curl": Part(lambda: shutil.which("curl") is not None, ("curl",)),
     "the libraries of MongoDB": Part(_has_libraries, ("libcurl4", "libssl3")),
+    "the tests of Python": Part(_has_python_tests, (f"libpython3.{sys.version_info.minor}-testsuite",)),
     "a Docker engine": Part(_has_docker),
 }
 

@@ -1,0 +1,151 @@
+"""Our locks with the interface of those of `threading`, for CPython's test.lock_tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import threading
+import unittest
+from collections import defaultdict
+from collections.abc import Mapping
+from types import TracebackType
+
+import pytest
+
+from django_mongolock import LockNotAcquired, LockReentry, MongoLock, mongo_lock, mongo_semaphore
+from django_mongolock.backends.base import get_backend
+from django_mongolock.engine.session.session import SENDING_THREADS
+from tests.looking import new_key
+
+from .processes import Process
+
+
+def wait_of(blocking: bool, timeout: float) -> float | None:
+    """Our `wait` for the two arguments of threading's locks."""
+    if not blocking and timeout != -1:
+        raise ValueError("a timeout of a call that does not block")
+    if timeout > threading.TIMEOUT_MAX:
+        raise OverflowError("a longer timeout than threading takes")
+    if not blocking:
+        return 0.0
+    return None if timeout in (-1, threading.TIMEOUT_MAX) else timeout
+
+
+class Adapter:
+    """What the three have in common: every acquisition is a lock object of ours."""
+
+    error: type[Exception] = RuntimeError
+
+    def __init__(self) -> None:
+        self._key = new_key("threading")
+        self._held: list[MongoLock] = []
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Return whether it was acquired. A thread that would wait for itself gets LockReentry."""
+        lock, wait = self._make(), wait_of(blocking, timeout)
+        try:
+            self._acquire(lock, wait)
+        except LockReentry:
+            if wait is None:
+                raise
+            return False
+        except LockNotAcquired:
+            return False
+        self._held.append(lock)
+        return True
+
+    def release(self) -> None:
+        if not self._held or not self._held.pop().release():
+            raise self.error("released, but not held")
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _make(self) -> MongoLock:
+        return mongo_lock(self._key)
+
+    def _acquire(self, lock: MongoLock, wait: float | None) -> None:
+        lock.acquire(wait)
+
+
+class Lock(Adapter):
+    """`threading.Lock`, which any thread may release."""
+
+    def locked(self) -> bool:
+        return any(lock.held for lock in list(self._held))
+
+
+class RLock(Adapter):
+    """`threading.RLock`, which only its thread releases, as often as it was acquired."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_thread: defaultdict[int, list[MongoLock]] = defaultdict(list)
+
+    @property
+    def _held(self) -> list[MongoLock]:
+        return self._by_thread[threading.get_ident()]
+
+    @_held.setter
+    def _held(self, held: list[MongoLock]) -> None:
+        pass
+
+    def _make(self) -> MongoLock:
+        return mongo_lock(self._key, reentrant=True)
+
+
+class Semaphore(Adapter):
+    """`threading.Semaphore`, of which a thread may take several permits.
+
+    A thread or task of ours has one. So each permit is taken by a task, and released by the thread.
+    """
+
+    error = ValueError
+
+    def __init__(self, value: int = 1) -> None:
+        super().__init__()
+        self._permits = value
+        self._make()  # refuses wrong values
+
+    def release(self, n: int = 1) -> None:
+        for _ in range(n):
+            super().release()
+
+    def _make(self) -> MongoLock:
+        return mongo_semaphore(self._key, self._permits)
+
+    def _acquire(self, lock: MongoLock, wait: float | None) -> None:
+        asyncio.run(lock.aacquire(wait))
+
+
+def cases() -> Mapping[str, type[unittest.TestCase]]:
+    """The classes of the suite, for our locks. Raises ImportError."""
+    suite = importlib.import_module("test.lock_tests")
+    return {
+        "Lock": type("Lock", (suite.LockTests,), {"locktype": Lock}),
+        "RLock": type("RLock", (suite.RLockTests,), {"locktype": RLock}),
+        "Semaphore": type("Semaphore", (suite.SemaphoreTests,), {"semtype": Semaphore}),
+        "BoundedSemaphore": type("BoundedSemaphore", (suite.BoundedSemaphoreTests,), {"semtype": Semaphore}),
+    }
+
+
+def prepare(monkeypatch: pytest.MonkeyPatch, *, exempt: bool) -> None:
+    """Start the threads of the session: the suite counts those that a test leaves behind.
+
+    A test that is to fail need not wait for half a minute before.
+    """
+    if exempt:
+        monkeypatch.setattr("test.support.SHORT_TIMEOUT", 0.5)
+    with contextlib.suppress(LockNotAcquired), Process().lock(key := new_key("threading")):
+        mongo_lock(key, wait=0.01).acquire()
+    session = get_backend().session()
+    all_at_work = threading.Barrier(SENDING_THREADS + 1, timeout=10)
+    for _ in range(SENDING_THREADS):
+        session.threads.submit(all_at_work.wait, urgent=True)
+    all_at_work.wait()
