@@ -1,5 +1,6 @@
 """Living with a lock: dead threads, stopped processes, forks, limits, requests to release, ten thousand at a time."""
 
+import _thread
 import contextlib
 import gc
 import signal
@@ -20,7 +21,7 @@ from django_mongolock.engine.mongo_store import MongoStore
 from django_mongolock.engine.replies import Reply
 from django_mongolock.engine.session.notifications import CALLBACK_THREADS
 from django_mongolock.engine.session.session import Session
-from django_mongolock.exceptions import LockBackendFailed, LockLost
+from django_mongolock.exceptions import LockBackendFailed, LockLost, LockNotAcquired
 from django_mongolock.inspection.operations import ask_to_release
 from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock, renewed, store_of
 from tests.engine.processes import processes
@@ -37,7 +38,7 @@ BEAT = CALM.lease / 3
 # Threads that end
 
 
-@pytest.mark.parametrize("how", ["returns", "dies"])
+@pytest.mark.parametrize("how", ["returns", "dies", "was not started by threading"])
 def test_a_thread_that_ends_with_a_lock_loses_it(
     lock: LockMaker,
     session: Session,
@@ -58,7 +59,12 @@ def test_a_thread_that_ends_with_a_lock_loses_it(
         if how == "dies":
             raise RuntimeError
 
-    in_thread(work).join()
+    if how == "was not started by threading":
+        _thread.start_new_thread(work, ())
+        assert eventually(lambda: bool(kept) and kept[0].held)
+        time.sleep(0.2)  # until it has ended
+    else:
+        in_thread(work).join()
     timer.move(BEAT)
     assert eventually(lambda: entries() == [])
     assert not kept[0].held
@@ -66,6 +72,26 @@ def test_a_thread_that_ends_with_a_lock_loses_it(
     assert "its thread has ended" in caplog.text
     assert "test_living.py" in caplog.text
     assert eventually(lambda: not session.registry.grants)
+
+
+def test_a_thread_is_not_taken_for_one_that_has_ended(lock: LockMaker) -> None:
+    """P1: nor is one that `threading` has not started, and that has the number of an earlier one: it enters no lock of
+    that one."""
+    kept: list[MongoLock] = []
+    numbers: list[int] = []
+
+    def take() -> None:
+        with contextlib.suppress(LockNotAcquired):
+            kept.append(lock(terms=CALM, reentrant=True, wait=0).acquire())
+        numbers.append(threading.get_ident())
+
+    for number in range(1, 11):
+        _thread.start_new_thread(take, ())
+        assert eventually(lambda number=number: len(numbers) == number)  # type: ignore[misc]
+        time.sleep(0.05)  # until it has ended
+    assert len(set(numbers)) < len(numbers), "no thread got a number again"
+    tokens = [mine.fencing_token for mine in kept]
+    assert len(set(tokens)) == len(tokens)
 
 
 def test_a_lock_of_a_living_thread_is_kept(

@@ -76,7 +76,36 @@ def current_worker() -> object:
     would otherwise never be collected.
     """
     task = current_task()
-    return threading.current_thread() if task is None else weakref.ref(task)
+    return _current_thread() if task is None else weakref.ref(task)
+
+
+class _Alive:
+    """Dies with the thread in which it was made."""
+
+    __slots__ = ("__weakref__",)
+
+
+class ForeignThread(weakref.ref[_Alive]):
+    """A thread that `threading` has not started; dead when that thread has ended.
+
+    Before Python 3.13, `threading.current_thread` takes such a thread for an earlier one that had the same number.
+    """
+
+    __slots__ = ()
+
+
+_local: Final = threading.local()
+
+
+def _current_thread() -> object:
+    thread = threading.current_thread()
+    if not isinstance(thread, threading._DummyThread):
+        return thread
+    if not hasattr(_local, "worker"):
+        _local.alive = _Alive()
+        _local.worker = ForeignThread(_local.alive)
+    worker: ForeignThread = _local.worker
+    return worker
 
 
 def current_task() -> object:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from ..grant import Grant, OwnerRef, State
 from ..logs import WARNING, log
-from .grant_registry import GrantRegistry
+from .grant_registry import ForeignThread, GrantRegistry
 from .local_queue import LocalQueue
 
 
@@ -68,4 +68,6 @@ class Orphans:
 
 def _has_ended(worker: object) -> bool:
     """Whether it is a thread that has ended. The main thread has when the interpreter exits; then `close` releases."""
+    if isinstance(worker, ForeignThread):
+        return worker() is None
     return isinstance(worker, threading.Thread) and worker is not threading.main_thread() and not worker.is_alive()
