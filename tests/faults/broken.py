@@ -23,7 +23,7 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import WriteConcern
 from pymongo.read_concern import ReadConcern
 
-from django_mongolock.engine import clock, mongo_store, protocol, rule
+from django_mongolock.engine import mongo_store, protocol, rule
 from django_mongolock.engine.actions import Answer, Apply, WaitResult
 from django_mongolock.engine.document import LEAP, Terms, entry
 from django_mongolock.engine.election import CLOCK, CLUSTER_TIME, ClockEncoder
@@ -149,10 +149,10 @@ def _deadline_from_reply(patches: Patches) -> None:
     answer, judge = Commands.answer, Renewals.judge
 
     def answer_from_now(self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
-        return answer(self, grant_id, reply, clock.now(), number)
+        return answer(self, grant_id, reply, self.now(), number)
 
     def judge_from_now(self: Renewals, grant: Grant, found: Found | None, number: int, until: float) -> None:
-        judge(self, grant, found, number, clock.now() + grant.length)
+        judge(self, grant, found, number, self._now() + grant.length)
 
     patches.set(Commands, "answer", answer_from_now)
     patches.set(Renewals, "judge", judge_from_now)
@@ -163,7 +163,7 @@ def _deadline_from_news(patches: Patches) -> None:
 
     def hear_a_whole_lease(self: Waits, grant: Grant) -> WaitResult:
         result = hear(self, grant)
-        return result if result.news is None else replace(result, queued_until=clock.now() + grant.terms.lease)
+        return result if result.news is None else replace(result, queued_until=self._now() + grant.terms.lease)
 
     patches.set(Waits, "result", hear_a_whole_lease)
 

@@ -1,0 +1,222 @@
+"""Break the engine in one place at a time, and see what finds it: the simulation, or else the tests next to it.
+
+    python -m tests.simulation.mutants --sample 100             # what is known already is not run again
+    python -m tests.simulation.mutants grant:12 no-deadline     # these
+    python -m tests.simulation.mutants --list grant             # all mutants of a module
+    python -m tests.simulation.mutants --table                  # the tables of docs/explanation/mutants.md
+
+The results are kept in mutants.json next to this file. The tests need a MongoDB, which they start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from tests.simulation import mutation
+from tests.simulation.mutation import MODULES, VARIABLE, Mutant
+
+ROOT: Final = Path(__file__).parents[2]
+RESULTS: Final = Path(__file__).with_name("mutants.json")
+#: How long the simulation looks, and then the tests, in seconds.
+SIMULATION: Final = 60.0
+TESTS: Final = 300.0
+#: How much longer than it was given the simulation may take, in seconds: those count what the processor does for it.
+OVERTIME: Final = 600.0
+#: Which tests touch a module, the likely ones first.
+TOUCHED_BY: Final = {
+    "protocol": ("protocol", "waiting", "session", "deadlock", "owners"),
+    "rule_in_python": ("rule", "machine", "minimum_holds", "owners", "arrival_order"),
+    "grant": ("session", "locks", "living", "waiting"),
+    "lock_grants": ("locks", "session", "async", "signal_nets", "minimum_holds", "owners"),
+    "document": ("document", "locks", "session"),
+    "session.cleanup": ("releases", "session", "tombstones", "failover"),
+    "session.commands": ("session", "releases", "waiting", "arrival_order", "fast_path", "bounded_calls"),
+    "session.grant_registry": ("session", "locks", "living"),
+    "session.heartbeat": ("session", "living", "signal_nets"),
+    "session.local_queue": ("session", "waiting", "arrival_order", "locks"),
+    "session.orphans": ("session", "living", "signal_nets"),
+    "session.releases": ("releases", "fast_path", "failover"),
+    "session.renewals": ("session", "stuck_documents", "living", "minimum_holds", "waiting"),
+    "session.session": ("session", "living", "releases", "locks"),
+    "session.waits": ("waiting", "watching", "session", "journal"),
+}  # fmt: skip
+#: Run by every Python that starts while it is on the path: so the processes that tests start are mutants too.
+STARTUP: Final = "from tests.simulation.mutation import from_environment\nfrom_environment()\n"
+
+
+@dataclass
+class Result:
+    """What found a mutant. found: "violation", "crash" or "hang", by the simulation at *seed*; None if it did not find
+    it. seconds: how long it looked, in seconds of the processor, the start of the process included; none if it never
+    comes to that line. test: the test that found it instead."""
+
+    name: str
+    line: int
+    before: str
+    after: str
+    found: str | None = None
+    what: str = ""
+    seed: int = 0
+    seconds: float = 0.0
+    test: str | None = None
+    test_seconds: float = 0.0
+
+
+def simulated(environment: dict[str, str], arguments: Sequence[str], seconds: float) -> dict[str, Any]:
+    """What the simulation finds in a process of its own."""
+    command = [sys.executable, "-m", "tests.simulation.hunt", "--seconds", str(seconds), *arguments]
+    run = _run(command, environment, seconds + OVERTIME)
+    lines = run.stdout.strip().splitlines()
+    if lines and lines[-1].startswith("{"):
+        found: dict[str, Any] = json.loads(lines[-1])
+        return found
+    return {"found": "crash", "what": run.stderr.strip()[-300:]}
+
+
+def reached() -> dict[str, set[int]]:
+    """The lines that simulations come to, by module."""
+    run = _run([sys.executable, "-m", "tests.simulation.hunt", "--reached"], {}, OVERTIME)
+    return {module: set(lines) for module, lines in json.loads(run.stdout).items()}
+
+
+def tested(mutant: Mutant, seconds: float) -> str | None:
+    """The test that fails on a mutant, twice; None if there is none."""
+    files = [f"tests/engine/test_{name}.py" for name in TOUCHED_BY[mutant.module]]
+    found = _failing(mutant, files, seconds)
+    return found if found is None or _failing(mutant, [found], seconds) else None
+
+
+def _failing(mutant: Mutant, what: list[str], seconds: float) -> str | None:
+    with tempfile.TemporaryDirectory() as startup:
+        Path(startup, "sitecustomize.py").write_text(STARTUP)
+        path = os.pathsep.join((str(ROOT), startup))
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--assert=plain",
+            "--timeout",
+            "60",
+            *what,
+        ]
+        try:
+            run = _run(command, {VARIABLE: mutant.name, "PYTHONPATH": path}, seconds)
+        except subprocess.TimeoutExpired:
+            return None
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+?)(?: - |$)", run.stdout, re.MULTILINE)
+    return failed[1] if failed else what[0] if run.returncode not in (0, 1) else None
+
+
+def _run(command: Sequence[str], environment: dict[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
+    common = {"PYTHONPATH": str(ROOT), "DJANGO_SETTINGS_MODULE": "testproject.settings"}
+    return subprocess.run(
+        ["nice", "-n", "2", *command],
+        env={**os.environ, **common, **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+
+
+def sample(count: int, seed: int) -> list[Mutant]:
+    """So many mutants of all modules, in an order that the seed decides: a larger sample begins with a smaller one."""
+    every = [mutant for module in MODULES for mutant in mutation.mutants(module)]
+    random.Random(seed).shuffle(every)
+    return every[:count]
+
+
+class Book:
+    """What is known, kept in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._mutex = threading.Lock()
+        stored = json.loads(path.read_text()) if path.exists() else []
+        self.results = {result["name"]: Result(**result) for result in stored}
+
+    def keep(self, result: Result) -> None:
+        """Write a result down."""
+        with self._mutex:
+            self.results[result.name] = result
+            self.path.write_text(json.dumps([asdict(each) for each in self.results.values()], indent=1) + "\n")
+
+
+class Search:
+    """Finds what finds mutants, and keeps it. seconds: how long the simulation looks."""
+
+    def __init__(self, book: Book, seconds: float) -> None:
+        self.book = book
+        self.seconds = seconds
+        self._reached = reached()
+
+    def simulate(self, name: str) -> None:
+        """Have the simulation look, from where it stopped."""
+        mutant = mutation.find(name)
+        result = self.book.results.get(name) or Result(name, mutant.line, mutant.before, mutant.after)
+        is_reached = self._reached[mutant.module].intersection(range(mutant.lines[0], mutant.lines[1] + 1))
+        if is_reached and not result.found and result.seconds < self.seconds:
+            left = self.seconds - result.seconds
+            found = simulated({VARIABLE: name}, ["--seed", str(result.seed + 1)], left)
+            found["seconds"] = round(result.seconds + found.get("seconds", 0.0), 1)
+            result = replace(result, **found)
+        self._keep(result)
+
+    def test(self, name: str) -> None:
+        """Have the tests look, if the simulation has found nothing."""
+        result = self.book.results[name]
+        if not (result.found or result.test_seconds):
+            started = time.monotonic()
+            result.test = tested(mutation.find(name), TESTS)
+            result.test_seconds = round(time.monotonic() - started, 1)
+            self._keep(result)
+
+    def _keep(self, result: Result) -> None:
+        self.book.keep(result)
+        sys.stdout.write(f"{result.name} {result.seconds} s {result.found or result.test or 'not found'}\n")
+        sys.stdout.flush()
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutants")
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--sample", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--list", choices=MODULES, dest="module")
+    parser.add_argument("--seconds", type=float, default=SIMULATION, help="how long the simulation looks for each")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--no-tests", action="store_true")
+    options = parser.parse_args()
+    if options.module:
+        sys.stdout.writelines(f"{mutant.name} {mutant}\n" for mutant in mutation.mutants(options.module))
+        return
+    names = options.names or [mutant.name for mutant in sample(options.sample, options.seed)]
+    search = Search(Book(RESULTS), options.seconds)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(search.simulate, names))
+    for name in () if options.no_tests else names:
+        search.test(name)
+
+
+if __name__ == "__main__":
+    main()
