@@ -10,12 +10,15 @@ change nothing.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import os
 import resource
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from tests.simulation import mutation
@@ -43,23 +46,23 @@ def hunt(defect: str | None, seconds: float, first: int = 1) -> None:
     from tests.simulation.invariants import watched
     from tests.simulation.run import simulate
 
-    seed = first - 1
-    with broken(defect), watched() as violations:
-        while time.process_time() < seconds:
-            seed += 1
-            _set_alarm(seed)
+    with broken(defect), watched() as violations, _alarm() as set_alarm:
+        for seed in itertools.count(first):
+            if time.process_time() >= seconds:
+                tell(None, seed - 1)
+                return
+            set_alarm(seed)
             try:
                 outcome = simulate(seed, VIRTUAL)
             except Exception as error:  # noqa: BLE001 - raised by the servers: what is broken there fails
                 tell("crash", seed, repr(error))
                 return
-            if violations or outcome.violations:
-                tell("violation", seed, str((violations or outcome.violations)[0]))
+            if found := violations or outcome.violations:
+                tell("violation", seed, str(found[0]))
                 return
             if outcome.crashes:
                 tell("crash", seed, outcome.crashes[0])
                 return
-    tell(None, seed)
 
 
 def reached() -> None:
@@ -77,13 +80,22 @@ def reached() -> None:
     sys.stdout.write(json.dumps(lines) + "\n")
 
 
-def _set_alarm(seed: int) -> None:
-    def give_up(*_: Any) -> None:
-        tell("hang", seed)
-        os._exit(0)
+@contextlib.contextmanager
+def _alarm() -> Iterator[Callable[[int], None]]:
+    """A function that gives a seed its time from now on; when that is over, the process ends."""
 
-    signal.signal(signal.SIGPROF, give_up)
-    signal.setitimer(signal.ITIMER_PROF, HANGS_AFTER)
+    def set_alarm(seed: int) -> None:
+        def give_up(*_: Any) -> None:
+            tell("hang", seed)
+            os._exit(0)
+
+        signal.signal(signal.SIGPROF, give_up)
+        signal.setitimer(signal.ITIMER_PROF, HANGS_AFTER)
+
+    try:
+        yield set_alarm
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def main() -> None:
@@ -99,7 +111,6 @@ def main() -> None:
         return
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     mutation.from_environment()
-    _set_alarm(0)
     try:
         hunt(options.defect, options.seconds, options.seed)
     except Exception as error:  # noqa: BLE001 - raised by the import

@@ -26,7 +26,7 @@ def watched() -> Iterator[list[Violation]]:
             found.extend(Violation("minimum-hold", now, text) for text in broken)
         return after, write
 
-    Servers.apply = look  # type: ignore[method-assign]
+    Servers.apply = look  # type: ignore[method-assign, assignment]
     try:
         yield found
     finally:

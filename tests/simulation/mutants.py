@@ -1,7 +1,8 @@
 """Break the engine in one place at a time, and see what finds it: the simulation, or else the tests next to it.
 
     python -m tests.simulation.mutants --sample 100             # what is known already is not run again
-    python -m tests.simulation.mutants grant:12 no-deadline     # these
+    python -m tests.simulation.mutants grant:12 protocol:3      # these
+    python -m tests.simulation.mutants --defects                # the named defects
     python -m tests.simulation.mutants --list grant             # all mutants of a module
     python -m tests.simulation.mutants --table                  # the tables of docs/explanation/mutants.md
 
@@ -18,22 +19,25 @@ import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from tests.simulation import mutation
+from tests.simulation.defects import DEFECTS
 from tests.simulation.mutation import MODULES, VARIABLE, Mutant
+from tests.simulation.results import Book, Result, table
 
 ROOT: Final = Path(__file__).parents[2]
 RESULTS: Final = Path(__file__).with_name("mutants.json")
 #: How long the simulation looks, and then the tests, in seconds.
 SIMULATION: Final = 60.0
 TESTS: Final = 300.0
+#: How many tests may fail that do not fail alone: the machine may be busy.
+TRIES: Final = 3
 #: How much longer than it was given the simulation may take, in seconds: those count what the processor does for it.
 OVERTIME: Final = 600.0
 #: Which tests touch a module, the likely ones first.
@@ -58,28 +62,13 @@ TOUCHED_BY: Final = {
 STARTUP: Final = "from tests.simulation.mutation import from_environment\nfrom_environment()\n"
 
 
-@dataclass
-class Result:
-    """What found a mutant. found: "violation", "crash" or "hang", by the simulation at *seed*; None if it did not find
-    it. seconds: how long it looked, in seconds of the processor, the start of the process included; none if it never
-    comes to that line. test: the test that found it instead."""
-
-    name: str
-    line: int
-    before: str
-    after: str
-    found: str | None = None
-    what: str = ""
-    seed: int = 0
-    seconds: float = 0.0
-    test: str | None = None
-    test_seconds: float = 0.0
-
-
 def simulated(environment: dict[str, str], arguments: Sequence[str], seconds: float) -> dict[str, Any]:
     """What the simulation finds in a process of its own."""
     command = [sys.executable, "-m", "tests.simulation.hunt", "--seconds", str(seconds), *arguments]
-    run = _run(command, environment, seconds + OVERTIME)
+    try:
+        run = _run(command, environment, seconds + OVERTIME)
+    except subprocess.TimeoutExpired:
+        return {"found": "hang", "seconds": seconds}
     lines = run.stdout.strip().splitlines()
     if lines and lines[-1].startswith("{"):
         found: dict[str, Any] = json.loads(lines[-1])
@@ -94,10 +83,13 @@ def reached() -> dict[str, set[int]]:
 
 
 def tested(mutant: Mutant, seconds: float) -> str | None:
-    """The test that fails on a mutant, twice; None if there is none."""
-    files = [f"tests/engine/test_{name}.py" for name in TOUCHED_BY[mutant.module]]
-    found = _failing(mutant, files, seconds)
-    return found if found is None or _failing(mutant, [found], seconds) else None
+    """The test that fails on a mutant, also alone; None if there is none."""
+    what = [f"tests/engine/test_{name}.py" for name in TOUCHED_BY[mutant.module]]
+    for _ in range(TRIES):
+        if (found := _failing(mutant, what, seconds)) is None or _failing(mutant, [found], seconds):
+            return found
+        what += ["--deselect", found]
+    return None
 
 
 def _failing(mutant: Mutant, what: list[str], seconds: float) -> str | None:
@@ -121,7 +113,7 @@ def _failing(mutant: Mutant, what: list[str], seconds: float) -> str | None:
             run = _run(command, {VARIABLE: mutant.name, "PYTHONPATH": path}, seconds)
         except subprocess.TimeoutExpired:
             return None
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+?)(?: - |$)", run.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", run.stdout, re.MULTILINE)
     return failed[1] if failed else what[0] if run.returncode not in (0, 1) else None
 
 
@@ -145,41 +137,31 @@ def sample(count: int, seed: int) -> list[Mutant]:
     return every[:count]
 
 
-class Book:
-    """What is known, kept in a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._mutex = threading.Lock()
-        stored = json.loads(path.read_text()) if path.exists() else []
-        self.results = {result["name"]: Result(**result) for result in stored}
-
-    def keep(self, result: Result) -> None:
-        """Write a result down."""
-        with self._mutex:
-            self.results[result.name] = result
-            self.path.write_text(json.dumps([asdict(each) for each in self.results.values()], indent=1) + "\n")
-
-
 class Search:
     """Finds what finds mutants, and keeps it. seconds: how long the simulation looks."""
 
     def __init__(self, book: Book, seconds: float) -> None:
         self.book = book
         self.seconds = seconds
-        self._reached = reached()
+        self._lines: dict[str, set[int]] = {}
 
     def simulate(self, name: str) -> None:
         """Have the simulation look, from where it stopped."""
         mutant = mutation.find(name)
         result = self.book.results.get(name) or Result(name, mutant.line, mutant.before, mutant.after)
-        is_reached = self._reached[mutant.module].intersection(range(mutant.lines[0], mutant.lines[1] + 1))
+        self._lines = self._lines or reached()
+        is_reached = self._lines[mutant.module].intersection(range(mutant.lines[0], mutant.lines[1] + 1))
         if is_reached and not result.found and result.seconds < self.seconds:
             left = self.seconds - result.seconds
             found = simulated({VARIABLE: name}, ["--seed", str(result.seed + 1)], left)
             found["seconds"] = round(result.seconds + found.get("seconds", 0.0), 1)
             result = replace(result, **found)
         self._keep(result)
+
+    def put_back(self, name: str) -> None:
+        """Have the simulation look for a named defect."""
+        result = Result(name, 0, DEFECTS[name].text, "")
+        self._keep(replace(result, **simulated({}, ["--defect", name], self.seconds)))
 
     def test(self, name: str) -> None:
         """Have the tests look, if the simulation has found nothing."""
@@ -205,10 +187,19 @@ def main() -> None:
     parser.add_argument("--list", choices=MODULES, dest="module")
     parser.add_argument("--seconds", type=float, default=SIMULATION, help="how long the simulation looks for each")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--defects", action="store_true", help="the named defects instead")
+    parser.add_argument("--table", action="store_true", help="print what is known")
     parser.add_argument("--no-tests", action="store_true")
     options = parser.parse_args()
     if options.module:
         sys.stdout.writelines(f"{mutant.name} {mutant}\n" for mutant in mutation.mutants(options.module))
+        return
+    if options.table:
+        sys.stdout.write(table(list(Book(RESULTS).results.values())))
+        return
+    if options.defects:
+        for name in options.names or DEFECTS:
+            Search(Book(RESULTS), options.seconds).put_back(name)
         return
     names = options.names or [mutant.name for mutant in sample(options.sample, options.seed)]
     search = Search(Book(RESULTS), options.seconds)
