@@ -57,9 +57,9 @@ class Site:
         self._await_web()
 
     def start_traffic(self) -> None:
-        """Start the sellers."""
+        """Start the sellers. One may just wait for a lock, and for a busy machine, when they are to stop."""
         argv = module("testproject.demo.traffic", self.base, *SELLERS)
-        self.processes.start("traffic", argv, env={PASSWORD_VARIABLE: self.password})
+        self.processes.start("traffic", argv, env={PASSWORD_VARIABLE: self.password}, patience=40.0)
 
     def stop_traffic(self) -> Counter[str]:
         """End the traffic; return what it did."""

@@ -16,6 +16,7 @@ from tests.faults.peers import TIMEOUT, Plan
 from tests.faults.plans import KEYS
 from tests.faults.records import Record
 from tests.simulation.faults import Event, begin, schedule
+from tests.simulation.invariants import watched
 from tests.simulation.shell import replaced
 from tests.simulation.world import World
 
@@ -50,7 +51,7 @@ def simulate(seed: int, seconds: float, events: Sequence[Event] | None = None, k
     kernel = world.kernel
     logging.disable(logging.CRITICAL)
     try:
-        with replaced(kernel):
+        with replaced(kernel), watched() as broken_writes:
             for kind in kinds:
                 world.start(kind)
             for event in schedule(seed, seconds) if events is None else events:
@@ -66,7 +67,7 @@ def simulate(seed: int, seconds: float, events: Sequence[Event] | None = None, k
     )
     world.records.append({"what": "start", "t": 0.0, "pid": 100, "group": 100, "kind": "harness"})
     history = History(sorted(world.records, key=lambda record: float(record["t"])))
-    violations = [violation for rule in RULES for violation in rule(history)]
+    violations = [*broken_writes, *(violation for rule in RULES for violation in rule(history))]
     grants = sum(record["what"] == "got" for record in world.records)
     crashes = [f"{strand}: {error!r}" for strand, error in kernel.failures]
     return Outcome(violations, world.records, world.attempts, grants, kernel.steps, crashes)

@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from django_mongolock.engine.session import wakeups
 from django_mongolock.exceptions import LockBackendFailed
-from tests.simulation.kernel import FOREVER, Kernel, Strand
+from tests.simulation.kernel import FOREVER, Kernel, Killed, Strand
 
 T = TypeVar("T")
 
@@ -178,8 +178,16 @@ def _stand_ins(kernel: Kernel) -> dict[str, Any]:
         main_thread=lambda: None,
         TIMEOUT_MAX=threading.TIMEOUT_MAX,
     )
+
+    def log_exception(event: str, /, **facts: object) -> None:
+        """What the engine logs as an unexpected error is one."""
+        error = sys.exception()
+        if kernel.current is not None and error is not None and not isinstance(error, Killed):
+            kernel.failures.append((kernel.current, error))
+
     return {
         "threading": fake_threading,
+        "log_exception": log_exception,
         "time": types.SimpleNamespace(sleep=kernel.sleep, monotonic=kernel.now),
         "SimpleQueue": lambda: SimQueue[Any](kernel),
         "WorkerThreads": lambda most, reserved=0: SimWorkerThreads(kernel, most, reserved),

@@ -27,6 +27,8 @@ from tests.simulation.server import Servers
 MANY: Final = 4
 #: How often everybody queues at the one key where the order can be seen, beside what is chosen.
 QUEUEING: Final = 0.15
+#: How long a minimum hold is, and how long work under it takes, in seconds: sometimes longer than a renewal.
+HOLDS: Final = (0.02, 0.3, 0.8, 2.5)
 #: How often an attempt ends in another manner than by a release.
 OFTEN: Final = 0.1
 
@@ -151,6 +153,8 @@ class Worker:
             plan = choose(self.chance, whole=True)
         if self.chance.random() < QUEUEING or (self.process.kind == "sync" and self.chance.random() < 0.5):
             plan = line(self.chance)
+        if plan.min_hold:
+            plan = dataclasses.replace(plan, min_hold=self.chance.choice(HOLDS), work=self.chance.choice(HOLDS))
         manner = "extend" if self.chance.random() < 0.1 else "release"
         if self.chance.random() < OFTEN:
             manner = self.chance.choice(["cancel", "forget", "strike", "fork"])
