@@ -102,6 +102,7 @@ class Queue:
             asyncio.run_coroutine_threadsafe(self._work_in_task(name, lock, hold), self.loop)
         else:
             self.in_thread(lambda: self._work(name, lock, hold))
+        assert eventually(lambda: lock._own.wanted is not None or lock.held or name in self.left)
         time.sleep(GAP)
 
     def _work(self, name: str, lock: MongoLock, hold: float) -> None:
@@ -274,7 +275,7 @@ def test_a_hand_over_within_the_process_is_one_command(
         queue.ask(f"A{number}", session)
     if behind:
         queue.in_thread(lambda: other(terms=CALM, wait=60).acquire().release())
-        time.sleep(2.0)  # its change stream is open, and it has looked for the last time
+    time.sleep(2.0)  # the change streams are open, and all have looked for the last time
     commands.clear()
     queue.let_go()
     assert queue.served() == [f"A{number}" for number in range(6)]
