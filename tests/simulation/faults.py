@@ -182,13 +182,12 @@ def _linked(change: Callable[[Any, random.Random], None], longest: float) -> Cal
     """A fault of the links of all processes, or of one."""
 
     def inject(world: World, chance: random.Random) -> Steps:
-        workers, before = _some(world, chance), []
-        for worker in workers:
-            before.append((worker.store, worker.store.link))
-            link = worker.store.link = worker.store.link.copy()
-            change(link, chance)
+        stores = [worker.store for worker in _some(world, chance)]
+        for store in stores:
+            store.link = store.link.copy()
+            change(store.link, chance)
         yield chance.uniform(0.3, longest)
-        for store, _ in before:
+        for store in stores:
             store.link = world.link
         return None
 
