@@ -142,23 +142,23 @@ class MemoryStore:
 
     def apply(self, key: str, step: Step, timeout: float) -> Reply:
         self._answer(key)
-        given = partial(_is_held, grants=(step.given,)) if step.given else None
+        given = partial(is_held, grants=(step.given,)) if step.given else None
         document, now = self.server.apply(key, step, self.limits, given)
         return reply_of(key, document, step.ask, now, step.owner)
 
     def take_free(self, key: str, step: Step, timeout: float) -> Reply | None:
         self._answer(key)
-        document, now = self.server.apply(key, step, self.limits, partial(_is_free, grant=step.ask))
+        document, now = self.server.apply(key, step, self.limits, partial(is_free, grant=step.ask))
         return None if document is None else reply_of(key, document, step.ask, now, step.owner)
 
     def release(self, key: str, step: Step, timeout: float) -> bool:
         self._answer(key)
-        document, _ = self.server.apply(key, step, self.limits, partial(_is_held, grants=step.remove))
+        document, _ = self.server.apply(key, step, self.limits, partial(is_held, grants=step.remove))
         return document is not None
 
     def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
         self._answer(key)
-        document, _ = self.server.apply(key, Step(remove=(grant,)), self.limits, partial(_is_uncontended, grant=grant))
+        document, _ = self.server.apply(key, Step(remove=(grant,)), self.limits, partial(is_uncontended, grant=grant))
         return document is not None
 
     def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
@@ -169,7 +169,7 @@ class MemoryStore:
         self._answer()
         found: dict[str, Found] = {}
         for key in keys:
-            self.server.apply(key, step, self.limits, partial(_is_there, grants=step.renew))
+            self.server.apply(key, step, self.limits, partial(is_there, grants=step.renew))
             if (document := self.server.documents.get(key)) is not None:
                 found[key] = read_found(document)
         return found
@@ -284,7 +284,7 @@ def _call_and_set(callback: Callable[[], object] | None, done: threading.Event) 
         done.set()
 
 
-def _is_held(document: Document, grants: Sequence[str]) -> bool:
+def is_held(document: Document, grants: Sequence[str]) -> bool:
     return any(e["grant"] in grants for e in document["holders"])
 
 
@@ -292,15 +292,15 @@ def _is_former(holder: Document, grant: str, owner: str | None) -> bool:
     return owner is not None and holder.get("owner") == owner and holder["grant"] != grant and "released" not in holder
 
 
-def _is_uncontended(document: Document, grant: str) -> bool:
+def is_uncontended(document: Document, grant: str) -> bool:
     return [e["grant"] for e in document["holders"]] == [grant] and not document["waiters"]
 
 
-def _is_free(document: Document, grant: str) -> bool:
+def is_free(document: Document, grant: str) -> bool:
     return not (document["holders"] or document["waiters"]) and all(e["grant"] != grant for e in document["tombstones"])
 
 
-def _is_there(document: Document, grants: Sequence[str]) -> bool:
+def is_there(document: Document, grants: Sequence[str]) -> bool:
     return any(e["grant"] in grants for e in (*document["holders"], *document["waiters"]))
 
 

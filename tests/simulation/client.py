@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from django_mongolock.engine.deadlock import Cycle, cycle_of
-from django_mongolock.engine.memory_server import _is_free, _is_held, _is_there, _is_uncontended, reply_of
+from django_mongolock.engine.memory_server import is_free, is_held, is_there, is_uncontended, reply_of
 from django_mongolock.engine.replies import Found, Reply, read_found
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.exceptions import LockBackendFailed
@@ -85,22 +85,22 @@ class SimStore:
     # Commands
 
     def apply(self, key: str, step: Step, timeout: float) -> Reply:
-        given = partial(_is_held, grants=(step.given,)) if step.given else None
+        given = partial(is_held, grants=(step.given,)) if step.given else None
         work = partial(self._write, key, step, given, reply=True)
         reply: Reply = self._send(work, timeout, key)
         return reply
 
     def take_free(self, key: str, step: Step, timeout: float) -> Reply | None:
-        given = partial(_is_free, grant=step.ask)
+        given = partial(is_free, grant=step.ask)
         reply: Reply | None = self._send(partial(self._write, key, step, given, reply=True), timeout, key)
         return reply if reply is not None and reply.found else None
 
     def release(self, key: str, step: Step, timeout: float) -> bool:
-        given = partial(_is_held, grants=step.remove)
+        given = partial(is_held, grants=step.remove)
         return bool(self._send(partial(self._write, key, step, given, majority=False), timeout, key, once=True))
 
     def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
-        given, step = partial(_is_uncontended, grant=grant), Step(remove=(grant,))
+        given, step = partial(is_uncontended, grant=grant), Step(remove=(grant,))
         return bool(self._send(partial(self._write, key, step, given, majority=False), timeout, key, once=True))
 
     def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
@@ -115,7 +115,7 @@ class SimStore:
     def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
         def work(parsed: Parsed) -> Work:
             for key in keys:
-                yield from self._write(key, step, partial(_is_there, grants=step.renew), parsed)
+                yield from self._write(key, step, partial(is_there, grants=step.renew), parsed)
             committed = self._servers.committed
             return {key: read_found(committed[key]) for key in keys if key in committed}
 
@@ -135,7 +135,7 @@ class SimStore:
     def force(self, key: str, grant: str, timeout: float) -> None:
         """Take the key from one of its holders, as `operations.force_release` does."""
         step = Step(remove=(grant,), force=True)
-        self._send(partial(self._write, key, step, partial(_is_held, grants=step.remove)), timeout, key)
+        self._send(partial(self._write, key, step, partial(is_held, grants=step.remove)), timeout, key)
 
     def clear(self, keys: Sequence[str], timeout: float) -> None:
         """Apply the rule to stale locks, as `operations.clear_stale` does."""

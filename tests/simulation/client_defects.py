@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from django_mongolock.engine.actions import Apply
-from django_mongolock.engine.memory_server import _is_there, reply_of
+from django_mongolock.engine.memory_server import is_there, reply_of
 from django_mongolock.engine.protocol import Acquisition
 from django_mongolock.engine.replies import Beat, Found, Reply
 from django_mongolock.engine.step import Step
@@ -85,7 +85,7 @@ def no_op_as_proof(patches: Patches) -> None:
         def work(parsed: Parsed) -> Work:
             yield 0.0
             documents = self._servers.documents
-            mine = [key for key in keys if key in documents and _is_there(documents[key], step.renew)]
+            mine = [key for key in keys if key in documents and is_there(documents[key], step.renew)]
             return {key: _all_renewed(documents[key], step.beat) for key in mine}
 
         found: dict[str, Found] = self._send(work, timeout)
