@@ -4,8 +4,9 @@
 
 Each kind of trouble strikes the commands of threads that take locks and give them back, until it has struck so often:
 the connection is cut in place of the answer, the answer comes after its command was given up, the command itself
-arrives that late, or the write is made and its confirmation refused. Or coroutines are cancelled at any moment. When
-it is over: does a living entry outlive one (short) lease, does a thread hang, is any lock not to be had?
+arrives that late, or the write is made and its confirmation refused. Or coroutines are cancelled at any moment, or a
+signal's handler raises an error in the main thread, as Ctrl-C and Celery's soft time limit do. When it is over: does a
+living entry outlive one (short) lease, does a thread hang, is any lock not to be had, does an error not arrive?
 """
 
 import argparse
@@ -13,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import random
+import signal
 import socket
 import threading
 import time
@@ -133,6 +135,34 @@ async def cancelled(session: Session, count: int) -> None:
         await asyncio.gather(*(strike(start + n) for n in range(min(WORKERS, count - start))))
 
 
+class Struck(Exception):
+    """What the signal's handler raises."""
+
+
+def interrupted(session: Session, count: int) -> int:
+    """Have so many signals strike while locks are taken and given back. Returns how many errors did not arrive."""
+    fired, arrived = 0, 0
+
+    def strike(*_: object) -> None:
+        nonlocal fired
+        fired += 1
+        raise Struck
+
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        for number in range(count):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0001, 0.02))
+                while fired == number:
+                    with contextlib.suppress(LockError), lock_of(session, number):
+                        pass
+            except Struck:
+                arrived += 1
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    return fired - arrived
+
+
 class Bench:
     """The kinds of trouble, each on a collection of its own."""
 
@@ -176,6 +206,13 @@ class Bench:
         session = session_at(trouble.uri, name)
         asyncio.run(cancelled(session, self.count))
         return self._report(session, name, self.count, 0)
+
+    def signals(self) -> Figures:
+        trouble = Trouble(self.port, "none")
+        name = f"ambiguous_{uuid.uuid4().hex}"
+        session = session_at(trouble.uri, name)
+        lost = interrupted(session, self.count)
+        return {**self._report(session, name, self.count, 0), "errors that did not arrive": lost}
 
     def _relayed(self, kind: str) -> Figures:
         trouble = Trouble(self.port, kind)
@@ -223,7 +260,7 @@ class Bench:
 
 
 def main() -> None:
-    names = ("lost_answers", "late_answers", "late_commands", "refused_confirmations", "cancellations")
+    names = ("lost_answers", "late_answers", "late_commands", "refused_confirmations", "cancellations", "signals")
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.ambiguous")
     parser.add_argument("--count", type=int, default=2_000)
     parser.add_argument("--only", nargs="+", choices=names, default=names)

@@ -29,7 +29,8 @@ from tests.engine.waiters import InThread, Waiter
 from tests.grants import grant_of
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+#: Up to three times: a member that gets no processor for seconds is one that does not answer.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.flaky(reruns=2)]
 
 DATABASE = "mongolock_tests"
 CALM = Terms(lease=60, margin=0.5, waiter_lease=8)
