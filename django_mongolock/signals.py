@@ -39,6 +39,12 @@ lock_forced: Final = Signal()
 #: This process cleared stale locks: count, using.
 stale_locks_cleared: Final = Signal()
 
+#: A write was refused because its row or document was changed since it was read: what (the model or the collection).
+version_conflict: Final = Signal()
+#: A conflict leads to another attempt: what (see `version_conflict`; "" if the database itself reported it), error (the
+#: name of its class), attempt (the number of the one that failed).
+conflict_retried: Final = Signal()
+
 #: The events of the engine.
 EVENTS: Final = {
     "contended": lock_contended,

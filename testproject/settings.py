@@ -25,7 +25,6 @@ DATABASES: dict[str, dict[str, Any]] = {
         "NAME": env.str("SQLITE_PATH", default=str(BASE_DIR / "db.sqlite3")),
         "OPTIONS": {
             "timeout": 20,
-            "transaction_mode": "IMMEDIATE",
             "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
         },
         # A file in tests too: connections that share a database in memory fail at once instead of waiting.
@@ -37,8 +36,12 @@ DATABASES: dict[str, dict[str, Any]] = {
         "NAME": MONGODB_NAME,
     },
 }
-if POSTGRES_URI := env.str("POSTGRES_URI", default=""):  # another database for the rates, for comparison
-    DATABASES["postgres"] = env.db_url_config(POSTGRES_URI)
+if RATES_URI := env.str("RATES_URI", default=""):  # another database for the rates, for comparison
+    DATABASES["rates"] = env.db_url_config(RATES_URI)
+    if RATES_URI.startswith("mysql:"):
+        import pymysql
+
+        pymysql.install_as_MySQLdb()  # a driver that needs no compiler
 DATABASE_ROUTERS = [
     "testproject.router.MongoModelRouter",
     "django_mongolock.router.MongoLockRouter",

@@ -198,6 +198,14 @@ class TestDeployment:
         assert ids(found) == expected
         assert PASSWORD not in str(found)
 
+    @pytest.mark.parametrize("mode", [None, "DEFERRED", "immediate", "EXCLUSIVE"])
+    def test_transactions_on_sqlite(self, mode: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Models with a version on SQLite: the check names the setting with which transactions wait for each other."""
+        monkeypatch.setitem(connections["default"].settings_dict["OPTIONS"], "transaction_mode", mode)
+        found = checks.check_versions(app_configs=None)
+        assert ids(found) == (["W073"] if mode in (None, "DEFERRED") else [])
+        assert all('"transaction_mode": "IMMEDIATE"' in str(message.hint) for message in found)
+
     def test_only_deploy(self, settings: Settings) -> None:
         """Not said while developing."""
         out = io.StringIO()

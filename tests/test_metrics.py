@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -23,6 +24,7 @@ from django_mongolock import (
     SKIPPED,
     LockLost,
     LockNotAcquired,
+    VersionConflict,
     lock_key,
     mongo_lock,
     mongo_locked,
@@ -33,6 +35,9 @@ from django_mongolock.contrib.metrics import INSTRUMENTS, MOST_TEMPLATES
 from django_mongolock.contrib.opentelemetry import LockSpans, OpenTelemetryMetrics
 from django_mongolock.contrib.prometheus import PrometheusMetrics
 from django_mongolock.testing import MemoryLocks
+from django_mongolock.versions import retry_on_conflict
+from django_mongolock.versions.checking import lost_race
+from testproject.rates.models import Rate
 from testproject.shop.models import Order
 from tests.waiting import eventually
 
@@ -113,6 +118,20 @@ class TestNumbers:
             mongolock.lose("a")
         assert number("lost", **labels) == number("hold", **labels) == 1
         assert number("held", **labels) == 0
+
+    def test_conflicts_and_retries(self, number: Number) -> None:
+        """By what was to be written; an error of the database itself does not say what that was."""
+        errors = [OperationalError(1213, "Deadlock found"), lost_race(Rate(pk="EUR"), 1), lost_race(Rate(pk="EUR"), 1)]
+
+        @retry_on_conflict(attempts=3, backoff=0)
+        def work() -> None:
+            raise errors.pop(0)
+
+        with pytest.raises(VersionConflict):
+            work()
+        assert number("conflicts", what="rates.Rate") == 2
+        assert number("retries", what="rates.Rate", error="VersionConflict") == 1
+        assert number("retries", what="other", error="OperationalError") == 1
 
     @pytest.mark.filterwarnings("ignore::ResourceWarning")
     def test_what_nobody_released(self, number: Number) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pymysql
 import pytest
 from pymongo import MongoClient, WriteConcern
 from pymongo.errors import PyMongoError
 
-from testproject.servers import Mongod, Postgres, Redis, ReplicaSet, ServerError, mongod_path, mongodb
+from testproject.servers import MariaDB, Mongod, Postgres, Redis, ReplicaSet, ServerError, mongod_path, mongodb
 from tests import parts
 from tests.waiting import eventually
 
@@ -308,6 +309,30 @@ def test_a_missing_postgres_is_a_reason_to_skip(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ServerError, match="apt-get install postgresql"), Postgres():
         pass
     monkeypatch.setattr("testproject.servers.postgres._programs", lambda: ROOT)
-    monkeypatch.setattr("testproject.servers.postgres._is_root", lambda: True)
-    monkeypatch.setattr("testproject.servers.postgres.USER", "nobody-of-that-name")
-    assert "there is no user postgres" in str(Postgres.missing())
+    monkeypatch.setattr("testproject.servers.unprivileged.is_root", lambda: True)
+    monkeypatch.setattr(Postgres, "system_user", "nobody-of-that-name")
+    assert "there is no user nobody-of-that-name" in str(Postgres.missing())
+
+
+@parts.needs("MariaDB")
+def test_mariadb_answers_and_ends() -> None:
+    """A MariaDB of its own, also for root; closed, nothing is left."""
+    with MariaDB() as mariadb:
+        assert query_of_mysql(mariadb, "SELECT DATABASE()") == "test"
+        pid, directory = mariadb.pid, mariadb.directory
+    assert not alive(pid)
+    assert not directory.exists()
+
+
+def query_of_mysql(server: MariaDB, query: str) -> Any:
+    """Return the first column of the first row."""
+    with pymysql.connect(host="127.0.0.1", port=server.port, user="root", database="test") as connection:
+        cursor = connection.cursor()
+        cursor.execute(query)
+        return next(iter(cursor))[0]
+
+
+def test_a_missing_mariadb_is_a_reason_to_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for Redis."""
+    monkeypatch.setenv("PATH", "")
+    assert MariaDB.missing() == "no mariadbd on PATH: apt-get install mariadb-server"

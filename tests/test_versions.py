@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -23,10 +24,11 @@ from django_mongolock import LockError, VersionConflict
 from django_mongolock.versions import VersionField
 from django_mongolock.versions.checking import all_or_nothing
 from testproject.servers import Mongod
-from tests.versioned.databases import added, db, home, on_sql, postgres
+from tests.benchmarks import rates
+from tests.versioned.databases import added, db, home, mariadb, on_sql, postgres
 from tests.versioned.shapes import Bare, Base, Child, Guard, Named, Part, Renamed, SoftThing, Thing, ThingProxy, Topic
 
-__all__ = ["db", "home", "postgres"]
+__all__ = ["db", "home", "mariadb", "postgres"]
 
 ROOT = Path(__file__).resolve().parent.parent
 #: A quarter of an hour in all on a small machine; `python -m tests.benchmarks.rates --runs 100` is the same.
@@ -471,6 +473,16 @@ class TestQuerySet:
             Thing.objects.using(db).bulk_update([*things, Thing(pk=None)], ["count"])
         assert Thing.objects.using(db).bulk_update([], ["count"]) == 0
 
+    def test_bulk_update_of_two_copies(self, db: str) -> None:
+        """Of two copies of one row, one would be lost without a word; the same instance twice is harmless."""
+        one, other = two(db)
+        one.count, other.title = 5, "b"
+        with pytest.raises(ValueError, match=r"in the list twice.*Read each row once"):
+            Thing.objects.using(db).bulk_update([one, other], ["count", "title"])
+        assert (stored(one, db).count, stored(one, db).version) == (0, 1)
+        Thing.objects.using(db).bulk_update([one, one], ["count"])
+        assert (stored(one, db).count, stored(one, db).version) == (5, 2)
+
     def test_bulk_update_of_more_than_a_batch(self, db: str) -> None:
         """The number of parameters of a database is no limit."""
         things = Thing.objects.using(db).bulk_create([Thing(title=f"{number}") for number in range(1200)])
@@ -653,26 +665,27 @@ class TestField:
         assert ids(Twice) == {"mongolock.E071"}
 
 
-RACES = {"default": "SQLite", "postgres": "PostgreSQL", "mongo": "MongoDB"}
-
-
 class TestRace:
-    """The two-table example: five processes replace the latest rate at once, and append what they replaced."""
+    """The two-table example: five processes replace the latest rate at once, and append what they replaced.
 
-    @pytest.mark.parametrize(
-        ("alias", "runs"),
-        [pytest.param(alias, 2, id=f"{name}, few") for alias, name in RACES.items()]
-        + [pytest.param(alias, 100, id=f"{name}, 100", marks=LONG_RACE) for alias, name in RACES.items()],
-    )
+    Each does both in one transaction, with the defaults of Django and of the database.
+    """
+
+    @pytest.mark.parametrize("kind", rates.KINDS)
+    @pytest.mark.parametrize("runs", [2, pytest.param(100, marks=LONG_RACE)])
     def test_nothing_is_missing_from_the_history(
-        self, alias: str, runs: int, tmp_path: Path, mongo: MongoClient[dict[str, Any]], request: pytest.FixtureRequest
+        self, kind: str, runs: int, tmp_path: Path, mongo: MongoClient[dict[str, Any]], request: pytest.FixtureRequest
     ) -> None:
-        """With plain saves values are missing; with versions and retries every value is found, in every run."""
+        """With plain saves values are missing; with versions and retries every value is found, and no writer dies."""
         name = f"versions_race_{uuid.uuid4().hex[:8]}"
-        environment = {**os.environ, "MONGODB_NAME": name, "SQLITE_PATH": str(tmp_path / "db.sqlite3")}
-        if alias == "postgres":
-            environment["POSTGRES_URI"] = request.getfixturevalue("postgres")
-        command = [sys.executable, "-m", "testproject.rates", "--database", alias, "--runs", str(runs)]
+        with contextlib.ExitStack() as servers:
+            if kind in ("PostgreSQL", "MariaDB"):
+                uri = request.getfixturevalue(kind.lower().replace("postgresql", "postgres"))
+            else:
+                uri = rates.uri_of(kind, tmp_path, servers)
+        environment = {**os.environ, "MONGODB_NAME": name, "RATES_URI": uri}
+        command = [sys.executable, "-m", "testproject.rates", "--database", "rates" if uri else "mongo"]
+        command += ["--runs", str(runs)]
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
         mongo.drop_database(name)
         assert done.returncode == 0, done.stdout + done.stderr

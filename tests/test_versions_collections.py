@@ -6,9 +6,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import bson
 import pytest
 from bson import Int64, ObjectId
-from pymongo import AsyncMongoClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pymongo import AsyncMongoClient, WriteConcern
 from pymongo.collection import Collection
 
 from django_mongolock import VersionConflict
@@ -213,3 +216,77 @@ def test_many_writers(collection: Documents) -> None:
     for thread in threads:
         thread.join(60)
     assert collection.find_one() == {"_id": 1, "n": 50, "version": 50}
+
+
+@pytest.mark.parametrize("name", ["blocking", "asynchronous"])
+async def test_a_collection_that_confirms_nothing(collection: Documents, mongo_uri: str, name: str) -> None:
+    """The write is confirmed all the same (w: 1): it is made once, and its result is known."""
+    collection.insert_one({"_id": 1, "n": 5})
+    deaf: Any
+
+    def add(document: dict[str, Any]) -> dict[str, Any]:
+        return {"n": document["n"] + 1}
+
+    if name == "blocking":
+        deaf = collection.with_options(write_concern=WriteConcern(0))
+        after = versioned_update(deaf, 1, add)
+    else:
+        async with AsyncMongoClient[dict[str, Any]](mongo_uri, w=0) as client:
+            deaf = client[collection.database.name][collection.name]
+            after = await aversioned_update(deaf, 1, add)
+    assert after == collection.find_one() == {"_id": 1, "n": 6, "version": 1}
+
+
+def test_names_that_set_would_take_for_a_path(collection: Documents) -> None:
+    """A field whose name has a dot is not the field that $set means: refused, nothing written."""
+    collection.insert_one({"_id": 1, "a": {"b": 1}})
+
+    def change(document: dict[str, Any]) -> None:
+        document["a.b"] = 2
+
+    with pytest.raises(ValueError, match=r"the field 'a\.b' cannot be changed"):
+        versioned_update(collection, 1, change)
+    assert collection.find_one() == {"_id": 1, "a": {"b": 1}}
+    collection.insert_one({"_id": 2, "a": {"b": 1}, "a.b": 5})
+    with pytest.raises(ValueError, match=r"'a\.b'"):
+        versioned_update(collection, 2, lambda document: {**document, "n": 1})
+    assert collection.find_one({"_id": 2}) == {"_id": 2, "a": {"b": 1}, "a.b": 5}
+    assert versioned_update(collection, 1, {"a.b": 3})["a"] == {"b": 3}, "as $set has it"
+
+
+VALUES: Any = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False, width=32) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab.$", max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def documents(letters: str) -> Any:
+    return st.dictionaries(st.text(letters, max_size=3), VALUES, max_size=4)
+
+
+@given(before=documents("abc."), after=documents("abc.$"))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_generated_changes(collection: Documents, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """What is stored is what the function has made of the document, to the byte; or it is refused and as before."""
+    collection.replace_one({"_id": 1}, before, upsert=True)
+
+    def change(document: dict[str, Any]) -> None:
+        document.clear()
+        document.update({"_id": 1, **after})
+
+    expected = {"_id": 1, **after, "version": 1}
+    try:
+        versioned_update(collection, 1, change)
+    except ValueError:
+        assert any(not name or "." in name or name.startswith("$") for name in {*before, *after})
+        expected = {"_id": 1, **before}
+    found: Any = collection.find_one()
+    if as_bytes(before) == as_bytes(after):
+        expected.pop("version", None)  # nothing was changed
+    assert as_bytes(found) == as_bytes(expected)
+
+
+def as_bytes(document: dict[str, Any]) -> dict[str, bytes]:
+    """Each field as it is stored, where 1, 1.0 and true differ."""
+    return {name: bson.encode({"": value}) for name, value in document.items()}

@@ -31,14 +31,10 @@ from django.shortcuts import get_object_or_404, redirect, render
 import sys, types
 sys.modules["rates"] = types.ModuleType("rates")
 
+DATABASES = settings.DATABASES
+
 class PlainRate(models.Model):
     name = models.CharField(primary_key=True, max_length=20)
-    value = models.IntegerField()
-    class Meta:
-        app_label = "rates"
-
-class PastRate(models.Model):
-    name = models.CharField(max_length=20)
     value = models.IntegerField()
     class Meta:
         app_label = "rates"
@@ -86,18 +82,20 @@ def blocks(kind: str) -> list[str]:
 
 def test_the_page_runs(mongo: MongoClient[dict[str, Any]], mongo_uri: str) -> None:
     """Every block, one after the other, and the prompt word for word."""
-    plain, model, bare, attempt, block, transaction, form, view, admin, update, aupdate = blocks("python")
+    plain, model, bare, attempt, block, transaction, sqlite, form, view, admin, update, aupdate = blocks("python")
     (prompt,) = blocks("pycon")
-    for name in ("Rate(VersionedModel)", "Ad(models.Model)"):  # models outside of an app say whose they are
+    for name in ("Rate(VersionedModel)", "PastRate(models.Model)", "Ad(models.Model)"):  # outside of an app
         end = "\n    class Meta:\n        app_label = 'rates'\n"
         model, bare = (
-            re.sub(rf"(class {re.escape(name)}:\n(?:    .*\n|\n(?=    ))+)", rf"\1{end}", code)
+            re.sub(rf"(class {re.escape(name)}:.*\n(?:    .*\n|\n(?=    ))+)", rf"\1{end}", code)
             for code in (model, bare)
         )
     aupdate = "async def later():\n" + "".join(f"    {line}\n" for line in aupdate.splitlines()) + "    return after\n"
     checks = "assert after['value'] == 2, after\nassert asyncio.run(later())['documentVersion'] == 1\n"
-    code = [BEFORE, plain, model, bare, f"PROMPT = {prompt!r}\n", SETUP, attempt, block, transaction, form, view, admin]
-    script = "\n".join([*code, AFTER, COLLECTION, update, aupdate, checks, 'print("all is well")'])
+    code = [BEFORE, plain, model, bare, f"PROMPT = {prompt!r}\n", SETUP, attempt, block, transaction]
+    script = "\n".join(
+        [*code, sqlite, form, view, admin, AFTER, COLLECTION, update, aupdate, checks, 'print("all is well")']
+    )
     name = f"versions_docs_{uuid.uuid4().hex[:8]}"
     environment = {**os.environ, "MONGODB_URI": mongo_uri, "MONGODB_NAME": name}
     try:

@@ -6,13 +6,13 @@ import asyncio
 import functools
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.contrib.auth.models import User
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.transaction import TransactionManagementError
 
 from django_mongolock import VersionConflict
@@ -107,6 +107,70 @@ async def test_coroutine_functions(pauses: list[float]) -> None:
 
 async def _raise() -> None:
     raise CONFLICT
+
+
+async def test_what_is_marked_as_a_coroutine_function(pauses: list[float]) -> None:
+    """As asgiref and Django mark what is not `async def`: the attempt ends with the coroutine, not with the call."""
+    function, calls = failing(2)
+
+    class Work:
+        async def __call__(self) -> str:
+            return function()
+
+    marked = markcoroutinefunction(Work())
+    assert await retry_on_conflict(marked)() == "done"
+    assert iscoroutinefunction(retry_on_conflict(marked))
+    function, _ = failing(2)
+    assert await retry_on_conflict(sync_to_async(function, thread_sensitive=False))() == "done"
+    assert len(calls) == 3
+
+
+def returns_a_coroutine() -> Coroutine[Any, Any, None]:
+    return _raise()
+
+
+def test_a_function_that_returns_a_coroutine_is_refused() -> None:
+    """Its conflicts would come after the attempt."""
+    with pytest.raises(TypeError, match="put retry_on_conflict on `async def`"):
+        retry_on_conflict(returns_a_coroutine)()  # type: ignore[unused-coroutine]
+
+
+async def test_conflicts_in_a_task_group(pauses: list[float]) -> None:
+    """A TaskGroup raises a group: it is retried if it has only conflicts, however deep."""
+    calls = []
+
+    @retry_on_conflict(attempts=3)
+    async def work() -> str:
+        calls.append(1)
+        if len(calls) < 3:
+            async with asyncio.TaskGroup() as outer:
+                outer.create_task(in_a_group())
+        return "done"
+
+    async def in_a_group() -> None:
+        async with asyncio.TaskGroup() as inner:
+            inner.create_task(_raise())
+
+    assert await work() == "done"
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("other", [ValueError("no"), KeyboardInterrupt(), DatabaseError("no")])
+def test_a_group_with_another_error_is_not_retried(other: BaseException) -> None:
+    """What is lost with the group may be the error that matters."""
+    function, calls = failing(9, BaseExceptionGroup("both", [CONFLICT, BaseExceptionGroup("in", [other])]))
+    with pytest.raises(BaseExceptionGroup):
+        retry_on_conflict(function)()
+    assert len(calls) == 1
+
+
+def test_the_last_error_of_the_database_is_raised(pauses: list[float]) -> None:
+    """As it is, with a note."""
+    function, calls = failing(9, OperationalError(1213, "Deadlock found"))
+    with pytest.raises(OperationalError) as caught:
+        retry_on_conflict(function, attempts=2)()
+    assert len(calls) == 2
+    assert caught.value.__notes__ == ["gave up after 2 attempts"]
 
 
 async def test_a_cancelled_pause() -> None:

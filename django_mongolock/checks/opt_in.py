@@ -1,4 +1,4 @@
-"""Checks of document locks and edit locks, if the project has any."""
+"""Checks of document locks, edit locks and models with a version, if the project has any."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.conf import settings
 from django.contrib.sessions.middleware import SessionMiddleware
 from django.core.checks import CheckMessage, Tags, register
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, router
 from django.utils.module_loading import import_string
 
 from ..backends.mongo import database_settings
 from ..conf import NAME, LockSettings, get_settings, raw_settings
 from ..documents import declared
 from ..exceptions import LockBackendFailed
+from ..versions.checking import version_field
 from .messages import error, warning
 from .project import has_wrong_settings
 
@@ -107,3 +109,22 @@ def _is_session_middleware(path: str) -> bool:
     except ImportError:
         return False
     return isinstance(found, type) and issubclass(found, SessionMiddleware)
+
+
+@register(deploy=True)
+def check_versions(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check how transactions begin on SQLite, if a model with a version is stored there."""
+    aliases = {router.db_for_write(model) for model in apps.get_models() if version_field(model) is not None}
+    return [message for alias in sorted(aliases) for message in _check_sqlite(alias)]
+
+
+def _check_sqlite(alias: str) -> Iterator[CheckMessage]:
+    connection = connections[alias]
+    mode = connection.settings_dict["OPTIONS"].get("transaction_mode")
+    if connection.vendor == "sqlite" and str(mode).upper() not in ("IMMEDIATE", "EXCLUSIVE"):
+        yield warning(
+            "W073",
+            f'DATABASES[{alias!r}] is SQLite: a transaction that reads and then writes fails at once ("database is '
+            'locked") if another one writes. @retry_on_conflict retries it.',
+            'To let it wait for the other one instead, set "OPTIONS": {"transaction_mode": "IMMEDIATE"}.',
+        )

@@ -43,6 +43,8 @@ INSTRUMENTS: Final[Mapping[str, Instrument]] = {
     "skipped": Instrument("counter", 'Calls that were skipped by on_contention="skip"', ("template",)),
     "forced": Instrument("counter", "Locks that this process took from their holders", ()),
     "stale_cleared": Instrument("counter", "Stale locks that this process cleared", ()),
+    "conflicts": Instrument("counter", "Writes refused because what was read had changed meanwhile", ("what",)),
+    "retries": Instrument("counter", "Attempts that a conflict ended, followed by another", ("what", "error")),
     "held": Instrument("gauge", "Locks that this process holds now"),
     "waiting": Instrument("gauge", "Acquisitions of this process that wait now"),
     "wait": Instrument(
@@ -82,10 +84,12 @@ class Metrics(ABC):
             (signals.lock_skipped, self._skipped),
             (signals.lock_forced, self._forced),
             (signals.stale_locks_cleared, self._cleared),
+            (signals.version_conflict, self._conflict),
+            (signals.conflict_retried, self._retried),
         ]
 
     def label(self, template: str) -> str:
-        """The template as a label."""
+        """The template of a key, or the name of a model or a collection, as a label."""
         if template not in self._templates and len(self._templates) < MOST_TEMPLATES:
             self._templates.add(template)
         return template if template and template in self._templates else OTHER
@@ -129,3 +133,9 @@ class Metrics(ABC):
 
     def _cleared(self, count: int, **facts: Any) -> None:
         self.change("stale_cleared", count)
+
+    def _conflict(self, what: str, **facts: Any) -> None:
+        self.change("conflicts", 1, what=self.label(what))
+
+    def _retried(self, what: str, error: str, **facts: Any) -> None:
+        self.change("retries", 1, what=self.label(what), error=error)

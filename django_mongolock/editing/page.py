@@ -14,8 +14,8 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonRes
 from ..conf import get_settings
 from ..exceptions import VersionConflict
 from ..inspection import display
-from ..versions.checking import all_or_nothing, is_write_conflict
-from ..versions.retry import open_transaction
+from ..versions.checking import all_or_nothing
+from ..versions.retry import is_conflict, open_transaction
 from . import form_state, texts
 from .edit_lock import EditLock, edit_key
 from .edit_lock_status import EditLockStatus
@@ -122,7 +122,7 @@ class Editing:
         try:
             saved, outcome = self._attempt(model, using, attempt)
         except (VersionConflict, DatabaseError) as error:
-            if not isinstance(error, VersionConflict) and not is_write_conflict(error):
+            if not is_conflict(error):
                 raise
             saved, outcome = self._attempt(model, using, attempt)
         if saved and open_transaction(using):

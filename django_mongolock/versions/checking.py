@@ -12,7 +12,9 @@ from django.db.models import F, Field, Model, Q
 from django.db.models.expressions import CombinedExpression
 from django.db.models.functions import Coalesce
 
+from .. import signals
 from ..exceptions import VersionConflict
+from .passing import is_overtaken
 
 
 def version_field(model: type[Model]) -> Field[Any, Any] | None:
@@ -49,6 +51,7 @@ def raising_versions(instances: Sequence[Model], field: Field[Any, Any], using: 
     transactions (a standalone server) another writer may come in between.
     """
     read = [(instance, version_read(instance, field)) for instance in instances]
+    _refuse_copies(instances, field)
     for instance in instances:
         if instance._state.adding:
             raise conflict(instance, None, using, problem="it was not read before")
@@ -63,9 +66,20 @@ def raising_versions(instances: Sequence[Model], field: Field[Any, Any], using: 
             setattr(instance, field.attname, version)
         if isinstance(error, _VersionsDiffer):
             raise _find_conflict(read, field, using) from None
-        if isinstance(error, DatabaseError) and is_write_conflict(error):
+        if isinstance(error, DatabaseError) and is_overtaken(error):
             raise lost_race(*read[0]) from error
         raise
+
+
+def _refuse_copies(instances: Sequence[Model], field: Field[Any, Any]) -> None:
+    """Raise ValueError if two instances are the same row: one would be written over by the other, in any version."""
+    found: dict[Any, Model] = {}
+    for instance in instances:
+        if found.setdefault(instance._get_pk_val(field.model._meta), instance) is not instance:
+            raise ValueError(
+                f"{instance._meta.label} {instance.pk!r} is in the list twice, as two instances: only one could be "
+                "written. Read each row once"
+            )
 
 
 class _VersionsDiffer(Exception):
@@ -83,19 +97,6 @@ def all_or_nothing(using: str) -> AbstractContextManager[Any]:
 
     found: AbstractContextManager[Any] = mongo_transaction.atomic(using=using)
     return found
-
-
-def is_write_conflict(error: DatabaseError) -> bool:
-    """Return whether the database itself found that another transaction was faster.
-
-    PostgreSQL from REPEATABLE READ on, MongoDB in a transaction, SQLite in WAL mode after a read.
-    """
-    cause = error.__cause__
-    return (
-        getattr(cause, "sqlstate", None) == "40001"
-        or getattr(cause, "code", None) == 112
-        or getattr(cause, "sqlite_errorname", None) == "SQLITE_BUSY_SNAPSHOT"
-    )
 
 
 def next_version(field: Field[Any, Any]) -> CombinedExpression:
@@ -130,11 +131,17 @@ def _find_conflict(read: Sequence[tuple[Model, int | None]], field: Field[Any, A
         pk = instance._get_pk_val(field.model._meta)
         if pk not in stored or stored[pk] != version:
             return conflict(instance, version, using)
-    return lost_race(*read[0])  # it was rolled back, or is a copy of another one in the list
+    return lost_race(*read[0])  # it was rolled back
 
 
 def lost_race(instance: Model, read: int | None) -> VersionConflict:
-    return VersionConflict(instance._meta.label, instance.pk, read, problem="another transaction was faster")
+    return counted(VersionConflict(instance._meta.label, instance.pk, read, problem="another transaction was faster"))
+
+
+def counted(conflict: VersionConflict) -> VersionConflict:
+    """Return the error, after its signal."""
+    signals.send(signals.version_conflict, what=conflict.what)
+    return conflict
 
 
 def conflict(
@@ -148,7 +155,7 @@ def conflict(
     label, field = instance._meta.label, version_field(type(instance))
     row = type(instance)._base_manager.using(using).filter(pk=instance.pk).first()
     if row is None or field is None:
-        return VersionConflict(label, instance.pk, read, problem="it was deleted meanwhile")
+        return counted(VersionConflict(label, instance.pk, read, problem="it was deleted meanwhile"))
     changed = {
         other.name: (mine, theirs)
         for other in instance._meta.concrete_fields
@@ -156,7 +163,7 @@ def conflict(
         if other is not field and not other.primary_key and not getattr(other, "auto_now", False)
         if (mine := _plain(other, instance)) != (theirs := _plain(other, row))
     }
-    return VersionConflict(label, instance.pk, read, row.__dict__[field.attname], changed, problem)
+    return counted(VersionConflict(label, instance.pk, read, row.__dict__[field.attname], changed, problem))
 
 
 def _plain(field: Field[Any, Any], instance: Model) -> Any:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
 import bson
 from asgiref.sync import iscoroutinefunction, sync_to_async
-from pymongo import ReadPreference, ReturnDocument
+from pymongo import ReadPreference, ReturnDocument, WriteConcern
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.collection import Collection
 
 from ..engine.runner import arun, run
 from ..exceptions import VersionConflict
+from .checking import counted
 from .retry import ATTEMPTS, BACKOFF, LONGEST, Retrying
 
 Document: TypeAlias = dict[str, Any]
@@ -47,7 +48,7 @@ def versioned_update(
     _check(collection, Collection)
     if iscoroutinefunction(change):
         raise TypeError("change is a coroutine function: await aversioned_update() instead of versioned_update()")
-    collection = collection.with_options(read_preference=ReadPreference.PRIMARY)
+    collection = _confirming(collection)
     for attempt in Retrying(attempts, backoff, longest, aliases=()):
         with attempt:
             return run(_update(collection, document_id, change, version_field), _call)
@@ -66,11 +67,17 @@ async def aversioned_update(
 ) -> Document:
     """See versioned_update(). The change may be a coroutine function; a collection that blocks is used in a thread."""
     _check(collection, Collection, AsyncCollection)
-    collection = collection.with_options(read_preference=ReadPreference.PRIMARY)
+    collection = _confirming(collection)
     async for attempt in Retrying(attempts, backoff, longest, aliases=()):
         with attempt:
             return await arun(_update(collection, document_id, change, version_field), _acall)
     raise AssertionError("the last attempt returns or raises")
+
+
+def _confirming(collection: Any) -> Any:
+    """Return the collection with reads that are not older than the last write, and writes that have a reply."""
+    concern = collection.write_concern if collection.write_concern.acknowledged else WriteConcern(1)
+    return collection.with_options(read_preference=ReadPreference.PRIMARY, write_concern=concern)
 
 
 def _check(collection: object, *kinds: type) -> None:
@@ -129,7 +136,7 @@ def _update(collection: Any, key: Any, change: AsyncChange, field: str) -> Calls
     if after is None:
         stored = yield read
         conflict = VersionConflict(collection.full_name, key, version, problem="it was deleted meanwhile")
-        raise _conflict(conflict, stored, operators["$set"], field) if stored else conflict
+        raise counted(_conflict(conflict, stored, operators["$set"], field) if stored else conflict)
     return after
 
 
@@ -157,6 +164,8 @@ def _operators(changes: Changes, field: str, before: Document) -> dict[str, Any]
     if operators and len(operators) < len(changes):
         raise ValueError(f"fields and update operators are mixed: {', '.join(map(str, changes))}")
     kept = {name: value for name, value in changes.items() if name not in ("_id", field) or before.get(name) != value}
+    if not operators:
+        _refuse_paths(kept.keys() & before.keys())
     made = dict(changes) if operators else {"$set": kept} if kept else {}
     for name in (name for body in made.values() if isinstance(body, Mapping) for name in body):
         if str(name).partition(".")[0] in ("_id", field):
@@ -171,10 +180,18 @@ def _difference(before: Document, after: Document, field: str, codec: Any) -> di
         return bson.encode({"": document[name]}, codec_options=codec) if name in document else None
 
     names = [name for name in {**before, **after} if stored(before, name) != stored(after, name)]
+    _refuse_paths(names)
     changed = {name: after[name] for name in names if name in after}
     removed = {name: "" for name in names if name not in after}
     made = {"$set": changed, "$unset": removed}
     return {name: body for name, body in made.items() if _operators({name: body}, field, {}) and body}
+
+
+def _refuse_paths(names: Iterable[str]) -> None:
+    """Raise ValueError for fields of a document that an update would take for something else."""
+    for name in names:
+        if not name or "." in name or name.startswith("$"):
+            raise ValueError(f"the field {name!r} cannot be changed: in an update, this is not the name of a field")
 
 
 def _conflict(gone: VersionConflict, stored: Document, written: Document, field: str) -> VersionConflict:

@@ -17,12 +17,12 @@ from .checking import (
     conflict,
     find_version,
     is_version,
-    is_write_conflict,
     lost_race,
     raising_versions,
     version_field,
     version_read,
 )
+from .passing import is_overtaken
 
 
 class FromSave(int):
@@ -65,7 +65,7 @@ def check_on_update(do_update: Callable[..., Any]) -> Callable[..., Any]:
         try:
             updated = do_update(self, base_qs.filter(is_version(field, read)), using, pk, written, *rest)
         except DatabaseError as error:
-            if not is_write_conflict(error):
+            if not is_overtaken(error):
                 raise
             raise lost_race(self, read) from error
         if not updated:

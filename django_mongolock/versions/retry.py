@@ -12,11 +12,13 @@ from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.db import connections
 from django.db.transaction import TransactionManagementError
 
+from .. import signals
 from ..exceptions import VersionConflict
+from .passing import end_failed_commits, is_passing
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,12 +29,12 @@ logger = logging.getLogger("django_mongolock.versions")
 
 
 class Attempt:
-    """One run of the block. It suppresses the VersionConflict that leads to another run, and nothing else."""
+    """One run of the block. It suppresses the conflict that leads to another run, and nothing else."""
 
     def __init__(self, number: int, attempts: int) -> None:
         self.number = number
         self.attempts = attempts
-        self.conflict: VersionConflict | None = None
+        self.conflict: BaseException | None = None
         self._entered = False
 
     def __repr__(self) -> str:
@@ -45,13 +47,16 @@ class Attempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        if not isinstance(error, VersionConflict):
+        if error is None or not all(map(is_conflict, errors := leaves(error))):
             return False
         if self.number == self.attempts:
             error.add_note(f"gave up after {self.attempts} attempts")
             return False
-        logger.debug("conflict what=%s pk=%r attempt=%d", error.what, error.pk, self.number)
         self.conflict = error
+        for each in errors:
+            what = each.what if isinstance(each, VersionConflict) else ""
+            logger.debug("conflict what=%s error=%s attempt=%d", what, type(each).__name__, self.number)
+            signals.send(signals.conflict_retried, what=what, error=type(each).__name__, attempt=self.number)
         return True
 
     def again(self) -> bool:
@@ -59,6 +64,18 @@ class Attempt:
         if not self._entered:
             raise TypeError("put `with attempt:` around the body of the loop over retrying_on_conflict()")
         return self.conflict is not None
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Return whether another attempt may succeed: a row was changed meanwhile, or the database says so."""
+    return isinstance(error, VersionConflict) or is_passing(error)
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """Return the errors in a group, as a TaskGroup raises it, or the one error."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for each in error.exceptions for leaf in leaves(each)]
 
 
 class Retrying:
@@ -106,6 +123,7 @@ class Attempts:
         elif not self._attempt.again():
             raise StopIteration
         else:
+            end_failed_commits()
             time.sleep(self._retrying.pause(self._attempt.number))
         return self._next()
 
@@ -115,6 +133,7 @@ class Attempts:
         elif not self._attempt.again():
             raise StopAsyncIteration
         else:
+            await sync_to_async(end_failed_commits)()
             await asyncio.sleep(self._retrying.pause(self._attempt.number))
         return self._next()
 
@@ -135,8 +154,8 @@ def retrying_on_conflict(
                 rate.value += 1
                 rate.save()
 
-    A VersionConflict inside `with attempt` leads to the next attempt; the last attempt raises it. Other errors are not
-    touched. See `retry_on_conflict` for the arguments. Leave the loop at its end, or with `return`.
+    A conflict inside `with attempt` leads to the next attempt; the last attempt raises it. Other errors are raised. See
+    `retry_on_conflict` for what a conflict is, and for the arguments. Leave the loop at its end, or with `return`.
     """
     return Retrying(attempts, backoff, longest, None if using is None else [using])
 
@@ -170,7 +189,11 @@ def retry_on_conflict(
     longest: float = LONGEST,
     using: str | None = None,
 ) -> Any:
-    """Call the function again when it raises VersionConflict. It has to read what it writes, and may run twice.
+    """Call the function again after a conflict. It has to read what it writes, and may run twice.
+
+    A conflict is a VersionConflict, or an error by which the database asks to try again: a serialization failure, a
+    deadlock, a lock that another writer had for too long, SQLite's "database is locked", a transaction that MongoDB
+    aborted; or a group of only such errors, as a TaskGroup raises it.
 
     attempts: how often in all; the last conflict is raised. backoff, longest: seconds; before attempt n + 1 it waits
     between 0 and backoff * 2 ** (n - 1), at most *longest*. For functions and `async def`, not for generators.
@@ -193,7 +216,7 @@ def retrying_calls(function: Callable[..., Any], retrying: Retrying) -> Callable
             f"retry_on_conflict cannot run {name} again: what a generator has yielded cannot be taken back. "
             "Decorate the function that reads and writes"
         )
-    if inspect.iscoroutinefunction(function):
+    if iscoroutinefunction(function):
 
         @functools.wraps(function)
         async def acall(*args: Any, **kwargs: Any) -> Any:
@@ -208,10 +231,19 @@ def retrying_calls(function: Callable[..., Any], retrying: Retrying) -> Callable
     def call(*args: Any, **kwargs: Any) -> Any:
         for attempt in retrying:
             with attempt:
-                return function(*args, **kwargs)
+                return _finished(function(*args, **kwargs), function)
         return None  # not reached: the last attempt returns or raises
 
     return call
+
+
+def _finished(result: R, function: Callable[..., Any]) -> R:
+    """Return *result*; raise TypeError if it is a coroutine, whose conflicts would come after the attempt."""
+    if inspect.iscoroutine(result):
+        result.close()
+        name = getattr(function, "__qualname__", function)
+        raise TypeError(f"{name} returned a coroutine, which is not run again: put retry_on_conflict on `async def`")
+    return result
 
 
 def refuse_open_transaction(aliases: Collection[str] | None) -> None:

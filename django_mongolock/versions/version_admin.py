@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
 from ..exceptions import VersionConflict
-from .checking import all_or_nothing, version_field
+from .checking import all_or_nothing, counted, version_field
 from .forms import FIELD, VersionedModelForm, is_current, read_page, show, sign
 
 __all__ = ["VersionedAdmin", "VersionedForms"]
@@ -104,7 +104,7 @@ class VersionedAdmin(VersionedForms, ModelAdmin):
         """Delete the object if it has the version that was shown."""
         shown = read_page(request.GET.get(FIELD))
         if not is_current(shown, obj):
-            raise VersionConflict(obj._meta.label, obj.pk, shown["version"] if shown else None)
+            raise counted(VersionConflict(obj._meta.label, obj.pk, shown["version"] if shown else None))
         super().delete_model(request, obj)
 
     def _get_obj_does_not_exist_redirect(self, request: HttpRequest, opts: Any, object_id: str) -> Any:

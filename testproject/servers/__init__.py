@@ -7,6 +7,7 @@
 They end with the process that started them.
 """
 
+from testproject.servers.mariadb import MariaDB
 from testproject.servers.mongo import Access, Mongod, ReplicaSet, mongod_path, mongodb
 from testproject.servers.postgres import Postgres
 from testproject.servers.process import Server, ServerError
@@ -15,6 +16,7 @@ from testproject.servers.zookeeper import ZooKeeper
 
 __all__ = [
     "Access",
+    "MariaDB",
     "Mongod",
     "Postgres",
     "Redis",

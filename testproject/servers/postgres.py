@@ -1,7 +1,6 @@
 """A PostgreSQL server, for what has to work on an SQL database with transactions of every kind."""
 
 import contextlib
-import os
 import shutil
 import signal
 import socket
@@ -9,18 +8,21 @@ import struct
 import subprocess
 from pathlib import Path
 
-from testproject.servers.process import HOST, Server, ServerError
+from testproject.servers.process import HOST
+from testproject.servers.unprivileged import UnprivilegedServer
 
 USER = "postgres"
 
 
-class Postgres(Server):
+class Postgres(UnprivilegedServer):
     """A PostgreSQL server with one empty database, `postgres`; it keeps nothing and trusts all connections on loopback.
 
     It refuses to run as root: root starts it as the system's user postgres.
     """
 
     title = "postgres"
+    system_user = USER
+    package = "postgresql"
 
     def __init__(self, *, connections: int = 100) -> None:
         super().__init__()
@@ -32,38 +34,21 @@ class Postgres(Server):
         return f"postgres://{USER}@{HOST}:{self.port}/postgres"
 
     @classmethod
-    def missing(cls) -> str | None:
-        """Return why there can be no PostgreSQL here, or None when there can."""
-        if _programs() is None:
-            return "no initdb on PATH or in /usr/lib/postgresql: apt-get install postgresql"
-        if _is_root() and not _has_user():
-            return "PostgreSQL does not run as root, and there is no user postgres: apt-get install postgresql"
-        return None
+    def missing_programs(cls) -> str | None:
+        """See UnprivilegedServer.missing_programs()."""
+        return None if _programs() else "no initdb on PATH or in /usr/lib/postgresql"
+
+    def initialize(self) -> list[str]:
+        """See UnprivilegedServer.initialize()."""
+        command = [f"{_programs()}/initdb", "-D", str(self.data), "-U", USER, "-A", "trust", "-E", "UTF8"]
+        return [*command, "--locale=C", "--no-sync"]
 
     def command(self) -> list[str]:
         """See Server.command()."""
-        where = ["-D", str(self.directory / "data"), "-h", HOST, "-p", str(self.port), "-k", str(self.directory)]
+        where = ["-D", str(self.data), "-h", HOST, "-p", str(self.port), "-k", str(self.directory)]
         fast = ["-c", "fsync=off", "-c", "full_page_writes=off", "-c", "shared_buffers=16MB"]
         fast += ["-c", f"max_connections={self.connections}"]
         return [f"{_programs()}/postgres", *where, *fast]
-
-    def launch(self) -> None:
-        """Start the process; the first time, make its data directory before."""
-        if reason := self.missing():
-            raise ServerError(reason)
-        self.user = USER if _is_root() else None
-        if self.user is not None:
-            shutil.chown(self.directory, self.user)
-        data = self.directory / "data"
-        if not data.exists():
-            command = [f"{_programs()}/initdb", "-D", str(data), "-U", USER, "-A", "trust", "-E", "UTF8"]
-            options = ["--locale=C", "--no-sync"]
-            done = subprocess.run(
-                [*command, *options], cwd=self.directory, user=self.user, capture_output=True, text=True, check=False
-            )
-            if done.returncode:
-                raise ServerError(f"initdb: {done.stderr.strip() or done.stdout.strip()}")
-        super().launch()
 
     def answers(self) -> bool:
         """See Server.answers(): whether its user can log in, not only whether the port is open."""
@@ -89,17 +74,3 @@ def _programs() -> Path | None:
     if found := shutil.which("initdb"):
         return Path(found).resolve().parent
     return max(Path("/usr/lib/postgresql").glob("[0-9]*/bin"), key=lambda path: int(path.parent.name), default=None)
-
-
-def _is_root() -> bool:
-    return hasattr(os, "geteuid") and os.geteuid() == 0
-
-
-def _has_user() -> bool:
-    import pwd
-
-    try:
-        pwd.getpwnam(USER)
-    except KeyError:
-        return False
-    return True

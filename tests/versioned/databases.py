@@ -1,4 +1,4 @@
-"""SQLite, PostgreSQL and MongoDB, each as an alias that is added to the running project for the tests of versions."""
+"""SQLite, PostgreSQL, MariaDB and MongoDB, each as an alias that is added to the project for the tests of versions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from django.db.models import Model
 from django.test import override_settings
 from pytest_django import DjangoDbBlocker
 
-from testproject.servers import Postgres
+from testproject.servers import MariaDB, Postgres
 from tests import parts
 from tests.versioned import shapes
 
 KINDS = ("sqlite", "postgres", "mongo")
+#: For tests of transactions that meet.
+ALL_KINDS = ("sqlite", "sqlite_journal", "postgres", "mariadb", "mongo")
 #: For tests of what MongoDB does not have.
 on_sql = pytest.mark.parametrize("home", ["sqlite", "postgres"], indirect=True)
 
@@ -41,6 +43,9 @@ def added(kind: str, where: str, name: str = "versions") -> Iterator[str]:
     try:
         if kind == "postgres":
             connections[alias].cursor().execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        if kind == "mariadb":
+            for command in ("DROP DATABASE test", "CREATE DATABASE test", "USE test"):
+                connections[alias].cursor().execute(command)
         shapes.make_tables(alias)
         yield alias
     finally:
@@ -51,14 +56,15 @@ def added(kind: str, where: str, name: str = "versions") -> Iterator[str]:
 
 def config(kind: str, where: str) -> dict[str, Any]:
     """What stands in DATABASES for it; *where* is its file or its URI."""
-    if kind == "sqlite":
-        options = {"init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF;"}
+    if kind.startswith("sqlite"):
+        mode = "DELETE" if kind == "sqlite_journal" else "WAL"
+        options = {"init_command": f"PRAGMA journal_mode={mode}; PRAGMA synchronous=OFF;"}
         return {"ENGINE": "django.db.backends.sqlite3", "NAME": where, "OPTIONS": options}
     if kind == "mongo":
         return {"ENGINE": "django_mongodb_backend", "HOST": where, "NAME": f"versions_{uuid.uuid4().hex[:8]}"}
     found = urlsplit(where)
     home = {"HOST": found.hostname, "PORT": found.port, "USER": found.username, "NAME": found.path[1:]}
-    return {"ENGINE": "django.db.backends.postgresql", **home}
+    return {"ENGINE": f"django.db.backends.{'mysql' if kind == 'mariadb' else 'postgresql'}", **home}
 
 
 def _remove(alias: str, before: dict[str, Any]) -> None:
@@ -76,13 +82,24 @@ def postgres() -> Iterator[str]:
         yield uri
 
 
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[str]:
+    """The URI of a MariaDB for the whole test run."""
+    parts.require("MariaDB")
+    import pymysql
+
+    pymysql.install_as_MySQLdb()
+    with MariaDB() as server:
+        yield server.uri
+
+
 @pytest.fixture(scope="module", params=KINDS)
 def home(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, django_db_blocker: DjangoDbBlocker
 ) -> Iterator[str]:
     """The alias of one database after the other, gone after the module: other tests know nothing of it."""
-    if request.param == "postgres":
-        where = request.getfixturevalue("postgres")
+    if request.param in ("postgres", "mariadb"):
+        where = request.getfixturevalue(request.param)
     elif request.param == "mongo":
         where = os.environ["MONGODB_URI"]
     else:
