@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import html
 import re
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from django import forms
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
+from django.contrib.admin.widgets import AdminSplitDateTime, RelatedFieldWidgetWrapper
 from django.contrib.auth.models import User
 from django.http import HttpResponse
 from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory
 
 from django_mongolock.versions.forms import VersionedModelForm
+from django_mongolock.versions.sent_back import sent_back
 from django_mongolock.versions.version_admin import VersionedAdmin, VersionedForms
 from testproject.rates.admin import RateAdmin
 from testproject.rates.models import PlainRate, Rate
@@ -30,6 +33,16 @@ class ThingForm(VersionedModelForm):
     class Meta:
         model = Thing
         fields = ("title", "count", "topic")
+
+
+class TextForm(ThingForm):
+    title = forms.CharField(widget=forms.Textarea)
+
+
+def page_of_text(thing: Thing) -> dict[str, Any]:
+    """The same for a text area."""
+    form = TextForm(instance=again(thing))
+    return {bound.html_name: bound.value() if bound.value() is not None else "" for bound in form}
 
 
 def page_of(thing: Thing) -> dict[str, Any]:
@@ -191,6 +204,34 @@ class TestForm:
         assert f"Changed meanwhile to “{new}”; you had not changed it." in str(form)
         assert str(form["topic"].value()) == str(new.pk)
 
+    def test_what_a_browser_changes_was_left_alone(self, thing: Thing) -> None:
+        """Line ends and spaces at the end: the field that nobody touched takes what is stored, to the letter."""
+        somebody_else(thing, title="one\ntwo ")
+        sent = {**page_of_text(thing), "title": "one\r\ntwo", "count": 5}
+        form = TextForm(sent, instance=again(thing))
+        assert form.is_valid(), form.errors
+        form.save()
+        assert (again(thing).title, again(thing).count) == ("one\ntwo ", 5), "nothing was typed into the title"
+        sent = {**page_of_text(thing), "title": "one\r\ntwo", "count": 6}
+        somebody_else(thing, title="theirs ")
+        form = TextForm(sent, instance=again(thing))
+        assert not form.is_valid()
+        assert form.errors["title"] == ["Changed meanwhile to “theirs ”; you had not changed it."]
+        assert form["title"].value() == "theirs "
+        form = TextForm({**page_of_text(thing), "title": "mine", "count": 6}, instance=again(thing))
+        assert form.is_valid()
+        assert form.save().title == "mine"
+
+    def test_a_space_that_was_typed(self, thing: Thing) -> None:
+        """A form that keeps spaces keeps those that a person has added."""
+
+        class Exact(ThingForm):
+            title = forms.CharField(strip=False)
+
+        form = Exact({**page_of(thing), "title": "a "}, instance=again(thing))
+        assert form.is_valid()
+        assert form.save().title == "a "
+
     def test_between_validation_and_save(self, thing: Thing) -> None:
         """try_save() makes the same page of a conflict that came late, and the next one is saved."""
         form = form_of(thing, {**page_of(thing), "title": "mine"})
@@ -223,6 +264,40 @@ class TestForm:
 
         with pytest.raises(TypeError, match=r"rates\.PlainRate has no VersionField, which PlainForm needs"):
             PlainForm()
+
+
+MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
+WITHOUT_MICROSECONDS = MOMENT.replace(microsecond=0)
+CHOICES = [("a", "A"), ("b", "B")]
+WRAPPED: Any = RelatedFieldWidgetWrapper(forms.TextInput(), None, None, can_add_related=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "comes_back"),
+    [
+        (forms.CharField(), "a\nb ", "ab"),
+        (forms.CharField(widget=forms.Textarea), "a\nb ", "a\r\nb"),
+        (forms.CharField(strip=False), "a ", "a "),
+        (forms.CharField(widget=WRAPPED), "a ", "a"),
+        (forms.DateTimeField(), MOMENT, WITHOUT_MICROSECONDS),
+        (forms.SplitDateTimeField(), MOMENT, WITHOUT_MICROSECONDS),
+        (forms.SplitDateTimeField(widget=AdminSplitDateTime), MOMENT, WITHOUT_MICROSECONDS),
+        (forms.DateField(widget=forms.SelectDateWidget), MOMENT.date(), MOMENT.date()),
+        (forms.BooleanField(required=False), True, True),
+        (forms.BooleanField(required=False), False, False),
+        (forms.NullBooleanField(), None, None),
+        (forms.ChoiceField(choices=CHOICES), "b", "b"),
+        (forms.ChoiceField(choices=CHOICES, widget=forms.RadioSelect), "b", "b"),
+        (forms.MultipleChoiceField(choices=CHOICES), ["a", "b"], ["a", "b"]),
+        (forms.MultipleChoiceField(choices=CHOICES, widget=forms.CheckboxSelectMultiple), ["b"], ["b"]),
+        (forms.JSONField(), {"b": [1.0], "a": "x "}, {"b": [1.0], "a": "x "}),
+        (forms.IntegerField(), None, None),  # not valid: as it was
+        (forms.ModelChoiceField(Thing._base_manager.none()), 5, 5),
+    ],
+)
+def test_what_a_browser_sends_back(field: forms.Field, value: Any, comes_back: Any) -> None:
+    """Of a field that is left alone, by widget."""
+    assert sent_back(field, value) == comes_back
 
 
 LIST = "/admin/rates/rate/"

@@ -16,7 +16,7 @@ from django.db.models import Model
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
-from ..versions.forms import Page, columns, digest, display, page_of, show
+from ..versions.forms import Fields, Page, columns, digest, digest_left_alone, display, page_of, show, was_left_alone
 
 SALT: Final = "django_mongolock.editing.form_state"
 
@@ -38,20 +38,20 @@ class Difference:
     verdict: str
 
 
-#: The rows of one formset: each an object, and the names of the fields that the form has for it.
-Shown = Mapping[str, Iterable[tuple[Model, Iterable[str]]]]
+#: The rows of one formset: each an object, and the fields that the form has for it.
+Shown = Mapping[str, Iterable[tuple[Model, Fields]]]
 
 
-def seal(obj: Model, names: Iterable[str], rows: Shown | None = None) -> str:
+def seal(obj: Model, fields: Fields, rows: Shown | None = None) -> str:
     """Return what a page of *obj* with these fields and rows is made of, for its hidden field."""
-    return signing.dumps(_made_of(obj, names, rows or {}), salt=SALT, compress=True)
+    return signing.dumps(_made_of(obj, fields, rows or {}), salt=SALT, compress=True)
 
 
-def _made_of(obj: Model, names: Iterable[str], rows: Shown) -> Rows:
+def _made_of(obj: Model, fields: Fields, rows: Shown) -> Rows:
     return {
-        "page": page_of(obj, list(names)),
+        "page": page_of(obj, fields),
         "rows": {
-            prefix: {str(row.pk): page_of(row, list(fields)) for row, fields in shown if row.pk is not None}
+            prefix: {str(row.pk): page_of(row, its) for row, its in shown if row.pk is not None}
             for prefix, shown in rows.items()
         },
     }
@@ -66,12 +66,12 @@ def unseal(sealed: str | None) -> Rows | None:
     return found
 
 
-def is_unchanged(sealed: str | None, obj: Model, names: Iterable[str], rows: Shown | None = None) -> bool:
+def is_unchanged(sealed: str | None, obj: Model, fields: Fields, rows: Shown | None = None) -> bool:
     """Return whether all that the page showed is as it was. It counts as changed if the page does not say."""
     had = unseal(sealed)
     if had is None:
         return False
-    now = _made_of(obj, names, rows or {})
+    now = _made_of(obj, fields, rows or {})
     pairs = [(had["page"], now["page"])]
     for prefix in had["rows"].keys() | now["rows"].keys():
         before, after = had["rows"].get(prefix, {}), now["rows"].get(prefix, {})
@@ -93,12 +93,12 @@ def merge(form: Any, stored: Model, had: Page | None, label: str = "") -> list[D
     found = []
     for field in columns(stored, form.fields):
         now = field.value_from_object(stored)
-        before = had["fields"].get(field.name) if had else None
         value = _typed(form, field.name)
         typed = None if value is _INVALID else digest(field, value)
-        if typed == digest(field, now):
+        if typed in (digest(field, now), digest_left_alone(field, form.fields[field.name], now)):
             continue
-        theirs, mine = before != digest(field, now), before != typed
+        theirs = had is None or had["fields"].get(field.name) != digest(field, now)
+        mine = not was_left_alone(had, field, typed)
         name = capfirst(form.fields[field.name].label or field.verbose_name)
         words = str(form[field.name].value() or "") if value is _INVALID else _in_words(field, value)
         found.append(Difference(f"{label}{name}", display(field, stored), words, _verdict(theirs=theirs, mine=mine)))

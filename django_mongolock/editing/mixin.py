@@ -20,6 +20,7 @@ from django.utils.html import format_html
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
+from ..versions.forms import Fields
 from . import texts
 from .form_state import Shown, without_gone
 from .page import Editing
@@ -140,12 +141,12 @@ class EditLockMixin(ModelAdmin):
 
     # What a page shows
 
-    def _shown(self, request: HttpRequest, obj: Any) -> tuple[list[str], Shown]:
-        """Return the names of the form's fields for *obj*, and the rows of its inlines."""
+    def _shown(self, request: HttpRequest, obj: Any) -> tuple[Any, Shown]:
+        """Return the fields of the form for *obj*, and the rows of its inlines."""
         fields = flatten_fieldsets(self.get_fieldsets(request, obj))
         form = self.get_form(request, obj, change=True, fields=fields)
         rows = {formset.prefix: _rows(formset) for formset, inline in self._formsets(request, obj) if inline}
-        return list(form.base_fields), rows
+        return form.base_fields, rows
 
     def _formsets(self, request: HttpRequest, obj: Any) -> Iterator[tuple[Any, Any]]:
         """Make the formsets as Django does, each with its inline if the user may change something there."""
@@ -193,7 +194,7 @@ class EditLockMixin(ModelAdmin):
                 self._compare(editing, form, inlines, *getattr(request, _STORED))
         elif not editing.readonly:
             shown = {each.formset.prefix: _rows(each.formset) for each in inlines if _may_change(each)}
-            editing.show(obj, list(form.fields), shown)
+            editing.show(obj, form.fields, shown)
         if editing.readonly and not add:
             context |= dict.fromkeys(("show_save", "show_save_and_continue", "show_save_and_add_another"), False)
         response: Any = super().render_change_form(request, context, add, change, form_url, obj)
@@ -298,8 +299,8 @@ def _may_change(inline: Any) -> bool:
     return bool(inline.has_change_permission or inline.has_delete_permission)
 
 
-def _rows(formset: Any) -> list[tuple[Model, list[str]]]:
-    return [(form.instance, list(form.fields)) for form in formset.initial_forms]
+def _rows(formset: Any) -> list[tuple[Model, Fields]]:
+    return [(form.instance, form.fields) for form in formset.initial_forms]
 
 
 def _refusing(form: Any, editing: Editing) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -15,6 +16,7 @@ from ..conf import get_settings
 from ..exceptions import VersionConflict
 from ..inspection import display
 from ..versions.checking import all_or_nothing
+from ..versions.forms import Fields
 from ..versions.retry import is_conflict, open_transaction
 from . import form_state, texts
 from .edit_lock import EditLock, edit_key
@@ -137,17 +139,17 @@ class Editing:
             list(model._base_manager.using(using).select_for_update().filter(pk=self.pk))
             return attempt()
 
-    def check(self, obj: Model, names: Any, rows: Shown | None = None) -> bool:
+    def check(self, obj: Model, fields: Fields, rows: Shown | None = None) -> bool:
         """Return whether what was sent may be saved to *obj*, which was read just now; if not, `refusals` say why.
 
-        names: the fields of the form. rows: those of its formsets. Call it in the transaction that saves, and before
-        the form has put anything into *obj*.
+        fields: those of the form (`form.fields`). rows: those of its formsets. Call it in the transaction that saves,
+        and before the form has put anything into *obj*.
         """
         if not self.may_write:
             self.refusals.append(texts.lost(self.status))
-        if not form_state.is_unchanged(self.page.seal, obj, names, rows):
+        if not form_state.is_unchanged(self.page.seal, obj, fields, rows):
             self.refusals.append(texts.changed())
-        self.seal = form_state.seal(obj, names, rows)
+        self.seal = form_state.seal(obj, fields, rows)
         return not self.refusals
 
     def refuse(self, form: Any) -> None:
@@ -171,9 +173,9 @@ class Editing:
                 self.differences += form_state.merge(form, there[pk], known.get(pk), f"{title} “{there[pk]}”: ")
         self.differences += form_state.merge_rows(known, there, title)
 
-    def show(self, obj: Model, names: Any, rows: Shown | None = None) -> None:
+    def show(self, obj: Model, fields: Fields, rows: Shown | None = None) -> None:
         """Note what the page shows of *obj*, for the hidden field that `check()` reads."""
-        self.seal = form_state.seal(obj, names, rows)
+        self.seal = form_state.seal(obj, fields, rows)
 
     def done(self) -> None:
         """Release the lock, since what was sent is saved. Without this call, it ends with its lease."""
@@ -185,7 +187,9 @@ class Editing:
 
     # Answering the page's script
 
-    def respond(self, obj: Model | None = None, names: Any = (), rows: Shown | None = None) -> HttpResponse:
+    def respond(
+        self, obj: Model | None = None, fields: Fields = MappingProxyType({}), rows: Shown | None = None
+    ) -> HttpResponse:
         """Return the answer to the page's script. With *obj*, it also says whether the page is up to date."""
         if self.page.action == "take-over" and not self.page.wants_json:
             return HttpResponseRedirect(self.page.address(**({FORMER: self.lock.tab} if self.held else {})))
@@ -195,7 +199,7 @@ class Editing:
         answer |= {"detail": texts.detail(self.status), "mayTakeOver": self.may_take_over, "token": self._token}
         if self.held and self.page.takes:
             answer["tab"] = self.lock.tab
-            if obj is not None and not form_state.is_unchanged(self.page.seal, obj, names, rows):
+            if obj is not None and not form_state.is_unchanged(self.page.seal, obj, fields, rows):
                 answer |= {"text": texts.changed_meanwhile(), "changed": True}
         return _json(answer)
 

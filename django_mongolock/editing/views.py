@@ -34,7 +34,7 @@ class EditLockViewMixin(View):
             for field in form.fields.values():
                 field.disabled = True
         else:
-            self.editing.show(self.object, list(form.fields))
+            self.editing.show(self.object, form.fields)
         return self.render_to_response(self.get_context_data(form=form))
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
@@ -42,7 +42,7 @@ class EditLockViewMixin(View):
         self.editing = Editing.open(request, self.get_object(), respond=False)
         if self.editing.page.action:
             self.object = self.get_object()
-            return self.editing.respond(self.object, list(self.get_form_class().base_fields))
+            return self.editing.respond(self.object, self.get_form_class().base_fields)
         model = self.get_queryset().model
         return self.editing.save(model, router.db_for_write(model), self._save)
 
@@ -50,7 +50,7 @@ class EditLockViewMixin(View):
         """Check and save. Return whether it was saved, and the response."""
         self.object, stored = self.get_object(), self.get_object()
         form = self.get_form()
-        self.editing.check(stored, list(form.fields))
+        self.editing.check(stored, form.fields)
         if form.is_valid() and not self.editing.refusals:
             return True, self.form_valid(form)
         if self.editing.refusals:

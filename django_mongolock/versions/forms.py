@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container
-from typing import TYPE_CHECKING, Any, TypedDict
+from collections.abc import Container, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from django import forms
 from django.core import signing
@@ -14,6 +15,7 @@ from django.utils.translation import gettext as _
 
 from ..exceptions import VersionConflict
 from .checking import all_or_nothing, version_field, version_read
+from .sent_back import sent_back
 
 __all__ = ["VersionedModelForm"]
 
@@ -25,14 +27,20 @@ else:
 SALT = "django_mongolock.versions"
 #: The hidden field that carries the version.
 FIELD = "version_read"
+#: The fields of a form, by their names.
+Fields: TypeAlias = Mapping[str, forms.Field]
 
 
 class Page(TypedDict):
-    """What a page was made of: of which object (model and key), in which version, and a digest of each field."""
+    """What a page was made of: of which object (model and key), in which version, and a digest of each field.
+
+    alone: the digest of what a browser sends back of a field that is left alone, if that is not what is stored.
+    """
 
     of: list[str]
     version: int | None
     fields: dict[str, str]
+    alone: dict[str, str]
 
 
 class SignedVersion(forms.CharField):
@@ -72,6 +80,8 @@ class VersionedModelForm(ModelForm):
     def _post_clean(self) -> None:
         """Compare the versions before Django puts the typed values into the instance."""
         page = self._page()
+        if not self.instance._state.adding:
+            self._keep_what_no_page_shows()
         if self.instance._state.adding:
             if page is not None and not self._meta.model._base_manager.filter(pk=page["of"][1]).exists():
                 self._show_deleted()  # where it is still there, this is "save as new"
@@ -96,6 +106,14 @@ class VersionedModelForm(ModelForm):
                 self.instance = stored
             return False
         return True
+
+    def _keep_what_no_page_shows(self) -> None:
+        """Keep what is stored, with its microseconds and line ends, if the form has what a browser sends back of it."""
+        for field in columns(self.instance, self.cleaned_data):
+            stored = field.value_from_object(self.instance)
+            alone = digest_left_alone(field, self.fields.get(field.name), stored)
+            if alone != digest(field, stored) and alone == digest(field, self.cleaned_data[field.name]):
+                self.cleaned_data[field.name] = stored
 
     def _writes_anything(self) -> bool:
         """Return whether the form differs from what is stored. (`has_changed` compares with `initial`.)"""
@@ -127,18 +145,18 @@ class VersionedModelForm(ModelForm):
         message = _("This was changed while you were editing it. Look at what changed, then save again.")
         self.add_error(None, ValidationError(message, code="conflict"))
         for field in columns(stored, self.fields):
-            self._show_field(field, stored, typed, page["fields"].get(field.name) if page else None)
+            self._show_field(field, stored, typed, page)
 
     def _show_field(
-        self, field: models.Field[Any, Any], stored: models.Model, typed: dict[str, Any], had: str | None
+        self, field: models.Field[Any, Any], stored: models.Model, typed: dict[str, Any], page: Page | None
     ) -> None:
         now = field.value_from_object(stored)
-        if digest(field, now) == had:
+        if page and digest(field, now) == page["fields"].get(field.name):
             return  # no one else changed it
         mine = digest(field, typed[field.name]) if field.name in typed else None
-        if mine == digest(field, now):
+        if mine in (digest(field, now), digest_left_alone(field, self.fields[field.name], now)):
             return  # all agree
-        if mine is not None and mine == had:
+        if was_left_alone(page, field, mine):
             message = _("Changed meanwhile to “%(stored)s”; you had not changed it.")
             show(self.fields[field.name], now)
         else:
@@ -152,15 +170,29 @@ def show(field: forms.Field, value: Any) -> None:
     field.bound_data = lambda *_: value  # type: ignore[method-assign]
 
 
-def sign(instance: models.Model, names: Container[str] = ()) -> str:
-    """Return what a page of *instance* with the fields *names* is made of, signed. It reveals no value."""
-    return signing.dumps(page_of(instance, names), salt=SALT)
+def sign(instance: models.Model, fields: Fields = MappingProxyType({})) -> str:
+    """Return what a page of *instance* with the form's *fields* is made of, signed. It reveals no value."""
+    return signing.dumps(page_of(instance, fields), salt=SALT)
 
 
-def page_of(instance: models.Model, names: Container[str]) -> Page:
-    """Return what a page of *instance* with the fields *names* is made of."""
-    digests = {field.name: digest(field, field.value_from_object(instance)) for field in columns(instance, names)}
-    return {"of": _name(instance), "version": _version(instance), "fields": digests}
+def page_of(instance: models.Model, fields: Fields) -> Page:
+    """Return what a page of *instance* with the form's *fields* is made of."""
+    digests, alone = {}, {}
+    for field in columns(instance, fields):
+        value = field.value_from_object(instance)
+        digests[field.name] = digest(field, value)
+        if (other := digest_left_alone(field, fields[field.name], value)) != digests[field.name]:
+            alone[field.name] = other
+    return {"of": _name(instance), "version": _version(instance), "fields": digests, "alone": alone}
+
+
+def was_left_alone(page: Page | None, field: models.Field[Any, Any], mine: str | None) -> bool:
+    """Return whether the digest of what came back is that of what the page had shown."""
+    return (
+        page is not None
+        and mine is not None
+        and mine in (page["fields"].get(field.name), page["alone"].get(field.name))
+    )
 
 
 def is_current(page: Page | None, instance: models.Model) -> bool:
@@ -185,6 +217,11 @@ def digest(field: models.Field[Any, Any], value: Any) -> str:
         value = getattr(value, "pk", value)
         text = str(field.get_prep_value(value if value is not None or field.null else ""))
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+def digest_left_alone(field: models.Field[Any, Any], form_field: forms.Field | None, value: Any) -> str:
+    """Return the digest of what comes back of *value* if a person leaves the field alone."""
+    return digest(field, value if form_field is None else sent_back(form_field, value))
 
 
 def display(field: models.Field[Any, Any], instance: models.Model) -> str:

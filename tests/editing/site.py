@@ -112,10 +112,10 @@ async def order_edit(request: HttpRequest, pk: int) -> HttpResponse:
     if editing.response:
         return editing.response
     form = OrderForm(request.POST or None, instance=order)
-    names = list(form.fields)
+    fields = form.fields
     if request.method == "POST":
         stored = await Order.objects.aget(pk=pk)
-        if editing.check(stored, names) and await sync_to_async(form.is_valid)():
+        if editing.check(stored, fields) and await sync_to_async(form.is_valid)():
             await sync_to_async(form.save)()
             await editing.adone()
             return HttpResponseRedirect("/done/")
@@ -123,7 +123,7 @@ async def order_edit(request: HttpRequest, pk: int) -> HttpResponse:
         editing.refuse(form)
         editing.compare(form, stored)
     else:
-        editing.show(order, names)
+        editing.show(order, fields)
     return render(request, "editing/order.html", {"form": form, "editing": editing})
 
 
