@@ -44,7 +44,7 @@ CALM = Terms(lease=60, margin=1, waiter_lease=60)
 READER = Terms("shared", UNLIMITED, lease=60, margin=1, waiter_lease=60)
 PERMIT = Terms("semaphore", 2, lease=60, margin=1, waiter_lease=60)
 #: Seconds between two who arrive.
-GAP = 0.3
+GAP = 0.15
 #: Up to three times: on a busy machine a command may need longer than that to arrive.
 pytestmark = pytest.mark.flaky(reruns=2)
 
