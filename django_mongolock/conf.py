@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from .engine.options import check_seconds, check_wait
+from .engine.options import as_seconds, check_seconds, check_wait
 from .engine.text_checks import check_key
 
 NAME: Final = "MONGOLOCK"
@@ -24,7 +24,7 @@ SEPARATORS: Final = ":/|,;#="
 
 @dataclass(frozen=True, slots=True)
 class LockSettings:
-    """The project's settings, with their defaults. Times are in seconds.
+    """The project's settings, with their defaults. Times are in seconds; a project may give each as a `timedelta`.
 
     DATABASE: the DATABASES alias of the MongoDB that keeps the locks. BACKEND: dotted path of the backend class.
     KEY_PREFIX: the start of every key, so that several sites can share a database.
@@ -177,11 +177,11 @@ def override(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def raw_settings() -> Mapping[str, Any]:
-    """The setting as the project has it. Raises ImproperlyConfigured if it is not a dictionary."""
+    """The setting as the project has it, but in seconds. Raises ImproperlyConfigured if it is not a dictionary."""
     raw = getattr(settings, NAME, {})
     if not isinstance(raw, Mapping):
         raise ImproperlyConfigured(f"{NAME} must be a dictionary, not {type(raw).__name__}")
-    return {**raw, **_overrides} if _overrides else raw
+    return {name: as_seconds(value) for name, value in {**raw, **_overrides}.items()}
 
 
 @cache

@@ -20,6 +20,7 @@ from django.utils.functional import LazyObject
 
 from .conf import get_settings
 from .engine.document import Terms
+from .engine.options import Seconds, as_seconds
 from .engine.text_checks import tidy_fact
 
 logger = logging.getLogger("django_mongolock")
@@ -95,7 +96,7 @@ def task_owner() -> str | None:
     return tidy_fact(task.request.id) if task is not None and task.acks_late else None
 
 
-def redelivery_wait(task: Any, lease: float | None = None) -> float:
+def redelivery_wait(task: Any, lease: Seconds | None = None) -> float:
     """How long a Celery task waits for a lock that only an earlier run of itself should hold, in seconds.
 
     0, unless it was redelivered: if its worker has died on another machine, only the end of the lease shows that.
@@ -103,7 +104,7 @@ def redelivery_wait(task: Any, lease: float | None = None) -> float:
     if not (task.request.delivery_info or {}).get("redelivered"):
         return 0
     settings = get_settings()
-    longest = lease or settings.LEASE
+    longest = as_seconds(lease) or settings.LEASE
     return Terms(clock_margin=settings.CLOCK_MARGIN).server_lease_of(longest) + 1
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from functools import partial
-from typing import Any, Final, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 from django.db.models import Model
 from pymongo import AsyncMongoClient, MongoClient
@@ -18,7 +19,7 @@ from .conf import get_settings
 from .context import holder_facts
 from .engine.document import UNLIMITED, Mode, Terms
 from .engine.lock import MongoLock
-from .engine.options import UNSET, Options, Unset, check_seconds, check_wait
+from .engine.options import UNSET, Options, Seconds, Unset, as_seconds, check_seconds, check_wait, foreign_option
 from .engine.session.session import Session
 from .engine.text_checks import check_fact, check_key
 from .engine.transaction import Atomic
@@ -84,14 +85,14 @@ class DjangoLock(MongoLock):
 class SemaphoreOptions(TypedDict, total=False):
     """The options of `mongo_semaphore`: see `mongo_lock`."""
 
-    lease: float | None
-    wait: float | Unset | None
+    lease: Seconds | None
+    wait: Seconds | Unset | None
     owner: str | None
     label: str | None
-    min_hold: float
+    min_hold: Seconds
     reentrant: bool
     auto_renew: bool
-    max_hold: float | None
+    max_hold: Seconds | None
     on_lost: Callable[[MongoLock], object] | None
     on_release_requested: Callable[[MongoLock], object] | None
     release: Release | None
@@ -108,7 +109,7 @@ def mongo_lock(*keys: Key, **options: Unpack[LockOptions]) -> MongoLock:
     """A lock on one or several keys, not yet acquired: use it with ``with`` or ``async with``, or `acquire` it.
 
     A key is text, or a saved model instance (``"shop.order:<pk>"``). Of several keys, it acquires all or none, always
-    in the same order. The options:
+    in the same order. Each time is a number of seconds or a `timedelta`. The options:
 
     - lease: seconds that the lock lives after its process has died (MONGOLOCK["LEASE"]); it is renewed until then.
     - wait: seconds to wait for it (MONGOLOCK["WAIT"]); 0: a single try; None: without end.
@@ -149,14 +150,11 @@ def mongo_semaphore(key: Key, permits: int, **options: Unpack[SemaphoreOptions])
     return _make((key,), "semaphore", permits, options)
 
 
-_AMBIGUOUS: Final = {"timeout", "ttl", "expire", "expires", "expiry", "blocking_timeout", "lock_timeout", "blocking"}
-
-
 def check_options(options: Mapping[str, Any], known: Iterable[str] = LockOptions.__annotations__) -> None:
     """Raise TypeError or ValueError for invalid options, or for one that is not *known*. Needs no settings."""
     for name in options:
         if name not in known:
-            raise _unknown_option(name, known)
+            raise foreign_option(name) or unexpected(name, known)
     for name in ("lease", "max_hold"):
         if options.get(name) is not None:
             check_seconds(name, options[name])
@@ -178,24 +176,19 @@ def _check_choices(options: Mapping[str, Any]) -> None:
         raise ValueError(f'release is "on_commit" or "now", not {release!r}')
 
 
-def _unknown_option(name: str, known: Iterable[str]) -> TypeError:
-    if name in _AMBIGUOUS:
-        return TypeError(
-            f"{name!r} could mean two things: use lease= (seconds that a lock lives after its process has died) "
-            "or wait= (seconds to wait for it; 0: a single try)"
-        )
-    return unexpected(name, known)
-
-
 def _check_min_hold(value: object) -> float:
+    value = as_seconds(value)
     return 0.0 if value == 0 and not isinstance(value, bool) else check_seconds("min_hold", value)
 
 
 def _make(keys: tuple[Key, ...], mode: Mode, capacity: int, options: LockOptions | SemaphoreOptions) -> DjangoLock:
     if not keys:
         raise TypeError("name at least one key to lock")
+    for key in keys[1:]:
+        if isinstance(key, (int, float, timedelta)):  # as in other libraries' lock(name, timeout)
+            raise TypeError(f"a lock key must be a str, not {key!r}: did you mean wait={as_seconds(key) + 0}?")
     settings = get_settings()
-    lease = options.get("lease")
+    lease, max_hold = as_seconds(options.get("lease")), as_seconds(options.get("max_hold"))
     length = settings.LEASE if lease is None else float(lease)
     wait = options.get("wait", UNSET)
     label = check_fact("label", options.get("label"))
@@ -214,7 +207,7 @@ def _make(keys: tuple[Key, ...], mode: Mode, capacity: int, options: LockOptions
         wait=settings.WAIT if isinstance(wait, Unset) else check_wait(wait),
         reentrant=options.get("reentrant", False),
         auto_renew=options.get("auto_renew", True),
-        max_hold=options.get("max_hold"),
+        max_hold=max_hold,
         on_lost=options.get("on_lost"),
         on_release_requested=options.get("on_release_requested"),
         templates=templates,

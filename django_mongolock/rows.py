@@ -11,7 +11,7 @@ from django.db.models import Model
 from django.db.models.query import ModelIterable
 
 from .engine.lock import MongoLock
-from .engine.options import UNSET, Unset
+from .engine.options import UNSET, Seconds, Unset
 from .exceptions import LockMisused
 from .keys import LockKey, model_key, row_key, row_template
 from .locks import LockOptions, mongo_lock
@@ -30,8 +30,8 @@ class LockedQuerySet(models.QuerySet[M, M]):
     def locked(
         self,
         *,
-        wait: float | Unset | None = UNSET,
-        lease: float | None = None,
+        wait: Seconds | Unset | None = UNSET,
+        lease: Seconds | None = None,
         lock_options: LockOptions | None = None,
         **lookup: Any,
     ) -> LockedRow[M]:
@@ -42,8 +42,8 @@ class LockedQuerySet(models.QuerySet[M, M]):
 def locked(
     source: type[M] | models.Manager[M] | models.QuerySet[M, M],
     *,
-    wait: float | Unset | None = UNSET,
-    lease: float | None = None,
+    wait: Seconds | Unset | None = UNSET,
+    lease: Seconds | None = None,
     lock_options: LockOptions | None = None,
     **lookup: Any,
 ) -> LockedRow[M]:

@@ -21,6 +21,7 @@ from .backends.memory import MemoryLockBackend, forget_servers
 from .conf import MEMORY, get_settings, override
 from .engine.lock import MongoLock
 from .engine.memory_server import MemoryServer, MemorySession
+from .engine.options import Seconds, as_seconds
 from .engine.text_checks import check_key
 from .keys import as_key
 from .locks import LockMode, mongo_lock, mongo_semaphore
@@ -97,7 +98,7 @@ class MemoryLocks:
         *,
         mode: LockMode = "exclusive",
         permits: int | None = None,
-        lease: float | None = None,
+        lease: Seconds | None = None,
         owner: str | None = None,
         label: str = "another process",
     ) -> HeldLock:
@@ -126,9 +127,9 @@ class MemoryLocks:
         if not self._backend.session().lose(self._full(key)):
             raise AssertionError(f"the code under test does not hold {self._full(key)!r}: {self._summary()}")
 
-    def advance(self, seconds: float) -> None:
+    def advance(self, seconds: Seconds) -> None:
         """Move the clock by *seconds*. Locks are renewed meanwhile, unless their process has died (`HeldLock.die`)."""
-        self._server.advance(seconds)
+        self._server.advance(as_seconds(seconds))
 
     @contextmanager
     def unavailable(self) -> Iterator[None]:

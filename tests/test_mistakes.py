@@ -7,6 +7,7 @@ import functools
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
 
@@ -35,6 +36,7 @@ from django_mongolock import (
 )
 from django_mongolock.admin import DocumentLockAdminMixin
 from django_mongolock.checks import check_settings
+from django_mongolock.conf import get_settings
 from django_mongolock.contrib.celery import enqueue_once
 from django_mongolock.documents.source import make_source
 from django_mongolock.models import Lock
@@ -146,6 +148,52 @@ def test_an_option_that_is_like_none() -> None:
     said = unmeant(lambda: mongo_lock("a", xyzzy=3))  # type: ignore[call-arg]
     assert "did you mean" not in said
     assert "Known: auto_renew, label, lease, " in said
+
+
+@pytest.mark.parametrize(
+    ("call", "meant"),
+    [
+        (lambda: mongo_lock("a", 10), "did you mean wait=10?"),  # type: ignore[arg-type]
+        (lambda: mongo_lock("a", "b", 0.5), "did you mean wait=0.5?"),  # type: ignore[arg-type]
+        (lambda: mongo_lock("a", False), "did you mean wait=0?"),  # type: ignore[arg-type]
+        (lambda: mongo_lock("a", timedelta(minutes=1)), "did you mean wait=60.0?"),  # type: ignore[arg-type]
+        (lambda: mongo_lock(5), 'as in f"order:{5}"'),  # type: ignore[arg-type]
+        (lambda: mongo_semaphore(5, 3), 'as in f"order:{5}"'),  # type: ignore[arg-type]
+        (lambda: mongo_locked("a", 10), 'as in f"order:{10}"'),  # type: ignore[call-overload]
+        (lambda: mongo_lock("a", wait=False), "give wait=0 for a single try"),
+        (lambda: mongo_lock("a").acquire(False), "give wait=0 for a single try"),
+        (lambda: mongo_lock("a").acquire(blocking=False), "wait=0 for a single try"),  # type: ignore[arg-type]
+        (lambda: mongo_lock("a").acquire(timeout=3), "or wait="),  # type: ignore[arg-type]
+        (lambda: mongo_lock("a").acquire(leese=3), "acquire() takes wait="),  # type: ignore[arg-type]
+        (lambda: asyncio.run(mongo_lock("a").aacquire(blocking_timeout=3)), "use wait="),  # type: ignore[arg-type]
+    ],
+)
+def test_what_other_locks_take_names_what_is_taken_here(call: Callable[[], Any], meant: str) -> None:
+    """A time in the second place, a number as the key, and the options of `threading.Lock` and of Redis."""
+    assert meant in unmeant(call)
+
+
+def test_a_timedelta_is_a_time(settings: Settings, mongolock: MemoryLocks) -> None:
+    """Wherever seconds are taken: in the settings, in options, in methods, in a test."""
+    second = timedelta(seconds=1)
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "WAIT": 2 * second, "LEASE": 40 * second}
+    assert check_settings(app_configs=None) == []
+    given: Any = get_settings()
+    assert (given.WAIT, given.LEASE) == (2.0, 40.0)
+    options = mongo_lock("a", lease=50 * second, wait=second, min_hold=0 * second, max_hold=90 * second).options
+    assert (options.terms.lease, options.wait, options.terms.min_hold, options.max_hold) == (50.0, 1.0, 0.0, 90.0)
+    lock = mongo_lock("a").acquire(second)
+    lock.extend(120 * second)
+    assert lock.remaining > 100
+    assert lock.release()
+    with mongolock.hold("a", lease=60 * second) as held:
+        held.die()
+        mongolock.advance(timedelta(hours=1))
+    assert mongo_lock("a", wait=0 * second).try_acquire()
+    with pytest.raises(ValueError, match="lease must be more than 0"):
+        mongo_lock("a", lease=-second)
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "MAX_WAITERS": second}
+    assert [found.id for found in check_settings(app_configs=None)] == ["mongolock.E010"]
 
 
 def test_a_lock_is_no_decorator_and_a_decorator_no_lock() -> None:

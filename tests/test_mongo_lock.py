@@ -345,11 +345,21 @@ class TestOptions:
         with mongo_semaphore(key, permits=1):
             assert len(holders(key)) == 1
 
-    @pytest.mark.parametrize("name", ["timeout", "ttl", "expire", "expires", "blocking_timeout", "blocking"])
+    @pytest.mark.parametrize(
+        ("name", "ours"),
+        [
+            ("timeout", "it could mean two things: use lease= .* or wait="),
+            ("ttl", "use lease="),
+            ("expire", "use lease="),
+            ("expires", "use lease="),
+            ("blocking_timeout", "use wait="),
+            ("blocking", "use wait=: wait=0 for a single try"),
+        ],
+    )
     @pytest.mark.parametrize("factory", [mongo_lock, semaphore])
-    def test_ambiguous_names(self, factory: Factory, name: str) -> None:
-        """A name that means a lease in one library and a wait in the next is refused, naming both."""
-        with pytest.raises(TypeError, match=f"'{name}' could mean two things: use lease= .* or wait="):
+    def test_names_of_other_libraries(self, factory: Factory, name: str, ours: str) -> None:
+        """Each is refused and names ours; one that means a lease here and a wait there names both."""
+        with pytest.raises(TypeError, match=f"'{name}': {ours}"):
             factory("key", **{name: 5})
 
     @pytest.mark.parametrize("factory", [mongo_lock, semaphore])

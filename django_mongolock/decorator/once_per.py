@@ -13,6 +13,7 @@ from asgiref.sync import iscoroutinefunction
 from ..context import redelivery_wait, running_celery_task, task_owner
 from ..engine.lock import MongoLock
 from ..engine.logs import INFO, log
+from ..engine.options import Seconds
 from ..exceptions import LockNotAcquired
 from ..keys import KeyTemplate, LockKey, call_arguments, unexpected
 from ..locks import mongo_lock
@@ -34,7 +35,7 @@ def once_per(
     hours: float = 0,
     minutes: float = 0,
     seconds: float = 0,
-    lease: float | None = None,
+    lease: Seconds | None = None,
     using: str | None = None,
     **unknown: Never,
 ) -> Callable[[C], C]:

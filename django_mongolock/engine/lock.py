@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypeVar, overload
 
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
@@ -15,7 +15,7 @@ from pymongo.client_session import ClientSession
 
 from ..exceptions import LockError, LockNotAcquired
 from .lock_state import LockState
-from .options import UNSET, Unset, check_wait
+from .options import UNSET, Seconds, Unset, as_seconds, check_wait, refuse_options
 from .session.grant_registry import current_task
 from .transaction import Atomic, RetrySchedule, is_transient
 
@@ -37,12 +37,16 @@ class MongoLock(LockState):
 
     # Acquire, release, extend: each once, with a blocking and an awaiting face
 
-    def acquire(self, wait: float | Unset | None = UNSET) -> Self:
+    def acquire(self, wait: Seconds | Unset | None = UNSET, **unknown: Never) -> Self:
         """Acquire the lock, waiting at most *wait* seconds (as made if not given; 0: one try; None: no end).
 
         Returns itself. Raises LockNotAcquired (LockReentry, LockQueueFull) if it could not be acquired,
         LockBackendFailed if MongoDB cannot be reached, and LockMisused if this object is in use.
+
+        Another thread or task may release it. But if this thread ends, or this object is dropped, while the lock is
+        held, it is released soon after, with a warning in the log: no code is left that would do it.
         """
+        refuse_options(unknown)
         limit = self._limit(wait)
         if current_task() is not None:
             warnings.warn(
@@ -61,8 +65,9 @@ class MongoLock(LockState):
             raise
         return self
 
-    async def aacquire(self, wait: float | Unset | None = UNSET) -> Self:
+    async def aacquire(self, wait: Seconds | Unset | None = UNSET, **unknown: Never) -> Self:
         """See acquire()."""
+        refuse_options(unknown)
         try:
             session = self._session_now()
             await session.arun(self._own.acquire(session, self._limit(wait), self))
@@ -117,7 +122,7 @@ class MongoLock(LockState):
             self._own.abandon(stays=not early)
             raise
 
-    def extend(self, lease: float | None = None) -> None:
+    def extend(self, lease: Seconds | None = None) -> None:
         """Push the end of the lease to *lease* seconds from now (its own length if not given); never nearer.
 
         A longer lease stays the lock's lease from then on. Raises LockLost if the lock is not held any more.
@@ -125,7 +130,7 @@ class MongoLock(LockState):
         if not self._session().run(self._own.extend(lease)):
             raise self._loss(self._own.grants)
 
-    async def aextend(self, lease: float | None = None) -> None:
+    async def aextend(self, lease: Seconds | None = None) -> None:
         """See extend()."""
         if not await self._session().arun(self._own.extend(lease)):
             raise self._loss(self._own.grants)
@@ -152,13 +157,13 @@ class MongoLock(LockState):
             raise TypeError("atomic() needs a client of the MongoDB that keeps the lock")
         return Atomic(self, client)
 
-    def run_atomic(self, work: Callable[[Any], T], /, *args: Any, limit: float = 30.0, **kwargs: Any) -> T:
+    def run_atomic(self, work: Callable[[Any], T], /, *args: Any, limit: Seconds = 30.0, **kwargs: Any) -> T:
         """Call *work* with the session of an `atomic` transaction, again while MongoDB aborts it; return its result.
 
         Other arguments go to `atomic`. *work* may run several times: what it does beside the transaction must stand
         that. limit: seconds after which the last error is raised rather than another attempt made.
         """
-        schedule = RetrySchedule.until(limit)
+        schedule = RetrySchedule.until(as_seconds(limit))
         while True:
             try:
                 with self.atomic(*args, **kwargs) as session:
@@ -169,10 +174,10 @@ class MongoLock(LockState):
                 time.sleep(pause)
 
     async def arun_atomic(
-        self, work: Callable[[Any], Awaitable[T]], /, *args: Any, limit: float = 30.0, **kwargs: Any
+        self, work: Callable[[Any], Awaitable[T]], /, *args: Any, limit: Seconds = 30.0, **kwargs: Any
     ) -> T:
         """See run_atomic(). *work* is a coroutine function."""
-        schedule = RetrySchedule.until(limit)
+        schedule = RetrySchedule.until(as_seconds(limit))
         while True:
             try:
                 async with self.atomic(*args, **kwargs) as session:
@@ -210,5 +215,5 @@ class MongoLock(LockState):
             self._report_loss(grants, error)
         return False
 
-    def _limit(self, wait: float | Unset | None) -> float | None:
+    def _limit(self, wait: Seconds | Unset | None) -> float | None:
         return self.options.wait if isinstance(wait, Unset) else check_wait(wait)

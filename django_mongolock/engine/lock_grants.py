@@ -17,7 +17,7 @@ from .actions import FOREVER, Protocol
 from .document import milliseconds
 from .grant import TAKEN, Callback, Grant, OwnerRef, OwnerToken
 from .logs import WARNING, log
-from .options import Options, check_seconds
+from .options import Options, Seconds, check_seconds
 from .session.grant_registry import current_worker
 from .session.session import Session
 
@@ -299,15 +299,14 @@ class LockGrants:
 
     # Extend
 
-    def extend(self, lease: float | None) -> Protocol[bool]:
+    def extend(self, lease: Seconds | None) -> Protocol[bool]:
         """Push the end of every lease to *lease* seconds from now; return whether all are held."""
-        if lease is not None:
-            check_seconds("lease", lease)
+        wanted = 0.0 if lease is None else check_seconds("lease", lease)
         session, grants = self.session, self.grants
         if session is None or not self.all_held(grants):
             return False
         for grant in grants:
-            length = max(lease or 0.0, grant.lease.length)
+            length = max(wanted, grant.lease.length)
             server_lease = milliseconds(grant.terms.server_lease_of(length))
             answer = yield from protocol.extend(grant.key, grant.id, milliseconds(length), server_lease)
             if not answer.reply.held:

@@ -46,6 +46,8 @@ def check_length(name: str, text: str) -> None:
 
 def check_key(key: object, prefix: str = "") -> str:
     """Return the id of the document of *key*: prefix and key, composed (NFC). Raises TypeError, ValueError."""
+    if isinstance(key, (int, float)):
+        raise TypeError(f'a lock key must be a str, not {type(key).__name__}: say what it is, as in f"order:{{{key}}}"')
     text = check_text("a lock key", key)
     if not text:
         raise ValueError("a lock key must not be empty")

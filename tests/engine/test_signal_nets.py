@@ -138,7 +138,10 @@ async def take_in_task(lock: MongoLock) -> None:
     await lock.aacquire()
 
 
-TAKE = {"blocking": MongoLock.acquire, "async": lambda lock: asyncio.run(take_in_task(lock))}
+TAKE: dict[str, Callable[[MongoLock], object]] = {
+    "blocking": MongoLock.acquire,
+    "async": lambda lock: asyncio.run(take_in_task(lock)),
+}
 
 
 @pytest.mark.parametrize("way", TAKE)

@@ -25,7 +25,7 @@ from ...engine.detached import Parked
 from ...engine.document import Terms
 from ...engine.lock import MongoLock
 from ...engine.logs import WARNING, log
-from ...engine.options import check_seconds
+from ...engine.options import Seconds, check_seconds
 from ...engine.text_checks import check_key, tidy_fact
 from ...exceptions import LockBackendFailed, LockError
 from ...keys import LockKey, escape
@@ -47,7 +47,7 @@ def enqueue_once(
     kwargs: Mapping[str, Any] | None = None,
     *,
     key: str | None = None,
-    queue_lease: float = 3_600,
+    queue_lease: Seconds = 3_600,
     using: str | None = None,
     **options: Any,
 ) -> tuple[AsyncResult[Any], bool]:
@@ -67,7 +67,7 @@ def enqueue_once(
         raise TypeError(f"enqueue_once() takes a Celery task, as in enqueue_once(export_ad, [5]), not {task!r}")
     name = key if key is not None else once_key(task.name, args, kwargs or {})
     stored = check_key(name, get_settings().KEY_PREFIX)
-    check_seconds("queue_lease", queue_lease)
+    kept = check_seconds("queue_lease", queue_lease)
     store = get_backend(using).session().store
     task_id = options.pop("task_id", None) or uuid()
     for _ in range(TRIES):
@@ -78,14 +78,14 @@ def enqueue_once(
             return task.AsyncResult(owner), False
     else:
         raise LockBackendFailed("its holder is not a task: choose another key=", name, passing=False)
-    headers = {**(options.pop("headers", None) or {}), HEADER: [name, queue_lease, using]}
+    headers = {**(options.pop("headers", None) or {}), HEADER: [name, kept, using]}
     try:
         result = task.apply_async(args, kwargs, task_id=task_id, headers=headers, **options)
     except BaseException:
         _try("removed", name, parked.give_up)
         raise
     # Only now: if this process had died before, the key would have been free after a short lease.
-    _try("extended", name, lambda: parked.keep(queue_lease + _delay(options.get("countdown"), options.get("eta"))))
+    _try("extended", name, lambda: parked.keep(kept + _delay(options.get("countdown"), options.get("eta"))))
     return result, True
 
 

@@ -1,0 +1,46 @@
+"""What both type checkers refuse, each by itself: no ignore here may be unnecessary for mypy, nor for pyright."""
+# pyright: reportUnnecessaryTypeIgnoreComment=true
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import ClassVar
+
+from django_mongolock import DocumentLock, LockedCommand, mongo_lock, mongo_locked, mongo_semaphore, once_per
+from django_mongolock.locks import LockOptions
+from django_mongolock.rows import locked
+from django_mongolock.versions import retry_on_conflict
+from testproject.shop.models import Order
+
+
+def options() -> None:
+    """An option that does not exist."""
+    mongo_lock("key", leese=3)  # type: ignore[call-arg]
+    mongo_semaphore("key", 3, leese=3)  # type: ignore[call-arg]
+    mongo_locked("key", leese=3)  # type: ignore[call-overload]
+    mongo_locked("key", on_contention="skip", leese=3)  # type: ignore[call-overload]
+    mongo_locked("key", on_contention="skp")  # type: ignore[call-overload]
+    once_per(hour=3)  # type: ignore[arg-type]
+    mongo_lock("key").acquire(timeout=3)  # type: ignore[arg-type]
+    DocumentLock(Order, state="x", pendin={})  # type: ignore[call-arg]
+    retry_on_conflict(atempts=3)  # type: ignore[call-overload]
+
+
+def positions() -> None:
+    """A time where a key is meant."""
+    mongo_lock("key", 10)  # type: ignore[arg-type]
+    mongo_lock(5)  # type: ignore[arg-type]
+
+
+class Command(LockedCommand):
+    """An option in a declaration."""
+
+    lock_options: ClassVar[LockOptions] = {"leese": 3}  # type: ignore[typeddict-unknown-key]
+
+
+def times(order: Order) -> None:
+    """A timedelta is a time."""
+    day = timedelta(days=1)
+    mongo_lock("key", lease=day, wait=day, min_hold=day, max_hold=day).acquire(day).extend(day)
+    locked(Order, pk=5, lease=day, wait=day)
+    once_per(hours=1, lease=day)
