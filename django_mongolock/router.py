@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS
@@ -13,6 +13,8 @@ from .conf import get_settings
 __all__ = ["MongoLockRouter"]
 
 APP_LABEL = "django_mongolock"
+#: What belongs into DATABASE_ROUTERS.
+ROUTER: Final = f"{__name__}.MongoLockRouter"
 
 
 class MongoLockRouter:

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 from django.apps import AppConfig, apps
 from django.contrib import admin
 from django.contrib.auth.models import User
+from django.core.exceptions import ImproperlyConfigured
 from django.db.models import BooleanField, Field
 from django.http import HttpRequest
 from django.test import RequestFactory
 from django.views import View
 from pymongo import AsyncMongoClient, MongoClient
+from pymongo.errors import AutoReconnect
+from pymongo.hello import Hello
+from pymongo.server_description import ServerDescription
+from pymongo.synchronous.settings import TopologySettings
+from pymongo.topology_description import TOPOLOGY_TYPE, TopologyDescription
 from pytest_django import Settings
 
 from django_mongolock import (
@@ -35,11 +42,15 @@ from django_mongolock import (
     once_per,
 )
 from django_mongolock.admin import DocumentLockAdminMixin
+from django_mongolock.backends.base import close_backends
 from django_mongolock.checks import check_settings
 from django_mongolock.conf import get_settings
 from django_mongolock.contrib.celery import enqueue_once
 from django_mongolock.documents.source import make_source
-from django_mongolock.models import Lock
+from django_mongolock.engine.driver_errors import whereabouts
+from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
+from django_mongolock.inspection.queries import ping
+from django_mongolock.models import Lock, LockEvent
 from django_mongolock.router import MongoLockRouter
 from django_mongolock.rows import locked
 from django_mongolock.testing import MemoryLocks
@@ -283,6 +294,96 @@ def test_a_transaction_under_a_lock_in_memory(mongolock: MemoryLocks) -> None:
 def test_numbers_that_are_none(call: Callable[[], Any], name: str) -> None:
     """The argument is named."""
     assert unmeant(call).startswith(f"{name} is a ")
+
+
+# What a project has forgotten
+
+
+def test_the_app_is_not_installed(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+    """Locks would work, but slower from day to day: without its indexes. The first lock says so."""
+    close_backends()
+    monkeypatch.setattr(apps, "is_installed", lambda name: name != "django_mongolock")
+    with pytest.raises(ImproperlyConfigured, match='put "django_mongolock" into INSTALLED_APPS'):
+        mongo_lock("a").acquire()
+    monkeypatch.setattr(apps, "ready", False)  # a lock that is made while Django starts cannot ask
+    assert mongo_lock("a").key == "a"
+
+
+def test_the_router_is_missing(settings: Settings, db: None) -> None:
+    """Rather than "no such table"; and with using= it is not needed."""
+    settings.DATABASE_ROUTERS = []
+    for read in (Lock.objects.count, Lock.objects.held().first, LockEvent.objects.all().exists):
+        with pytest.raises(ImproperlyConfigured, match=r'put "django_mongolock.router.MongoLockRouter" first into'):
+            read()
+    assert Lock.objects.using("mongo").filter(pk="no such").count() == 0
+
+
+def test_locks_in_memory_are_not_in_the_model(mongolock: MemoryLocks) -> None:
+    """An empty list would be wrong; the error says what to ask instead."""
+    for read in (Lock.objects.count, lambda: list(Lock.objects.all())):
+        with pytest.raises(LockBackendFailed, match=r"ask the fixture mongolock, .*: held\(\), waiting\(key\)"):
+            read()
+
+
+def test_a_call_that_should_be_retried_without_celery(monkeypatch: pytest.MonkeyPatch, mongolock: MemoryLocks) -> None:
+    """Where Celery is not imported, no task runs that could come back: the lock is busy, nothing else is wrong."""
+    locked_call = mongo_locked("a", on_contention="retry", wait=0)(lambda: None)
+    monkeypatch.delitem(sys.modules, "celery")
+    monkeypatch.delitem(sys.modules, "django_mongolock.contrib.celery")
+    with mongolock.hold("a"), pytest.raises(LockNotAcquired):
+        locked_call()
+    assert "celery" not in sys.modules
+
+
+# Servers that do not answer: which, why, and what to look at
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("mongodb://alice:hunter2@127.0.0.1:9", "127.0.0.1:9 (Connection refused). Is it running, and are HOST"),
+        ("mongodb://[::1]:9,127.0.0.1:9/?replicaSet=x", "[::1]:9 ("),
+        ("mongodb://alice:hunter2@nowhere.invalid", "nowhere.invalid:27017 (Name or service not known). Is it"),
+        ("mongodb://{here}/?replicaSet=other", "no server belongs to the replica set 'other'. Is replicaSet right?"),
+    ],
+)
+def test_a_server_that_cannot_be_reached_is_named(mongo_uri: str, uri: str, said: str) -> None:
+    """At once, without the password."""
+    here = mongo_uri.partition("://")[2].partition("/")[0]
+    store = MongoStore(StoreConfig({"host": uri.replace("{here}", here)}, "x"))
+    started = time.monotonic()
+    with pytest.raises(LockBackendFailed) as told:
+        ping(store, 60)
+    assert said in told.value.problem
+    assert "hunter2" not in told.value.problem
+    assert time.monotonic() - started < 30
+    store.close()
+
+
+def described(*servers: ServerDescription, kind: str = "ReplicaSetNoPrimary") -> str:
+    """What is said of a client that knows these servers."""
+    known = {server.address: server for server in servers}
+    number = getattr(TOPOLOGY_TYPE, kind)
+    topology = TopologyDescription(number, known, "rs0", None, None, TopologySettings())
+    return whereabouts(Mock(topology_description=topology))
+
+
+def server(host: str, **hello: Any) -> ServerDescription:
+    """A member of a replica set that answers."""
+    answer: Any = {"ok": 1, "setName": "rs0", "maxWireVersion": 17, **hello}
+    return ServerDescription((host, 1), Hello(answer))  # type: ignore[no-untyped-call]
+
+
+def test_members_of_a_replica_set_are_named_with_their_roles() -> None:
+    """Without a primary one waits for an election; with one, the server or the network is slow."""
+    away = ServerDescription(("c", 3), error=AutoReconnect("c:3: timed out"))
+    secondaries = [server("a", secondary=True), server("b", secondary=True)]
+    said = described(*secondaries, away)
+    assert said.startswith("a:1 (secondary), b:1 (secondary), c:3 (no answer). There is no primary: rs.status()")
+    said = described(server("a", isWritablePrimary=True), *secondaries[1:], away, kind="ReplicaSetWithPrimary")
+    assert said.startswith("a:1 (primary), b:1 (secondary), c:3 (no answer). Is the primary overloaded")
+    many = [ServerDescription((f"h{number}", 1), error=AutoReconnect("h: timed out")) for number in range(7)]
+    assert "h2:1 (no answer) and 4 more." in described(*many)
 
 
 # on_contention: told where it is written, not under the first contention

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
+from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.db import connections
@@ -21,6 +22,8 @@ from ..engine.step import Limits
 from ..exceptions import LockBackendFailed
 
 S = TypeVar("S", bound=Session)
+#: What belongs into INSTALLED_APPS.
+APP: Final = "django_mongolock"
 
 
 class Backend(ABC, Generic[S]):
@@ -55,6 +58,8 @@ def get_backend(using: str | None = None) -> Backend[Session]:
     alias = using or current.DATABASE
     if (backend := _backends.get(alias)) is not None:
         return backend
+    if apps.ready and not apps.is_installed(APP):
+        raise ImproperlyConfigured(f'put "{APP}" into INSTALLED_APPS: it makes the indexes, and checks the settings')
     try:
         make = import_string(current.BACKEND)
     except ImportError as error:
@@ -69,12 +74,18 @@ def mongo_store(using: str | None = None) -> MongoStore:
     """
     store = get_backend(using).session().store
     if not isinstance(store, MongoStore):
-        raise LockBackendFailed(
-            "the locks are kept in the memory of each process (MONGOLOCK['BACKEND']), where neither the model Lock nor "
-            "the admin nor a command can see them: in a test use the fixture mongolock, or django_mongolock.testing",
-            passing=False,
-        )
+        raise in_memory()
     return store
+
+
+def in_memory() -> LockBackendFailed:
+    """The error for what looks for the locks in MongoDB while the tests keep them in memory."""
+    return LockBackendFailed(
+        "the locks are kept in the memory of each process (MONGOLOCK['BACKEND']), where neither the model Lock nor "
+        "the admin nor a command can see them: in a test ask the fixture mongolock, or django_mongolock.testing: "
+        "held(), waiting(key), assert_locked(key)",
+        passing=False,
+    )
 
 
 def load_backends() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from django.apps import AppConfig, apps
 from django.conf import settings
@@ -14,9 +14,8 @@ from django.db import DEFAULT_DB_ALIAS
 
 from ..backends.mongo import ENGINE
 from ..conf import KNOWN, MEMORY, NAME, LockSettings, find_wrong, raw_settings
+from ..router import ROUTER
 from .messages import error, warning
-
-ROUTER: Final = "django_mongolock.router.MongoLockRouter"
 
 
 @register()

@@ -35,8 +35,8 @@ def check_server(
         return [
             error(
                 "E101",
-                f"The MongoDB of DATABASES[{alias!r}] cannot be used for locks: {facts.problem}.",
-                "Is it running, and are HOST, USER, PASSWORD and OPTIONS right? mongosh with the same URI shows more.",
+                f"The MongoDB of DATABASES[{alias!r}] cannot be used for locks: {facts.problem}",
+                "Compare HOST, USER, PASSWORD and OPTIONS with what mongosh needs to connect from this machine.",
             )
         ]
     return [*_check_rights(facts, alias), *_check_replica_set(facts, alias), *_check_collections(facts, alias)]
@@ -52,6 +52,8 @@ def _check_rights(facts: ServerFacts, alias: object) -> Iterator[CheckMessage]:
 
 
 def _check_collections(facts: ServerFacts, alias: object) -> Iterator[CheckMessage]:
+    if facts.new:
+        return  # `migrate`, which runs this check first, makes them
     if facts.missing_indexes:
         yield warning(
             "W103",

@@ -21,6 +21,8 @@ def register() -> None:
 
 
 def _retry(error: LockNotAcquired) -> NoReturn:
+    if "celery" not in sys.modules:
+        raise error  # so this runs in no task, and Celery may not even be installed
     from .celery import retry_current_task
 
     retry_current_task(error)

@@ -124,13 +124,14 @@ def _date(rules: Rules, which: StaleFilter) -> Any:
 
 
 def has_index(collection: Collection[Document], rules: Rules) -> bool:
-    """Return whether an index that begins with the state or the time finds stale documents."""
-    for index in collection.index_information().values():
+    """Return whether an index that begins with the state or the time finds stale documents, if there are any yet."""
+    indexes = collection.index_information()
+    for index in indexes.values():
         first = next(iter(index["key"]), ("", 0))
         whole = not ({"partialFilterExpression", "hidden"} & index.keys())
         if whole and first[0] in (rules.fields.state, rules.fields.time) and first[1] in (1, -1):
             return True
-    return False
+    return not indexes  # there is no collection: `migrate`, which checks first, makes it
 
 
 def as_rows(found: list[StaleDocument]) -> Iterator[dict[str, Any]]:

@@ -10,11 +10,14 @@ from typing import Any, Final
 import pymongo
 from pymongo import MongoClient
 from pymongo.errors import InvalidOperation, OperationFailure, PyMongoError, WriteConcernError
+from pymongo.server_description import ServerDescription
 
 from ..exceptions import LockBackendFailed
 
 #: A duplicate key from two upserts that raced (the server repeats them itself, but need not); a time limit.
 _PASSING_CODES: Final = {11000, 262}
+#: How many servers an error names.
+SHOWN: Final = 3
 #: Unauthorized, AuthenticationFailed, AtlasError.
 _REFUSALS: Final = {
     13: "the user of this connection may not do this: it needs find, insert and update on the collection",
@@ -48,7 +51,8 @@ def translate(
     if isinstance(error, WriteConcernError):
         return LockBackendFailed(f"the majority of the replica set did not confirm in time ({_code_name(error)})", key)
     if not isinstance(error, OperationFailure) or error.timeout:
-        return LockBackendFailed(f"MongoDB did not answer within {timeout:.1f} s ({type(error).__name__})", key)
+        where = "" if client is None else f": {whereabouts(client)}"
+        return LockBackendFailed(f"MongoDB did not answer within {timeout:.1f} s ({type(error).__name__}){where}", key)
     if error.code in _REFUSALS:
         return LockBackendFailed(_REFUSALS[error.code], key, passing=False)
     return LockBackendFailed(
@@ -58,9 +62,47 @@ def translate(
     )
 
 
+def whereabouts(client: MongoClient[Any]) -> str:
+    """Which servers do not answer, and what to look at. Names hosts, but no user and no password."""
+    topology = client.topology_description
+    servers = list(topology.server_descriptions().values())
+    named = ", ".join(map(_describe, servers[:SHOWN])) + (
+        f" and {more} more" if (more := len(servers) - SHOWN) > 0 else ""
+    )
+    if not servers:
+        return f"no server belongs to the replica set {topology.replica_set_name!r}. Is replicaSet right?"
+    if topology.has_writable_server():
+        return f"{named}. Is the primary overloaded, or the network slow?"
+    if any(server.is_server_type_known for server in servers):
+        return f"{named}. There is no primary: rs.status() in mongosh says why; an election takes about ten seconds"
+    return f"{named}. Is it running, and are HOST and PORT right?"
+
+
+def is_out_of_reach(client: MongoClient[Any]) -> bool:
+    """Whether a connection to each server was tried and has failed. (While a primary is elected, servers answer.)"""
+    servers = client.topology_description.server_descriptions().values()
+    return all(server.error is not None for server in servers)
+
+
+def _describe(server: ServerDescription) -> str:
+    """The address of a server, and why it does not answer, in the words of the operating system."""
+    host, port = server.address
+    address = f"[{host}]:{port}" if ":" in host else host if port is None else f"{host}:{port}"
+    if server.error is None:
+        return f"{address} ({server.server_type_name.removeprefix('RS').lower()})"
+    found = re.search(r"\[Errno -?\d+\] ([^([\]:]+)", str(server.error))
+    reason = (
+        found[1].strip() if found else "no answer" if "timed out" in str(server.error) else type(server.error).__name__
+    )
+    return f"{address} ({reason})"
+
+
 def bare(error: PyMongoError) -> BaseException:
-    """The error without its text, if that may quote the command, with everything in it."""
-    return OperationFailure(_code_name(error), error.code) if isinstance(error, OperationFailure) else error
+    """The error without its text, if that may quote the command, with everything in it; and without the many lines
+    of the driver's code through which it came."""
+    if isinstance(error, OperationFailure):
+        return OperationFailure(_code_name(error), error.code)
+    return error.with_traceback(None)
 
 
 def is_refusal(error: PyMongoError) -> bool:

@@ -86,7 +86,8 @@ class MongoStore:
         except (ConfigurationError, InvalidURI, ValueError, TypeError, OSError) as error:
             # The text of a URI error may quote the URI.
             raise LockBackendFailed(
-                f"the connection settings are wrong ({type(error).__name__})", passing=False
+                f"the connection settings are wrong ({type(error).__name__}): look at HOST, PORT and OPTIONS",
+                passing=False,
             ) from None
         self._clock.client = client
         return client

@@ -6,8 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, TypedDict, Unpack
 
+import pymongo
+from pymongo.errors import PyMongoError
+
+from ..engine import clock
 from ..engine.deadlock import EARLIEST_END, Cycle, cycles
 from ..engine.document import DOCUMENT_FIELDS
+from ..engine.driver_errors import bare, is_out_of_reach, translate
 from ..engine.mongo_store import MongoStore
 from ..engine.rule import IS_WHOLE
 from .patterns import EVERY_KEY, KeyMatch
@@ -15,6 +20,8 @@ from .snapshot import LockSnapshot, read_snapshot
 
 Document = dict[str, Any]
 
+#: For how long servers that refuse every connection are asked again, in seconds.
+QUICK: Final = 0.5
 #: How many locks are read at a time.
 READ_BATCH: Final = 1_000
 #: How many locks with waiters are searched for deadlocks.
@@ -105,9 +112,17 @@ def find_deadlocks(
 
 
 def ping(store: MongoStore, timeout: float = 5.0) -> None:
-    """Raise LockBackendFailed if the server does not answer."""
-    with store.bounded(timeout):
-        store.client.admin.command("ping")
+    """Raise LockBackendFailed if the server does not answer within *timeout*; at once if none can be reached."""
+    began = clock.now()
+    while True:
+        try:
+            with pymongo.timeout(min(QUICK, timeout)):
+                store.client.admin.command("ping")
+                return
+        except PyMongoError as error:
+            waited = clock.now() - began
+            if not error.timeout or waited >= timeout or is_out_of_reach(store.client):
+                raise translate(error, waited, client=store.client) from bare(error)
 
 
 def _projection(holders: int, waiters: int) -> Document:

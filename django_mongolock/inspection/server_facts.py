@@ -10,10 +10,11 @@ import pymongo
 from pymongo.errors import OperationFailure, PyMongoError
 
 from ..engine import history
-from ..engine.driver_errors import tls_problem
+from ..engine.driver_errors import translate
 from ..engine.indexes import missing_indexes
 from ..engine.mongo_store import MongoStore, confirms_by_journal
 from ..exceptions import LockBackendFailed
+from .queries import ping
 
 #: The actions that locking needs on the collection.
 RIGHTS: Final = ("find", "insert", "update")
@@ -27,8 +28,9 @@ _ELECTION_OVERHEAD: Final = 10.0
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
     """problem: why the server cannot be used, in words without credentials. failover: seconds that a failover may take;
-    None without another member. history: why the history cannot be kept, if it is wanted. journaled: whether the
-    majority confirms only what is in its journals, as far as this user may ask."""
+    None without another member. new: whether there is no collection of locks yet. history: why the history cannot be
+    kept, if it is wanted. journaled: whether the majority confirms only what is in its journals, as far as this user may
+    ask."""
 
     problem: str = ""
     standalone: bool = False
@@ -37,6 +39,7 @@ class ServerFacts:
     missing_rights: tuple[str, ...] = ()
     may_watch: bool = True
     missing_indexes: tuple[str, ...] = ()
+    new: bool = False
     history: str = ""
     journaled: bool = True
 
@@ -44,6 +47,7 @@ class ServerFacts:
 def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
     """Ask the server about itself. Changes nothing, and never raises."""
     try:
+        ping(store, timeout)
         with pymongo.timeout(timeout):
             admin = store.client.admin
             hello = admin.command("hello")
@@ -60,17 +64,14 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
                 missing_rights=rights,
                 may_watch=WATCH not in missing,
                 missing_indexes=() if "find" in rights else tuple(_missing_indexes(store)),
+                new="find" not in rights and _is_new(store),
                 history=_history(store) if store.config.history else "",
                 journaled="setName" not in hello or confirms_by_journal(store.client),
             )
     except LockBackendFailed as error:
         return ServerFacts(problem=error.problem)
-    except OperationFailure as error:
-        return ServerFacts(problem=f"it refused the connection (code {error.code})")
     except PyMongoError as error:
-        if (problem := tls_problem(error)) is not None:
-            return ServerFacts(problem=problem)
-        return ServerFacts(problem=f"it did not answer within {timeout:g} s ({type(error).__name__})")
+        return ServerFacts(problem=translate(error, timeout, client=store.client).problem)
 
 
 def _missing_indexes(store: MongoStore) -> list[str]:
@@ -78,6 +79,14 @@ def _missing_indexes(store: MongoStore) -> list[str]:
         return missing_indexes(store.collection)
     except OperationFailure:  # this user may not list them
         return []
+
+
+def _is_new(store: MongoStore) -> bool:
+    """Whether the collection does not exist: any that does has at least the index of its ids."""
+    try:
+        return not store.collection.index_information()
+    except OperationFailure:
+        return False
 
 
 def _history(store: MongoStore) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from django.core.exceptions import EmptyResultSet
+from django.core.exceptions import EmptyResultSet, ImproperlyConfigured
 from django.db import NotSupportedError, models
 
-from ..backends.base import mongo_store
+from ..backends.base import in_memory, mongo_store
+from ..backends.mongo import database_settings
+from ..conf import MEMORY, get_settings
+from ..router import ROUTER
 
 if TYPE_CHECKING:  # the backend is not typed
     Manager = models.Manager[Any]
@@ -27,6 +30,21 @@ class ReadOnlyQuerySet(MongoQuerySet):
     #: The text of the errors: why, and what to do instead.
     not_deleted: ClassVar[str]
     not_written: ClassVar[str]
+
+    @property
+    def db(self) -> str:
+        """The alias to read from. Raises ImproperlyConfigured, LockBackendFailed where the locks are not there."""
+        if get_settings().BACKEND == MEMORY:
+            raise in_memory()
+        alias: str = super().db
+        try:
+            database_settings(alias)
+        except ImproperlyConfigured as error:
+            cure = f'put "{ROUTER}" first into DATABASE_ROUTERS'
+            raise ImproperlyConfigured(
+                f"{self.model.__name__} would be read from {alias!r}: {cure} ({error})"
+            ) from None
+        return alias
 
     def as_query(self) -> tuple[dict[str, Any], dict[str, int]] | None:
         """The condition and the order in MongoDB's form; None if no document can match.

@@ -60,7 +60,7 @@ class Command(LockCommand):
             if options["json"]:
                 write_json(self.stdout, "locks", shown, lambda: {"more": next(found, None) is not None})
             else:
-                self._write_table(shown, found)
+                self._write_table(shown, found, options)
 
     def _show_deadlocks(self, found: list[Cycle], *, as_json: bool) -> None:
         self.found_some = bool(found)
@@ -75,10 +75,13 @@ class Command(LockCommand):
             queryset = queryset.leased().filter(holders__owner=owner)
         return _chosen(queryset, options).snapshots(limit=limit, holders=10 if options["json"] else 1)
 
-    def _write_table(self, shown: Iterator[LockSnapshot], found: Iterator[LockSnapshot]) -> None:
+    def _write_table(
+        self, shown: Iterator[LockSnapshot], found: Iterator[LockSnapshot], options: dict[str, Any]
+    ) -> None:
         first = next(shown, None)
         if first is None:
-            self.stdout.write("There are no such locks.")
+            chosen = any(options[name] for name in ("all", "stale", "waiting", "key", "owner"))
+            self.stdout.write("There are no such locks." if chosen else "No lock is held.")
             return
         write_table(self.stdout, map(as_row, chain([first], shown)))
         if next(found, None) is not None:
