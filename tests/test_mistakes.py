@@ -327,11 +327,14 @@ def test_locks_in_memory_are_not_in_the_model(mongolock: MemoryLocks) -> None:
 
 def test_a_call_that_should_be_retried_without_celery(monkeypatch: pytest.MonkeyPatch, mongolock: MemoryLocks) -> None:
     """Where Celery is not imported, no task runs that could come back: the lock is busy, nothing else is wrong."""
-    locked_call = mongo_locked("a", on_contention="retry", wait=0)(lambda: None)
+
+    @mongo_locked("a", on_contention="retry", wait=0)
+    def call() -> None: ...
+
     monkeypatch.delitem(sys.modules, "celery")
     monkeypatch.delitem(sys.modules, "django_mongolock.contrib.celery")
     with mongolock.hold("a"), pytest.raises(LockNotAcquired):
-        locked_call()
+        call()
     assert "celery" not in sys.modules
 
 
@@ -371,7 +374,7 @@ def described(*servers: ServerDescription, kind: str = "ReplicaSetNoPrimary") ->
 def server(host: str, **hello: Any) -> ServerDescription:
     """A member of a replica set that answers."""
     answer: Any = {"ok": 1, "setName": "rs0", "maxWireVersion": 17, **hello}
-    return ServerDescription((host, 1), Hello(answer))  # type: ignore[no-untyped-call]
+    return ServerDescription((host, 1), Hello(answer))
 
 
 def test_members_of_a_replica_set_are_named_with_their_roles() -> None:

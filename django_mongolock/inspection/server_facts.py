@@ -29,8 +29,8 @@ _ELECTION_OVERHEAD: Final = 10.0
 class ServerFacts:
     """problem: why the server cannot be used, in words without credentials. failover: seconds that a failover may take;
     None without another member. new: whether there is no collection of locks yet. history: why the history cannot be
-    kept, if it is wanted. journaled: whether the majority confirms only what is in its journals, as far as this user may
-    ask."""
+    kept, if it is wanted. journaled: whether the majority confirms only what is in its journals, as far as this user
+    may ask."""
 
     problem: str = ""
     standalone: bool = False
