@@ -18,6 +18,7 @@ __all__ = [
     "DocumentHeld",
     "DocumentLockLost",
     "DocumentNotFound",
+    "DocumentRefused",
     "LockBackendFailed",
     "LockCancelled",
     "LockDeadlock",
@@ -226,8 +227,8 @@ class DocumentHeld(LockNotAcquired):
     """Another holder has the document.
 
     holder: its name. since: when it took the document, according to the server's clock (None if unknown). state: the
-    state of the document. retry_after: seconds until the document is stale if its holder has died, at most
-    `stale_after`; a hint.
+    state of the document. retry_after: a number of seconds after which it makes sense to try again: about as long as
+    it has been held already. stale_in: seconds until the document is stale if its holder has died (None if unknown).
     """
 
     def __init__(  # noqa: PLR0917 - as they pickle
@@ -238,9 +239,11 @@ class DocumentHeld(LockNotAcquired):
         state: str | None = None,
         since: datetime | None = None,
         retry_after: float = 0.0,
+        stale_in: float | None = None,
     ) -> None:
         super().__init__(f"{collection}:{id}", holder=holder, retry_after=retry_after)
-        self.args = (collection, id, holder, state, since, retry_after)
+        self.args = (collection, id, holder, state, since, retry_after, stale_in)
+        self.stale_in = stale_in
         self.collection = collection
         self.id = id
         self.state = state
@@ -254,8 +257,9 @@ class DocumentHeld(LockNotAcquired):
 class DocumentLockLost(LockLost):
     """The document was taken from its holder before the work was finished: it was cleared as stale, or taken over.
 
-    Nothing was written. found_holder: the holder now. found_state: the state now. In a forked child, which holds
-    nothing of its parent's, both are None and `reason` says so.
+    found_holder: the holder now. found_state: the state now. In a forked child, which holds nothing of its parent's,
+    both are None and `reason` says so. maybe_written: False: nothing was written. True: the write was sent more than
+    once, since MongoDB did not answer, and the first copy may have been done before the document was taken.
     """
 
     def __init__(  # noqa: PLR0917 - as they pickle
@@ -266,9 +270,11 @@ class DocumentLockLost(LockLost):
         found_holder: str | None = None,
         found_state: str | None = None,
         reason: str = "",
+        maybe_written: bool = False,
     ) -> None:
         super().__init__(f"{collection}:{id}", version, reason or "the document was taken from its holder")
-        self.args = (collection, id, version, found_holder, found_state, reason)
+        self.args = (collection, id, version, found_holder, found_state, reason, maybe_written)
+        self.maybe_written = maybe_written
         self.collection = collection
         self.id = id
         self.version = version
@@ -277,8 +283,12 @@ class DocumentLockLost(LockLost):
 
     def __str__(self) -> str:
         now = f"held by {self.found_holder!r}" if self.found_holder else "free"
-        why = self.args[-1] or f"it is {now} now, in the state {self.found_state!r}"
-        return f"document {self.id!r} in {self.collection} was lost by the holder of version {self.version}: {why}"
+        why = self.args[5] or f"it is {now} now, in the state {self.found_state!r}"
+        written = ". The write may have been done before: MongoDB did not answer the first time"
+        return (
+            f"document {self.id!r} in {self.collection} was lost by the holder of version {self.version}: {why}"
+            f"{written if self.maybe_written else ''}"
+        )
 
 
 @dataclass(eq=False, repr=False)
@@ -291,6 +301,23 @@ class DocumentDamaged(LockError):
 
     def __str__(self) -> str:
         return f"document {self.id!r} in {self.collection} cannot be locked: {self.problem}. Correct it first"
+
+
+@dataclass(eq=False, repr=False)
+class DocumentRefused(LockError):
+    """MongoDB does not write the document like this: its validator or a unique index refuses it, or a path of the
+    changes leads through a value that has no fields. Nothing was written.
+    """
+
+    collection: str
+    id: Any
+    problem: str
+
+    def __str__(self) -> str:
+        return (
+            f"document {self.id!r} in {self.collection} was not written: {self.problem}. Correct the changes, or the "
+            "document"
+        )
 
 
 @dataclass(eq=False, repr=False)

@@ -5,6 +5,9 @@ A lease cannot stop a process that was paused past its end. What it writes after
 
 from __future__ import annotations
 
+import itertools
+import os
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -21,6 +24,7 @@ from .documents.source import Source, make_source
 from .documents.steps import Steps, get_path, send
 from .documents.updates import Document
 from .engine.lock import MongoLock
+from .engine.session.per_process import PerProcess
 from .exceptions import DocumentDamaged, StaleToken
 
 __all__ = ["FencingTokenField", "afenced_update", "fenced_update"]
@@ -85,6 +89,17 @@ async def afenced_update(
     return await sender.arun(steps)
 
 
+class _Writer:
+    """This process, which counts its writes: so a late copy of one is known for an older write with the same token."""
+
+    def __init__(self) -> None:
+        self.name = f"{os.getpid()}.{secrets.token_hex(12)}"
+        self.numbers = itertools.count(1)
+
+
+_writer = PerProcess(_Writer)
+
+
 def _number(token: object) -> int:
     number = token.fencing_token if isinstance(token, MongoLock) else token
     if isinstance(number, bool) or not isinstance(number, int):
@@ -121,7 +136,7 @@ def _plan(
     if not isinstance(given, Mapping):
         raise TypeError('name the documents: filter={"_id": 5}; of a model, filter={"pk": 5}; {} for all of them')
     column = check_path("the field of the token", source.column(field, must_exist=False))
-    made = check_changes(source.changes(changes), [column])
+    made = check_changes(source.changes(changes), [column, f"{column}_write"])
     sender = Sender(source.collection(), get_settings().COMMAND_TIMEOUT)
     return sender, _update_documents(source, source.filter(given), token, column, made)
 
@@ -129,8 +144,10 @@ def _plan(
 def _update_documents(
     source: Source, where: Document, token: int, column: str, changes: Mapping[str, Any]
 ) -> Steps[int]:
-    may_write = updates.may_write(column, token)
-    update = [{"$set": {**updates.literals(changes), column: updates.literal(token)}}]
+    stamp, writer = f"{column}_write", _writer.current()
+    number = next(writer.numbers)
+    may_write = updates.may_write(column, stamp, token, writer.name, number)
+    update = {"$set": {**changes, column: token, stamp: {"by": writer.name, "number": number}}}
 
     def write(collection: Collection[Document]) -> int:
         return collection.update_many({"$and": [where, {"$expr": may_write}]}, update).matched_count
@@ -138,7 +155,8 @@ def _update_documents(
     def find_newer(collection: Collection[Document]) -> Any:
         return collection.find_one({"$and": [where, {"$expr": {"$not": [may_write]}}]}, {column: 1})
 
-    # Sent again after a lost answer, it writes the same once more, or is refused since a later holder has written.
+    # Sent again after a lost answer, it writes the same once more, or is refused since a later holder has written, or
+    # this one again.
     written: int = yield from send(write)
     found = yield from send(find_newer)
     if found is None:

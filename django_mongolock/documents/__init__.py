@@ -1,7 +1,9 @@
 """Locks kept inside business documents."""
 
-from .document_lock import DocumentLock, Hold, declared
-from .holding import Batch, HeldDocument
+from .batch import Batch
+from .document_lock import DocumentLock, declared
+from .hold import Hold
+from .holding import HeldDocument
 from .sweep import StaleDocument, Swept
 
 __all__ = [

@@ -7,7 +7,6 @@ import secrets
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Collection as SizedCollection
-from types import TracebackType
 from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack
 
 from django.db.models import Model
@@ -15,17 +14,21 @@ from pymongo.collection import Collection
 
 from ..conf import get_settings
 from ..engine import clock
+from ..engine.options import check_wait
 from ..engine.text_checks import tidy_fact
-from ..exceptions import DocumentDamaged, LockMisused
+from ..exceptions import DocumentDamaged
 from . import acquiring, sweep, updates
-from .holding import Batch, HeldDocument
+from .batch import Batch
+from .hold import Hold, PendingState, Plan
+from .holding import FinalState, HeldDocument
 from .lock_context import Context
+from .open_transactions import calling_place
 from .rules import Fields, Rules, check_version
 from .sender import Sender
 from .source import make_source
 from .steps import Steps, send
 from .sweep import StaleDocument, Swept
-from .updates import Acquisition, StaleFilter
+from .updates import Acquisition, Request, StaleFilter
 
 D = TypeVar("D")
 T = TypeVar("T")
@@ -34,12 +37,18 @@ T = TypeVar("T")
 _declared: Final[dict[str, DocumentLock[Any]]] = {}
 
 
-class HoldOptions(TypedDict, total=False):
-    """The options of `DocumentLock.hold`."""
+class BatchOptions(TypedDict, total=False):
+    """The options of `DocumentLock.acquire_many`."""
 
     owner: str | None
-    final: str | None
+    final: FinalState
     changes: Mapping[str, Any] | None
+
+
+class HoldOptions(BatchOptions, total=False):
+    """The options of `DocumentLock.hold`."""
+
+    wait: float | None
 
 
 class DocumentLock(Generic[D]):
@@ -47,7 +56,8 @@ class DocumentLock(Generic[D]):
 
     Declare it once, beside the model. A document is granted to one flow at a time, in one update that MongoDB's
     primary judges by its own clock: only in the version that the caller has read, and only if no work on it is under
-    way, or it has no holder, or the same owner holds it. There is no queue: a refusal is an error that says why.
+    way, or it has no holder, or a former run of the same owner holds it that has ended or is stale. There is no queue:
+    a refusal is an error that says why.
 
     No lease is renewed: if the holder dies, the document stays pending until `clear_stale`
     (``manage.py clear_stale_locks``) sets it to its failed state. Only code that uses the lock is kept out.
@@ -113,32 +123,47 @@ class DocumentLock(Generic[D]):
     def hold(
         self,
         document: Any,
-        pending: str | None = None,
+        pending: PendingState = None,
         *,
         owner: str | None = None,
-        final: str | None = None,
+        final: FinalState = None,
         changes: Mapping[str, Any] | None = None,
+        wait: float | None = 0,
     ) -> Hold[D]:
         """Prepare to hold a document: use it with ``with`` or ``async with``. The document is pending inside the
         block, final after it, failed after an error; see `HeldDocument`.
 
         document: as you have read it (its version counts), or (id, version). pending: which work, if there are
-        several. owner: which flow; the same owner may take over a document that it holds already, with a new version.
-        None: a unique name. final: the state in which the work ends, if there are several and the block does not call
-        `HeldDocument.finish`. changes: what to write in the same update that grants it.
-        """
-        id_, version = self._reference(document)
-        return Hold(self, id_, version, self._acquisitions(pending, owner, changes), self._check_final(final))
+        several; or a function that chooses it for the document. owner: which flow; it may resume the work of a former
+        run whose process has certainly ended, or that is stale. None: a unique name. final: the state in which the
+        work ends, if there are several and the block does not call `HeldDocument.finish`; or a function that chooses
+        it for the document, as it is at the end. changes: what to write in the same update that grants it; they mean
+        what they mean to MongoDB's `$set`.
 
-    def acquire(self, document: Any, pending: str | None = None, **options: Unpack[HoldOptions]) -> HeldDocument[D]:
+        wait: 0: a single try, and only in the version that was read. Seconds: until then, it tries again while another
+        flow holds the document, and reads the document again if it has changed; so decide inside the block, or in
+        *pending*. None: without end.
+        """
+        made, flow = self._checked(changes), self.rules.check_owner(owner)
+        plan = Plan(
+            request=self._request(document, pending, made),
+            again=lambda found: self._request(self._source.instance(found), pending, made),
+            attempt=lambda: self._attempt(flow),
+            final=self._check_final(final),
+            wait=check_wait(wait),
+            place=calling_place(),
+        )
+        return Hold(self._context, plan)
+
+    def acquire(self, document: Any, pending: PendingState = None, **options: Unpack[HoldOptions]) -> HeldDocument[D]:
         """Acquire a document; the arguments are those of hold().
 
-        Raises DocumentNotFound, DocumentChanged, DocumentHeld, DocumentDamaged, LockBackendFailed.
+        Raises DocumentNotFound, DocumentChanged, DocumentHeld, DocumentDamaged, DocumentRefused, LockBackendFailed.
         """
         return self.hold(document, pending, **options).acquire()
 
     async def aacquire(
-        self, document: Any, pending: str | None = None, **options: Unpack[HoldOptions]
+        self, document: Any, pending: PendingState = None, **options: Unpack[HoldOptions]
     ) -> HeldDocument[D]:
         """See acquire()."""
         return await self.hold(document, pending, **options).aacquire()
@@ -146,51 +171,60 @@ class DocumentLock(Generic[D]):
     # Several documents
 
     def acquire_many(
-        self, documents: Iterable[Any], pending: str | None = None, **options: Unpack[HoldOptions]
+        self, documents: Iterable[Any], pending: PendingState = None, **options: Unpack[BatchOptions]
     ) -> Batch[D]:
         """Acquire those of many documents that are available; see `Batch`. The arguments are those of hold().
 
         Three commands for 500 documents, however many of them are refused. Raises LockBackendFailed.
         """
         context = self._context()
-        return context.sender.run(self._acquire_many(context, documents, pending, **options))
+        return context.sender.run(self._acquire_many(context, documents, pending, calling_place(), **options))
 
     async def aacquire_many(
-        self, documents: Iterable[Any], pending: str | None = None, **options: Unpack[HoldOptions]
+        self, documents: Iterable[Any], pending: PendingState = None, **options: Unpack[BatchOptions]
     ) -> Batch[D]:
         """See acquire_many(). A queryset must have been read before."""
         context = self._context()
-        return await context.sender.arun(self._acquire_many(context, documents, pending, **options))
+        return await context.sender.arun(self._acquire_many(context, documents, pending, calling_place(), **options))
 
     def _acquire_many(
         self,
         context: Context,
         documents: Iterable[Any],
-        pending: str | None,
+        pending: PendingState,
+        place: str,
         *,
         owner: str | None = None,
-        final: str | None = None,
+        final: FinalState = None,
         changes: Mapping[str, Any] | None = None,
     ) -> Steps[Batch[D]]:
-        sent, final = clock.now(), self._check_final(final)
-        acquisition = self._acquisitions(pending, owner, changes)()
-        versions = dict(self._reference(document) for document in documents)
-        outcome = yield from acquiring.acquire_many(context, acquisition, versions)
-        held = [HeldDocument[D](context, acquisition, document, final, sent) for document in outcome.granted]
-        return Batch(held, outcome.refused, context.sender)
+        sent, final, made = clock.now(), self._check_final(final), self._checked(changes)
+        acquisition = self._attempt(self.rules.check_owner(owner))
+        requests = {request.id: request for request in (self._request(each, pending, made) for each in documents)}
+        outcome = yield from acquiring.acquire_many(context, acquisition, list(requests.values()))
+        held = [
+            HeldDocument[D](context, acquisition, document, final=final, sent=sent, place=place)
+            for document in outcome.granted.values()
+        ]
+        return Batch(context, held, outcome.refused)
 
     # Stale documents
 
-    def stale(self, *, owner: str | None = None, older_than: float = 0.0, limit: int = 0) -> list[StaleDocument]:
+    def stale(
+        self, *, owner: str | None = None, older_than: float = 0.0, unheld: bool = False, limit: int = 0
+    ) -> list[StaleDocument]:
         """Find pending documents that have been held for longer than `stale_after`; change nothing.
 
-        owner: only those of one holder. older_than: only those that have been stale for so many seconds.
+        owner: only those of one holder. older_than: only those that have been stale for so many seconds. unheld: also
+        those that are pending and have no holder, such as imported ones.
         """
-        return self._run(sweep.find(self.rules, StaleFilter(owner, older_than), limit))
+        return self._run(sweep.find(self.rules, StaleFilter(owner, older_than, unheld=unheld), limit))
 
-    async def astale(self, *, owner: str | None = None, older_than: float = 0.0, limit: int = 0) -> list[StaleDocument]:
+    async def astale(
+        self, *, owner: str | None = None, older_than: float = 0.0, unheld: bool = False, limit: int = 0
+    ) -> list[StaleDocument]:
         """See stale()."""
-        return await self._arun(sweep.find(self.rules, StaleFilter(owner, older_than), limit))
+        return await self._arun(sweep.find(self.rules, StaleFilter(owner, older_than, unheld=unheld), limit))
 
     def clear_stale(
         self,
@@ -198,15 +232,16 @@ class DocumentLock(Generic[D]):
         *,
         owner: str | None = None,
         older_than: float = 0.0,
+        unheld: bool = False,
         batch: int = sweep.SWEEP_BATCH,
     ) -> Swept:
         """Set stale documents to the failed state that belongs to their work, for a retry job, and release them. What
         their holders write afterwards, if they still live, is refused.
 
         The server decides in the update itself: a document that is finished or renewed in the same moment stays.
-        ids: only these documents.
+        ids: only these documents. The other arguments are those of stale().
         """
-        return self._run(sweep.sweep(self.rules, self._stale_filter(ids, owner, older_than), batch))
+        return self._run(sweep.sweep(self.rules, self._stale_filter(ids, owner, older_than, unheld=unheld), batch))
 
     async def aclear_stale(
         self,
@@ -214,10 +249,12 @@ class DocumentLock(Generic[D]):
         *,
         owner: str | None = None,
         older_than: float = 0.0,
+        unheld: bool = False,
         batch: int = sweep.SWEEP_BATCH,
     ) -> Swept:
         """See clear_stale()."""
-        return await self._arun(sweep.sweep(self.rules, self._stale_filter(ids, owner, older_than), batch))
+        which = self._stale_filter(ids, owner, older_than, unheld=unheld)
+        return await self._arun(sweep.sweep(self.rules, which, batch))
 
     def has_index(self) -> bool:
         """Return whether an index finds stale documents. Without one, each sweep reads the whole collection."""
@@ -237,26 +274,30 @@ class DocumentLock(Generic[D]):
     def _context(self) -> Context:
         return Context(self._source, self.rules, self._sender())
 
-    def _stale_filter(self, ids: Iterable[Any] | None, owner: str | None, older_than: float) -> StaleFilter:
-        return StaleFilter(owner, older_than, None if ids is None else [self._source.key(id_) for id_ in ids])
+    def _stale_filter(
+        self, ids: Iterable[Any] | None, owner: str | None, older_than: float, *, unheld: bool
+    ) -> StaleFilter:
+        keys = None if ids is None else [self._source.key(id_) for id_ in ids]
+        return StaleFilter(owner, older_than, keys, unheld)
 
-    def _acquisitions(
-        self, pending: str | None, owner: str | None, changes: Mapping[str, Any] | None
-    ) -> Callable[[], Acquisition]:
-        """Return what makes the acquisition. The arguments are checked now; the owner and the attempt get their names
-        when it is sent, since the process may fork in between."""
-        rules = self.rules
-        made = rules.check_changes(self._source.changes(changes or {}))
-        state, given = rules.check_pending(pending), rules.check_owner(owner)
+    def _attempt(self, owner: str | None) -> Acquisition:
+        """Return an attempt to acquire documents, with names of this process: make it when it is sent."""
+        name = owner or tidy_fact(f"{secrets.token_hex(12)}/{socket.gethostname()}/{os.getpid()}")
+        return Acquisition(name[: self.rules.longest_owner], updates.new_attempt())
 
-        def acquisition() -> Acquisition:
-            name = given or tidy_fact(f"{secrets.token_hex(12)}/{socket.gethostname()}/{os.getpid()}")
-            return Acquisition(name[: rules.longest_owner], state, updates.new_attempt(), made)
+    def _checked(self, changes: Mapping[str, Any] | None) -> dict[str, Any]:
+        return self.rules.check_changes(self._source.changes(changes or {}))
 
-        return acquisition
+    def _request(self, document: Any, pending: PendingState, changes: dict[str, Any]) -> Request:
+        id_, version = self._reference(document)
+        if callable(pending):
+            if isinstance(document, (tuple, StaleDocument)):
+                raise TypeError("a function for pending= needs the document as you have read it")
+            pending = pending(document)
+        return Request(id_, version, self.rules.check_pending(pending), changes)
 
-    def _check_final(self, final: str | None) -> str | None:
-        return final if final is None else self.rules.check_final(final)
+    def _check_final(self, final: FinalState) -> FinalState:
+        return final if final is None or callable(final) else self.rules.check_final(final)
 
     def _reference(self, document: Any) -> tuple[Any, int]:
         if isinstance(document, StaleDocument):
@@ -267,60 +308,12 @@ class DocumentLock(Generic[D]):
             return self._source.key(document[0]), check_version(document[1])
         key, field = self._source.key(document), self.rules.fields.version
         version = self._source.read(document, field)
+        if version is None:
+            return key, 0  # a document that never had a version
         if isinstance(version, bool) or not isinstance(version, int):
-            found = "missing" if version is None else type(version).__name__
-            problem = f"its field {field!r} is {found}, not a whole number (0 for one that never had a version)"
+            problem = f"its field {field!r} is {type(version).__name__}, not a whole number"
             raise DocumentDamaged(self._source.name, key, problem)
         return key, check_version(version)
-
-
-class Hold(Generic[D]):
-    """A document that is acquired at the beginning of the block."""
-
-    def __init__(
-        self, lock: DocumentLock[D], id_: Any, version: int, acquisitions: Callable[[], Acquisition], final: str | None
-    ) -> None:
-        self._lock = lock
-        self._id = id_
-        self._version = version
-        self._acquisitions = acquisitions
-        self._final = final
-        self._held: HeldDocument[D]
-        self._used = False
-
-    def acquire(self) -> HeldDocument[D]:
-        """See DocumentLock.acquire()."""
-        context = self._lock._context()
-        return context.sender.run(self._acquire(context))
-
-    async def aacquire(self) -> HeldDocument[D]:
-        """See DocumentLock.acquire()."""
-        context = self._lock._context()
-        return await context.sender.arun(self._acquire(context))
-
-    def _acquire(self, context: Context) -> Steps[HeldDocument[D]]:
-        if self._used:
-            raise LockMisused("this object was used before: call hold() once for each block")
-        self._used, sent, acquisition = True, clock.now(), self._acquisitions()
-        document = yield from acquiring.acquire(context, acquisition, self._id, self._version)
-        self._held = HeldDocument(context, acquisition, document, self._final, sent)
-        return self._held
-
-    def __enter__(self) -> HeldDocument[D]:
-        return self.acquire()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._held.__exit__(kind, error, traceback)
-
-    async def __aenter__(self) -> HeldDocument[D]:
-        return await self.aacquire()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._held.__aexit__(kind, error, traceback)
 
 
 def declare(lock: DocumentLock[Any]) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
-from pymongo import ReturnDocument
-from pymongo.collection import Collection
-
+from ..backends.transactions import open_transactions
 from ..engine import clock
 from ..engine.logs import WARNING, log
 from ..exceptions import (
@@ -16,17 +14,25 @@ from ..exceptions import (
     DocumentDamaged,
     DocumentLockLost,
     DocumentNotFound,
+    DocumentRefused,
+    LockBackendFailed,
     LockError,
     LockMisused,
 )
 from . import updates
+from .acquiring import put_back
+from .commands import Refusal, read_whole, write_one
 from .lock_context import Context
+from .open_transactions import warn_of_open
 from .rules import LAST_VERSION
 from .sender import Sender
-from .steps import Steps, aware, get_path, read_state, send
-from .updates import Acquisition, Document
+from .steps import Doubt, Steps, aware, get_path, read_state, send
+from .updates import Acquisition, Document, Statement
 
 D = TypeVar("D")
+
+#: The state in which work ends: one, or a function that chooses it for the document. None: the only one there is.
+FinalState = str | Callable[[Any], str] | None
 
 #: How the work on a document ended that was lost.
 LOST: Final = "lost"
@@ -39,6 +45,9 @@ class Block:
 
     _sender: Sender
 
+    def warn(self) -> None:
+        """Warn if the block ends inside a transaction of another database."""
+
     def leave(self, error: BaseException | None) -> Steps[None]:
         raise NotImplementedError
 
@@ -48,6 +57,7 @@ class Block:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.warn()
         self._sender.run(self.leave(error))
 
     async def __aenter__(self) -> Self:
@@ -63,13 +73,21 @@ class HeldDocument(Block, Generic[D]):
     """A document that this flow holds, until the flow says how the work ended; the end of a block says so by itself.
 
     No other flow that uses the lock starts work on the document meanwhile, unless it is lost: it becomes stale
-    `stale_after` seconds after the acquisition (see `remaining` and `renew`), and the same `owner` may take it over.
-    A holder that has lost it may not know yet; what it then writes through this object is refused. The document
-    belongs to the process that acquired it: in a forked child it is lost, and leaving the block does nothing.
+    `stale_after` seconds after the acquisition (see `remaining` and `renew`). Then a sweep releases it, or the same
+    `owner` takes it over. A holder that has lost it may not know yet; what it then writes through this object is
+    refused. The document belongs to the process that acquired it: in a forked child it is lost, and leaving the block
+    does nothing.
     """
 
     def __init__(
-        self, context: Context, acquisition: Acquisition, document: Document, final: str | None, sent: float
+        self,
+        context: Context,
+        acquisition: Acquisition,
+        document: Document,
+        *,
+        final: FinalState = None,
+        sent: float,
+        place: str = "",
     ) -> None:
         fields = context.rules.fields
         #: The document as it was granted, or after the last `update`; raw, as MongoDB has it.
@@ -81,15 +99,17 @@ class HeldDocument(Block, Generic[D]):
         self.version: int = int(get_path(document, fields.version))
         #: Since when it is held, for people: by the server's clock.
         self.since = aware(get_path(document, fields.time))
-        #: The state in which the block ends if nothing goes wrong.
+        #: The state in which the block ends if nothing goes wrong; or a function that chooses it for the document.
         self.final = final
         self._ended: str | None = None
         self._read: Document | None = None
         self._instance: Any = None
         self._context = context
         self._sender = context.sender
-        #: The ids that may stand in the document: the last one known, and those of writes whose outcome is unknown.
-        self._attempts = [acquisition.attempt]
+        #: What may stand in the document: the id and the version of the last write that is known to be done, and those
+        #: of later ones whose outcome is unknown.
+        self._known = {(acquisition.attempt, self.version)}
+        self._place = place
         # By the local clock, counted from before the command was sent that is known, by its id, to have set the time.
         self._deadline = sent + context.rules.stale_after
 
@@ -121,16 +141,16 @@ class HeldDocument(Block, Generic[D]):
 
     # What may be done to it
 
-    def finish(self, final: str | None = None, changes: Mapping[str, Any] | None = None) -> None:
+    def finish(self, final: FinalState = None, changes: Mapping[str, Any] | None = None) -> None:
         """Set the final state, write *changes*, and release the document, in one update.
 
-        final: None: the one that was named before, or the only one there is. Raises DocumentLockLost; or
-        DocumentChanged if a writer without the lock raised the version: it is still held then, so `fail` it, or let
-        the block do so. Nothing is written in both cases.
+        final: None: the one that was named before, or the only one there is. Raises DocumentLockLost, which says
+        whether something may have been written. Or DocumentChanged, if a writer without the lock raised the version,
+        and DocumentRefused: nothing was written, and it is still held, so `fail` it, or let the block do so.
         """
         self._sender.run(self._finish(final, changes or {}))
 
-    async def afinish(self, final: str | None = None, changes: Mapping[str, Any] | None = None) -> None:
+    async def afinish(self, final: FinalState = None, changes: Mapping[str, Any] | None = None) -> None:
         """See finish()."""
         await self._sender.arun(self._finish(final, changes or {}))
 
@@ -148,7 +168,9 @@ class HeldDocument(Block, Generic[D]):
     def update(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> D:
         """Write changes to the document and raise its version, if it is still held; return it as it is then.
 
-        Raises DocumentLockLost, DocumentChanged, LockBackendFailed.
+        The changes mean what they mean to MongoDB's `$set`. Raises DocumentLockLost, DocumentChanged, DocumentRefused,
+        LockBackendFailed. After the last of these they may have been written; the next write, or the end of the block,
+        takes that into account.
         """
         return self._sender.run(self._update({**(changes or {}), **more}))
 
@@ -170,21 +192,40 @@ class HeldDocument(Block, Generic[D]):
         self._check()
         return self
 
+    def warn(self) -> None:
+        if self.ended is None and (opened := open_transactions()):
+            warn_of_open(opened, f"{self._context.name} {self.id!r}", self._place)
+
     def leave(self, error: BaseException | None) -> Steps[None]:
         """End the block: final, or failed after an error, which is never hidden by one of ours."""
         if self.ended is not None:
             return
-        if error is None:
-            try:
-                yield from self._finish(None, {})
-            except BaseException:
-                if self.ended is None:
-                    yield from self._fail_quietly()
-                raise
-        else:
+        if error is not None:
             yield from self._fail_quietly()
+            return
+        try:
+            yield from self._finish(None, {})
+        except BaseException as problem:
+            if self.ended is None:
+                if isinstance(problem, LockBackendFailed) or not isinstance(problem, Exception):
+                    self.abandon()
+                else:
+                    yield from self._fail_quietly()
+            raise
+
+    def abandon(self) -> None:
+        """Have the document released in the background, in its failed state, if it is still held. Never waits."""
+        put_back(self._context, [self.failing()])
+        self.ended_in(self._context.rules.pending[self.pending])
+
+    def ended_in(self, state: str) -> None:
+        """Note how the work ended."""
+        self._ended = state
 
     def _fail_quietly(self) -> Steps[None]:
+        if len({attempt for attempt, _ in self._known}) > 1:
+            self.abandon()  # MongoDB did not answer just now: one wait is enough
+            return
         try:
             if not (yield from self._fail()):
                 log(WARNING, "document lost before its work failed", document=self.id, place=self._context.name)
@@ -194,12 +235,16 @@ class HeldDocument(Block, Generic[D]):
 
     # How
 
-    def _finish(self, final: str | None, changes: Mapping[str, Any]) -> Steps[None]:
+    def final_state(self, final: FinalState) -> str:
+        """Return the final state that is meant. Raises TypeError, ValueError, and what the function raises."""
+        chosen = final if final is not None else self.final
+        return self._context.rules.check_final(chosen(self.instance) if callable(chosen) else chosen)
+
+    def _finish(self, final: FinalState, changes: Mapping[str, Any]) -> Steps[None]:
         self._check()
-        state = self._context.rules.check_final(final if final is not None else self.final)
+        state = self.final_state(final)
         made = self._context.check_changes(changes)
-        release = updates.releasing(self._context.rules, updates.literal(state))
-        yield from self._write(made, release)
+        yield from self._write(made, updates.releasing(self._context.rules, state))
         self._ended = state
 
     def _update(self, changes: Mapping[str, Any]) -> Steps[D]:
@@ -213,114 +258,100 @@ class HeldDocument(Block, Generic[D]):
     def _renew(self) -> Steps[None]:
         self._check()
         sent = clock.now()
-        yield from self._write({}, {self._context.rules.fields.time: "$$NOW"})
+        yield from self._write({}, {}, renew=True)
         self._deadline = sent + self._context.rules.stale_after  # _write has checked that this very write was done
 
-    def _write(self, changes: Mapping[str, Any], more: Document) -> Steps[None]:
-        """Write, if the document is still as we left it.
+    def _write(self, changes: Mapping[str, Any], more: Document, *, renew: bool = False) -> Steps[None]:
+        """Write, if the document is still as we left it, or as a write of ours left it whose outcome is unknown.
 
         The id of this very write shows whether it was done where the answer was lost, and refuses late copies of
         earlier writes.
         """
+        attempt, doubt = updates.new_attempt(), Doubt()
+        statement = self.writing(attempt, changes, more, renew=renew)
+        known, mine = self._known, {(attempt, version + bool(changes)) for _, version in self._known}
+        self._known = known | mine
+        answer = yield from send(write_one(statement), doubt)
+        if answer is None and doubt.remains:  # perhaps the copy that was not answered was done
+            answer = yield from send(read_whole(self.id))
+            if answer is None or get_path(answer, self._context.rules.fields.attempt) != attempt:
+                raise self.lose(answer, maybe_written=True)
+        elif answer is None or isinstance(answer, Refusal):
+            self._known = known  # it was certainly not done
+            if isinstance(answer, Refusal):
+                raise DocumentRefused(self._context.name, self.id, str(answer))
+            raise self.lose((yield from send(read_whole(self.id))))
+        self._accept(answer, mine)
+
+    def writing(
+        self, attempt: str, changes: Mapping[str, Any], more: Mapping[str, Any], *, renew: bool = False
+    ) -> Statement:
+        """Return the update that makes a write. Raises DocumentDamaged."""
+        rules = self._context.rules
         if changes and self.version >= LAST_VERSION - 1:
             raise DocumentDamaged(self._context.name, self.id, "its version is too large")
-        rules, attempt = self._context.rules, updates.new_attempt()
-        query = updates.mine(rules, self.id, self.owner, self._attempts, self.version)
-        update = [{"$set": {**updates.changing(rules, attempt, changes), **more}}]
-        self._attempts = [*self._attempts, attempt]
+        update = updates.writing(rules, attempt, changes, more)
+        if renew:
+            update["$currentDate"] = {rules.fields.time: True}
+        return Statement(self.id, updates.is_held(rules, self.owner, self._known), update)
 
-        def write(collection: Collection[Document]) -> Any:
-            return collection.find_one_and_update(query, update, return_document=ReturnDocument.AFTER)
+    def may_have_written(self, attempt: str) -> None:
+        """Note a write that changes no version."""
+        self._known = self._known | {(attempt, version) for _, version in self._known}
 
-        def read(collection: Collection[Document]) -> Any:
-            return collection.find_one({"_id": {"$eq": self.id}})
-
-        document: Document | None = yield from send(write)
-        if document is None:
-            found: Document | None = yield from send(read)
-            if found is None or get_path(found, rules.fields.attempt) != attempt:
-                problem = _why_not(self, found)
-                self._ended = LOST if isinstance(problem, (DocumentLockLost, DocumentNotFound)) else None
-                raise problem
-            document = found
-        self._attempts = [attempt]
+    def _accept(self, document: Document, mine: set[tuple[str, int]]) -> None:
+        """The write was done: *mine* is how it may have left the document."""
+        found = read_state(self._context.rules, document)
+        exact = {(attempt, version) for attempt, version in mine if version == found.version}
+        self._known = exact or mine  # none: another writer has raised the version already
         self.document = document
-        self.version += bool(changes)
+        self.version = max(version for _, version in self._known)
+
+    def lose(self, found: Document | None, *, maybe_written: bool = False) -> LockError:
+        """Return why a write was refused, and note whether the document is lost."""
+        problem = self._why_not(found, maybe_written=maybe_written)
+        self._ended = LOST if isinstance(problem, (DocumentLockLost, DocumentNotFound)) else None
+        return problem
+
+    def _why_not(self, found: Document | None, *, maybe_written: bool) -> LockError:
+        name, seen = self._context.name, read_state(self._context.rules, found) if found is not None else None
+        if seen is None:
+            return DocumentNotFound(name, self.id)
+        if seen.damage:
+            return DocumentDamaged(name, self.id, seen.damage)
+        attempts = {attempt for attempt, _ in self._known}
+        if seen.holder == self.owner and seen.attempt in attempts:
+            return DocumentChanged(name, self.id, self.version, seen.version)
+        return DocumentLockLost(name, self.id, self.version, seen.holder, seen.state, maybe_written=maybe_written)
+
+    def failing(self, attempt: str | None = None) -> Statement:
+        """Return the update that sets the failed state, whatever the version is."""
+        rules, attempts = self._context.rules, list({attempt for attempt, _ in self._known})
+        release = updates.releasing(rules, rules.pending[self.pending])
+        update = updates.writing(rules, attempt or updates.new_attempt(), {}, release)
+        return Statement(self.id, updates.is_held_in_any_version(rules, self.owner, attempts), update)
 
     def _fail(self) -> Steps[bool]:
         if self._sender.forked:
             return False
         self._check()
-        rules, attempt = self._context.rules, updates.new_attempt()
-        query = updates.mine(rules, self.id, self.owner, self._attempts)
-        release = updates.releasing(rules, updates.literal(rules.pending[self.pending]))
-        update = [{"$set": {**release, rules.fields.attempt: attempt}}]
-
-        def command(collection: Collection[Document]) -> bool:
-            if collection.update_one(query, update).matched_count:
-                return True
-            found = collection.find_one({"_id": {"$eq": self.id}}, {rules.fields.attempt: 1})
-            return found is not None and get_path(found, rules.fields.attempt) == attempt
-
+        attempt = updates.new_attempt()
+        statement = self.failing(attempt)
         try:
-            was_held: bool = yield command
+            answer = yield write_one(statement)
         except BaseException:
-            self._sender.send_in_background(command)
+            put_back(self._context, [statement])
             raise
-        self._ended = rules.pending[self.pending]
-        return was_held
+        if isinstance(answer, Refusal):
+            raise DocumentRefused(self._context.name, self.id, str(answer))
+        self._ended = self._context.rules.pending[self.pending]
+        if answer is not None:
+            return True
+        found = yield from send(read_whole(self.id))  # the driver may have sent it twice
+        return found is not None and get_path(found, self._context.rules.fields.attempt) == attempt
 
     def _check(self) -> None:
         if self._sender.forked:
             raise DocumentLockLost(self._context.name, self.id, self.version, reason=FORKED)
         if self.ended is not None:
             raise LockMisused(f"the work on document {self.id!r} has ended: its state is {self.ended!r}")
-
-
-def _why_not(held: HeldDocument[Any], found: Document | None) -> LockError:
-    """Return why a write was refused, according to what the document looked like afterwards."""
-    context = held._context
-    if found is None:
-        return DocumentNotFound(context.name, held.id)
-    seen = read_state(context.rules, found)
-    if seen.damage:
-        return DocumentDamaged(context.name, held.id, seen.damage)
-    if seen.holder == held.owner and seen.attempt in held._attempts and seen.version != held.version:
-        return DocumentChanged(context.name, held.id, held.version, seen.version)
-    return DocumentLockLost(context.name, held.id, held.version, seen.holder, seen.state)
-
-
-class Batch(Block, Generic[D]):
-    """Several documents at once: those that were granted, and why the others were not.
-
-    held: the documents that this flow holds. refused: the error of each other one, by its id. End each in a block of
-    its own (``for held in batch: with held: …``); the end of the batch's block ends those that are left.
-    """
-
-    def __init__(self, held: list[HeldDocument[D]], refused: Mapping[Any, LockError], sender: Sender) -> None:
-        self.held = held
-        self.refused = dict(refused)
-        self._sender = sender
-
-    def __repr__(self) -> str:
-        return f"<Batch: {len(self.held)} held, {len(self.refused)} refused>"
-
-    def __iter__(self) -> Iterator[HeldDocument[D]]:
-        return iter(self.held)
-
-    def __len__(self) -> int:
-        return len(self.held)
-
-    def leave(self, error: BaseException | None) -> Steps[None]:
-        """End all that are left. The first error is raised when all have been tried, with the others as its notes."""
-        problems: list[LockError] = []
-        for held in self.held:
-            try:
-                yield from held.leave(error)
-            except LockError as problem:
-                problems.append(problem)
-        if problems:
-            first, *others = problems
-            for other in others:
-                first.add_note(f"also: {other}")
-            raise first

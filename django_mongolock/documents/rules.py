@@ -86,11 +86,11 @@ class Rules:
         """The states in which no work is under way, whatever the holder's field says."""
         return tuple(dict.fromkeys((*self.final, *self.failed)))
 
-    def check_pending(self, state: str | None) -> str:
+    def check_pending(self, state: object) -> str:
         """Return the pending state that is meant. None: the only one there is."""
         return _choose("pending", state, tuple(self.pending))
 
-    def check_final(self, state: str | None) -> str:
+    def check_final(self, state: object) -> str:
         """Return the final state that is meant, which may be a failed one. None: the only final one there is."""
         return _choose("final", state, self.final, self.failed)
 
@@ -134,6 +134,12 @@ def check_changes(changes: Mapping[str, Any], taken: Collection[str]) -> dict[st
     return dict(changes)
 
 
+def check_age(seconds: object) -> None:
+    """Raise TypeError or ValueError if this is no age: 0, or a number of seconds above it."""
+    if isinstance(seconds, bool) or seconds != 0:
+        check_seconds("older_than", seconds)
+
+
 def check_version(version: object) -> int:
     """Return *version* if it is one. Raises TypeError, ValueError."""
     if isinstance(version, bool) or not isinstance(version, int):
@@ -143,7 +149,7 @@ def check_version(version: object) -> int:
     return int(version)
 
 
-def _choose(kind: str, state: str | None, states: tuple[str, ...], more: tuple[str, ...] = ()) -> str:
+def _choose(kind: str, state: object, states: tuple[str, ...], more: tuple[str, ...] = ()) -> str:
     if state is None:
         if len(states) == 1:
             return states[0]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import functools
 import math
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -22,7 +25,7 @@ from ..engine.logs import DEBUG, log, log_exception
 from ..engine.session.per_process import PerProcess
 from ..engine.session.worker_threads import WorkerThreads
 from ..exceptions import LockBackendFailed, LockMisused
-from .steps import Command, Steps
+from .steps import Command, Pause, Steps
 from .updates import Document
 
 T = TypeVar("T")
@@ -30,8 +33,13 @@ T = TypeVar("T")
 #: Threads that send commands for coroutines and for the main thread.
 SENDING_THREADS: Final = 8
 #: Seconds before each try in the background. A command that the network held up may arrive after the first ones; the
-#: last one comes when a command that was under way at the first must have ended.
+#: last one comes when a command that was under way at the first must have ended. While MongoDB does not answer, it is
+#: tried again after the last of these pauses.
 PAUSES: Final = (0.0, 0.1, 0.4, 1.0, 2.0, 5.0, 10.0)
+#: How many tries without an answer there are at most; then the sweep has to find the document.
+MOST_TRIES: Final = 100
+#: For how many seconds a process that ends waits for the first try of what it has left.
+AT_EXIT: Final = 2.0
 
 
 def as_a_lock_must(collection: Collection[Document]) -> Collection[Document]:
@@ -67,11 +75,14 @@ class Sender:
     def run(self, steps: Steps[T]) -> T:
         """Run *steps*, blocking. In the main thread another one sends the commands: see `engine.session.session`."""
         in_main_thread = threading.current_thread() is threading.main_thread()
-        return runner.run(steps, self._send_elsewhere if in_main_thread else self.send)
+        send = self._send_elsewhere if in_main_thread else self.send
+        return runner.run(steps, lambda step: time.sleep(step.seconds) if isinstance(step, Pause) else send(step))
 
     async def arun(self, steps: Steps[T]) -> T:
         """See run()."""
-        return await runner.arun(steps, self._asend)
+        return await runner.arun(
+            steps, lambda step: asyncio.sleep(step.seconds) if isinstance(step, Pause) else self._asend(step)
+        )
 
     def send_in_background(self, command: Command) -> None:
         """Have *command* sent by another thread, again after each of the pauses until it returns True."""
@@ -101,17 +112,23 @@ class Task:
     attempt: Callable[[], bool]
     pauses: tuple[float, ...]
     due: float = 0.0
+    tries: int = 0
 
     def try_once(self) -> bool:
         """Try it. Return whether it need not be tried again."""
+        self.tries += 1
+        answered = True
         try:
             done = self.attempt()
         except LockBackendFailed as error:
             log(DEBUG, "document not yet released", place=self.name, error=error)
-            done = False
+            done, answered = False, not error.passing
         except Exception:  # noqa: BLE001 - it is logged
             log_exception("releasing a document failed", place=self.name)
             done = False
+        if len(self.pauses) == 1 and not answered and self.tries < MOST_TRIES:
+            self.due = clock.now() + self.pauses[0]
+            return False
         self.postpone()
         return done or self.due == math.inf
 
@@ -127,13 +144,22 @@ class Background:
     def __init__(self) -> None:
         self._tasks: SimpleQueue[Task] = SimpleQueue()
         self._thread = WorkerThreads(1)
+        #: One for each task that has not been tried yet.
+        self._untried: list[None] = []
 
     def add(self, task: Task) -> None:
         """Have the task tried. Never waits: the caller may be handling a signal."""
         task.postpone()
+        self._untried.append(None)
         self._tasks.put(task)
         if not len(self._thread):
             self._thread.submit(self._work)
+
+    def flush(self, timeout: float) -> None:
+        """Wait until each task has been tried once, at most *timeout* seconds."""
+        end = clock.now() + timeout
+        while self._untried and len(self._thread) and clock.now() < end:
+            time.sleep(0.01)
 
     def _work(self) -> None:
         waiting: list[Task] = []
@@ -143,8 +169,24 @@ class Background:
                 waiting.append(self._tasks.get(timeout=None if due is None else max(0.0, due - clock.now())))
             except Empty:
                 now = clock.now()
-                waiting = [task for task in waiting if task.due > now or not task.try_once()]
+                waiting = [task for task in waiting if task.due > now or not self._try(task)]
+
+    def _try(self, task: Task) -> bool:
+        first = not task.tries
+        try:
+            return task.try_once()
+        finally:
+            if first:
+                self._untried.pop()
 
 
 _threads = PerProcess(functools.partial(WorkerThreads, SENDING_THREADS))
 _background = PerProcess(Background)
+
+
+def _flush_at_exit() -> None:
+    """Let a process that is interrupted in the middle of a batch release what it has left."""
+    _background.current().flush(AT_EXIT)
+
+
+atexit.register(_flush_at_exit)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from typing import Any, Final, TypeGuard
 
 from bson.codec_options import CodecOptions
+from bson.datetime_ms import DatetimeMS
 from django.core.exceptions import FieldDoesNotExist
 from django.db import connections, router
 from django.db.models import CharField, DateTimeField, Field, IntegerField, Model, TextField
@@ -227,13 +229,17 @@ def is_concrete(field: object) -> TypeGuard[Field[Any, Any]]:
 
 
 def check_id(value: object) -> Any:
-    """Return *value* if it can be an `_id`. Raises TypeError."""
+    """Return *value* if it can be an `_id`, as MongoDB returns it: a moment without a zone, in UTC, and with
+    milliseconds. Raises TypeError."""
     if value is None:
         raise TypeError("a document without an id cannot be locked: save it first")
     try:
         hash(value)
     except TypeError:
-        raise TypeError(f"an id of type {type(value).__name__} cannot be locked") from None
+        name = type(value).__name__
+        raise TypeError(f"an id of type {name} cannot be locked: it cannot be the key of a dict") from None
+    if isinstance(value, datetime):
+        return DatetimeMS(value).as_datetime()
     return value
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -20,26 +20,39 @@ SENDS: Final = 2
 T = TypeVar("T")
 #: What is sent: a function of the collection. Outcome: what it returns.
 Command = Callable[[Collection[Document]], Any]
-Steps = Generator[Command, Any, T]
 
 
-def send(command: Command, *, if_unknown: Callable[[], object] | None = None) -> Steps[Any]:
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Send nothing for so many seconds."""
+
+    seconds: float
+
+
+Steps = Generator[Command | Pause, Any, T]
+
+
+@dataclass(slots=True)
+class Doubt:
+    """Whether a command may have taken effect, or may do so yet, that was not answered."""
+
+    remains: bool = False
+
+
+def send(command: Command, doubt: Doubt | None = None) -> Steps[Any]:
     """Send a command that may be sent again, until there is an answer. Raises LockBackendFailed.
 
-    if_unknown: called if it ends without an answer (cancelled, struck by a signal, MongoDB away).
+    doubt: remains if any of the copies was not answered (cancelled, struck by a signal, MongoDB away).
     """
-    outcome_unknown = False
     for rest in reversed(range(SENDS)):
         try:
             return (yield command)
         except BaseException as error:
             passing = error.passing if isinstance(error, LockBackendFailed) else None
-            outcome_unknown |= passing is not False
-            if passing and rest:
-                continue
-            if outcome_unknown and if_unknown is not None:
-                if_unknown()
-            raise
+            if doubt is not None and passing is not False:
+                doubt.remains = True
+            if not (passing and rest):
+                raise
     raise AssertionError("not reached")
 
 
@@ -65,12 +78,12 @@ def read_state(rules: Rules, document: Mapping[str, Any]) -> LockState:
     """Read a document that was found with `Fields.projection`. Never raises, whatever is in it."""
     fields = rules.fields
     holder, state, version, time = (get_path(document, getattr(fields, role)) for role in _TYPES)
+    version = version or 0
     id_ = document["_id"]
     for role, (types, words) in _TYPES.items():
         value = get_path(document, getattr(fields, role))
         if type(value) not in types:  # a subclass, such as bson.Code of str, is another type to the server
-            name = "missing" if value is None else type(value).__name__
-            return LockState(id_, damage=f"its field {getattr(fields, role)!r} is {name}, not {words}")
+            return LockState(id_, damage=f"its field {getattr(fields, role)!r} is {type(value).__name__}, not {words}")
     if version >= LAST_VERSION:
         return LockState(id_, damage=f"its field {fields.version!r} is too large for a version")
     since, now = aware(time), aware(document.get("mongolock_now"))
@@ -82,19 +95,9 @@ def read_state(rules: Rules, document: Mapping[str, Any]) -> LockState:
 _TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
     "holder": ((str, type(None)), "text"),
     "state": ((str, type(None)), "text"),
-    "version": ((int, Int64), "a whole number"),
+    "version": ((int, Int64, type(None)), "a whole number"),
     "time": ((datetime, type(None)), "a date"),
 }
-
-
-def read_states(rules: Rules, ids: Sequence[Any]) -> Command:
-    """Make the command that reads documents by their ids, as far as their locks need it."""
-
-    def command(collection: Collection[Document]) -> dict[Any, Document]:
-        found = collection.find({"_id": {"$in": list(ids)}}, rules.fields.projection())
-        return {document["_id"]: document for document in found}
-
-    return command
 
 
 def get_path(document: Mapping[str, Any], path: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 from typing import Any, Final
@@ -11,9 +11,10 @@ from typing import Any, Final
 from pymongo.collection import Collection
 
 from . import updates
+from .commands import Written, find_marked, write_many
 from .rules import Rules
 from .steps import Steps, read_state, send
-from .updates import Document, StaleFilter
+from .updates import Document, StaleFilter, Statement
 
 #: How many documents one update releases.
 SWEEP_BATCH: Final = 500
@@ -24,8 +25,8 @@ class StaleDocument:
     """A pending document that was held for longer than its lock allows; or one that cannot be judged.
 
     id, version: what a retry job needs. state: its pending state. failed: the state that it gets. since, seconds:
-    since when and for how long it has been held, for people, by the server's clock. damage: why it cannot be judged,
-    and is left as it is; empty otherwise.
+    since when and for how long it has been held, for people, by the server's clock. damage: why it cannot be judged, or
+    written, and is left as it is; empty otherwise.
     """
 
     id: Any
@@ -44,8 +45,8 @@ class Swept:
 
     cleared: the documents that were released; one that is acquired in the same moment is counted, but not listed.
     count: how many were released. found: how many were stale when they were looked for. dated: how many were held
-    without a time; they become stale `stale_after` seconds from now. damaged: documents that cannot be judged, and
-    were left as they are.
+    without a time; they become stale `stale_after` seconds from now. damaged: documents that cannot be judged, or that
+    MongoDB refuses to write, and that were left as they are.
     """
 
     cleared: list[StaleDocument] = field(default_factory=list)
@@ -81,7 +82,10 @@ def _read(rules: Rules, document: Document) -> StaleDocument:
 
 
 def sweep(rules: Rules, which: StaleFilter, batch: int = SWEEP_BATCH) -> Steps[Swept]:
-    """Set stale documents to the failed state of their work, and empty the holder's field."""
+    """Set stale documents to the failed state of their work, and empty the holder's field.
+
+    One that MongoDB refuses to write stops no other: it is among the damaged ones.
+    """
     swept = Swept()
     found = yield from find(rules, which)
     swept.damaged = [each for each in found if each.damage]
@@ -89,38 +93,47 @@ def sweep(rules: Rules, which: StaleFilter, batch: int = SWEEP_BATCH) -> Steps[S
     swept.found = len(found) - len(swept.damaged)
     while some := list(islice(stale, batch)):
         yield from _clear(rules, which, some, swept)
-    swept.dated = yield from send(_date(rules, which))
+    yield from _date(rules, which, batch, swept)
     return swept
 
 
 def _clear(rules: Rules, which: StaleFilter, some: list[StaleDocument], swept: Swept) -> Steps[None]:
     fields, attempt = rules.fields, f"sweep.{updates.new_attempt()}"
-    ids = [each.id for each in some]
-    query = StaleFilter(which.owner, which.older_than, ids).query(rules)
-    update = [{"$set": {**updates.releasing(rules, updates.failed_state(rules)), fields.attempt: attempt}}]
+    statements = []
+    for each in some:
+        same = [updates.has(fields.state, [each.state])]
+        same += [updates.has(fields.holder, [which.owner])] if which.owner is not None else []
+        update = updates.writing(rules, attempt, {}, updates.releasing(rules, each.failed))
+        statements.append(Statement(each.id, {"$and": [which.condition(rules), *same]}, update))
+    written: Written = yield from send(write_many(statements))
     # A sweep whose answer was lost is counted by its id; what it released cannot match a second time.
-    mine = {"_id": {"$in": ids}, "$expr": updates.has(fields.attempt, [attempt])}
-
-    def command(collection: Collection[Document]) -> tuple[int, list[Any]]:
-        count = collection.update_many(query, update).modified_count
-        return count, [document["_id"] for document in collection.find(mine, {"_id": 1})]
-
-    count, cleared = yield from send(command)
-    swept.count += max(count, len(cleared))
-    left = set(cleared)
-    swept.cleared += [each for each in some if each.id in left]
+    mark = updates.has(fields.attempt, [attempt])
+    cleared = yield from send(find_marked([each.id for each in some], mark, whole=False))
+    swept.count += max(written.matched, len(cleared))
+    swept.cleared += [each for each in some if each.id in cleared]
+    swept.damaged += _refused(some, written)
 
 
-def _date(rules: Rules, which: StaleFilter) -> Any:
-    """Make the command that sets the time of documents which were held before the field was added."""
-    query, update = which.undated(rules), [{"$set": {rules.fields.time: "$$NOW"}}]
+def _refused(some: list[StaleDocument], written: Written) -> list[StaleDocument]:
+    by_id = {each.id: each for each in some}
+    return [replace(by_id[id_], damage=str(refusal)) for id_, refusal in written.refused.items()]
 
-    def command(collection: Collection[Document]) -> int:
-        if collection.find_one(query, {"_id": 1}) is None:
-            return 0
-        return collection.update_many(query, update).modified_count
 
-    return command
+def _date(rules: Rules, which: StaleFilter, batch: int, swept: Swept) -> Steps[None]:
+    """Set the time of documents which were held before the field was added."""
+    query = which.undated(rules)
+
+    def command(collection: Collection[Document]) -> list[Document]:
+        return list(collection.find(query, rules.fields.projection()))
+
+    documents: list[Document] = yield from send(command)
+    undated = iter([_read(rules, document) for document in documents])
+    while some := list(islice(undated, batch)):
+        update = {"$currentDate": {rules.fields.time: True}}
+        statements = [Statement(each.id, which.dateless(rules), update) for each in some]
+        written: Written = yield from send(write_many(statements))
+        swept.dated += written.matched
+        swept.damaged += _refused(some, written)
 
 
 def has_index(collection: Collection[Document], rules: Rules) -> bool:

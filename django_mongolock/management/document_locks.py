@@ -44,10 +44,10 @@ class Report:
         """The result for people; nothing if there are no stale documents."""
         for document in self.stale[:most] if self.cleared is None else ():
             state = f"{document.state} → {document.failed}"
-            since = f"for {display.duration(document.seconds)}"
-            stdout.write(display.plain(f"  {document.id}  {state}  held by {document.holder} {since}"))
+            held = f"held by {document.holder} for {display.duration(document.seconds)}"
+            stdout.write(display.plain(f"  {document.id}  {state}  {held if document.holder else 'without a holder'}"))
         for document in self.damaged:
-            stdout.write(display.plain(f"  {document.id}  damaged: {document.damage}"))
+            stdout.write(display.plain(f"  {document.id}  not cleared: {document.damage}"))
         if self.cleared is None and self.found:
             stdout.write(f"Stale documents of {self.name}: {self.found}. Nothing was cleared.")
         elif self.found:
@@ -58,7 +58,7 @@ class Report:
 
 def process(lock: DocumentLock[Any], options: dict[str, Any], *, dry_run: bool) -> Report:
     """Clear the stale documents of *lock*, or only find them."""
-    which = {"owner": options["owner"], "older_than": options["older_than"]}
+    which = {"owner": options["owner"], "older_than": options["older_than"], "unheld": options["unheld"]}
     try:
         if dry_run:
             found = lock.stale(**which)

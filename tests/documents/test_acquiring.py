@@ -16,13 +16,14 @@ from django_mongolock import (
     DocumentHeld,
     DocumentLockLost,
     DocumentNotFound,
+    DocumentRefused,
     LockError,
     LockMisused,
     LockNotAcquired,
     StaleToken,
 )
 from django_mongolock.documents.sender import Sender
-from tests.documents.conftest import Ground
+from tests.documents.conftest import Document, Ground
 from tests.lock_fixtures import WITH_MONGO
 
 pytestmark = WITH_MONGO
@@ -41,8 +42,6 @@ class TestGranted:
             {"holder": None, "state": "exporting"},
             {"holder": "somebody", "state": "exported"},
             {"holder": "somebody", "state": "withdraw_failed"},
-            {"holder": "me", "state": "withdrawing"},
-            {"holder": "me", "state": "exporting"},
         ],
         ids=str,
     )
@@ -57,18 +56,6 @@ class TestGranted:
         assert held.since == ground.read(id_, "time").replace(tzinfo=UTC)
         assert 0 < held.remaining <= 60
         assert ground.raw(id_)["price"] == 5
-
-    def test_resuming_takes_over_from_the_same_owner(self, ground: Ground) -> None:
-        """The flow may go on after a crash; its former run, if it still lives, is refused from then on."""
-        id_ = ground.add(1)
-        former = ground.lock.acquire((id_, 1), "exporting", owner="task-5")
-        held = ground.lock.acquire((id_, 2), "exporting", owner="task-5")
-        with pytest.raises(DocumentLockLost):
-            former.update({"price": 9})
-        with pytest.raises(LockMisused):
-            former.finish("exported")
-        held.finish("exported")
-        assert ground.read(id_, "state", "version", "price") == ("exported", 3, 5)
 
     def test_an_owner_that_nobody_else_has(self, ground: Ground) -> None:
         """Without owner= nobody is the same flow by accident."""
@@ -97,6 +84,27 @@ class TestGranted:
         with pytest.raises(DocumentHeld):
             ground.lock.acquire((id_, 2), "exporting", owner="$$ROOT")
 
+    @pytest.mark.parametrize("missing", [{}, {"documentVersion": None}], ids=str)
+    def test_no_version(self, plain: Ground, missing: Document) -> None:
+        """A document that never had a version has version 0, and 1 after the first grant; it is granted once."""
+        plain.collection.insert_one({"_id": "old", **missing})
+        read = plain.raw("old")
+        held = plain.lock.acquire(read, "exporting", final="exported")
+        assert (held.version, plain.raw("old")["documentVersion"]) == (1, 1)
+        held.finish("exported")
+        for given in (read, ("old", 0)):
+            with pytest.raises(DocumentChanged):
+                plain.lock.acquire(given, "exporting")
+        with plain.lock.acquire_many([plain.raw("old")], "exporting", final="exported") as batch:
+            assert [one.version for one in batch] == [2]
+
+    def test_a_long_version_stays_long(self, plain: Ground) -> None:
+        """Its type is part of the schema of other programs."""
+        held = plain.lock.acquire((plain.add(Int64(7)), 7), "exporting", changes={"price": 1})
+        held.finish("exported", {"price": 2})
+        types = plain.collection.aggregate([{"$project": {"type": {"$type": "$documentVersion"}}}])
+        assert [found["type"] for found in types] == ["long"]
+
     @pytest.mark.parametrize("version", [0, -3, Int64(7), 2**31 - 1, 2**40])
     def test_any_whole_number_is_a_version(self, plain: Ground, version: int) -> None:
         """It stays one, also past 32 bits."""
@@ -108,15 +116,19 @@ class TestGranted:
 class TestRefused:
     """Each way to fail has an error of its own, and changes nothing."""
 
-    @pytest.mark.parametrize(("ago", "least", "most"), [(40, 5, 20), (3_600, 0, 0), (-3_600, 60, 60)])
+    @pytest.mark.parametrize(
+        ("ago", "least", "most"), [(0, 0.5, 5), (20, 20, 30), (40, 5, 20), (3_600, 0.5, 0.5), (-3_600, 0.5, 0.5)]
+    )
     def test_when_to_try_again(self, ground: Ground, ago: int, least: float, most: float) -> None:
-        """F62: when it would be stale, and never later than one that is taken now, whichever clock wrote the time."""
+        """After as long again as it has been held; and soon once it is stale, whichever clock wrote the time (F62)."""
         id_ = ground.add(1, holder="other", state="exporting")
         time = {ground.names["time"]: {"$subtract": ["$$NOW", ago * 1_000]}}
         ground.collection.update_one({"_id": id_}, [{"$set": time}])
         with pytest.raises(DocumentHeld) as caught:
             ground.lock.acquire((id_, 1), "exporting", owner="me")
         assert least <= caught.value.retry_after <= most
+        assert caught.value.stale_in is not None
+        assert min(60, max(0, 30 - ago)) <= caught.value.stale_in <= min(60, max(0, 60 - ago))
 
     def refused(self, ground: Ground, id_: Any, version: int, owner: str = "me") -> LockError:
         before = ground.collection.find_one({"_id": id_})
@@ -152,13 +164,15 @@ class TestRefused:
         assert isinstance(error, DocumentHeld)
         assert isinstance(error, LockNotAcquired)
         assert (error.holder, error.since, error.state) == ("other", since, state)
-        assert 20 < error.retry_after < 41
+        assert 10 < error.retry_after <= 30
+        assert error.stale_in is not None
+        assert 20 < error.stale_in < 41
 
     def test_held_nobody_knows_since_when(self, ground: Ground) -> None:
         """Data from before there was a time."""
         error = self.refused(ground, ground.add(7, holder="other", state="exporting"), 7)
         assert isinstance(error, DocumentHeld)
-        assert (error.since, error.retry_after) == (None, 0)
+        assert (error.since, error.retry_after, error.stale_in) == (None, 0.5, None)
 
     def test_case_counts(self, plain: Ground) -> None:
         """Another spelling is another owner."""
@@ -167,7 +181,6 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("role", "value"),
         [
-            ("version", None),
             ("version", "7"),
             ("version", 7.0),
             ("version", True),
@@ -218,8 +231,10 @@ class TestRefused:
         [
             DocumentNotFound("ads", 5),
             DocumentChanged("ads", 5, 6, 7),
-            DocumentHeld("ads", 5, "me", "exporting", datetime(2030, 1, 1, tzinfo=UTC), 3.5),
+            DocumentHeld("ads", 5, "me", "exporting", datetime(2030, 1, 1, tzinfo=UTC), 3.5, 40.0),
             DocumentLockLost("ads", 5, 7, "me", "exporting"),
+            DocumentLockLost("ads", 5, 7, "me", "exporting", maybe_written=True),
+            DocumentRefused("ads", 5, "MongoDB refused it (code 121, DocumentValidationFailure)"),
             DocumentDamaged("ads", 5, "its field 'v' is missing"),
             StaleToken(5, 6, "fencing_token", "ads 7"),
         ],
@@ -264,11 +279,10 @@ class TestWrongCalls:
         with pytest.raises((TypeError, ValueError), match=problem):
             plain.lock.hold(document, **given)
 
-    @pytest.mark.parametrize("version", [{}, {"documentVersion": None}, {"documentVersion": "3"}])
-    def test_no_version(self, plain: Ground, version: dict[str, Any]) -> None:
-        """A document as it was read that has no version, or text, is told as damage, with the cure."""
-        with pytest.raises(DocumentDamaged, match=r"whole number \(0 for one that never had a version\)"):
-            plain.lock.hold({"_id": 5, **version}, "exporting")
+    def test_version_that_is_text(self, plain: Ground) -> None:
+        """A document as it was read, whose version is text, is reported as damage."""
+        with pytest.raises(DocumentDamaged, match="is str, not a whole number"):
+            plain.lock.hold({"_id": 5, "documentVersion": "3"}, "exporting")
 
     def test_names_that_only_begin_alike(self, plain: Ground) -> None:
         """A field is not another one because of how it begins."""

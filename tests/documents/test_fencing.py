@@ -11,6 +11,8 @@ from bson import Int64, ObjectId
 from pymongo.collection import Collection
 
 from django_mongolock import DocumentDamaged, StaleToken, afenced_update, fenced_update, mongo_lock
+from django_mongolock.documents.sender import Sender
+from django_mongolock.fencing import _writer
 from testproject.shop.models import Ad
 from tests.documents.conftest import Document
 from tests.lock_fixtures import WITH_MONGO
@@ -85,7 +87,9 @@ def test_former_holder(collection: Collection[Document]) -> None:
         fenced_update(collection, lock, {"price": 2}, filter={"_id": 1})
     with pytest.raises(StaleToken):
         fenced_update(collection, token, {"price": 3}, filter={"_id": 1})
-    assert collection.find_one() == {"_id": 1, "price": 2, "fencing_token": latest}
+    found = collection.find_one()
+    assert found is not None
+    assert (found["price"], found["fencing_token"]) == (2, latest)
 
 
 def test_no_such_document(collection: Collection[Document]) -> None:
@@ -118,3 +122,22 @@ def test_wrong_calls(collection: Collection[Document], token: Any, changes: Any,
     """Told before anything is sent."""
     with pytest.raises((TypeError, ValueError), match=problem):
         fenced_update(collection, token, changes, filter=which)
+
+
+def test_a_late_copy(collection: Collection[Document], monkeypatch: pytest.MonkeyPatch) -> None:
+    """F87: a copy of an earlier write of the same holder, that the network held up, does not revert the newer one."""
+    copies: list[Callable[[], Any]] = []
+    send = Sender.send
+
+    def keep(sender: Sender, command: Any, *left: float) -> Any:
+        copies.append(lambda: send(sender, command, *left))
+        return send(sender, command, *left)
+
+    collection.insert_one({"_id": 1, "price": 1})
+    monkeypatch.setattr(Sender, "send", keep)
+    for price in (2, 3):
+        assert fenced_update(collection, 5, {"price": price}, filter={"_id": 1}) == 1
+    assert copies[0]() == 0
+    assert [found["price"] for found in collection.find()] == [3]
+    monkeypatch.setattr(_writer, "_made", None)  # as in another process that was given the token
+    assert fenced_update(collection, 5, {"price": 4}, filter={"_id": 1}) == 1

@@ -151,6 +151,44 @@ class TestSweep:
         plain.change(id_, state=["exporting"])
         assert plain.lock.clear_stale().count == 0
 
+    def test_one_that_is_refused(self, plain: Ground) -> None:
+        """F83: a document that a validator refuses is named, in every run, and stops none of the others."""
+        ids = [stuck(plain, 100 + number, price=number) for number in range(3)]
+        undated = plain.add(4, holder="old", state="exporting", price=0)
+        database, name = plain.collection.database, plain.collection.name
+        database.command("collMod", name, validator={"price": {"$gt": 0}}, validationLevel="strict")
+        swept = plain.lock.clear_stale(batch=2)
+        assert sorted(seen.id for seen in swept.cleared) == sorted(ids[1:])
+        assert sorted(seen.id for seen in swept.damaged) == sorted([ids[0], undated])
+        assert "DocumentValidationFailure" in swept.damaged[0].damage
+        assert (swept.found, swept.count, swept.dated) == (3, 2, 0)
+        again = plain.lock.clear_stale()
+        assert (again.count, len(again.damaged)) == (0, 2)
+
+    def test_unheld(self, ground: Ground) -> None:
+        """Pending, and held by nobody: imported, or of old code. Found if asked for, unless its time is not over."""
+        without, empty = ground.add(4, state="exporting"), ground.add(4, state="withdrawing", holder="")
+        old, young = stuck(ground, holder=None), stuck(ground, 5, holder=None)
+        assert ground.lock.stale() == []
+        assert ground.lock.clear_stale() == Swept()
+        assert {seen.id for seen in ground.lock.stale(unheld=True)} == {without, empty, old}
+        swept = ground.lock.clear_stale(unheld=True)
+        assert swept.count == 3
+        assert [ground.read(id_, "state") for id_ in (without, empty, young)] == [
+            "failed",
+            "withdraw_failed",
+            "exporting",
+        ]
+
+    @pytest.mark.parametrize("age", [-1, True, "5", float("nan")])
+    def test_wrong_age(self, plain: Ground, age: Any) -> None:
+        """Refused: a negative one would sweep what is not stale."""
+        id_ = stuck(plain, 40)
+        for function in (plain.lock.stale, plain.lock.clear_stale):
+            with pytest.raises((TypeError, ValueError), match="older_than"):
+                function(older_than=age)
+        assert plain.read(id_, "state") == "exporting"
+
     def test_async(self, ground: Ground) -> None:
         """The twins."""
         id_ = stuck(ground)
@@ -250,6 +288,13 @@ class TestCommand:
         assert (found["found"], found["cleared"], found["dated"], found["error"]) == (1, 1, 0, None)
         assert [(one["id"], one["failed_state"], one["version"]) for one in found["stale"]] == [(id_, "failed", 4)]
         assert [one["id"] for one in found["damaged"]] == [bad]
+
+    def test_unheld(self, plain: Ground, locks: Locks) -> None:
+        """--unheld includes those that are pending and have no holder."""
+        id_ = plain.add(4, state="exporting")
+        assert "Nothing" not in run("--dry-run", "--document-lock", "test")
+        assert f"{id_}  exporting → failed  without a holder" in run("--dry-run", "--document-lock", "test", "--unheld")
+        assert "Cleared 1 of 1 stale documents of test." in run("--no-input", "--document-lock", "test", "--unheld")
 
     def test_chosen(self, plain: Ground, locks: Locks) -> None:
         """By lock, holder and age; a pattern of keys means named locks only."""

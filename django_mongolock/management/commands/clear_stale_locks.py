@@ -87,6 +87,11 @@ class Command(LockCommand):
             metavar="NAME",
             help="only the documents of this DocumentLock (may be repeated)",
         )
+        parser.add_argument(
+            "--unheld",
+            action="store_true",
+            help="also documents that are pending and have no holder, such as imported ones",
+        )
         super().add_arguments(parser)
 
     def run_from_argv(self, argv: list[str]) -> None:

@@ -1,0 +1,145 @@
+"""The commands of document locks, as functions of the collection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pymongo import ReturnDocument, UpdateOne
+from pymongo.collection import Collection
+from pymongo.errors import BulkWriteError, OperationFailure, WriteConcernError
+
+from ..engine.driver_errors import is_refusal
+from .rules import Rules
+from .steps import Command
+from .updates import Document, Statement
+
+#: Codes that say nothing about the document: the server ended, stepped down, was interrupted, met a conflict or another
+#: network problem. The outcome is unknown.
+_PASSING: Final = {
+    6,
+    7,
+    24,
+    46,
+    50,
+    63,
+    89,
+    91,
+    112,
+    134,
+    150,
+    189,
+    262,
+    9001,
+    10107,
+    11600,
+    11601,
+    11602,
+    13435,
+    13436,
+}
+_NAMES: Final = {11000: "DuplicateKey", 121: "DocumentValidationFailure", 28: "PathNotViable"}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """MongoDB does not write this document: its validator, a unique index, or a path of the changes that leads through
+    a value without fields."""
+
+    code: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"MongoDB refused it (code {self.code}, {self.name})"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What came of several statements: how many found their document, and which were refused."""
+
+    matched: int
+    refused: dict[Any, Refusal]
+
+
+def refusal_of(error: OperationFailure) -> Refusal | None:
+    """Return what the server refused about one document; None for an error about anything else."""
+    known = error.code is not None and error.code not in _PASSING and is_refusal(error)
+    if not known or error.has_error_label("RetryableWriteError"):
+        return None
+    return _refusal(error.code or 0, (error.details or {}).get("codeName"))
+
+
+def _refusal(code: int, name: object) -> Refusal:
+    return Refusal(code, str(name or _NAMES.get(code, "not written")))
+
+
+def write_one(statement: Statement) -> Command:
+    """Make the command that updates a document, and returns it as it is then; None if the statement does not find it;
+    or a `Refusal`."""
+
+    def command(collection: Collection[Document]) -> Document | Refusal | None:
+        after = ReturnDocument.AFTER
+        try:
+            return collection.find_one_and_update(statement.query, statement.update, return_document=after)
+        except OperationFailure as error:
+            if (refusal := refusal_of(error)) is None:
+                raise
+            return refusal
+
+    return command
+
+
+def write_many(statements: Sequence[Statement]) -> Command:
+    """Make the command that updates many documents, each by its own statement: one that is refused stops no other."""
+
+    def command(collection: Collection[Document]) -> Written:
+        if not statements:
+            return Written(0, {})
+        updates = [UpdateOne(each.query, each.update) for each in statements]
+        try:
+            return Written(collection.bulk_write(updates, ordered=False).matched_count, {})
+        except BulkWriteError as error:
+            return _read(error, statements)
+
+    return command
+
+
+def _read(error: BulkWriteError, statements: Sequence[Statement]) -> Written:
+    """Return what was refused about documents. Raises the driver's error for anything else."""
+    details = error.details or {}
+    refused: dict[Any, Refusal] = {}
+    for each in details.get("writeErrors", ()):
+        single = OperationFailure(each.get("errmsg", ""), each.get("code"), each)
+        if (refusal := refusal_of(single)) is None:
+            raise single from error
+        refused[statements[each["index"]].id] = refusal
+    for each in details.get("writeConcernErrors", ()):
+        raise WriteConcernError(each.get("errmsg", ""), each.get("code"), each) from error
+    return Written(details.get("nMatched", 0), refused)
+
+
+def find_marked(ids: Sequence[Any], condition: Document, *, whole: bool = True) -> Command:
+    """Make the command that reads those of the documents that fulfil a condition, by their ids."""
+
+    def command(collection: Collection[Document]) -> dict[Any, Document]:
+        fields = None if whole else {"_id": 1}
+        found = collection.find({"_id": {"$in": list(ids)}, "$expr": condition}, fields)
+        return {document["_id"]: document for document in found}
+
+    return command
+
+
+def read_states(rules: Rules, ids: Sequence[Any]) -> Command:
+    """Make the command that reads documents by their ids, as far as their locks need it."""
+
+    def command(collection: Collection[Document]) -> dict[Any, Document]:
+        found = collection.find({"_id": {"$in": list(ids)}}, rules.fields.projection())
+        return {document["_id"]: document for document in found}
+
+    return command
+
+
+def read_whole(id_: Any) -> Command:
+    """Make the command that reads a document; None if there is none."""
+    return lambda collection: collection.find_one({"_id": {"$eq": id_}})
