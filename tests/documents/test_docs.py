@@ -13,7 +13,6 @@ from django.test.utils import isolate_apps
 from pymongo import MongoClient
 from pymongo.collection import Collection
 
-from django_mongolock import DocumentDamaged
 from testproject.shop.models import Ad
 from tests.documents.conftest import Document
 from tests.lock_fixtures import WITH_MONGO
@@ -45,7 +44,7 @@ def test_document_locks(capsys: pytest.CaptureFixture[str], documents: Collectio
         "export": lambda ad, version: told.append(("export", str(ad.pk), version)),
         "withdraw": lambda ad: told.append(("withdraw", str(ad.pk), ad.document_version)),
     }
-    _, _, declare, one, refused, many, retry, in_admin = blocks("howto/document-locks.md")
+    _, _, declare, one, refused, waiting, many, retry, in_admin = blocks("howto/document-locks.md")
 
     exec(declare, names)  # noqa: S102
     exec(one, names)  # noqa: S102
@@ -56,10 +55,13 @@ def test_document_locks(capsys: pytest.CaptureFixture[str], documents: Collectio
     exec(refused, names)  # noqa: S102
     assert "it has version 2" in capsys.readouterr().out
 
+    exec(waiting, names)  # noqa: S102
+    assert told.pop() == ("export", str(ads[0].pk), 3)
+
     lock = names["ad_exports"]
     held = lock.acquire(ads[1], "exporting", owner="dead")
     exec(many, names)  # noqa: S102
-    assert told[1:] == [("withdraw", str(ads[0].pk), 3)]
+    assert told[1:] == [("withdraw", str(ads[0].pk), 4)]
     assert f"{ads[1].pk} was left: " in capsys.readouterr().out
 
     stale = [{"$set": {"lockTimestamp": {"$subtract": ["$$NOW", 400_000]}}}]
@@ -80,7 +82,7 @@ def test_document_locks(capsys: pytest.CaptureFixture[str], documents: Collectio
 
 @isolate_apps("testproject.shop")
 def test_a_whole_model(mongo: MongoClient[Document]) -> None:
-    """The model of the page can be locked, but for documents from before it had a version; those are given one."""
+    """The model of the page can be locked, also documents from before it had a version; or those are given one."""
     model, versions, declare, *_ = blocks("howto/document-locks.md")
     names: dict[str, Any] = {"__name__": "testproject.shop.docs"}
     exec(model, names)  # noqa: S102
@@ -93,10 +95,11 @@ def test_a_whole_model(mongo: MongoClient[Document]) -> None:
         collection.insert_one({"userId": "7", "title": "old", "price": 5, "optedIn": True, "exportStatus": "new"})
         with lock.hold(found.get(title="new"), "exporting", final="exported") as held:
             assert held.version == 2
-        with pytest.raises(DocumentDamaged, match="its field 'documentVersion' is missing"):
-            lock.acquire(found.get(title="old"), "exporting")
-        assert names["give_versions"](collection) == 1
         with lock.hold(found.get(title="old"), "exporting", final="exported") as held:
+            assert held.version == 1
+        collection.insert_one({"userId": "7", "title": "older", "price": 5, "optedIn": True, "exportStatus": "new"})
+        assert names["give_versions"](collection) == 1
+        with lock.hold(found.get(title="older"), "exporting", final="exported") as held:
             assert held.version == 2
         assert {ad.export_status for ad in found.all()} == {"exported"}
     finally:

@@ -142,13 +142,14 @@ class TestBatch:
     def test_few_commands(
         self, plain: Ground, call: Call, monkeypatch: pytest.MonkeyPatch, error: Exception | None, state: str
     ) -> None:
-        """F82, F84: one command for hundreds."""
-        ids = [plain.add(1) for _ in range(700)]
+        """F82, F84: one command for hundreds; here for 50."""
+        monkeypatch.setattr("django_mongolock.documents.batch.BATCH", 50)
+        ids = [plain.add(1) for _ in range(70)]
         batch = plain.lock.acquire_many([(id_, 1) for id_ in ids], "exporting", final="exported")
         striking = Striking(plain, monkeypatch)
         call(batch, "__exit__", type(error) if error else None, error, None)
         assert striking.calls == 2
-        assert plain.collection.count_documents({"exportStatus": state, "lockedBy": None}) == 700
+        assert plain.collection.count_documents({"exportStatus": state, "lockedBy": None}) == 70
 
     @pytest.mark.parametrize("lost", [True, False], ids=["not done", "done"])
     def test_away(self, plain: Ground, call: Call, monkeypatch: pytest.MonkeyPatch, *, lost: bool) -> None:
