@@ -17,7 +17,7 @@ from django.db import connections
 from django.db.transaction import TransactionManagementError
 
 from .. import signals
-from ..exceptions import VersionConflict
+from ..exceptions import DocumentChanged, DocumentHeld, VersionConflict
 from .passing import end_failed_commits, is_passing
 
 P = ParamSpec("P")
@@ -67,8 +67,9 @@ class Attempt:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Return whether another attempt may succeed: a row was changed meanwhile, or the database says so."""
-    return isinstance(error, VersionConflict) or is_passing(error)
+    """Return whether another attempt may succeed: a row or document was changed meanwhile, a document is held, or the
+    database says so."""
+    return isinstance(error, (VersionConflict, DocumentChanged, DocumentHeld)) or is_passing(error)
 
 
 def leaves(error: BaseException) -> list[BaseException]:
@@ -92,8 +93,11 @@ class Retrying:
             raise ValueError(f"backoff and longest are seconds, 0 or more, not {backoff!r} and {longest!r}")
         self.attempts, self.backoff, self.longest, self.aliases = attempts, backoff, longest, aliases
 
-    def pause(self, attempt: int) -> float:
-        """Return how many seconds to wait after *attempt*: up to a limit that doubles each time (full jitter)."""
+    def pause(self, attempt: int, conflict: BaseException | None = None) -> float:
+        """Return how many seconds to wait after *attempt*: up to a limit that doubles each time (full jitter), or as
+        long as a document that is held makes it sensible."""
+        if isinstance(conflict, DocumentHeld):
+            return min(self.longest, conflict.retry_after)
         limit = min(self.longest, self.backoff * 2.0 ** min(attempt - 1, 60))
         return random.uniform(0, limit)  # noqa: S311 - spreads writers out, and hides nothing
 
@@ -124,7 +128,7 @@ class Attempts:
             raise StopIteration
         else:
             end_failed_commits()
-            time.sleep(self._retrying.pause(self._attempt.number))
+            time.sleep(self._retrying.pause(self._attempt.number, self._attempt.conflict))
         return self._next()
 
     async def __anext__(self) -> Attempt:
@@ -134,7 +138,7 @@ class Attempts:
             raise StopAsyncIteration
         else:
             await sync_to_async(end_failed_commits)()
-            await asyncio.sleep(self._retrying.pause(self._attempt.number))
+            await asyncio.sleep(self._retrying.pause(self._attempt.number, self._attempt.conflict))
         return self._next()
 
     def _next(self) -> Attempt:
@@ -191,12 +195,13 @@ def retry_on_conflict(
 ) -> Any:
     """Call the function again after a conflict. It has to read what it writes, and may run twice.
 
-    A conflict is a VersionConflict, or an error by which the database asks to try again: a serialization failure, a
-    deadlock, a lock that another writer had for too long, SQLite's "database is locked", a transaction that MongoDB
-    aborted; or a group of only such errors, as a TaskGroup raises it.
+    A conflict is a VersionConflict, DocumentChanged or DocumentHeld, or an error by which the database asks to try
+    again: a serialization failure, a deadlock, a lock that another writer had for too long, SQLite's "database is
+    locked", a transaction that MongoDB aborted; or a group of only such errors, as a TaskGroup raises it.
 
     attempts: how often in all; the last conflict is raised. backoff, longest: seconds; before attempt n + 1 it waits
-    between 0 and backoff * 2 ** (n - 1), at most *longest*. For functions and `async def`, not for generators.
+    between 0 and backoff * 2 ** (n - 1), but after DocumentHeld its `retry_after`; at most *longest*. For functions and
+    `async def`, not for generators.
 
     Raises TransactionManagementError if a transaction is open around the call (on the alias *using*, else on any): a
     second run in it would read the same again, or could not read at all. Open the transaction inside the function. The

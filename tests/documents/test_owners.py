@@ -12,6 +12,7 @@ import pytest
 
 from django_mongolock import DocumentChanged, DocumentHeld, DocumentLockLost, DocumentNotFound
 from django_mongolock.documents.sender import Sender
+from django_mongolock.versions import retry_on_conflict, retrying_on_conflict
 from testproject.shop.models import Ad
 from tests.documents.conftest import Document, Ground
 from tests.documents.test_holding import awaiting, blocking
@@ -279,6 +280,44 @@ class TestIsolate:
         with pytest.raises(asyncio.CancelledError):
             asyncio.run(work())
         assert eventually(lambda: [plain.read(id_, "state") for id_ in ids] == ["failed"] * 3)
+
+
+class TestRetry:
+    """`@retry_on_conflict` runs a function again that a document lock refused."""
+
+    @pytest.mark.parametrize("face", ["blocking", "async"])
+    def test_retry(self, plain: Ground, face: str) -> None:
+        """It was changed, then it was held; then it is free."""
+        id_ = plain.add(1, holder="other", state="exporting")
+        versions = iter([0, 1, 1])
+
+        def prepare(version: int, runs: list[int]) -> int:
+            runs.append(version)
+            if len(runs) == 3:
+                plain.change(id_, holder=None)
+            return version
+
+        runs: list[int] = []
+
+        @retry_on_conflict(backoff=0.01, longest=0.01)
+        def export() -> int:
+            with plain.lock.hold((id_, prepare(next(versions), runs)), "exporting", final="exported") as held:
+                return held.version
+
+        @retry_on_conflict(backoff=0.01, longest=0.01)
+        async def aexport() -> int:
+            version = prepare(next(versions), runs)
+            async with plain.lock.hold((id_, version), "exporting", final="exported") as held:
+                return held.version
+
+        assert (asyncio.run(aexport()) if face == "async" else export()) == 2
+        assert len(runs) == 3
+
+    def test_pause(self) -> None:
+        """After a refusal by a holder it waits as long as that makes sense, within its own bound."""
+        held = DocumentHeld("ads", 5, "other", retry_after=7.0)
+        assert retrying_on_conflict(longest=30).pause(1, held) == 7
+        assert retrying_on_conflict(longest=2).pause(1, held) == 2
 
 
 def test_ids(plain: Ground) -> None:
