@@ -125,6 +125,15 @@ def test_a_single_try_has_not_waited() -> None:
     assert "within" not in str(refusal.value)
 
 
+def test_a_last_try_after_a_wait_in_line_tells_the_whole_wait() -> None:
+    """What is refused has waited since it was asked for, also if it came back late; the last command is no wait."""
+    steps = protocol.acquire(ACQUISITION, 105.0, 105.4, since=100.0, trial=True)
+    next(steps)
+    with pytest.raises(LockNotAcquired) as refusal:
+        steps.send(Answer(GONE, 105.4, 105.9))
+    assert refusal.value.waited == pytest.approx(5.4)
+
+
 def test_a_waiter_only_looks_until_it_is_granted_then_confirms() -> None:
     """F42: where nobody tells, it looks; a grant that it sees it takes for a whole lease, and counts its deadline from
     before that command, not from the look that showed the grant."""
@@ -277,6 +286,25 @@ def test_failures_end_with_the_wait() -> None:
             play.fail() if isinstance(play.action, Apply) else play.pause()
             failures += 1
     assert 110 <= play.now <= 113
+
+
+def test_it_goes_on_for_as_long_as_the_server_is_away() -> None:
+    """F9: without a limit, through any number of failures, with a pause of a second at most between two commands."""
+    play = Play(wait=None)
+    for _ in range(2_000):
+        assert play.fail().timer <= 1
+        assert isinstance(play.pause(), Apply)
+
+
+def test_who_is_cancelled_while_the_server_is_away_is_told_how_long_it_has_waited() -> None:
+    """F43, F9: and leaves nothing in the queue, by a command that names it: its wait limits the time for that."""
+    play = Play(wait=60)
+    play.fail(took=3)
+    action = play.hear(after=1, cancelled=True)
+    assert action == Apply("k", Step(ask="g", remove=("g",), force=True))
+    with pytest.raises(LockCancelled) as refusal:
+        play.answer(GONE)
+    assert refusal.value.waited == pytest.approx(4)
 
 
 def test_a_final_refusal_is_told_at_once() -> None:
@@ -476,6 +504,19 @@ def test_only_who_holds_a_lock_looks_for_a_deadlock_and_only_the_youngest_dies(f
     assert play.action.timer == FOREVER
 
 
+def test_who_waits_for_a_while_sleeps_until_it_looks_for_a_deadlock() -> None:
+    """F45, F44: and neither looks before, nor asks without a pause."""
+    play = Play(60, replace(ACQUISITION, nested=True))
+    action = play.answer(replace(QUEUED, place=3))
+    assert action.timer == pytest.approx(protocol.DEADLOCK_CHECK_AFTER, abs=0.1)
+
+
+def test_each_look_for_a_deadlock_is_twice_as_far_from_the_one_before() -> None:
+    """F45: a long wait costs few of them."""
+    schedule = PollSchedule(0, deadlock_check_at=1)
+    assert [now for now in range(40) if schedule.is_deadlock_check_due(now)] == [1, 3, 7, 15, 31]
+
+
 class InLine(Play):
     """Plays the driver for somebody who stands in line behind others of the process."""
 
@@ -516,8 +557,19 @@ def test_the_wait_in_line_ends_in_time() -> None:
     play = InLine("next", wait=0.1)
     play.hear(after=5, turn="next")
     assert isinstance(play.result, WaitResult)
-    with pytest.raises(LockCancelled):
-        InLine("behind").hear(cancelled=True)
+    with pytest.raises(LockCancelled) as cancelled:
+        InLine("behind").hear(after=3, cancelled=True)
+    assert cancelled.value.waited == 3
+
+
+@pytest.mark.parametrize("turn", ["behind", "next"])
+@pytest.mark.parametrize("heard", [{"after": 5}, {"cancelled": True}])
+def test_an_answer_to_a_hand_over_comes_before_all_else(turn: Turn, heard: dict[str, Any]) -> None:
+    """F36: it may have brought the lock, or a place in the queue; whoever left without it would leave it behind."""
+    answer = Answer(WHOLE, 100.0, 100.1, whole=True)
+    play = InLine(turn, wait=5)
+    play.hear(answer=answer, turn=turn, **heard)
+    assert play.result.answer is answer
 
 
 def test_a_hand_over_is_one_command_for_two() -> None:

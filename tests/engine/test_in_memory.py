@@ -1,0 +1,543 @@
+"""What a process promises of its locks, by a clock that the test moves: on the rule in Python, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from django_mongolock.engine import rule_in_python
+from django_mongolock.engine.document import Terms, entry
+from django_mongolock.engine.grant import Grant
+from django_mongolock.engine.memory_server import MemoryServer, MemorySession, MemoryStore
+from django_mongolock.engine.protocol import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
+from django_mongolock.engine.replies import Found, Reply
+from django_mongolock.engine.session.cleanup import TRY_AGAIN_AFTER
+from django_mongolock.engine.session.releases import LOOK_EVERY
+from django_mongolock.engine.session.session import RESERVED_FOR_RELEASES, SENDING_THREADS
+from django_mongolock.engine.step import Limits, Step
+from django_mongolock.exceptions import LockBackendFailed, LockMisused, LockNotAcquired
+from tests.engine.conftest import CALM, make_lock
+from tests.engine.waiters import InThread, Waiter
+from tests.grants import grant_of
+from tests.waiting import eventually
+
+TIMEOUT = 5.0
+#: Longer than any test lets time go by.
+LONG = Terms(lease=6_000, margin=1, waiter_lease=6_000)
+
+
+class Elected(MemoryStore):
+    """A store whose primary has a name, which an election changes. down: it answers no release. tries: of these."""
+
+    name = "one"
+    down = False
+    tries = 0
+
+    def sent_to(self) -> str:
+        return self.name
+
+    def primary(self) -> str:
+        return self.name
+
+    def release(self, key: str, step: Step, timeout: float) -> bool:
+        if self.down:
+            self.tries += 1
+            raise LockBackendFailed("no answer", key)
+        return super().release(key, step, timeout)
+
+
+@pytest.fixture
+def server() -> MemoryServer:
+    return MemoryServer()
+
+
+@pytest.fixture
+def new_session(server: MemoryServer) -> Iterator[Callable[..., MemorySession]]:
+    """Makes sessions of that server, each as another process would have it."""
+    made: list[MemorySession] = []
+
+    def new_session(store: type[MemoryStore] = MemoryStore, **arguments: Any) -> MemorySession:
+        made.append(MemorySession(store(server, Limits()), **arguments))
+        return made[-1]
+
+    yield new_session
+    for session in made:
+        session.close()
+
+
+@pytest.fixture
+def session(new_session: Callable[..., MemorySession]) -> MemorySession:
+    return new_session()
+
+
+def holders(server: MemoryServer) -> list[str]:
+    return [holder["grant"] for holder in server.documents["k"]["holders"]]
+
+
+# What is reported
+
+
+def test_the_observer_hears_of_each_part_of_a_grants_life_once(
+    new_session: Callable[..., MemorySession], in_thread: InThread
+) -> None:
+    """A wait is reported whether the holder is in another process or in this one; a free lock is not contended."""
+    events: list[tuple[str, str]] = []
+    lock_names: dict[str, str] = {}
+
+    def observer(event: str, grant: Grant) -> None:
+        events.append((lock_names.setdefault(grant.id, f"{len(lock_names)}"), event))
+
+    theirs = make_lock(new_session(), terms=CALM).acquire()
+    session = new_session(observer=observer)
+    first = Waiter(in_thread, make_lock(session, terms=CALM, wait=None))
+    assert eventually(lambda: events == [("0", "contended")])
+    second = Waiter(in_thread, make_lock(session, terms=CALM, wait=None))
+    assert eventually(lambda: events[1:] == [("1", "contended")])
+    theirs.release()
+    first.end().let_go().thread.join(10)
+    second.end().let_go().thread.join(10)
+    mine = [[event for name, event in events if name == each] for each in ("0", "1")]
+    assert mine == [["contended", "acquired", "released"]] * 2
+    events.clear()
+    with make_lock(session, "free", terms=CALM):
+        pass
+    assert [event for _, event in events] == ["acquired", "released"]
+
+
+def test_a_free_lock_that_cannot_be_asked_for_is_not_reported_as_contended(
+    server: MemoryServer, new_session: Callable[..., MemorySession]
+) -> None:
+    """A server that does not answer is no other holder."""
+    events: list[str] = []
+    session = new_session(observer=lambda event, _: events.append(event))
+    server.away = threading.Thread()
+    with pytest.raises(LockBackendFailed):
+        make_lock(session, wait=0).acquire()
+    server.away = None
+    assert events == ["not_acquired"]
+
+
+def test_a_loss_is_reported_to_the_observer(new_session: Callable[..., MemorySession]) -> None:
+    """P7: once, and no release after it."""
+    events: list[str] = []
+    session = new_session(observer=lambda event, _: events.append(event))
+    mine = make_lock(session, terms=CALM).acquire()
+    assert session.lose("k") == 1
+    assert not mine.release()
+    assert events == ["acquired", "lost"]
+
+
+# Leases
+
+
+def test_a_lock_that_another_has_by_now_is_lost_at_the_next_beat(
+    server: MemoryServer, session: MemorySession, new_session: Callable[..., MemorySession]
+) -> None:
+    """P7, F39, F50: taken away and granted again; the lease of another grant is no proof of ours."""
+    mine = make_lock(session, terms=CALM).acquire()
+    session.store.release("k", Step(remove=(grant_of(mine).id,), force=True), TIMEOUT)
+    theirs = make_lock(new_session(), terms=CALM).acquire()
+    server.advance(CALM.lease / 3 + 1)
+    assert mine.lost
+    assert theirs.held
+
+
+def test_an_extension_without_a_length_is_a_whole_lease_from_now(server: MemoryServer, session: MemorySession) -> None:
+    """By the clock of this process as well as on the server."""
+    mine = make_lock(session, terms=CALM, auto_renew=False).acquire()
+    server.advance(40)
+    assert mine.remaining < 21
+    mine.extend()
+    assert mine.remaining > 59
+    server.advance(50)
+    assert mine.held
+    assert holders(server) == [grant_of(mine).id]
+
+
+def test_a_transaction_puts_a_renewal_off_only_while_a_third_is_left(session: MemorySession) -> None:
+    """Its writes would conflict with a renewal; but the lease must not end meanwhile."""
+    grant = grant_of(make_lock(session, terms=CALM).acquire())
+    usual = grant.lease.renew_at
+    grant.defer_renewals()
+    assert usual < grant.lease.renew_at == pytest.approx(grant.lease.until - CALM.lease / 3)
+    grant.resume_renewals()
+    assert grant.lease.renew_at == usual
+
+
+def renewed_keys(session: MemorySession, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Of which keys each renewal from now on is."""
+    renew, made = session.store.renew, []
+
+    def watched(keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
+        made.append(list(keys))
+        return renew(keys, step, timeout)
+
+    monkeypatch.setattr(session.store, "renew", watched)
+    return made
+
+
+def test_a_renewal_takes_along_only_what_would_soon_be_due(
+    server: MemoryServer, session: MemorySession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P8: a lock with a short lease does not have all others renewed at its pace."""
+    locks = [make_lock(session, key, terms=terms).acquire() for key, terms in (("short", CALM), ("long", LONG))]
+    made = renewed_keys(session, monkeypatch)
+    server.advance(CALM.lease)
+    assert made == [["short"]] * len(made) != []
+    assert all(lock.held for lock in locks)
+
+
+def test_what_could_not_be_renewed_together_is_tried_at_once_and_one_by_one(
+    server: MemoryServer, session: MemorySession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F66: one document that cannot be written costs the others no more than the time of one command; and those that
+    were taken along are no worse off than those that were due."""
+    locks = [make_lock(session, key, terms=CALM).acquire() for key in ("a", "b")]
+    grants = [grant_of(lock) for lock in locks]
+    grants[1].lease.renew_at += 1
+    made = renewed_keys(session, monkeypatch)
+    server.away = threading.Thread()
+    server.advance(grants[0].lease.renew_at - server.now())
+    assert eventually(lambda: len(made) >= 3)
+    assert made[0] == ["a", "b"]
+    assert sorted(made[1:3]) == [["a"], ["b"]]
+    server.away = None
+    server.advance(2)
+    assert all(lock.remaining > CALM.lease - 3 for lock in locks)
+
+
+def test_a_renewal_that_fails_is_tried_again_within_a_second(session: MemorySession) -> None:
+    """F9: also where the lease is long; a holder does not lose the time in which a server comes back."""
+    grant = grant_of(make_lock(session, terms=LONG).acquire())
+    now = session.now()
+    grant.postpone(now)
+    assert now < grant.lease.renew_at <= now + 1
+
+
+def test_a_lock_that_is_entered_again_names_the_line_that_has_acquired_it(session: MemorySession) -> None:
+    """The warning of a lock that was not released leads there."""
+    with make_lock(session, reentrant=True, terms=CALM) as mine:
+        where = grant_of(mine).acquired_from
+        with make_lock(session, reentrant=True, terms=CALM) as again:
+            assert grant_of(again) is grant_of(mine)
+        assert grant_of(mine).acquired_from == where
+
+
+# Minimum holds, limits, statistics
+
+
+def queued(server: MemoryServer, terms: Terms) -> MemoryStore:
+    """A store in which "g1" holds the key, and "g2" waits for it."""
+    store = MemoryStore(server, Limits())
+    for name in ("g1", "g2"):
+        store.apply("k", Step(ask=name, add=entry(name, "s", terms, {})), TIMEOUT)
+    return store
+
+
+def test_a_release_after_the_minimum_hold_lets_the_next_one_in_at_once(server: MemoryServer) -> None:
+    """By the same command: nothing is kept, and nobody has to look again."""
+    store = queued(server, Terms(lease=60, margin=1, waiter_lease=60, min_hold=10))
+    server.advance(11)
+    store.release("k", Step(remove=("g1",)), TIMEOUT)
+    assert holders(server) == ["g2"]
+
+
+def test_the_longest_wait_and_hold_are_kept(server: MemoryServer) -> None:
+    """Also when later ones are shorter."""
+    store = queued(server, CALM)
+    server.advance(30)
+    store.release("k", Step(remove=("g1",), force=True), TIMEOUT)
+    store.release("k", Step(remove=("g2",), force=True), TIMEOUT)
+    store.apply("k", Step(ask="g3", add=entry("g3", "s", CALM, {})), TIMEOUT)
+    document = server.documents["k"]
+    assert 30_000 <= document["longest_wait_ms"] <= document["longest_hold_ms"] < 40_000
+    assert (document["acquisitions"], document["contended"], document["expired"]) == (3, 1, 0)
+
+
+def test_a_queue_is_as_long_as_it_may_be(server: MemoryServer) -> None:
+    """F13: those who stand behind a waiter in its process count as well."""
+    store = MemoryStore(server, Limits(waiters=3))
+    entries = [entry(f"g{number}", "s", CALM, {}) for number in range(4)]
+    entries[1]["behind"] = 1
+    places = [store.apply("k", Step(ask=e["grant"], add=e), TIMEOUT).place for e in entries]
+    assert places == [None, 0, 1, None]
+
+
+def test_a_document_has_no_more_holders_than_it_may(server: MemoryServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F13: however many permits there are: the others wait."""
+    monkeypatch.setattr(rule_in_python, "MAX_HOLDERS", 2)
+    store = MemoryStore(server, Limits())
+    shared = Terms("shared", 2**31 - 1, lease=60, margin=1, waiter_lease=60)
+    for number in range(4):
+        store.apply("k", Step(ask=f"g{number}", add=entry(f"g{number}", "s", shared, {})), TIMEOUT)
+    assert holders(server) == ["g0", "g1"]
+
+
+# Lines
+
+
+def test_a_waiter_that_goes_leaves_its_place_to_the_next_of_its_line(
+    server: MemoryServer,
+    session: MemorySession,
+    new_session: Callable[..., MemorySession],
+    *,
+    in_thread: InThread,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """P5, F69: the next one of the process stands in the document before the first has left it: at no moment could a
+    later waiter of another process be served before it."""
+    theirs = make_lock(new_session(), terms=LONG).acquire()
+    waiters = [Waiter(in_thread, make_lock(session, terms=LONG, wait=None)) for _ in range(2)]
+    assert eventually(lambda: len(session.queue.waiting) == 2 and server.documents["k"]["waiters"])
+    first, second = session.queue.waiting
+    apply = session.store.apply
+    before: list[str] = []
+
+    def watched(key: str, step: Step, timeout: float) -> Reply:
+        if first in step.remove:
+            before.extend(waiter["grant"] for waiter in server.documents[key]["waiters"])
+        return apply(key, step, timeout)
+
+    monkeypatch.setattr(session.store, "apply", watched)
+    session.waits.cancel(session.queue.waiting[first])
+    assert eventually(lambda: before)
+    theirs.release()
+    for waiter in waiters:
+        waiter.end().let_go()
+    assert before == [first, second]
+
+
+def test_whoever_stands_in_line_is_counted(
+    server: MemoryServer, session: MemorySession, new_session: Callable[..., MemorySession], in_thread: InThread
+) -> None:
+    """By the entry of the first, for the limit of the queue; and by the session, so that a leak shows."""
+    mine = make_lock(session, terms=LONG).acquire()
+    known = [session.known]
+    waiters = []
+    for number in range(3):
+        waiters.append(Waiter(in_thread, make_lock(session, terms=LONG, wait=None)))
+        assert eventually(lambda number=number: len(session.queue.waiting) == number + 1)  # type: ignore[misc]
+        known.append(session.known)
+    assert known == sorted(set(known))
+    server.advance(LOCAL_HANDOVER_GRACE)
+    assert eventually(lambda: server.documents["k"]["waiters"])
+    assert [waiter["behind"] for waiter in server.documents["k"]["waiters"]] == [2]
+    mine.release()
+    for waiter in waiters:
+        waiter.let_go().end().thread.join(10)
+    assert eventually(lambda: session.known == 0)
+
+
+def test_a_lock_that_was_handed_over_leaves_nothing(
+    server: MemoryServer, session: MemorySession, in_thread: InThread
+) -> None:
+    """F77: no tombstone either, since each command got its answer; nor does a refused try."""
+    mine = make_lock(session, terms=LONG).acquire()
+    in_thread(lambda: make_lock(session, terms=LONG).try_acquire()).join(10)
+    waiters = [Waiter(in_thread, make_lock(session, terms=LONG, wait=None)) for _ in range(2)]
+    assert eventually(lambda: len(session.queue.waiting) == 2)
+    mine.release()
+    for waiter in waiters:
+        waiter.let_go()
+    assert eventually(lambda: session.known == 0)
+    document = server.documents["k"]
+    assert (document["holders"], document["waiters"], document["tombstones"]) == ([], [], [])
+
+
+def test_a_refusal_in_line_names_the_holder(
+    session: MemorySession, new_session: Callable[..., MemorySession], in_thread: InThread
+) -> None:
+    """P8: whoever stands behind another of its process knows it from that one; a single try asks the server, which
+    knows the end of the lease as well."""
+    theirs = make_lock(new_session(), terms=LONG).acquire()
+    first = Waiter(in_thread, make_lock(session, terms=LONG, wait=None))
+    assert eventually(lambda: any(grant.reporting.held_by for grant in list(session.queue.waiting.values())))
+    with pytest.raises(LockNotAcquired) as refusal:
+        make_lock(session, terms=LONG, wait=0.05).acquire()
+    with pytest.raises(LockNotAcquired) as of_a_try:
+        make_lock(session, terms=LONG, wait=0).acquire()
+    theirs.release()
+    first.end().let_go()
+    assert ["host" in str(refused.value.holder) for refused in (refusal, of_a_try)] == [True, True]
+    assert of_a_try.value.retry_after > LONG.lease / 2
+
+
+def test_a_waiter_learns_how_fast_its_queue_is(
+    server: MemoryServer, session: MemorySession, new_session: Callable[..., MemorySession], in_thread: InThread
+) -> None:
+    """F44: the next one that stands far behind need not listen for so long."""
+    theirs = make_lock(new_session(), terms=LONG).acquire()
+    waiter = Waiter(in_thread, make_lock(session, terms=LONG, wait=None))
+    assert eventually(lambda: any(grant.waiting.place for grant in list(session.queue.waiting.values())))
+    server.advance(4)
+    theirs.release()
+    waiter.end().let_go()
+    assert session.queue.seconds_per_place("k") >= 4
+
+
+def test_only_the_first_in_the_queue_takes_itself_for_that(
+    server: MemoryServer, new_session: Callable[..., MemorySession], in_thread: InThread
+) -> None:
+    """P8: the first has to know when the lease of the holder ends, and is woken for that; the others sleep on."""
+    theirs = make_lock(new_session(), terms=LONG).acquire()
+    sessions, waiters = [new_session(), new_session()], []
+    for number, session in enumerate(sessions, 1):
+        waiters.append(Waiter(in_thread, make_lock(session, terms=LONG, wait=None)))
+        assert eventually(lambda number=number: len(server.documents["k"]["waiters"]) == number)  # type: ignore[misc]
+    grants = [next(iter(session.queue.waiting.values())) for session in sessions]
+    for session, grant in zip(sessions, grants, strict=True):
+        session.renewals.renew([grant])
+    assert [grant.waiting.at_head for grant in grants] == [True, False]
+    theirs.release()
+    for waiter in waiters:
+        waiter.let_go().end()
+
+
+# Clean-up
+
+
+@pytest.fixture
+def elected(new_session: Callable[..., MemorySession]) -> tuple[MemorySession, Elected]:
+    """A session whose primary can change, and its store."""
+    session = new_session(Elected)
+    assert isinstance(session.store, Elected)
+    return session, session.store
+
+
+def undo_a_release(server: MemoryServer, elected: tuple[MemorySession, Elected]) -> None:
+    """Take and release the lock; an election undoes the release."""
+    session, store = elected
+    lock = make_lock(session, terms=LONG).acquire()
+    held = copy.deepcopy(server.documents["k"])
+    lock.release()
+    assert holders(server) == []
+    server.documents["k"] = held
+    store.name = "two"
+
+
+def test_a_release_that_an_election_has_undone_is_made_again(
+    server: MemoryServer, elected: tuple[MemorySession, Elected]
+) -> None:
+    """F7: so nobody waits for the end of the lease."""
+    undo_a_release(server, elected)
+    server.advance(LOOK_EVERY)
+    assert eventually(lambda: holders(server) == [])
+
+
+def test_a_release_that_is_made_again_is_tried_until_it_succeeds(
+    server: MemoryServer, elected: tuple[MemorySession, Elected]
+) -> None:
+    """F7, F9: the new primary may not answer at first."""
+    _, store = elected
+    undo_a_release(server, elected)
+    store.down = True
+    server.advance(LOOK_EVERY)
+    assert eventually(lambda: store.tries > 0)
+    store.down = False
+    server.advance(TRY_AGAIN_AFTER + 1)
+    assert eventually(lambda: holders(server) == [])
+
+
+def test_a_removal_is_tried_for_as_long_as_its_command_may_arrive_and_then_given_up(
+    server: MemoryServer, session: MemorySession, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F17, F9: a server that is away for good is not asked for ever; by then the lease has ended by itself."""
+    mine = make_lock(session, terms=CALM).acquire()
+    server.away = threading.Thread()
+    mine.release()
+    server.advance(TOMBSTONE_TTL / 1000)
+    time.sleep(0.1)
+    assert session.cleanup.pending
+    server.advance(CALM.lease + 10)
+    assert eventually(lambda: not session.cleanup.pending)
+    assert "removal given up" in caplog.text
+    server.away = None
+
+
+def test_the_end_of_a_session_makes_up_for_what_had_failed(server: MemoryServer, session: MemorySession) -> None:
+    """P6: what is held or to be removed when the process ends is removed before it does."""
+    mine = make_lock(session, terms=LONG).acquire()
+    server.away = threading.Thread()
+    mine.release()
+    assert session.cleanup.pending
+    server.away = None
+    make_lock(session, "held", terms=LONG).acquire()
+    session.close()
+    assert (holders(server), server.documents["held"]["holders"]) == ([], [])
+
+
+@pytest.mark.parametrize("what", ["acquire", "release"])
+def test_what_is_struck_before_its_caller_knows_leaves_no_lock(
+    server: MemoryServer, session: MemorySession, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """F29, F65: a signal handler raises when the lock is granted and the caller does not have it yet, or before the
+    release has begun. It is given back, also while the lock object lives on."""
+    run = session.run
+
+    def struck(steps: Any) -> None:
+        if what == "acquire":
+            run(steps)
+        raise KeyboardInterrupt
+
+    mine = make_lock(session, terms=LONG)
+    if what == "release":
+        mine.acquire()
+    monkeypatch.setattr(session, "run", struck)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(mine, what)()
+    assert eventually(lambda: holders(server) == [])
+    assert not mine.held
+
+
+# Threads
+
+
+@pytest.mark.parametrize("way", ["release", "hand-over"])
+async def test_a_release_goes_before_what_asks_for_a_lock(
+    server: MemoryServer, session: MemorySession, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """P6: however many commands of this process are waiting for their answers: it lets others in."""
+    apply, gate, waiting = session.store.apply, threading.Event(), []
+
+    def held_up(key: str, step: Step, timeout: float) -> Reply:
+        if key != "k":
+            waiting.append(key)
+            gate.wait(20)
+        return apply(key, step, timeout)
+
+    mine = await make_lock(session, terms=LONG).aacquire()
+    before = holders(server)
+    locks = [make_lock(session, f"busy{number}", terms=LONG) for number in range(SENDING_THREADS)]
+    if way == "hand-over":
+        locks.insert(0, make_lock(session, terms=LONG))
+    monkeypatch.setattr(session.store, "apply", held_up)
+    asking = [asyncio.create_task(lock.aacquire()) for lock in locks]
+    assert await asyncio.to_thread(eventually, lambda: len(waiting) >= SENDING_THREADS - RESERVED_FOR_RELEASES)
+    await mine.arelease()
+    assert len(holders(server)) == (way == "hand-over")
+    assert holders(server) != before
+    gate.set()
+    await asyncio.gather(*asking)
+
+
+def test_the_end_of_a_session_ends_its_waits_and_its_heartbeat(
+    new_session: Callable[..., MemorySession], in_thread: InThread
+) -> None:
+    """P6: nobody waits for ever in a session that does nothing any more: neither the first nor those behind it."""
+    theirs = make_lock(new_session(), terms=LONG).acquire()
+    session = new_session()
+    waiters = [Waiter(in_thread, make_lock(session, terms=LONG, wait=None)) for _ in range(3)]
+    assert eventually(lambda: len(session.queue.waiting) == 3)
+    assert eventually(lambda: session.heartbeat.thread)
+    heartbeat = session.heartbeat.thread
+    assert heartbeat is not None
+    session.close()
+    assert [type(waiter.end().error) for waiter in waiters] == [LockMisused] * 3
+    assert eventually(lambda: not heartbeat.is_alive())
+    theirs.release()
