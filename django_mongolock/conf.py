@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -16,6 +17,8 @@ from .engine.options import as_seconds, check_seconds, check_wait
 from .engine.text_checks import check_key
 
 NAME: Final = "MONGOLOCK"
+#: The ENGINE of a MongoDB in DATABASES.
+ENGINE: Final = "django_mongodb_backend"
 #: The backend for tests, which needs no database.
 MEMORY: Final = "django_mongolock.backends.memory.MemoryLockBackend"
 #: One of these stands at the end of a prefix, and between the fields of a key template.
@@ -177,11 +180,22 @@ def override(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def raw_settings() -> Mapping[str, Any]:
-    """The setting as the project has it, but in seconds. Raises ImproperlyConfigured if it is not a dictionary."""
+    """The setting as the project has it, or its JSON, but in seconds. ImproperlyConfigured if it is no dictionary."""
     raw = getattr(settings, NAME, {})
+    if isinstance(raw, str):
+        raw = _read_json(raw)
     if not isinstance(raw, Mapping):
         raise ImproperlyConfigured(f"{NAME} must be a dictionary, not {type(raw).__name__}")
     return {name: as_seconds(value) for name, value in {**raw, **_overrides}.items()}
+
+
+def _read_json(text: str) -> Any:
+    """Return what the text, of an environment variable, stands for. No error quotes it."""
+    try:
+        return json.loads(text or "{}")
+    except ValueError as error:
+        where = f": {error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
+        raise ImproperlyConfigured(f"{NAME} is text, but not JSON{where}") from None
 
 
 @cache

@@ -17,6 +17,7 @@ RUN_BY = {
     "docs/howto/dashboard.md": "tests/test_dashboard.py",
     "docs/howto/document-locks.md": "tests/documents/test_docs.py",
     "docs/howto/edit-locks.md": "tests/editing/test_docs.py",
+    "docs/howto/environment.md": "tests/test_environment.py",
     "docs/howto/fencing.md": "tests/test_docs_howto.py",
     "docs/howto/incidents.md": "tests/test_incidents.py",
     "docs/howto/locks.md": "tests/test_docs_howto.py",

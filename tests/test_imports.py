@@ -21,7 +21,7 @@ FLOORS = (
     {"exceptions"},
     {"engine"},
     {"conf"},
-    {"keys", "context", "signals"},
+    {"keys", "context", "environment", "signals"},
     {"backends"},
     {"inspection"},
     {"locks"},

@@ -12,8 +12,8 @@ from django.core.checks import CheckMessage, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS
 
-from ..backends.mongo import ENGINE
-from ..conf import KNOWN, MEMORY, NAME, LockSettings, find_wrong, raw_settings
+from ..conf import ENGINE, KNOWN, MEMORY, NAME, LockSettings, find_wrong, raw_settings
+from ..environment import address_problem
 from ..router import ROUTER
 from .messages import error, warning
 
@@ -24,6 +24,10 @@ def check_settings(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) ->
     try:
         raw = raw_settings()
     except ImproperlyConfigured as problem:
+        if isinstance(getattr(settings, NAME), str):
+            return [
+                error("E018", f"{problem}.", 'Write an object: {"DATABASE": "<alias of your MongoDB>", "LEASE": 30}.')
+            ]
         return [error("E001", str(problem), f'Write {NAME} = {{"DATABASE": "<alias of your MongoDB>"}}.')]
     found: list[CheckMessage] = [
         error("E004", f"{NAME} has an unknown setting {name!r}.", f"Known: {', '.join(sorted(KNOWN))}.")
@@ -80,11 +84,29 @@ def _check_database_alias(alias: object) -> Iterator[CheckMessage]:
         yield error("E002", f'{NAME}["DATABASE"] names {alias!r}, which is not in DATABASES.', choices)
     elif alias not in mongo:
         yield error("E003", f'{NAME}["DATABASE"] names {alias!r}, which is not MongoDB.', choices)
+    elif problems := list(_check_address(alias, settings.DATABASES[alias])):
+        yield from problems
     elif alias != DEFAULT_DB_ALIAS and ROUTER not in _router_names():
         yield warning(
             "W001",
             f"DATABASE_ROUTERS lacks {ROUTER}: the lock model would be read from the default database.",
             f'Put "{ROUTER}" into DATABASE_ROUTERS.',
+        )
+
+
+def _check_address(alias: str, entry: Mapping[str, Any]) -> Iterator[CheckMessage]:
+    host = entry.get("HOST") or ""
+    if isinstance(host, str) and "://" in host and (problem := address_problem(host)):
+        yield error(
+            "E019",
+            f"The address of DATABASES[{alias!r}] is wrong: {problem}.",
+            "Write mongodb://user:password@host1,host2/name?replicaSet=rs0&tls=true.",
+        )
+    if not entry.get("NAME"):
+        yield error(
+            "E021",
+            f"DATABASES[{alias!r}] has no NAME.",
+            "Name the database; in an address, it stands after the servers: mongodb://host1,host2/name.",
         )
 
 

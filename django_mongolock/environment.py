@@ -1,0 +1,115 @@
+"""Settings from the text of an environment variable, for a settings module: nothing here raises, and the checks of the
+app report what is wrong with the text. No message quotes it: it may hold a password.
+
+    DATABASES["locks"] = database_from_url(env.str("MONGOLOCK_URL"))
+    MONGOLOCK = {"DATABASE": "locks", **settings_from_url(env.str("MONGOLOCK_URL"))}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, unquote_plus
+
+from pymongo.uri_parser import split_hosts, split_options
+
+from .conf import ENGINE, KNOWN, LockSettings
+
+__all__ = ["database_from_url", "settings_from_url"]
+
+SCHEMES: Final = ("mongodb", "mongodb+srv")
+
+
+class Address(NamedTuple):
+    """The parts of a connection string. MongoDB's may name several servers, which urllib cannot read."""
+
+    scheme: str
+    user: str
+    password: str
+    hosts: str
+    database: str
+    options: tuple[str, ...]
+
+    def without_user(self) -> str:
+        """Return the connection string for HOST. The name of the database stays: users may be stored there."""
+        query = f"?{'&'.join(self.options)}" if self.options else ""
+        return f"{self.scheme}://{self.hosts}/{self.database}{query}"
+
+
+def database_from_url(url: str) -> dict[str, Any]:
+    """Return the entry of DATABASES for ``mongodb://user:password@host1,host2/name?replicaSet=rs0&tls=true``.
+
+    User and password are beside HOST, where Django's debug page hides them. Options that are settings of this app are
+    left out: see `settings_from_url`.
+    """
+    address = _read(url)
+    mongo = address._replace(options=tuple(option for option in address.options if _setting(option) is None))
+    entry = {"ENGINE": ENGINE, "HOST": mongo.without_user(), "NAME": address.database}
+    return {**entry, "USER": unquote(address.user), "PASSWORD": unquote(address.password)} if address.user else entry
+
+
+def settings_from_url(url: str) -> dict[str, Any]:
+    """Return the settings among the options of the address: ``?lease=30&wait=5&keyPrefix=shop:``.
+
+    The names are those of MONGOLOCK, in capitals or not, with underscores or without. A value that cannot be read stays
+    text, which the check of that setting reports.
+    """
+    found = {}
+    for option in _read(url).options:
+        if (name := _setting(option)) is not None:
+            found[name] = _value(name, unquote_plus(option.partition("=")[2]))
+    return found
+
+
+def address_problem(host: str) -> str | None:
+    """Return what is wrong with a connection string, without quoting any of it but the names of options."""
+    address = _read(host)
+    if address.scheme not in SCHEMES:
+        return "it does not begin with mongodb:// or mongodb+srv://"
+    try:
+        if not split_hosts(address.hosts):
+            return "it names no server"
+    except Exception:  # noqa: BLE001 - the driver raises several, whose texts quote the address
+        return (
+            "its servers cannot be read; characters such as @ : / ? # % in user and password have to be percent-encoded"
+        )
+    for option in address.options:
+        try:
+            split_options(option, validate=True, warn=False)
+        except Exception:  # noqa: BLE001 - see above
+            return f"its option {option.partition('=')[0]!r} is unknown to MongoDB, or has a wrong value"
+    return None
+
+
+def _read(url: str) -> Address:
+    scheme, _, rest = url.strip().partition("://")
+    before, _, query = rest.partition("?")
+    if "@" in query and "@" not in before:  # a ? in the password: nothing of it may end up in HOST
+        return Address(scheme, "", "", "", "", ())
+    credentials, _, place = before.rpartition("@")
+    user, _, password = credentials.partition(":")
+    hosts, _, database = place.partition("/")
+    return Address(scheme, user, password, hosts, unquote(database), tuple(filter(None, query.split("&"))))
+
+
+#: The names of the settings by those that an address may use. DATABASE is not among them: the alias is in the settings.
+_SETTINGS: Final[Mapping[str, str]] = {name.replace("_", "").lower(): name for name in KNOWN - {"DATABASE"}}
+
+
+def _setting(option: str) -> str | None:
+    return _SETTINGS.get(option.partition("=")[0].replace("_", "").lower())
+
+
+def _value(name: str, text: str) -> Any:
+    default: Any = getattr(LockSettings(), name)
+    if isinstance(default, str):
+        return text
+    if isinstance(default, bool):
+        return {"true": True, "false": False}.get(text.lower(), text)
+    if text.lower() == "none":
+        return None
+    read: Callable[[str], Any] = int if isinstance(default, int) else float
+    try:
+        return read(text)
+    except ValueError:
+        return text

@@ -1,0 +1,216 @@
+"""From environment variables to settings: docs/howto/environment.md is run, and wrong text becomes a check."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import trustme
+from django.core.checks import CheckMessage
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+from pytest_django import Settings
+
+from django_mongolock import checks
+from django_mongolock.backends.mongo import database_settings
+from django_mongolock.conf import get_settings
+from django_mongolock.environment import database_from_url, settings_from_url
+from testproject.servers import Access, ReplicaSet
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs/howto/environment.md").read_text()
+EXAMPLE, JSON_EXAMPLE = re.findall(r"^```console\n(.*?)\n```$", PAGE, re.DOTALL | re.MULTILINE)
+SECRET = "hunter2"
+
+SETTINGS = """
+INSTALLED_APPS = ["django_mongolock"]
+DATABASE_ROUTERS = ["django_mongolock.router.MongoLockRouter"]
+SECRET_KEY = "x"
+from django_mongodb_backend.features import DatabaseFeatures
+DatabaseFeatures.minimum_database_version = (6, 0)
+"""
+HOLD = """
+import django
+django.setup()
+from django_mongolock import mongo_lock
+from django_mongolock.conf import get_settings
+with mongo_lock("k") as lock:
+    print(get_settings().LEASE, lock.held)
+"""
+
+
+def ids(found: list[CheckMessage]) -> list[str]:
+    return [str(message.id).removeprefix("mongolock.") for message in found]
+
+
+def test_the_example() -> None:
+    """Several servers and TLS; user and password beside HOST; what is not MongoDB's is ours."""
+    url = EXAMPLE.partition("=")[2]
+    assert database_from_url(url) == {
+        "ENGINE": "django_mongodb_backend",
+        "HOST": "mongodb://locks1.example.org,locks2.example.org/shop?replicaSet=locks&tls=true",
+        "NAME": "shop",
+        "USER": "shop",
+        "PASSWORD": "secret",
+    }
+    assert settings_from_url(url) == {"LEASE": 30.0, "WAIT": 5.0}
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A project whose settings are those of the page."""
+    url, of_json = re.findall(r"^```python\n(.*?)\n```$", PAGE, re.DOTALL | re.MULTILINE)
+    (tmp_path / "from_url.py").write_text(url + SETTINGS)
+    (tmp_path / "from_json.py").write_text(f"{url}\n{of_json}{SETTINGS}")
+    return tmp_path
+
+
+def run(shop: Path, settings: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    environment = {"DJANGO_SETTINGS_MODULE": settings, "DATABASE_URL": "sqlite:///:memory:", **environment}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(shop), str(ROOT)]), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def encrypted(directory: Path) -> Access:
+    """A server with users, and with certificates of its own authority."""
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1", "localhost").private_key_and_cert_chain_pem
+    certificate.write_to_path(directory / "server.pem")
+    authority.cert_pem.write_to_path(directory / "ca.pem")
+    return Access(users=True, certificate=directory / "server.pem", authority=directory / "ca.pem")
+
+
+@pytest.mark.slow
+def test_a_project_from_the_environment(shop: Path) -> None:
+    """Settings as on the page; several servers, TLS, a login; a password that has to be encoded: a lock."""
+    access = encrypted(shop)
+    with ReplicaSet(access=access) as servers:
+        with servers.members[0].client() as client:
+            client.admin.command("createUser", "ro@t", pwd=f"{SECRET}/?", roles=["root"])
+        port = servers.members[0].port
+        url = f"mongodb://ro%40t:{SECRET}%2F%3F@127.0.0.1:{port},localhost:{port}/shop?authSource=admin&lease=25"
+        url += f"&replicaSet=rs0{access.query}"
+        done = run(shop, "from_url", "-c", HOLD, MONGOLOCK_URL=url)
+        assert (done.stdout, done.returncode) == ("25.0 True\n", 0), done.stderr
+        text = json.dumps({"DATABASE": "locks", "LEASE": 35})
+        done = run(shop, "from_json", "-c", HOLD, MONGOLOCK_URL=url, MONGOLOCK=text)
+        assert (done.stdout, done.returncode) == ("35 True\n", 0), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "variables", "id_"),
+    [
+        ("from_url", {"MONGOLOCK_URL": f"mongodb://u:{SECRET}@h/db?lease=long"}, "E005"),
+        ("from_url", {"MONGOLOCK_URL": f"mongodb://u:{SECRET}?@h/db"}, "E019"),
+        ("from_json", {"MONGOLOCK_URL": "mongodb://h/db", "MONGOLOCK": '{"DATABASE": "locks",}'}, "E018"),
+    ],
+)
+def test_check_says_it(shop: Path, settings: str, variables: dict[str, str], id_: str) -> None:
+    """`manage.py check` ends with the id of the check, without a traceback and without the password."""
+    done = run(shop, settings, "-m", "django", "check", **variables)
+    assert f"(mongolock.{id_})" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert SECRET not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "found"),
+    [
+        ("lease=30", {"LEASE": 30.0}),
+        ("wait=none", {"WAIT": None}),
+        ("keyPrefix=shop%3A", {"KEY_PREFIX": "shop:"}),
+        ("KEY_PREFIX=shop:", {"KEY_PREFIX": "shop:"}),
+        ("maxWaiters=5", {"MAX_WAITERS": 5}),
+        ("editFailClosed=True", {"EDIT_FAIL_CLOSED": True}),
+        (
+            "lease=soon&maxWaiters=1.5&editFailClosed=1",
+            {"LEASE": "soon", "MAX_WAITERS": "1.5", "EDIT_FAIL_CLOSED": "1"},
+        ),
+        ("database=other&w=majority&lease", {"LEASE": ""}),
+    ],
+)
+def test_options(option: str, found: dict[str, Any]) -> None:
+    """In the types of the settings; what cannot be read stays text."""
+    assert settings_from_url(f"mongodb://h/db?{option}") == found
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "words"),
+    [
+        ("", "E021", "NAME"),
+        ("nonsense", "E019", "does not begin with mongodb://"),
+        (f"postgres://u:{SECRET}@h/db", "E019", "does not begin with mongodb://"),
+        (f"mongodb://u:{SECRET}@h", "E021", "has no NAME"),
+        (f"mongodb://u:{SECRET}@/db", "E019", "cannot be read"),
+        (f"mongodb://u:{SECRET}@h:x/db", "E019", "cannot be read"),
+        (f"mongodb://u:a?{SECRET}@h/db", "E019", "percent-encoded"),
+        (f"mongodb://u:a@{SECRET}/b@h:x/db", "E019", "percent-encoded"),
+        (f"mongodb://u:{SECRET}@h/db?lese=30", "E019", "option 'lese' is unknown"),
+        (f"mongodb://h/db?tlsCAFile=/{SECRET}", "E019", "option 'tlsCAFile'"),
+        (f"mongodb://h/db?tls={SECRET}", "E019", "option 'tls' is unknown to MongoDB, or has a wrong value"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Overriding setting DATABASES")
+def test_wrong_addresses(url: str, code: str, words: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a check with the cure, and an error at the first lock; no text shows the password."""
+    settings.DATABASES = {**settings.DATABASES, "wrong": database_from_url(url)}
+    settings.MONGOLOCK = {"DATABASE": "wrong"}
+    found = [message for message in checks.check_settings(app_configs=None) if message.id == f"mongolock.{code}"]
+    assert words in found[0].msg
+    assert "mongodb://" in str(found[0].hint)
+    assert SECRET not in repr(found)
+    if code == "E019":
+        monkeypatch.setitem(connections.settings, "wrong", settings.DATABASES["wrong"])
+        with pytest.raises(ImproperlyConfigured) as caught:
+            database_settings("wrong")
+        assert SECRET not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:Overriding setting DATABASES")
+def test_right_addresses(settings: Settings, mongo_uri: str) -> None:
+    """Of one server, of several, of a name in DNS, and as people write them into HOST."""
+    for url in (mongo_uri, "mongodb://[::1]:27017/db", "mongodb+srv://c.example.net/db", "mongodb://a,b:1/?w=majority"):
+        entry = {**database_from_url(url), "NAME": "db"}
+        for host in (entry["HOST"], url):
+            settings.DATABASES = {**settings.DATABASES, "mongo": {**entry, "HOST": host}}
+            assert checks.check_settings(app_configs=None) == []
+    assert urlsplit(mongo_uri).netloc in database_from_url(mongo_uri)["HOST"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("", "E001"),
+        (f"{{'DATABASE': '{SECRET}'}}", "E018"),
+        ('{"DATABASE": "mongo"', "E018"),
+        ("[1]", "E018"),
+        (f"mongodb://u:{SECRET}@h/db", "E018"),
+        ('{"DATABASE": "mongo", "LEASE": "30"}', "E005"),
+        ('{"DATABASE": "mongo", "LEASE": 30}', None),
+    ],
+)
+def test_json(text: str, code: str | None, settings: Settings) -> None:
+    """MONGOLOCK as JSON text, right and wrong."""
+    settings.MONGOLOCK = text
+    found = checks.check_settings(app_configs=None)
+    assert ids(found) == ([code] if code else [])
+    assert SECRET not in repr(found)
+    if code is None:
+        assert get_settings().LEASE == 30
+    else:
+        assert all(message.hint for message in found)
+        with pytest.raises(ImproperlyConfigured) as caught:
+            get_settings()
+        assert SECRET not in str(caught.value)
