@@ -1,4 +1,4 @@
-"""The pytest plugin, with the fixture `mongolock`. It imports nothing until a test uses the fixture."""
+"""The pytest plugin, with its fixtures. It imports nothing until a test uses one."""
 
 from __future__ import annotations
 
@@ -18,3 +18,21 @@ def mongolock() -> Iterator[MemoryLocks]:
 
     with override_locks() as locks:
         yield locks
+
+
+@pytest.fixture(scope="session")
+def mongolock_image() -> str:
+    """The image that `mongolock_container` starts; define a fixture of this name to use another one."""
+    return "mongo:8.0"
+
+
+@pytest.fixture(scope="session")
+def mongolock_container(mongolock_image: str) -> Iterator[str]:
+    """Keeps the locks of this test run in a real MongoDB, a replica set in a container; its address.
+
+    Needs Docker and testcontainers.
+    """
+    from .containers import keep_locks_in, replica_set
+
+    with replica_set(mongolock_image) as address, keep_locks_in(address):
+        yield address

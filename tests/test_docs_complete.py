@@ -16,6 +16,7 @@ RUN_BY = {
     "docs/howto/cron.md": "tests/test_docs_howto.py",
     "docs/howto/dashboard.md": "tests/test_dashboard.py",
     "docs/howto/document-locks.md": "tests/documents/test_docs.py",
+    "docs/howto/containers.md": "tests/test_containers.py",
     "docs/howto/edit-locks.md": "tests/editing/test_docs.py",
     "docs/howto/environment.md": "tests/test_environment.py",
     "docs/howto/fencing.md": "tests/test_docs_howto.py",

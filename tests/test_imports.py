@@ -31,7 +31,7 @@ FLOORS = (
     {"documents", "versions"},
     {"editing", "fencing"},
     {"templatetags"},
-    {"admin", "management", "contrib", "middleware", "testing", "checks"},
+    {"admin", "management", "contrib", "middleware", "testing", "containers", "checks"},
     {"apps", "migrations", "pytest_plugin", "__init__"},
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -11,16 +11,15 @@ from typing import Any
 import docker
 import pytest
 from pymongo import MongoClient, WriteConcern
-from testcontainers.community.mongodb import MongoDbContainer
 from testcontainers.core.config import ConnectionMode, testcontainers_config
 
+from django_mongolock.containers import replica_set
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
 from testproject.servers import mongod_path
 from tests import parts
-from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="the image holds a Linux mongod")]
 
@@ -28,7 +27,7 @@ IMAGE = "django-mongolock-tests/mongod:latest"
 DOCKERFILE = """
 FROM scratch
 COPY root/ /
-ENTRYPOINT ["/mongod", "--bind_ip_all", "--dbpath", "/data", "--replSet", "rs0"]
+ENTRYPOINT ["/mongod", "--dbpath", "/data"]
 """
 
 
@@ -61,20 +60,12 @@ def image(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def container_uri(image: str) -> Iterator[str]:
-    """The URI of a replica set of one that testcontainers runs, reached on a loopback port."""
+    """The URI of a replica set of one that testcontainers runs, as the fixture `mongolock_container` has it."""
     with pytest.MonkeyPatch.context() as patch:
         # Ryuk is an image of its own, and the container's own address is not reachable everywhere.
         patch.setattr(testcontainers_config, "ryuk_disabled", True)
         patch.setattr(testcontainers_config, "connection_mode_override", ConnectionMode.docker_host)
-        container = MongoDbContainer(image)
-        container.ports["27017"] = ("127.0.0.1", None)  # type: ignore[assignment]
-        with container:
-            # Without credentials: the user that get_connection_url() names is made by the official image only.
-            uri = f"mongodb://{container.get_container_host_ip()}:{container.get_exposed_port(27017)}/?directConnection=true"
-            with MongoClient[dict[str, Any]](uri) as client:
-                members = [{"_id": 0, "host": "127.0.0.1:27017"}]
-                client.admin.command("replSetInitiate", {"_id": "rs0", "members": members})
-                assert eventually(lambda: client.admin.command("hello")["isWritablePrimary"])
+        with replica_set(image) as uri:
             yield uri
 
 
@@ -89,7 +80,7 @@ def test_a_container_serves_majority_writes(container_uri: str) -> None:
     with MongoClient[dict[str, Any]](container_uri, serverSelectionTimeoutMS=20_000) as client:
         majority = client.test.get_collection("written", write_concern=WriteConcern("majority", wtimeout=20_000))
         assert majority.insert_one({}).acknowledged
-        assert client.admin.command("hello")["setName"] == "rs0"
+        assert client.admin.command("hello")["setName"] == "mongolock"
 
 
 def test_a_lock_is_held_in_a_container(container_uri: str) -> None:

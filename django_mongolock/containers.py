@@ -1,0 +1,82 @@
+"""For your tests against a real MongoDB: a replica set in a container, by testcontainers, in which the locks are kept.
+
+With pytest, use the fixture `mongolock_container`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+from pymongo import MongoClient
+from pymongo.errors import OperationFailure
+
+from .backends.base import close_backends
+from .conf import get_settings
+
+__all__ = ["keep_locks_in", "replica_set"]
+
+PORT: Final = 27017
+#: Seconds until the server in a started container has to answer, and then to be primary.
+START_LIMIT: Final = 60.0
+_ALREADY_INITIALIZED: Final = 23
+
+
+@contextmanager
+def replica_set(image: str) -> Iterator[str]:
+    """Start a replica set of one member in a container; yield its address. At the end, remove the container.
+
+    image: of a MongoDB whose entry point takes the options of mongod, as the official one does.
+    """
+    try:
+        from testcontainers.core.container import DockerContainer
+    except ImportError as error:
+        raise ImproperlyConfigured(
+            "a MongoDB in a container needs testcontainers: pip install testcontainers"
+        ) from error
+    command = ["--replSet", "mongolock", "--bind_ip_all"]
+    with DockerContainer(image).with_command(command).with_exposed_ports(PORT) as container:
+        host, port = container.get_container_host_ip(), container.get_exposed_port(PORT)
+        address = f"mongodb://{host}:{port}/?directConnection=true"
+        _initiate(address)
+        yield address
+
+
+def _initiate(address: str) -> None:
+    """Make the server a replica set, and wait until it is primary."""
+    milliseconds = round(START_LIMIT * 1000)
+    with MongoClient[dict[str, Any]](address, serverSelectionTimeoutMS=milliseconds) as client:
+        try:
+            client.admin.command("replSetInitiate")
+        except OperationFailure as error:
+            if error.code != _ALREADY_INITIALIZED:
+                raise
+        end = time.monotonic() + START_LIMIT
+        while not client.admin.command("hello")["isWritablePrimary"]:
+            if time.monotonic() > end:
+                raise TimeoutError(f"the MongoDB in the container was not primary within {START_LIMIT:g} s")
+            time.sleep(0.1)
+
+
+@contextmanager
+def keep_locks_in(address: str) -> Iterator[None]:
+    """Let MONGOLOCK["DATABASE"], the alias of the locks, be the MongoDB with this *address* inside of the block."""
+    connection: Any = connections[get_settings().DATABASE]
+    entry = connection.settings_dict
+    before = dict(entry)
+    _disconnect(connection)
+    entry.update({"HOST": address, "PORT": "", "USER": "", "PASSWORD": "", "OPTIONS": {}})
+    try:
+        yield
+    finally:
+        _disconnect(connection)
+        entry.update({name: before[name] for name in ("HOST", "PORT", "USER", "PASSWORD", "OPTIONS")})
+
+
+def _disconnect(connection: Any) -> None:
+    close_backends()
+    connection.close_pool()

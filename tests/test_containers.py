@@ -1,0 +1,141 @@
+"""docs/howto/containers.md is run: a test of a user's on a real replica set, with a stand-in for Docker.
+
+The stand-in for the container starts a mongod; with Docker itself, tests/test_testcontainers.py does the same.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+from pymongo import MongoClient
+
+from django_mongolock import containers, mongo_lock
+from testproject.servers import Mongod
+from tests.lock_fixtures import WITH_MONGO
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "howto/containers.md").read_text()
+
+SETTINGS = """
+SECRET_KEY = "x"
+USE_TZ = True
+INSTALLED_APPS = ["django_mongolock"]
+DATABASES = {
+    "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"},
+    "locks": {"ENGINE": "django_mongodb_backend", "HOST": "mongodb://127.0.0.1:1/?timeoutMS=100", "NAME": "shop"},
+}
+DATABASE_ROUTERS = ["django_mongolock.router.MongoLockRouter"]
+MONGOLOCK = {"DATABASE": "locks"}
+from django_mongodb_backend.features import DatabaseFeatures
+DatabaseFeatures.minimum_database_version = (6, 0)
+"""
+VIEWS = """
+from django.http import HttpResponse
+from django_mongolock import mongo_locked
+
+@mongo_locked("order:{order_id}", on_contention="respond")
+def pay(request, order_id):
+    return HttpResponse("paid")
+"""
+
+
+class StandIn:
+    """What testcontainers' DockerContainer does, with a mongod that is no container."""
+
+    started: list[tuple[str, list[str]]] = []  # noqa: RUF012 - what was asked for, for the test
+
+    def __init__(self, image: str) -> None:
+        self.image = image
+        self.server = Mongod(replica_set="mongolock")
+
+    def with_command(self, command: list[str]) -> Self:
+        self.started.append((self.image, command))
+        return self
+
+    def with_exposed_ports(self, port: int) -> Self:
+        assert port == 27017
+        return self
+
+    def __enter__(self) -> Self:
+        self.server.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.server.close()
+
+    def get_container_host_ip(self) -> str:
+        return "127.0.0.1"
+
+    def get_exposed_port(self, port: int) -> int:
+        return self.server.port
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
+    """Instead of Docker."""
+    monkeypatch.setattr("testcontainers.core.container.DockerContainer", StandIn)
+    StandIn.started.clear()
+    return StandIn.started
+
+
+PLUGIN = """
+import testcontainers.core.container
+from tests.test_containers import StandIn
+testcontainers.core.container.DockerContainer = StandIn
+"""
+
+
+@pytest.mark.slow
+def test_the_page(tmp_path: Path) -> None:
+    """A project of a user's, whose own MongoDB is not there: conftest.py and tests as on the page."""
+    conftest, tests, image = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    (tmp_path / "conftest.py").write_text(conftest + image)
+    (tmp_path / "test_in_a_container.py").write_text(tests)
+    (tmp_path / "views.py").write_text(VIEWS)
+    (tmp_path / "settings.py").write_text(SETTINGS)
+    (tmp_path / "stand_in.py").write_text(PLUGIN)
+    plugins = ["-p", "stand_in", "-p", "no:asyncio", "-p", "no:cacheprovider"]
+    environment = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "DJANGO_SETTINGS_MODULE": "settings"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *plugins],
+        cwd=tmp_path,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
+
+
+@WITH_MONGO
+def test_a_replica_set_for_the_locks(stand_in: list[tuple[str, list[str]]]) -> None:
+    """Locks are kept there inside of the block, and where they were before after it."""
+    entry = connections["mongo"].settings_dict
+    before = dict(entry)
+    with containers.replica_set("mongo:7.0") as address:
+        with MongoClient[dict[str, Any]](address) as client:
+            with containers.keep_locks_in(address), mongo_lock("here"):
+                kept = client[entry["NAME"]]["mongolock_locks"].find_one({"_id": "here"})
+            assert kept is not None
+            hello = client.admin.command("hello")
+        assert (hello["setName"], hello["isWritablePrimary"]) == ("mongolock", True)
+    assert stand_in == [("mongo:7.0", ["--replSet", "mongolock", "--bind_ip_all"])]
+    assert entry == before
+    with mongo_lock("here", wait=0):
+        pass
+
+
+def test_without_testcontainers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what to install."""
+    monkeypatch.setitem(sys.modules, "testcontainers.core.container", None)
+    with pytest.raises(ImproperlyConfigured, match="pip install testcontainers"), containers.replica_set("mongo:8.0"):
+        pass
