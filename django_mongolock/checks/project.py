@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from django.apps import AppConfig, apps
@@ -21,23 +22,34 @@ from .messages import error, warning
 @register()
 def check_settings(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Check every value of MONGOLOCK, the alias that it names, and the router."""
+    return list(chain.from_iterable(project_rules().values()))
+
+
+def project_rules() -> dict[str, Iterable[CheckMessage]]:
+    """What each rule finds, by its subject."""
     try:
         raw = raw_settings()
     except ImproperlyConfigured as problem:
         if isinstance(getattr(settings, NAME), str):
-            return [
-                error("E018", f"{problem}.", 'Write an object: {"DATABASE": "<alias of your MongoDB>", "LEASE": 30}.')
-            ]
-        return [error("E001", str(problem), f'Write {NAME} = {{"DATABASE": "<alias of your MongoDB>"}}.')]
+            cure = 'Write an object: {"DATABASE": "<alias of your MongoDB>", "LEASE": 30}.'
+            return {"settings": [error("E018", f"{problem}.", cure)]}
+        return {"settings": [error("E001", str(problem), f'Write {NAME} = {{"DATABASE": "<alias of your MongoDB>"}}.')]}
+    kept = {"database": _check_memory(), "router": ()} if raw.get("BACKEND") == MEMORY else _in_database(raw)
+    return {"settings": _check_values(raw), "apps": _check_contrib(), **kept}
+
+
+def _in_database(raw: Mapping[str, Any]) -> dict[str, Iterable[CheckMessage]]:
+    wrong = list(_check_database_alias(raw.get("DATABASE")))
+    return {"database": wrong, "router": () if wrong else _check_router(raw["DATABASE"])}
+
+
+def _check_values(raw: Mapping[str, Any]) -> list[CheckMessage]:
     found: list[CheckMessage] = [
         error("E004", f"{NAME} has an unknown setting {name!r}.", f"Known: {', '.join(sorted(KNOWN))}.")
         for name in sorted(set(raw) - KNOWN, key=str)
     ]
     found += [error(wrong.id, f"{wrong.problem}.", f"{wrong.cure}.") for wrong in find_wrong(raw)]
-    if not found:
-        found += _check_times(raw)
-    where = _check_memory() if raw.get("BACKEND") == MEMORY else _check_database_alias(raw.get("DATABASE"))
-    return [*found, *_check_contrib(), *where]
+    return found or list(_check_times(raw))
 
 
 def _check_times(raw: Mapping[str, Any]) -> Iterator[CheckMessage]:
@@ -84,9 +96,12 @@ def _check_database_alias(alias: object) -> Iterator[CheckMessage]:
         yield error("E002", f'{NAME}["DATABASE"] names {alias!r}, which is not in DATABASES.', choices)
     elif alias not in mongo:
         yield error("E003", f'{NAME}["DATABASE"] names {alias!r}, which is not MongoDB.', choices)
-    elif problems := list(_check_address(alias, settings.DATABASES[alias])):
-        yield from problems
-    elif alias != DEFAULT_DB_ALIAS and ROUTER not in _router_names():
+    else:
+        yield from _check_address(alias, settings.DATABASES[alias])
+
+
+def _check_router(alias: str) -> Iterator[CheckMessage]:
+    if alias != DEFAULT_DB_ALIAS and ROUTER not in _router_names():
         yield warning(
             "W001",
             f"DATABASE_ROUTERS lacks {ROUTER}: the lock model would be read from the default database.",

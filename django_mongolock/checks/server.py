@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
 
 from django.apps import AppConfig
 from django.core.checks import CheckMessage, Tags, register
 
 from ..backends.base import get_backend, mongo_store
 from ..backends.mongo import MongoBackend
-from ..conf import NAME, LockSettings, get_settings, raw_settings
+from ..conf import NAME, get_settings
 from .messages import error, warning
 from .project import has_wrong_settings
 
 if TYPE_CHECKING:
     from ..inspection.server_facts import ServerFacts
+
+#: Clocks that are more than so many seconds apart are not synchronised.
+FAR_APART: Final = 1.0
+#: The oldest version of MongoDB that has what the rule of the locks needs.
+OLDEST: Final = (6, 0)
 
 
 @register(Tags.database)
@@ -25,21 +32,40 @@ def check_server(
     """Check that the server can be reached and is a replica set, and that rights and indexes are there."""
     if not databases or has_wrong_settings():
         return []
-    alias = raw_settings().get("DATABASE")
+    alias = get_settings().DATABASE
     if alias not in databases or not isinstance(get_backend(alias), MongoBackend):
         return []
+    return list(chain.from_iterable(server_rules(facts_of(alias), alias).values()))
+
+
+def facts_of(alias: str) -> ServerFacts:
+    """What the server behind *alias* says of itself."""
     from ..inspection.server_facts import inspect_server
 
-    facts = inspect_server(mongo_store(alias), get_settings().COMMAND_TIMEOUT)
+    return inspect_server(mongo_store(alias), get_settings().COMMAND_TIMEOUT)
+
+
+def server_rules(facts: ServerFacts, alias: str) -> dict[str, Iterator[CheckMessage]]:
+    """What each rule finds, by its subject. Of a server that cannot be used, only the first has something to say."""
+    return {
+        "server": _check_reach(facts, alias),
+        "rights": _check_rights(facts, alias),
+        "replica set": _check_replica_set(facts, alias),
+        "change streams": _check_change_streams(facts, alias),
+        "failover": _check_failover(facts),
+        "clock": _check_clock(facts, alias),
+        "collections": _check_collections(facts, alias),
+        "versions": _check_versions(facts, alias),
+    }
+
+
+def _check_reach(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
     if facts.problem:
-        return [
-            error(
-                "E101",
-                f"The MongoDB of DATABASES[{alias!r}] cannot be used for locks: {facts.problem}",
-                "Compare HOST, USER, PASSWORD and OPTIONS with what mongosh needs to connect from this machine.",
-            )
-        ]
-    return [*_check_rights(facts, alias), *_check_replica_set(facts, alias), *_check_collections(facts, alias)]
+        yield error(
+            "E101",
+            f"The MongoDB of DATABASES[{alias!r}] cannot be used for locks: {facts.problem}",
+            "Compare HOST, USER, PASSWORD and OPTIONS with what mongosh needs to connect from this machine.",
+        )
 
 
 def _check_rights(facts: ServerFacts, alias: object) -> Iterator[CheckMessage]:
@@ -82,23 +108,50 @@ def _check_replica_set(facts: ServerFacts, alias: object) -> Iterator[CheckMessa
             "differ by more than a lock's margin, the lock can have two holders.",
             'Keep the locks in a replica set of their own: an alias of its own, named by MONGOLOCK["DATABASE"].',
         )
-    if not facts.standalone and not facts.may_watch:
-        yield warning(
-            "W104",
-            f"The user of DATABASES[{alias!r}] may not watch the locks: waiters poll for their turn.",
-            "Grant changeStream and find on the collection mongolock_locks of that database.",
-        )
-    lease = raw_settings().get("LEASE", LockSettings().LEASE)
-    if facts.failover and lease < facts.failover:
-        yield warning(
-            "W102",
-            f'{NAME}["LEASE"] is {lease:g} s, but a failover takes up to {facts.failover:g} s and loses the locks.',
-            f"Set it to at least {facts.failover:g}.",
-        )
     if not facts.journaled:
         yield warning(
             "W106",
             f"The replica set of DATABASES[{alias!r}] has writeConcernMajorityJournalDefault: false.",
             "Set it to true: waiters then get their locks sooner, and your other data survives a crash of all "
             "members. Locks are safe without it: their writes wait for the journals.",
+        )
+
+
+def _check_change_streams(facts: ServerFacts, alias: object) -> Iterator[CheckMessage]:
+    if not facts.standalone and not facts.may_watch:
+        yield warning(
+            "W104",
+            f"The user of DATABASES[{alias!r}] may not watch the locks: waiters poll for their turn.",
+            "Grant changeStream and find on the collection mongolock_locks of that database.",
+        )
+
+
+def _check_failover(facts: ServerFacts) -> Iterator[CheckMessage]:
+    lease = get_settings().LEASE
+    if facts.failover and lease < facts.failover:
+        yield warning(
+            "W102",
+            f'{NAME}["LEASE"] is {lease:g} s, but a failover takes up to {facts.failover:g} s and loses the locks.',
+            f"Set it to at least {facts.failover:g}.",
+        )
+
+
+def _check_clock(facts: ServerFacts, alias: object) -> Iterator[CheckMessage]:
+    if abs(facts.ahead) > FAR_APART:
+        direction = "ahead of" if facts.ahead > 0 else "behind"
+        yield warning(
+            "W108",
+            f"The clock of DATABASES[{alias!r}] is {abs(facts.ahead):.0f} s {direction} that of this machine.",
+            "Synchronise both (chrony, NTP). Only MongoDB's clock decides about leases, so no lock is in danger; but "
+            "what the list and the history of the locks show does not match the logs of this machine.",
+        )
+
+
+def _check_versions(facts: ServerFacts, alias: object) -> Iterator[CheckMessage]:
+    found = re.match(r"(\d+)\.(\d+)", facts.version)
+    if found is not None and (int(found[1]), int(found[2])) < OLDEST:
+        yield warning(
+            "W109",
+            f"The MongoDB of DATABASES[{alias!r}] has version {facts.version}: locks need {OLDEST[0]}.{OLDEST[1]}.",
+            "Upgrade it.",
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC
 from typing import Any, Final
 
 import pymongo
@@ -27,12 +29,19 @@ _ELECTION_OVERHEAD: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """problem: why the server cannot be used, in words without credentials. failover: seconds that a failover may take;
+    """problem: why the server cannot be used, in words without credentials. address, version: of the primary. members:
+    how many the replica set has. ahead: for how many seconds at least its clock is ahead of this machine's, negative if
+    it is behind, as far as the time of the command allows to tell. failover: seconds that a failover may take;
     None without another member. new: whether there is no collection of locks yet. history: why the history cannot be
     kept, if it is wanted. journaled: whether the majority confirms only what is in its journals, as far as this user
     may ask."""
 
     problem: str = ""
+    address: str = ""
+    version: str = ""
+    set_name: str = ""
+    members: int = 0
+    ahead: float = 0.0
     standalone: bool = False
     sharded: bool = False
     failover: float | None = None
@@ -50,7 +59,9 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
         ping(store, timeout)
         with pymongo.timeout(timeout):
             admin = store.client.admin
+            asked = time.time()
             hello = admin.command("hello")
+            answered = time.time()
             status = admin.command("connectionStatus", showPrivileges=True)["authInfo"]
             sharded = hello.get("msg") == "isdbgrid"
             missing = _missing_rights(status, store.config.database, store.config.collection)
@@ -58,6 +69,11 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
             if not status["authenticatedUsers"]:
                 store.collection.find_one({}, {"_id": 1})  # is there no access control, or is there no login?
             return ServerFacts(
+                address=":".join(map(str, store.client.address or ())),
+                version=store.client.server_info()["version"],
+                set_name=hello.get("setName", ""),
+                members=len(hello.get("hosts", ())) + len(hello.get("passives", ())),
+                ahead=_ahead(hello["localTime"].replace(tzinfo=UTC).timestamp(), asked, answered),
                 standalone="setName" not in hello and not sharded,
                 sharded=sharded,
                 failover=_failover(store) if len(hello.get("hosts", ())) > 1 else None,
@@ -72,6 +88,11 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
         return ServerFacts(problem=error.problem)
     except PyMongoError as error:
         return ServerFacts(problem=translate(error, timeout, client=store.client).problem)
+
+
+def _ahead(there: float, asked: float, answered: float) -> float:
+    """By how much the clock *there* is outside of the time from *asked* to *answered*."""
+    return min(there - asked, 0.0) or max(there - answered, 0.0)
 
 
 def _missing_indexes(store: MongoStore) -> list[str]:
