@@ -30,8 +30,8 @@ FLOORS = (
     {"models"},
     {"documents", "versions"},
     {"editing", "fencing"},
-    {"templatetags"},
-    {"admin", "management", "contrib", "middleware", "testing", "containers", "checks"},
+    {"checks", "templatetags"},
+    {"admin", "management", "contrib", "middleware", "testing", "containers"},
     {"apps", "migrations", "pytest_plugin", "__init__"},
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -9,8 +9,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
+from ...checks.diagnosis import Line, diagnose
 from ...inspection import display
-from ..diagnosis import Line, diagnose
 
 HELP = """\
 Looks at everything that locks need: settings, router, server, rights, indexes, clock, versions. Changes nothing.

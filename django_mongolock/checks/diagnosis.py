@@ -10,11 +10,11 @@ from typing import Any, Literal, Self
 
 from django.core.checks import ERROR, CheckMessage
 
-from ..checks.opt_in import check_documents
-from ..checks.project import project_rules
-from ..checks.server import facts_of, server_rules
 from ..conf import MEMORY, get_settings
 from ..inspection.server_facts import ServerFacts
+from .opt_in import check_documents
+from .project import project_rules
+from .server import facts_of, server_rules
 
 State = Literal["ok", "not asked", "warning", "error"]
 
