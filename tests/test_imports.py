@@ -31,7 +31,6 @@ FLOORS = (
     {"documents", "versions"},
     {"editing", "fencing"},
     {"checks", "templatetags"},
-    {"checks", "templatetags"},
     {"admin", "management", "contrib", "middleware", "testing", "containers"},
     {"apps", "migrations", "pytest_plugin", "__init__"},
 )
