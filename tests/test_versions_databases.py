@@ -108,7 +108,7 @@ class TestTwoWriters:
 
     @pytest.mark.parametrize("coroutine", [False, True], ids=["sync", "async"])
     def test_with_a_transaction(self, db: str, coroutine: bool, retried: list[str]) -> None:
-        """With Django's defaults, SQLite fails at once ("database is locked"), MongoDB by its WriteConflict."""
+        """F71: with Django's defaults, SQLite fails at once ("database is locked"), MongoDB by its WriteConflict."""
         pk = Thing.objects.create(title="a").pk
         self.race(pk, lambda: all_or_nothing(db), coroutine=coroutine)
         assert Thing.objects.get().count == 2
@@ -127,7 +127,7 @@ class TestTwoWriters:
 
 @on("postgres", "mariadb", "mongo")
 def test_a_deadlock(db: str, retried: list[str]) -> None:
-    """Two that lock two rows crosswise: the one that the database picks runs again (40P01, 1213, WriteConflict)."""
+    """F86: two lock two rows crosswise: the one that the database picks runs again (40P01, 1213, WriteConflict)."""
     keys = [Thing.objects.create(title=title).pk for title in "ab"]
     both = threading.Barrier(2)
 
@@ -218,7 +218,7 @@ def test_snapshot_isolation(db: str, retried: list[str]) -> None:
 
 @on("postgres")
 def test_a_commit_that_fails(db: str, retried: list[str]) -> None:
-    """PostgreSQL may find only at the commit that two serializable transactions cannot both stand (40001)."""
+    """F86: PostgreSQL may find only at the commit that two serializable transactions cannot both stand (40001)."""
     for title in "ab":
         Thing.objects.create(title=title)
     both = threading.Barrier(2)
@@ -246,7 +246,7 @@ def test_a_commit_that_fails(db: str, retried: list[str]) -> None:
 
 @on("mongo")
 def test_a_commit_that_mongodb_refuses(db: str, retried: list[str], mongo: MongoClient[dict[str, Any]]) -> None:
-    """The transaction was aborted, by a failover for instance. The next attempt is a transaction, too."""
+    """F86: the transaction was aborted, by a failover for instance. The next attempt is a transaction, too."""
     pk = Thing.objects.create(title="a").pk
     refusal = {"failCommands": ["commitTransaction"], "errorCode": 251, "errorLabels": ["TransientTransactionError"]}
     seen_outside: list[int] = []

@@ -205,7 +205,7 @@ class TestForm:
         assert str(form["topic"].value()) == str(new.pk)
 
     def test_what_a_browser_changes_was_left_alone(self, thing: Thing) -> None:
-        """Line ends and spaces at the end: the field that nobody touched takes what is stored, to the letter."""
+        """F89: line ends and spaces at the end: the field that nobody touched takes what is stored, to the letter."""
         somebody_else(thing, title="one\ntwo ")
         sent = {**page_of_text(thing), "title": "one\r\ntwo", "count": 5}
         form = TextForm(sent, instance=again(thing))
