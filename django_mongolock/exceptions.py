@@ -7,6 +7,7 @@ errors between processes.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -48,7 +49,8 @@ class LockNotAcquired(LockError):
 
     key: the lock. waited: seconds spent waiting, 0 for a single try. holder: who holds it, as text, or None if unknown.
     retry_after: seconds until the holder's lease ends unless it is renewed (0 if unknown). template: the template of
-    the key ("" if unknown). why: the kind of error in a word or two, for statistics.
+    the key ("" if unknown). why: the kind of error in a word or two, for statistics. held_for: for how many seconds the
+    holder has held it (infinite if unknown). waiting: how many waiters were in the queue (0 if unknown).
     """
 
     key: str
@@ -57,6 +59,8 @@ class LockNotAcquired(LockError):
     retry_after: float = 0.0
     template = ""
     why = "busy"
+    held_for = math.inf
+    waiting = 0
 
     def __str__(self) -> str:
         after = f" within {self.waited:.1f} s" if self.waited >= 0.05 else ""

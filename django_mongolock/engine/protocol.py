@@ -199,7 +199,9 @@ def acquire(
 def _refuse_the_rest(action: Apply | Read, reply: Reply, waited: float) -> None:
     """Raise LockNotAcquired for what is neither granted nor queued."""
     if isinstance(action, Apply) and action.step.trial:
-        raise LockNotAcquired(action.key, waited, reply.holder, max(0.0, reply.first_end or 0.0))
+        error = LockNotAcquired(action.key, waited, reply.holder, max(0.0, reply.first_end or 0.0))
+        error.held_for, error.waiting = reply.held_for, reply.waiting
+        raise error
     if isinstance(action, Apply) and action.step.add and reply.place is None:
         raise LockQueueFull(action.key, waited, reply.holder)
 

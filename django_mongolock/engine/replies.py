@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -84,6 +85,14 @@ class Reply:
     now: datetime | None = field(default=None, compare=False)
     mine: Document | None = field(default=None, compare=False, repr=False)
     theirs: Document | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def held_for(self) -> float:
+        """For how many seconds the first of the holders has held the key, according to the server's clock; infinite if
+        that is unknown."""
+        if self.theirs is None or self.now is None:
+            return math.inf
+        return float(max(0.0, (self.now - self.theirs["acquired_at"]).total_seconds()))
 
 
 def read_reply(key: str, raw: Document | None) -> Reply:

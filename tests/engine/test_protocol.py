@@ -1,5 +1,6 @@
 """The protocol without any I/O: what it sends, when, and what it makes of the answers."""
 
+import math
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -114,6 +115,21 @@ def test_a_single_try_is_one_command() -> None:
         play.answer(Reply(first_end=9, holder="somebody"))
     assert (refusal.value.holder, refusal.value.retry_after) == ("somebody", 9)
     assert not isinstance(refusal.value, LockQueueFull)
+
+
+def test_a_refusal_says_for_how_long_the_lock_is_held_and_how_many_wait() -> None:
+    """By that, a caller can tell whether it is worth its while to wait; what is not known does not look like little."""
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    holder = {"acquired_at": now - timedelta(seconds=2.5)}
+    for reply, known in (
+        (Reply(first_end=9, holder="another", theirs=holder, now=now, waiting=3), (2.5, 3)),
+        (Reply(first_end=9, holder="another", theirs=holder, now=now - timedelta(seconds=5)), (0, 0)),
+        (Reply(first_end=9, holder="another"), (math.inf, 0)),
+    ):
+        play = Play(wait=0)
+        with pytest.raises(LockNotAcquired) as refusal:
+            play.answer(reply)
+        assert (refusal.value.held_for, refusal.value.waiting) == known
 
 
 def test_a_single_try_has_not_waited() -> None:
