@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from testproject.chromium import NoBrowserError, chromium_path
-from testproject.servers import MariaDB, Postgres, Redis
+from testproject.servers import MariaDB, Postgres, RabbitMQ, Redis
 from tests.faults import clocks
 
 #: The log of `dev.py`, where this is its environment.
@@ -66,6 +66,7 @@ def _has_docker() -> bool:
 PARTS: Final = {
     "Chromium": Part(_has_chromium, ("chromium",)),
     "Redis": Part(lambda: Redis.missing() is None, ("redis-server",)),
+    "RabbitMQ": Part(lambda: RabbitMQ.missing() is None, ("rabbitmq-server",)),
     "PostgreSQL": Part(lambda: Postgres.missing() is None, ("postgresql",)),
     "MariaDB": Part(lambda: MariaDB.missing() is None, ("mariadb-server",)),
     "a C compiler": Part(lambda: clocks.missing() is None, ("gcc", "libc6-dev")),

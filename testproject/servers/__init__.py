@@ -11,6 +11,7 @@ from testproject.servers.mariadb import MariaDB
 from testproject.servers.mongo import Access, Mongod, ReplicaSet, mongod_path, mongodb
 from testproject.servers.postgres import Postgres
 from testproject.servers.process import Server, ServerError
+from testproject.servers.rabbitmq import RabbitMQ
 from testproject.servers.redis import Redis
 from testproject.servers.zookeeper import ZooKeeper
 
@@ -19,6 +20,7 @@ __all__ = [
     "MariaDB",
     "Mongod",
     "Postgres",
+    "RabbitMQ",
     "Redis",
     "ReplicaSet",
     "Server",

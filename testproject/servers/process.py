@@ -73,7 +73,7 @@ class Server(Runnable):
     title: ClassVar[str]
 
     def __init__(self) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.paused = False
         #: Variables that the process gets beside those of its starter: LD_PRELOAD, FAKETIME and the like.
         self.environment: dict[str, str] = {}
@@ -203,7 +203,7 @@ def _spawn(command: list[str], **streams: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, process_group=0, **streams)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     for port in random.SystemRandom().sample(PORTS, 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((HOST, port))
