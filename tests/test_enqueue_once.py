@@ -109,7 +109,8 @@ class TestForks:
         key = new_key()
         result, _ = enqueue_once(export, key=key)
         task = SimpleNamespace(
-            name=export.name, request=SimpleNamespace(headers={HEADER: [key, 3_600, None]}, delivery_info={})
+            name=export.name,
+            request=SimpleNamespace(id=result.id, headers={HEADER: [key, 3_600, None]}, delivery_info={}),
         )
         ended = partial(task_postrun.send, sender=export, task_id=result.id, task=task, state=state, retval=None)
         task_prerun.send(sender=export, task_id=result.id, task=task)

@@ -2,7 +2,8 @@
 
 The owner of the lock is the id of the task. While the message is in the queue, the lock is detached
 (`engine.detached`): no process renews it. The worker that starts the task resumes it, renews it while the task runs,
-and releases it however the task ends; a task that will be retried detaches it again.
+and releases it however the task ends; a task that is sent again, for a retry, detaches it before the message can reach
+another worker.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from celery import states
-from celery.exceptions import Reject, Retry
+from celery.exceptions import Reject
 from celery.result import AsyncResult
-from celery.signals import task_postrun, task_prerun, task_revoked
+from celery.signals import after_task_publish, before_task_publish, task_postrun, task_prerun, task_revoked
 from celery.utils import uuid
 
 from ...backends.base import get_backend
 from ...conf import get_settings
-from ...context import holder_facts, redelivery_wait
+from ...context import holder_facts, redelivery_wait, running_celery_task
 from ...engine import detached
 from ...engine.detached import Parked
 from ...engine.document import Terms
@@ -37,8 +38,8 @@ HEADER: Final = "mongolock_once"
 #: How often to try if the lock is busy, but held for no task: its holder may release it at any moment.
 TRIES: Final = 5
 
-#: The locks of the tasks that run in this process, by the ids of the tasks.
-_running: dict[str, MongoLock] = {}
+#: The attribute in which the request of a running task keeps its lock: a MongoLock, or a Parked once it is detached.
+LOCK: Final = "mongolock_once_lock"
 
 
 def enqueue_once(
@@ -144,26 +145,62 @@ def _begin(task_id: str, task: Any, **kwargs: object) -> None:
         using=using,
     )
     try:
-        _running[task_id] = lock.acquire()
+        setattr(task.request, LOCK, lock.acquire())
     except LockError as error:
         log(WARNING, "a task runs without the lock that it was sent with", key=key, task=task_id, error=error)
 
 
+@before_task_publish.connect(weak=False, dispatch_uid="django_mongolock.once.before")
+def _detach(headers: Mapping[str, Any], **kwargs: object) -> None:
+    """A running task is sent again. From now on its next run may start, which finds the lock detached.
+
+    Its lease is short until the message is sent: if this process died before, no run would release it.
+    """
+    task = _sent_again(headers)
+    lock, header = getattr(task and task.request, LOCK, None), _header(task and task.request)
+    if task is not None and header is not None and isinstance(lock, MongoLock):
+        setattr(task.request, LOCK, None)
+        _try("detached", header[0], lambda: setattr(task.request, LOCK, _park(task, lock, get_settings().LEASE)))
+
+
+@after_task_publish.connect(weak=False, dispatch_uid="django_mongolock.once.after")
+def _keep(headers: Mapping[str, Any], **kwargs: object) -> None:
+    """The running task is sent: its key is taken for as long as the message may be in the queue."""
+    task = _sent_again(headers)
+    parked, header = getattr(task and task.request, LOCK, None), _header(task and task.request)
+    if header is not None and isinstance(parked, Parked):
+        eta = headers.get("eta")
+        lease = header[1] + _delay(None, datetime.fromisoformat(eta) if isinstance(eta, str) else None)
+        _try("extended", header[0], lambda: parked.keep(lease))
+
+
+def _sent_again(headers: object) -> Any:
+    """The task that runs here, if it is the one that is sent with these headers."""
+    task = running_celery_task()
+    return task if task is not None and isinstance(headers, Mapping) and headers.get("id") == task.request.id else None
+
+
 @task_postrun.connect(weak=False, dispatch_uid="django_mongolock.once.end")
 def _end(task_id: str, task: Any, state: str | None = None, retval: object = None, **kwargs: object) -> None:
-    """A task has ended, or will come back: release its lock, or detach it."""
-    lock, header = _running.pop(task_id, None), _header(task.request)
+    """A task has ended, or will come back: release its lock, or leave it detached."""
+    lock, header = getattr(task.request, LOCK, None), _header(task.request)
     if lock is None or header is None:
         return
-    key, lease, _ = header
-    comes_back = state == states.RETRY or (isinstance(retval, Reject) and bool(getattr(retval, "requeue", False)))
-    if not comes_back:
-        _try("released", key, lock.release)
-        return
-    when: Any = retval.when if isinstance(retval, Retry) else None
-    delay = _delay(None, when) if isinstance(when, datetime) else _delay(when, None)
-    terms, facts = _terms(task_id, lease + delay), _facts(task_id, task.name)
-    _try("detached", key, lambda: detached.park_held(lock, terms, facts))
+    setattr(task.request, LOCK, None)
+    requeued = isinstance(retval, Reject) and bool(getattr(retval, "requeue", False))
+    # A task that runs eagerly has ended, too, when its retries have: they ran inside of it.
+    comes_back = requeued or (state == states.RETRY and not getattr(task.request, "is_eager", False))
+    if isinstance(lock, Parked):
+        if not comes_back:
+            _try("released", header[0], lock.give_up)
+    elif comes_back:
+        _try("detached", header[0], lambda: _park(task, lock, header[1]))
+    else:
+        _try("released", header[0], lock.release)
+
+
+def _park(task: Any, lock: MongoLock, lease: float) -> Parked | None:
+    return detached.park_held(lock, _terms(task.request.id, lease), _facts(task.request.id, task.name))
 
 
 @task_revoked.connect(weak=False, dispatch_uid="django_mongolock.once.revoked")
