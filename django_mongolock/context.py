@@ -21,6 +21,7 @@ from django.utils.functional import LazyObject
 from .conf import get_settings
 from .engine.document import Terms
 from .engine.options import Seconds, as_seconds
+from .engine.processes import this_process
 from .engine.text_checks import tidy_fact
 
 logger = logging.getLogger("django_mongolock")
@@ -56,6 +57,9 @@ def holder_facts(label: str | None = None) -> dict[str, str | int]:
     facts: dict[str, str | int] = {"host": _HOST, "pid": os.getpid(), "thread": _worker_name()}
     if place:
         facts["place"] = tidy_fact(place)
+    if (task := running_celery_task()) is not None:
+        # By these, a worker finds what a killed process of its pool held, and a task another run of itself.
+        facts |= {"process": this_process(), "retries": task.request.retries or 0}
     if request is not None and (user := _username(request)):
         facts["user"] = tidy_fact(user)
     if label is not None:
@@ -84,16 +88,25 @@ def running_celery_task() -> Any | None:
 
 def _celery_task() -> str:
     task = running_celery_task()
-    return "" if task is None else f"task {task.name} {task.request.id}"
+    return "" if task is None else task_place(task.name, task.request.id)
+
+
+def task_place(name: str, task_id: str) -> str:
+    """The place of a lock that a Celery task holds, as it is recorded."""
+    return tidy_fact(f"task {name} {task_id}")
 
 
 def task_owner() -> str | None:
-    """The id of the Celery task that runs here, if its message is redelivered after the death of its worker.
-
-    It keeps its id then, so that its next run resumes the locks of this owner.
-    """
+    """The id of the Celery task that runs here. A task keeps it when its message is delivered again or it is retried,
+    so that its next run resumes the locks of a run that has died."""
     task = running_celery_task()
-    return tidy_fact(task.request.id) if task is not None and task.acks_late else None
+    return tidy_fact(task.request.id) if task is not None else None
+
+
+def is_redelivered() -> bool:
+    """Whether a Celery task runs here whose message was delivered before: that run may have died, or be at work."""
+    task = running_celery_task()
+    return task is not None and bool((task.request.delivery_info or {}).get("redelivered"))
 
 
 def redelivery_wait(task: Any, lease: Seconds | None = None) -> float:

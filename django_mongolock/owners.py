@@ -38,10 +38,21 @@ def release_owner(owner: str, *, using: str | None = None) -> int:
 def release_holders(owner: str, using: str | None = None, **which: Any) -> int:
     """See release_owner(). which: the options of `operations.release_owner`."""
     taken = operations.release_owner(mongo_store(using), owner, **which)
-    reason = operations.OWNER_GONE if which.get("gone") else operations.OWNER_DONE
+    _report(taken, using, operations.OWNER_DONE)
+    return len(taken)
+
+
+def release_gone(place: str, using: str | None = None) -> int:
+    """Release every lock that is held at this *place* by a process that has ended; return how many other holders are
+    left there. Raises LockBackendFailed."""
+    taken, left = operations.release_place(mongo_store(using), place, CLEANUP_TIMEOUT)
+    _report(taken, using, operations.OWNER_GONE)
+    return left
+
+
+def _report(taken: list[str], using: str | None, reason: str) -> None:
     for key in taken:
         send(lock_forced, key=key, using=using or get_settings().DATABASE, by="", reason=reason)
-    return len(taken)
 
 
 def session_owner(request: HttpRequest) -> str:

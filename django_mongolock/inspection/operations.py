@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from datetime import datetime
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -34,7 +33,7 @@ Document = dict[str, Any]
 #: The fields of a holder that are read, for the log and the history.
 _REPORTED = {f"holders.{name}": 1 for name in ("grant", "token", "acquired_at", *FACTS)}
 #: The reasons of a release that no person forced.
-OWNER_GONE = "the process that held it for its owner has ended"
+OWNER_GONE = "the process that held it has ended"
 OWNER_DONE = "all locks of its owner were released"
 
 
@@ -208,35 +207,52 @@ def ask_to_release(
     return len(asked)
 
 
-def release_owner(
-    store: MongoStore, owner: str, *, key: str = "", gone: bool = False, timeout: float = 5.0
-) -> list[str]:
+def release_owner(store: MongoStore, owner: str, *, key: str = "", timeout: float = 5.0) -> list[str]:
     """Take every lock, or only *key*, from the holders with this *owner*; return the keys of the locks taken.
 
-    gone: only from holders whose process has certainly ended. Other holders, waiters and damaged documents stay as
-    they are. Raises LockBackendFailed.
+    Other holders, waiters and damaged documents stay as they are. Raises LockBackendFailed.
     """
-    query: Document = {"_id": {"$eq": key}} if key else {"expires_at": {"$type": "date"}}
-    fields = {f"holders.{name}": 1 for name in ("grant", "owner", "process")}
+    found = _held(store, "owner", owner, timeout, {"_id": {"$eq": key}} if key else {})
+    return _take(store, {name: _grants_of(holders) for name, holders in found.items()}, OWNER_DONE, timeout)
+
+
+def release_place(store: MongoStore, place: str, timeout: float = 5.0) -> tuple[list[str], int]:
+    """Take every lock from the holders at this *place* whose process has certainly ended; return the keys of the locks
+    taken, and how many holders are left there. Raises LockBackendFailed.
+    """
+    found = _held(store, "place", place, timeout, {})
+    gone = {name: [each for each in holders if _is_gone(each)] for name, holders in found.items()}
+    taken = _take(store, {name: _grants_of(each) for name, each in gone.items() if each}, OWNER_GONE, timeout)
+    return taken, sum(map(len, found.values())) - sum(map(len, gone.values()))
+
+
+def _held(store: MongoStore, field: str, value: str, timeout: float, query: Document) -> dict[str, list[Document]]:
+    """The readable holders that have this value, by key."""
+    fields = {f"holders.{name}": 1 for name in (field, "grant", "process")}
+    query = {"expires_at": {"$type": "date"}, **query, f"holders.{field}": {"$eq": value}}
     with store.bounded(timeout):
-        found = list(store.latest.find({**query, "holders.owner": {"$eq": owner}}, fields))
+        found = list(store.latest.find(query, fields))
+    return {document["_id"]: [each for each in _holders(document) if each.get(field) == value] for document in found}
+
+
+def _take(store: MongoStore, grants: Mapping[str, Sequence[str]], reason: str, timeout: float) -> list[str]:
     taken: list[str] = []
-    for document in found:
-        grants = [grant for grant in map(partial(_of_owner, owner, gone), _entries(document)) if grant]
+    for key, theirs in grants.items():
         with suppress(LockDocumentDamaged):
-            if force_release(store, document["_id"], grants, timeout, reason=OWNER_GONE if gone else OWNER_DONE):
-                taken.append(document["_id"])
+            if force_release(store, key, theirs, timeout, reason=reason):
+                taken.append(key)
     return taken
+
+
+def _grants_of(holders: Sequence[Document]) -> list[str]:
+    return [holder["grant"] for holder in holders]
+
+
+def _is_gone(holder: Document) -> bool:
+    process = holder.get("process")
+    return type(process) is str and fate(process) == "gone"
 
 
 def _entries(document: Document) -> list[Any]:
     holders = document.get("holders")
     return holders if isinstance(holders, list) else []
-
-
-def _of_owner(owner: str, gone: bool, holder: object) -> str | None:
-    """The grant of a holder, if its owner is this one and its process has ended, as far as that is required."""
-    match holder:
-        case {"grant": str(grant), "owner": str(name), "process": str(process)} if type(grant) is str and name == owner:
-            return grant if not gone or fate(process) == "gone" else None
-    return None
