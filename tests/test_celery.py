@@ -9,7 +9,6 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from django_mongolock.contrib.celery import retry_task
 from django_mongolock.decorator import contention
 from testproject.broker import broker_url
 from tests import celery_app
+from tests.celery.running import in_task
 from tests.looking import held_elsewhere, holders
 from tests.waiting import eventually
 
@@ -203,7 +203,7 @@ class TestWithoutWorker:
         assert caught.value.requeue  # type: ignore[attr-defined]
 
     def test_comes_back_as_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is sent again under its own id, with its own count of retries, after about what the lease has left."""
+        """It is sent again under its own id, with its own count of retries."""
         sent: list[Any] = []
 
         def send(again: Any) -> None:
@@ -215,27 +215,4 @@ class TestWithoutWorker:
         (again,) = sent
         assert again.options["task_id"] == "the-id"
         assert again.options["retries"] == 2
-        assert 2.5 <= again.options["countdown"] <= 5
         assert isinstance(caught.value.exc, LockNotAcquired)
-
-    def test_spread(self) -> None:
-        """Those who wait for one lock do not come back together, nor at once, nor in an hour."""
-        times = [retry_task._jittered(20) for _ in range(50)]
-        assert len(set(times)) > 40
-        assert all(2.5 <= seconds <= 5 for seconds in times)
-        assert 0.5 <= retry_task._jittered(0) <= 1
-        assert 2.5 <= retry_task._jittered(3600) <= 5
-
-
-@contextmanager
-def in_task(task: Any, **request: Any) -> Iterator[None]:
-    """As if *task* ran here, as a worker runs it."""
-    from celery._state import _task_stack  # type: ignore[attr-defined]
-
-    task.push_request(id="the-id", args=("x",), kwargs={}, called_directly=False, delivery_info={}, **request)
-    _task_stack.push(task)
-    try:
-        yield
-    finally:
-        _task_stack.pop()
-        task.pop_request()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from ..decorator.contention import register_policy, register_responder
-from ..exceptions import LockError, LockNotAcquired
+from ..decorator.contention import register_deliveries, register_policy, register_responder
+from ..exceptions import LockError
 
 
 def register() -> None:
@@ -15,17 +15,32 @@ def register() -> None:
     Where Celery is imported already, as in a worker, also connect to its signals.
     """
     register_policy("retry", _retry)
+    register_deliveries(_begin_delivery, _refuse_second_delivery)
     register_responder(_raise_api_exception)
     if "celery" in sys.modules:
         from . import celery  # noqa: F401 - connects to its signals
 
 
-def _retry(error: LockNotAcquired) -> NoReturn:
+def _retry(error: LockError) -> NoReturn:
     if "celery" not in sys.modules:
         raise error  # so this runs in no task, and Celery may not even be installed
     from .celery import retry_current_task
 
     retry_current_task(error)
+
+
+def _begin_delivery(using: str | None) -> None:
+    if "celery" in sys.modules:
+        from .celery import retry_task
+
+        retry_task.begin_delivery(using)
+
+
+def _refuse_second_delivery(error: LockError, using: str | None) -> None:
+    if "celery" in sys.modules:
+        from .celery import retry_task
+
+        retry_task.refuse_second_delivery(error, using)
 
 
 def _raise_api_exception(error: LockError, arguments: list[object]) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 from django.http import HttpRequest
 
 from ..conf import get_settings
-from ..context import serving, task_owner
+from ..context import is_redelivered, running_celery_task, serving, task_owner
 from ..engine.lock import MongoLock
-from ..exceptions import LockBackendFailed, LockNotAcquired
+from ..exceptions import LockBackendFailed, LockError, LockNotAcquired, LockReentry
 from ..keys import KeyTemplate, LockKey, call_arguments
 from ..locks import mongo_lock
 from .atomic_requests import atomic, deferred_aliases
-from .contention import Policy, find_request, resolve
+from .contention import Policy, begin_delivery, find_request, refuse_second_delivery, resolve
 from .streaming import hold_while_streaming
 
 Arguments = tuple[Any, ...]
@@ -50,9 +50,13 @@ class LockedCall:
         for template in plan.templates:
             template.check(self.signature, self.name)
 
-    def lock(self, args: Arguments, kwargs: Keywords, request: HttpRequest | None = None) -> MongoLock:
-        """A new lock for one call. For a Celery task that may be redelivered, its owner is the id of the task."""
+    def lock(
+        self, args: Arguments, kwargs: Keywords, request: HttpRequest | None = None, *, trial: bool = False
+    ) -> MongoLock:
+        """A new lock for one call. For a Celery task, its owner is the id of the task. trial: it does not wait."""
         options = {"wait": self._wait(request), "owner": task_owner(), **self.options}
+        if trial:
+            options["wait"] = 0.0
         if request is not None:
             # Inside a transaction of ATOMIC_REQUESTS, the lock is released after it.
             options.setdefault("release", "on_commit")
@@ -73,24 +77,47 @@ class LockedCall:
             return settings.WAIT
         return settings.SHORT_WAIT if settings.WAIT is None else min(settings.SHORT_WAIT, settings.WAIT)
 
+    @property
+    def _comes_back(self) -> bool:
+        """Whether this is a call of a Celery task that can wait outside of the pool of its worker."""
+        return self.policy == "retry" and "wait" not in self.options and running_celery_task() is not None
+
+    def _waits_after(self, error: LockError) -> bool:
+        """Whether a task whose first try was refused waits in the pool.
+
+        One that can wait outside of it does so only for a lock that is held for a moment, and that no other waits for:
+        it takes the lock over at once, and of each key, one task waits in the pools.
+        """
+        if isinstance(error, LockReentry) or not self._comes_back:
+            return not isinstance(error, LockReentry)
+        return isinstance(error, LockNotAcquired) and not error.waiting and error.held_for < get_settings().SHORT_WAIT
+
     def function(self) -> Callable[..., Any]:
+        def call(args: Arguments, kwargs: Keywords, request: HttpRequest | None, *, first: bool = True) -> Any:
+            aliases = deferred_aliases(request, self.plan)
+            trial, entered = first and (self._comes_back or is_redelivered()), False
+            try:
+                if first:
+                    begin_delivery(self.options.get("using"))
+                # No ExitStack: a signal that strikes in its Python would leave the lock behind.
+                with self.lock(args, kwargs, request, trial=trial) as lock:
+                    entered = True
+                    with atomic(aliases):
+                        result = self._finished(self.wrapped(*args, **kwargs))
+                    hold_while_streaming(result, lock)
+                    return result
+            except (LockNotAcquired, LockBackendFailed) as error:
+                if entered:
+                    raise  # the function's own
+                return self._refused(error, args, kwargs, trial=trial)
+
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             request = self._request(args, kwargs)
-            aliases = deferred_aliases(request, self.plan)
             with serving(request):
-                entered = False
                 try:
-                    # No ExitStack: a signal that strikes in its Python would leave the lock behind.
-                    with self.lock(args, kwargs, request) as lock:
-                        entered = True
-                        with atomic(aliases):
-                            result = self._finished(self.wrapped(*args, **kwargs))
-                        hold_while_streaming(result, lock)
-                        return result
-                except (LockNotAcquired, LockBackendFailed) as error:
-                    if entered:
-                        raise  # the function's own
-                    return resolve(self.policy, error, args, kwargs)
+                    return call(args, kwargs, request)
+                except _WaitAfterAll:
+                    return call(args, kwargs, request, first=False)
 
         return wrapper
 
@@ -108,7 +135,7 @@ class LockedCall:
                 except (LockNotAcquired, LockBackendFailed) as error:
                     if entered:
                         raise
-                    result = resolve(self.policy, error, args, kwargs)
+                    result = self._refused(error, args, kwargs)
                     return await result if inspect.isawaitable(result) else result
 
         return wrapper
@@ -123,7 +150,7 @@ class LockedCall:
             except (LockNotAcquired, LockBackendFailed) as error:
                 if entered:
                     raise
-                return resolve(self.policy, error, args, kwargs)
+                return self._refused(error, args, kwargs)
 
         return wrapper
 
@@ -148,9 +175,16 @@ class LockedCall:
             except (LockNotAcquired, LockBackendFailed) as error:
                 if entered:
                     raise
-                resolve(self.policy, error, args, kwargs)
+                self._refused(error, args, kwargs)
 
         return wrapper
+
+    def _refused(self, error: LockError, args: Arguments, kwargs: Keywords, *, trial: bool = False) -> Any:
+        """The result of a call that could not acquire its lock; or raise what is raised instead."""
+        refuse_second_delivery(error, self.options.get("using"))
+        if trial and self._waits_after(error):
+            raise _WaitAfterAll from None
+        return resolve(self.policy, error, args, kwargs)
 
     def _request(self, args: Arguments, kwargs: Keywords) -> HttpRequest | None:
         request = find_request(args, kwargs)
@@ -170,6 +204,10 @@ class LockedCall:
                 "directly on the coroutine or generator function, or on the view class instead of its dispatch()"
             )
         return result
+
+
+class _WaitAfterAll(Exception):
+    """The first try of a task was refused: wait for the lock."""
 
 
 #: The types of results that have not done their work yet.

@@ -89,7 +89,7 @@ def resolve(policy: Policy, error: LockError, args: tuple[Any, ...], kwargs: dic
     """Return the result of a call that could not acquire its lock. Raises *error*, or what the policy raises.
 
     A lock that this thread holds already (LockReentry) is a mistake in the code, not contention. And while MongoDB is
-    away it is not known whether there is contention, so only "respond" has an answer to that.
+    away it is not known whether there is contention, so only "respond" and "retry" have an answer to that.
     """
     if policy == "raise" or isinstance(error, LockReentry):
         raise error
@@ -97,6 +97,8 @@ def resolve(policy: Policy, error: LockError, args: tuple[Any, ...], kwargs: dic
         for responder in _responders:
             responder(error, _candidates(args, kwargs))
         return response(request, error)
+    if policy == "retry" and not isinstance(error, LockNotAcquired):
+        return _registered("retry")(error)
     if policy == "respond" or not isinstance(error, LockNotAcquired):
         raise error
     if policy == "skip":
@@ -109,11 +111,12 @@ def resolve(policy: Policy, error: LockError, args: tuple[Any, ...], kwargs: dic
 
 
 #: Registered by `contrib`: the policies that need another package, and what raises another framework's exceptions.
-_policies: Final[dict[str, Callable[[LockNotAcquired], Any]]] = {}
+_policies: Final[dict[str, Callable[[LockError], Any]]] = {}
 _responders: Final[list[Callable[[LockError, list[object]], None]]] = []
+_deliveries: Final[list[tuple[Callable[[str | None], None], Callable[[LockError, str | None], None]]]] = []
 
 
-def register_policy(name: str, act: Callable[[LockNotAcquired], Any]) -> None:
+def register_policy(name: str, act: Callable[[LockError], Any]) -> None:
     """Set what the policy *name* does. What *act* returns is the result of the call."""
     _policies[name] = act
 
@@ -127,7 +130,26 @@ def register_responder(responder: Callable[[LockError, list[object]], None]) -> 
         _responders.append(responder)
 
 
-def _registered(policy: str) -> Callable[[LockNotAcquired], Any]:
+def register_deliveries(begin: Callable[[str | None], None], refused: Callable[[LockError, str | None], None]) -> None:
+    """Have each decorated call of a task queue call *begin* before it acquires its lock, and *refused* with the error
+    of a refusal. Both get the alias of the lock, and may raise what ends a delivery."""
+    _deliveries[:] = [(begin, refused)]
+
+
+def begin_delivery(using: str | None) -> None:
+    """See `register_deliveries`."""
+    for begin, _refused in _deliveries:
+        begin(using)
+
+
+def refuse_second_delivery(error: LockError, using: str | None) -> None:
+    """See `register_deliveries`. A lock that this thread holds already is held by this delivery."""
+    for _begin, refused in _deliveries:
+        if not isinstance(error, LockReentry):
+            refused(error, using)
+
+
+def _registered(policy: str) -> Callable[[LockError], Any]:
     try:
         return _policies[policy]
     except KeyError:

@@ -70,10 +70,12 @@ def mongo_locked(
     Retry-After, or 503 while MongoDB does not answer; "retry": a Celery task comes back later, without using up its
     retries; or a callable that takes the error and the arguments of the call, and whose result is returned (awaited if
     the function is async). Generators accept "raise" and "skip", which yields nothing. While MongoDB does not answer,
-    it is not known whether the lock is busy: all but "respond" raise LockBackendFailed then.
+    it is not known whether the lock is busy: all but "respond" and "retry" raise LockBackendFailed then, and "retry"
+    does after MONGOLOCK["RETRY_OUTAGE"] seconds.
 
-    Without ``wait=``, it waits for MONGOLOCK["WAIT"]; in views and with "retry" for MONGOLOCK["SHORT_WAIT"], so that it
-    does not block a worker; with "skip" not at all.
+    Without ``wait=``, it waits for MONGOLOCK["WAIT"]; in views for MONGOLOCK["SHORT_WAIT"], so that it does not block a
+    worker; with "skip" not at all. A task with "retry" waits for SHORT_WAIT if the lock has been held for less and no
+    other waits for it, and otherwise comes back.
 
     Every call has a lock of its own. A generator holds it until it ends or is closed, a streaming response until it is
     sent or closed. A view under ATOMIC_REQUESTS commits before its lock is released. Put it below ``@shared_task`` for

@@ -18,7 +18,7 @@ from ..exceptions import LockNotAcquired
 from ..keys import KeyTemplate, LockKey, call_arguments, unexpected
 from ..locks import mongo_lock
 from ..signals import lock_skipped, send
-from .contention import SKIPPED
+from .contention import SKIPPED, begin_delivery, refuse_second_delivery
 
 __all__ = ["once_per"]
 
@@ -85,18 +85,20 @@ def _decorate(template: KeyTemplate | None, options: dict[str, Any], function: A
             key = LockKey(f"once:{name}", f"once:{name}")
         else:
             key = LockKey(template.fill(call_arguments(signature, args, kwargs)), template.template)
+        begin_delivery(options["using"])
         task = running_celery_task()
         wait = redelivery_wait(task, options["lease"]) if task is not None else 0
         return mongo_lock(key, wait=wait, owner=task_owner(), label=name[-200:], **options)
 
-    wrapper = _coroutine(new_lock, function) if iscoroutinefunction(function) else _function(new_lock, function)
+    make = _coroutine if iscoroutinefunction(function) else _function
+    wrapper = make(new_lock, function, options["using"])
     return functools.update_wrapper(wrapper, function)
 
 
 NewLock = Callable[[tuple[Any, ...], dict[str, Any]], MongoLock]
 
 
-def _function(new_lock: NewLock, function: Callable[..., Any]) -> Callable[..., Any]:
+def _function(new_lock: NewLock, function: Callable[..., Any], using: str | None) -> Callable[..., Any]:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         entered = False
         try:
@@ -110,12 +112,12 @@ def _function(new_lock: NewLock, function: Callable[..., Any]) -> Callable[..., 
         except LockNotAcquired as error:
             if entered:
                 raise  # the function's own
-            return _skip(error)
+            return _skip(error, using)
 
     return wrapper
 
 
-def _coroutine(new_lock: NewLock, function: Callable[..., Any]) -> Callable[..., Any]:
+def _coroutine(new_lock: NewLock, function: Callable[..., Any], using: str | None) -> Callable[..., Any]:
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
         entered = False
         try:
@@ -129,12 +131,13 @@ def _coroutine(new_lock: NewLock, function: Callable[..., Any]) -> Callable[...,
         except LockNotAcquired as error:
             if entered:
                 raise
-            return _skip(error)
+            return _skip(error, using)
 
     return wrapper
 
 
-def _skip(error: LockNotAcquired) -> Any:
+def _skip(error: LockNotAcquired, using: str | None) -> Any:
+    refuse_second_delivery(error, using)
     log(INFO, "skipped, the job has run in this period or is running", key=error.key, holder=error.holder)
     send(lock_skipped, key=error.key, template=error.template, reason=error.holder or "")
     return SKIPPED

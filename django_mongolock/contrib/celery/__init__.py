@@ -1,6 +1,6 @@
 """Celery: tasks that come back when their lock is free, tasks that are queued once, workers that end."""
 
-from . import workers  # noqa: F401 - connects to Celery's signals
+from . import fit_check, workers  # noqa: F401 - a check, and receivers of Celery's signals
 from .enqueue import enqueue_once
 from .retry_task import retry_current_task
 from .tasks import clear_stale_locks

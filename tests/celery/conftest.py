@@ -1,0 +1,56 @@
+"""The brokers, which tests share, and places with workers."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testproject.servers import RabbitMQ, Redis
+from tests import parts
+from tests.celery.workers import Place, placed
+
+#: What a Redis broker is told: it looks for messages that no worker has acknowledged every second, not every hundred.
+SOON = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1, "unacked_mutex_expire": 2}
+
+MakePlace = Callable[..., Place]
+
+
+@pytest.fixture(scope="session")
+def redis() -> Iterator[Redis]:
+    """A Redis without contents."""
+    parts.require("Redis")
+    with Redis() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitMQ]:
+    """A RabbitMQ without contents."""
+    parts.require("RabbitMQ")
+    with RabbitMQ() as server:
+        yield server
+
+
+@pytest.fixture
+def place(redis: Redis, tmp_path: Path) -> Iterator[MakePlace]:
+    """Makes a place: `place(visibility=2, **config)`."""
+    with ExitStack() as stack:
+
+        def make(visibility: float = 3600, broker: str = "", **config: Any) -> Place:
+            options = {"visibility_timeout": visibility, **SOON, "global_keyprefix": f"{uuid.uuid4().hex}-"}
+            if not broker:
+                config = {"broker_transport_options": options, **config}
+            return stack.enter_context(placed(tmp_path, broker or redis.uri, **config))
+
+        yield make
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no other test uses."""
+    return uuid.uuid4().hex

@@ -1,0 +1,6 @@
+"""The settings of the workers: those of the test project, with short times."""
+
+from testproject.settings import *  # noqa: F403
+from testproject.settings import MONGOLOCK
+
+MONGOLOCK = {**MONGOLOCK, "COMMAND_TIMEOUT": 1}

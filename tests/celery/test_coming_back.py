@@ -1,0 +1,240 @@
+"""Tasks that come back, without a worker: what is sent, when, and what it remembers."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.exceptions import Ignore, Retry
+from pytest_django import Settings
+
+from django_mongolock import SKIPPED, LockBackendFailed, LockNotAcquired, mongo_locked, once_per
+from django_mongolock.backends.base import mongo_store
+from django_mongolock.contrib.celery import retry_task
+from django_mongolock.contrib.celery.retry_task import HEADER, retry_current_task
+from django_mongolock.engine.document import Terms, entry
+from django_mongolock.engine.step import Step
+from tests.celery.running import OtherRun, in_task
+from tests.looking import held_elsewhere
+
+app = Celery("coming_back", broker="memory://", set_as_current=False)
+BUSY = LockNotAcquired("key", retry_after=20)
+AWAY = LockBackendFailed("no answer")
+
+
+@app.task(shared=False)
+def task(*args: Any) -> None: ...
+
+
+def ran() -> Any:
+    """The body of the tasks."""
+    return "ran"
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is sent instead of reaching a broker."""
+    messages: list[Any] = []
+
+    def send(message: Any) -> None:
+        messages.append(message)
+
+    monkeypatch.setattr("celery.canvas.Signature.apply_async", send)
+    return messages
+
+
+@pytest.fixture
+def key() -> str:
+    """A key that no other test uses."""
+    return uuid.uuid4().hex
+
+
+def comes_back(sent: list[Any], error: Exception, header: Any = None, **request: Any) -> Any:
+    """Let a task come back because of *error*; return the message."""
+    headers = {} if header is None else {HEADER: header}
+    with in_task(task, headers=headers, **request), pytest.raises(Retry):
+        retry_current_task(error)  # type: ignore[arg-type]
+    return sent[-1].options
+
+
+@pytest.mark.parametrize(("times", "longest"), [(0, 0.25), (1, 0.5), (3, 2), (5, 5), (90, 5)])
+def test_the_countdown_doubles(sent: list[Any], times: int, longest: float) -> None:
+    """It comes back soon at first, and then every few seconds; never all at once."""
+    countdowns = {comes_back(sent, BUSY, [times, None, None])["countdown"] for _ in range(20)}
+    assert len(countdowns) > 10
+    assert all(longest / 2 <= each <= longest for each in countdowns)
+    assert sent[-1].options["headers"][HEADER] == [times + 1, None, None]
+
+
+def test_the_end_of_the_lease(sent: list[Any]) -> None:
+    """It comes sooner where the lease of the holder ends sooner."""
+    assert comes_back(sent, LockNotAcquired("key", retry_after=1), [9, None, None])["countdown"] <= 1
+
+
+def test_the_visibility_timeout(sent: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """F95: a countdown is shorter than it, or the broker would deliver the waiting message twice."""
+    monkeypatch.setitem(app.conf, "broker_transport_options", {"visibility_timeout": 4})
+    assert comes_back(sent, BUSY, [9, None, None])["countdown"] <= 2
+
+
+def test_an_outage_is_bounded(sent: list[Any], settings: Settings) -> None:
+    """F97: while MongoDB does not answer, it comes back for RETRY_OUTAGE seconds, and then it fails."""
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "RETRY_OUTAGE": 60}
+    _, since, _ = comes_back(sent, AWAY)["headers"][HEADER]
+    assert since == pytest.approx(time.time(), abs=5)
+    assert comes_back(sent, AWAY, [5, since - 50, None])["headers"][HEADER][1] == since - 50
+    with in_task(task, headers={HEADER: [5, since - 70, None]}), pytest.raises(LockBackendFailed):
+        retry_current_task(AWAY)
+
+
+def test_an_outage_that_is_over_is_forgotten(sent: list[Any]) -> None:
+    """F97: if MongoDB answers that the lock is busy, the next outage has the whole time again."""
+    assert comes_back(sent, BUSY, [5, 1.0, None])["headers"][HEADER] == [6, None, None]
+
+
+@pytest.mark.parametrize(("limit", "error"), [(0, AWAY), (600, LockBackendFailed("no rights", passing=False))])
+def test_some_failures_are_final(sent: list[Any], settings: Settings, limit: float, error: LockBackendFailed) -> None:
+    """F97: without a time for it, and for what does not pass, the task fails at once."""
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "RETRY_OUTAGE": limit}
+    with in_task(task), pytest.raises(LockBackendFailed):
+        retry_current_task(error)
+    assert sent == []
+
+
+def test_a_retry_of_its_own_starts_afresh() -> None:
+    """What a message remembers of its wait is not carried on by what the task itself sends when it runs."""
+    with in_task(task, headers={HEADER: [7, None, None], "theirs": 1}) as request:
+        assert mongo_locked(uuid.uuid4().hex, on_contention="retry")(ran)() == "ran"
+        assert request.headers == {"theirs": 1}
+
+
+@pytest.mark.parametrize("header", ["x", [1], [1, "x", None], [1, None, ["key"]], {"times": 1}, None])
+def test_a_header_of_another_program(sent: list[Any], header: Any) -> None:
+    """It is ignored."""
+    assert comes_back(sent, BUSY, header)["headers"][HEADER] == [1, None, None]
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip", "retry", "call", "once_per"])
+def test_a_second_delivery(sent: list[Any], key: str, policy: Any) -> None:
+    """F95: a delivery that finds its own task at work comes back, under every policy, and then has nothing to do."""
+    on_contention = (lambda error: "called") if policy == "call" else policy
+    decorator = (
+        once_per(key, hours=1) if policy == "once_per" else mongo_locked(key, on_contention=on_contention, wait=0)
+    )
+    function: Any = decorator(ran)
+    with OtherRun(key, task, "the-id") as run:
+        with in_task(task), pytest.raises(Retry):
+            function()
+        (message,) = sent
+        assert message.options["headers"][HEADER] == [1, None, (key, 0)]
+        with in_task(task, headers=message.options["headers"]), pytest.raises(Retry):
+            function()
+        run.end()
+        with in_task(task, headers=sent[-1].options["headers"]), pytest.raises(Ignore):
+            function()
+
+
+def test_another_holder_since(sent: list[Any], key: str) -> None:
+    """F95: the run has ended, whoever holds the lock now."""
+    function: Any = mongo_locked(key, on_contention="skip")(ran)
+    with OtherRun(key, task, "the-id"), in_task(task), pytest.raises(Retry):
+        function()
+    with held_elsewhere(key):
+        with in_task(task, headers=sent[-1].options["headers"]), pytest.raises(Ignore):
+            function()
+        with in_task(task):
+            assert function() is SKIPPED
+
+
+@pytest.mark.parametrize("since", ["nothing happened", "another held the lock"])
+def test_the_first_run_died(sent: list[Any], key: str, since: str) -> None:
+    """F95: while a run on another machine has a lease, the second delivery comes back; when that ends, it runs."""
+    function: Any = mongo_locked(key, on_contention="retry")(ran)
+    terms = Terms(lease=0.5, margin=0, owner="the-id")
+    run = entry("there.1", "there", terms, {"retries": 0}, process="a machine elsewhere 7 7")
+    assert mongo_store().apply(key, Step(ask="there.1", add=run), 5).held
+    with in_task(task), pytest.raises(Retry):
+        function()
+    with in_task(task, headers=sent[-1].options["headers"]), pytest.raises(Retry):
+        function()
+    time.sleep(0.6)
+    if since == "another held the lock":
+        mongo_locked(key)(lambda: None)()
+    with in_task(task, headers=sent[-1].options["headers"]):
+        assert function() == "ran"
+    assert len(sent) == 2
+
+
+def test_the_run_ends_at_that_moment(sent: list[Any], key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F95: a second delivery does not run because the first run ends between its look and its try."""
+    function: Any = mongo_locked(key, on_contention="retry")(ran)
+    read = retry_task._Found.read
+    with OtherRun(key, task, "the-id") as run:
+        with in_task(task), pytest.raises(Retry):
+            function()
+
+        def and_then_it_ends(*args: Any) -> Any:
+            found = read(*args)
+            run.end()
+            return found
+
+        monkeypatch.setattr(retry_task._Found, "read", and_then_it_ends)
+        with in_task(task, headers=sent[-1].options["headers"]), pytest.raises(Retry):
+            function()
+    with in_task(task, headers=sent[-1].options["headers"]), pytest.raises(Ignore):
+        function()
+
+
+def test_a_retry_that_overtakes(sent: list[Any], key: str) -> None:
+    """F96: a retry without a countdown starts while the run that sent it still ends. It is no second delivery."""
+    function: Any = mongo_locked(key, on_contention="skip")(ran)
+    with OtherRun(key, task, "the-id", retries=0), in_task(task, retries=1), pytest.raises(Retry):
+        function()
+    (message,) = sent
+    assert message.options["headers"][HEADER] == [1, None, None]
+    with in_task(task, retries=1, headers=message.options["headers"]):
+        assert function() == "ran"
+
+
+@pytest.mark.parametrize("wait", [0, 5, None])
+def test_a_second_delivery_does_not_wait_in_the_pool(sent: list[Any], key: str, wait: float | None) -> None:
+    """F95, F98: however long the task may wait for others, it does not wait for itself."""
+    function: Any = mongo_locked(key, wait=wait)(ran)
+    again: Any = {"delivery_info": {"redelivered": True}}
+    with OtherRun(key, task, "the-id"), in_task(task, **again), pytest.raises(Retry):
+        function()
+    with OtherRun(key, task, "another") as run, in_task(task, **again):
+        threading.Timer(0.1, run.enough.set).start()
+        if wait == 0:
+            with pytest.raises(LockNotAcquired):
+                function()
+        else:
+            assert function() == "ran"
+
+
+def test_a_short_hold_is_waited_for(sent: list[Any], key: str, settings: Settings) -> None:
+    """F98: for a lock that was taken just now and has no waiter, a task waits in the pool; otherwise it comes back."""
+    function: Any = mongo_locked(key, on_contention="retry")(ran)
+    with OtherRun(key, task, "another") as run:
+        run.thread.join(0.1)
+        run.enough.set()
+        with in_task(task):
+            assert function() == "ran"
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "SHORT_WAIT": 0.05}
+    with OtherRun(key, task, "another") as run:
+        run.thread.join(0.1)
+        with in_task(task), pytest.raises(Retry):
+            function()
+
+
+def test_the_wait_goes_on_after_a_short_hold(sent: list[Any], key: str, settings: Settings) -> None:
+    """F98: a task that has waited in the pool in vain comes back as late as it would have otherwise."""
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "SHORT_WAIT": 0.3}
+    function: Any = mongo_locked(key, on_contention="retry")(ran)
+    with OtherRun(key, task, "another"), in_task(task, headers={HEADER: [4, None, None]}), pytest.raises(Retry):
+        function()
+    assert sent[-1].options["headers"][HEADER] == [5, None, None]

@@ -1,0 +1,57 @@
+"""F96: the key of `enqueue_once` is free the moment the task has ended, whatever way it went."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from django_mongolock.contrib.celery import enqueue_once
+from tests import parts
+from tests.celery import app as tasks
+from tests.celery.conftest import MakePlace
+from tests.celery.workers import Place
+from tests.looking import holders
+from tests.waiting import eventually
+
+pytestmark = [
+    pytest.mark.slow,
+    parts.needs("Redis"),
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes are gone"),
+]
+
+LONG = [pytest.mark.long, pytest.mark.timeout(900)]
+#: Each way in which a task can end: the task, its arguments, the options of its message.
+WAYS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "success": (tasks.once, {}, {}),
+    "failure": (tasks.once, {"how": "fail"}, {}),
+    "a retry at once": (tasks.once, {"how": "retry", "countdown": 0}, {}),
+    "a retry soon": (tasks.once, {"how": "retry", "countdown": 0.05}, {}),
+    "a retry with backoff": (tasks.backing_off, {}, {}),
+    "expiry": (tasks.once, {}, {"expires": 0.0001}),
+    "rejection": (tasks.once, {"how": "reject"}, {}),
+    "a lost process": (tasks.once, {"how": "die"}, {}),
+}
+
+
+def stuck(here: Place, name: str, way: str, count: int) -> list[str]:
+    """Enqueue *count* tasks that end in this *way*; return the keys that stay taken when all have ended."""
+    task, kwargs, options = WAYS[way]
+    keys = [f"once:{name}{way}{number}" for number in range(count)]
+    for key in keys:
+        assert enqueue_once(task, (key,), kwargs, key=key, **options)[1]
+    free: Callable[[], bool] = lambda: not any(map(holders, keys))  # noqa: E731
+    eventually(lambda: here.is_quiet() and free(), 10 + count)
+    return [key for key in keys if holders(key)]
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(200, marks=LONG)])
+def test_ends(place: MakePlace, name: str, count: int) -> None:
+    """All keys are free when their tasks have ended."""
+    here = place()
+    here.start(concurrency=4)
+    found = {way: len(stuck(here, name, way, count)) for way in WAYS}
+    assert set(found.values()) == {0}, found
+    assert "a task runs without the lock" not in here.logs()

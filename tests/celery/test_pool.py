@@ -1,0 +1,98 @@
+"""F98: tasks that cannot run now leave the pool to those that can; what a killed process of the pool held is free."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import sys
+from typing import Any
+
+import pytest
+
+from django_mongolock import mongo_lock
+from tests import parts
+from tests.celery import app as tasks
+from tests.celery.conftest import MakePlace
+from tests.celery.workers import Place
+from tests.looking import holders
+from tests.waiting import eventually
+
+pytestmark = [
+    pytest.mark.slow,
+    parts.needs("Redis"),
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes are gone"),
+]
+
+LONG = [pytest.mark.long, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(200, marks=LONG)])
+def test_a_task_that_can_run_does_not_wait(place: MakePlace, name: str, count: int) -> None:
+    """Behind many tasks for a lock that is held, one for a free lock starts at once."""
+    here = place()
+    here.start(concurrency=4)
+    for number in range(8):  # the first lock of a process takes its time
+        tasks.early.delay(f"{name}-{number}", "first")
+    assert eventually(lambda: here.story.count("end") == 8, 60), here.logs()
+    with mongo_lock(name):
+        for number in range(count):
+            tasks.early.delay(name, f"busy-{number}")
+        result = tasks.early.delay(f"{name}-free", "free")
+        assert eventually(lambda: here.story.count("begin", name="free"), 60), here.logs()
+    assert eventually(lambda: here.story.count("end") == count + 9, 120), here.logs()
+    (sent,), (begin,) = here.story.of("message", id=result.id), here.story.of("begin", name="free")
+    # Less than half of what it takes if each of the others occupies one of the four processes for a second.
+    assert begin["at"] - sent["at"] < count / 4 / 2
+    assert here.story.count("state", state="FAILURE") == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("count", "seconds"), [(40, 0.05), (40, 0.5), (200, 0.05)])
+def test_figures(place: MakePlace, name: str, count: int, seconds: float) -> None:
+    """Tasks for one key: how many messages they take, how long, and in which order they run."""
+    here = place()
+    here.start(concurrency=4)
+    for number in range(count):
+        tasks.early.delay(name, f"{number}", seconds)
+    assert eventually(lambda: here.story.count("end") == count, 500), here.logs()
+    story = here.story
+    ids = [int(each) for each in story.order()]
+    times = [each["at"] for each in story.of("begin")]
+    moved = statistics.mean(abs(place - number) for place, number in enumerate(ids))
+    print(  # noqa: T201 - figures
+        f"\n{count} tasks of {seconds} s: {story.count('message') / count:.1f} messages each, "
+        f"{max(times) - min(times) + seconds:.1f} s in all (at least {count * seconds:g}), moved {moved:.1f} places, "
+        f"number 3 ran as {ids.index(3)}"
+    )
+
+
+def begun(here: Place, name: str) -> int:
+    """The process in which a body runs; waits until it does."""
+    assert eventually(lambda: here.story.count("begin", name=name), 60), here.logs()
+    return int(here.story.of("begin", name=name)[-1]["pid"])
+
+
+def test_a_killed_process(place: MakePlace, name: str) -> None:
+    """What the killed process of a task held is free long before its lease ends, however the task took it."""
+    here = place()
+    here.start(concurrency=4)
+    keys = []
+    for kind in ("early", "inside"):
+        for way in ("killed", "revoked", "terminated", "limited"):
+            keys.append(f"{name}{kind}{way}")
+            send(here, kind, keys[-1], way)
+    assert eventually(lambda: not any(map(holders, keys)), 30), here.logs()
+
+
+def send(here: Place, kind: str, key: str, way: str) -> None:
+    """Send a task, and kill its process."""
+    task: Any = getattr(tasks, kind)
+    options = {"time_limit": 1} if way == "limited" else {}
+    result = task.apply_async((key, key, 600), **options)
+    pid = begun(here, key)
+    if way == "killed":
+        os.kill(pid, signal.SIGKILL)
+    elif way in ("revoked", "terminated"):
+        result.revoke(terminate=True, signal="SIGKILL" if way == "revoked" else "SIGTERM")

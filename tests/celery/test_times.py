@@ -1,0 +1,69 @@
+"""The check that the times of Celery and those of the locks fit together."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from pytest_django import Settings
+
+from django_mongolock.contrib.celery import fit_check
+
+REDIS = "redis://127.0.0.1/0"
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs the check on an application with these settings and a task with these options; returns the ids."""
+
+    def check(broker: str = REDIS, visibility: Any = None, conf: Any = None, **options: Any) -> list[str | None]:
+        app = Celery("times", broker=broker, set_as_current=False)
+        app.conf.update(broker_transport_options={"visibility_timeout": visibility}, **(conf or {}))
+
+        @app.task(name="tests.long", shared=False, **options)
+        def long() -> None: ...
+
+        app.finalize()
+        seen = SimpleNamespace(conf=app.conf, tasks={"tests.long": app.tasks["tests.long"]})  # not those of other tests
+        monkeypatch.setattr(fit_check, "current_app", seen)
+        return [message.id for message in fit_check.check_times(app_configs=None)]
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("options", "warns"),
+    [
+        ({"acks_late": True, "time_limit": 601}, True),
+        ({"acks_late": True, "soft_time_limit": 601}, True),
+        ({"acks_late": True, "conf": {"task_time_limit": 601}}, True),
+        ({"time_limit": 601, "conf": {"task_acks_late": True}}, True),
+        ({"acks_late": True, "time_limit": 600}, False),
+        ({"acks_late": True, "time_limit": 600, "conf": {"task_time_limit": 601}}, False),
+        ({"acks_late": True}, False),  # without a limit, nothing says how long it runs
+        ({"time_limit": 601}, False),
+        ({"acks_late": True, "time_limit": 601, "broker": "amqp://127.0.0.1"}, False),
+        ({"acks_late": True, "time_limit": 601, "broker": "sqs://"}, True),
+    ],
+)
+def test_time_limits(found: Any, options: dict[str, Any], warns: bool) -> None:
+    """W008: a task that may run longer than the visibility timeout is delivered twice."""
+    assert found(visibility=600, **options) == (["mongolock.W008"] if warns else [])
+
+
+def test_the_timeout_that_is_not_set(found: Any) -> None:
+    """The brokers have timeouts of their own."""
+    assert found(acks_late=True, time_limit=3_601) == ["mongolock.W008"]
+    assert found(acks_late=True, time_limit=3_600) == []
+    assert found(broker="sqs://", acks_late=True, time_limit=1_801) == ["mongolock.W008"]
+
+
+def test_lease(found: Any, settings: Settings) -> None:
+    """W009: a task that is delivered again before its lock is free comes in vain."""
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "LEASE": 60}
+    assert found(visibility=65) == ["mongolock.W009"]
+    assert found(visibility=66) == []
+    settings.MONGOLOCK = {"NO": 1}
+    assert found(visibility=1) == []  # wrong settings have checks of their own
