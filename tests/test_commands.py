@@ -464,7 +464,9 @@ class TestList:
         locks.collection.delete_many({})
         assert run("list_locks")[0] == "No lock is held.\n"
         assert run("list_locks", "--stale")[0] == "There are no such locks.\n"
-        assert run_json("list_locks") == {"locks": [], "more": False}
+        listed = run_json("list_locks")
+        assert (listed["locks"], listed["more"]) == ([], False)
+        assert [(found["lock"], found["documents"]) for found in listed["documents"]] == [("ad exports", [])]
 
     def test_terminal_is_safe(self, locks: Locks) -> None:
         """What a label or a key could do to a terminal is shown as its code."""

@@ -61,6 +61,7 @@ def facts(status: Status) -> dict[str, Any]:
         "bars": _bars(locks.contended),
         "totals": json.dumps({lock.key: [lock.acquisitions, lock.contended, lock.waited_ms] for lock in locks.shown}),
         "at": locks.now.timestamp(),
+        "documents": status.documents,
     }
 
 
@@ -91,6 +92,23 @@ TEXTS: Final[dict[Alarm, Callable[[Problem], str]]] = {
         )
         % problem.amount
     ),
+    Alarm.STALE_DOCUMENTS: lambda problem: (
+        ngettext(
+            "%(count)d document of “%(lock)s” is stale: the flow that held it has died or hangs.",
+            "%(count)d documents of “%(lock)s” are stale: the flows that held them have died or hang.",
+            int(problem.amount),
+        )
+        % {"count": problem.amount, "lock": problem.about}
+    ),
+    Alarm.DAMAGED_DOCUMENTS: lambda problem: (
+        ngettext(
+            "%(count)d document of “%(lock)s” is damaged: it cannot be acquired until it is repaired.",
+            "%(count)d documents of “%(lock)s” are damaged: they cannot be acquired until they are repaired.",
+            int(problem.amount),
+        )
+        % {"count": problem.amount, "lock": problem.about}
+    ),
+    Alarm.DOCUMENTS_AWAY: lambda problem: _("Documents cannot be read: %s") % problem.about,
     Alarm.MEMBER_AWAY: lambda problem: (
         _("A member of the replica set does not answer: %s. Locks work as long as a majority answers.") % problem.about
     ),

@@ -1,133 +1,46 @@
-"""Releasing stale documents in the admin: a page of all document locks, and an action for the admin of a model."""
+"""The actions for the admin of a model that has a document lock."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from django.contrib import admin, messages
 from django.core import checks
-from django.core.exceptions import BadRequest, PermissionDenied
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect, JsonResponse
+from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy
 
-from ..documents import DocumentLock, StaleDocument, declared
-from ..documents.document_lock import find_lock
-from ..documents.sweep import Swept, as_rows
-from ..engine.logs import INFO, log
-from ..exceptions import LockBackendFailed, LockError
+from ..documents import DocumentLock
+from ..exceptions import LockError
+from ..models import Lock
+from .document_forcing import question
+from .document_pages import report_cleared
+from .document_permissions import may_clear, may_force
+from .document_rows import Shown
 from .pages import Pages
+from .release import MAX_SELECTED
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
 else:
     ModelAdmin = object
 
-PERMISSION: Final = "django_mongolock.clear_document_lock"
-#: How many documents of one lock the page shows, and how many one action releases at most.
-SHOWN: Final = 20
+#: How many documents one action releases at most.
 MAX_CLEARED_AT_ONCE: Final = 1_000
 
 
-def may_clear(request: HttpRequest) -> bool:
-    """Whether this user may release stale documents."""
-    return request.user.has_perm(PERMISSION)
-
-
-@dataclass(frozen=True)
-class Row:
-    """The documents of one lock that the page shows. error: why they could not be read."""
-
-    lock: DocumentLock[Any]
-    stale: list[StaleDocument]
-    damaged: list[StaleDocument]
-    more: bool
-    error: LockError | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """The row for programs."""
-        return {
-            "lock": self.lock.name,
-            "stale": list(as_rows(self.stale)),
-            "damaged": list(as_rows(self.damaged)),
-            "more": self.more,
-            "error": None if self.error is None else str(self.error),
-        }
-
-
-def _row(lock: DocumentLock[Any]) -> Row:
-    try:
-        found = lock.stale(limit=SHOWN + 1)
-    except LockError as error:
-        return Row(lock, [], [], more=False, error=error)
-    shown, more = found[:SHOWN], len(found) > SHOWN
-    stale = [document for document in shown if not document.damage]
-    return Row(lock, stale, [document for document in shown if document.damage], more)
-
-
-def view(admin: Pages, request: HttpRequest) -> HttpResponse:
-    """The page: GET shows the stale documents of every lock, POST releases those of one. JSON without HTML in Accept.
-
-    A lock that fails does not hide the others. Raises LockBackendFailed if all of them fail.
-    """
-    if not may_clear(request):
-        raise PermissionDenied
-    for_programs = not request.accepts("text/html")
-    if request.method == "POST":
-        return _clear(request, for_programs=for_programs)
-    if request.method not in ("GET", "HEAD"):
-        return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
-    found = [_row(lock) for lock in declared()]
-    errors = [row.error for row in found if isinstance(row.error, LockBackendFailed)]
-    nothing = bool(errors) and len(errors) == len(found)
-    if for_programs:
-        return JsonResponse({"documents": [row.as_json() for row in found]}, status=503 if nothing else 200)
-    if nothing:
-        raise errors[0]
-    return admin.page(request, "documents", {"title": _("Stale documents"), "rows": found})
-
-
-def _clear(request: HttpRequest, *, for_programs: bool) -> HttpResponse:
-    try:
-        lock = find_lock(request.POST.get("lock", ""))
-    except LookupError:
-        raise BadRequest("no such document lock") from None
-    swept = lock.clear_stale()
-    for document in swept.cleared:
-        log(INFO, "document released", document=document.id, lock=lock.name, by=request.user.get_username())
-    if for_programs:
-        return JsonResponse({"lock": lock.name, "cleared": swept.count, "stale": list(as_rows(swept.cleared))})
-    tell(request, lock, swept)
-    return HttpResponseRedirect(request.path)
-
-
-def tell(request: HttpRequest, lock: DocumentLock[Any], swept: Swept) -> None:
-    """Show the result as messages."""
-    text = ngettext(
-        "%(count)d stale document of “%(lock)s” was released.",
-        "%(count)d stale documents of “%(lock)s” were released.",
-        swept.count,
-    )
-    level = messages.SUCCESS if swept.count else messages.WARNING
-    messages.add_message(request, level, text % {"count": swept.count, "lock": lock.name})
-    if swept.damaged:
-        text = ngettext(
-            "%d damaged document was not changed.", "%d damaged documents were not changed.", len(swept.damaged)
-        )
-        messages.add_message(request, messages.ERROR, text % len(swept.damaged))
-
-
 class DocumentLockAdminMixin(ModelAdmin):
-    """For the admin of a model that has a `DocumentLock`: an action that releases the selected documents if stale.
+    """For the admin of a model that has a `DocumentLock`: actions that release the selected documents, if they are
+    stale, or by force after a question.
 
-    Put it before ModelAdmin, and set `document_lock`. Where you set `actions` yourself, name
-    "clear_stale_documents" among them. It needs the permission ``django_mongolock.clear_document_lock``.
+    Put it before ModelAdmin, and set `document_lock`. Where you set `actions` yourself, name "clear_stale_documents"
+    and "force_release_documents" among them. They need the permissions ``django_mongolock.clear_document_lock`` and
+    ``django_mongolock.force_release_lock``.
     """
 
     document_lock: DocumentLock[Any]
-    actions = ("clear_stale_documents",)
+    actions = ("clear_stale_documents", "force_release_documents")
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
         """Check also that `document_lock` is the lock of this very model."""
@@ -144,6 +57,31 @@ class DocumentLockAdminMixin(ModelAdmin):
         """Whether this user may release stale documents."""
         return may_clear(request)
 
+    def has_force_document_lock_permission(self, request: HttpRequest) -> bool:
+        """Whether this user may force a release, on a site that has the admin of the locks: its page asks first."""
+        return may_force(request) and self._locks is not None
+
+    @property
+    def _locks(self) -> Pages | None:
+        registered = self.admin_site._registry.get(Lock)
+        return registered if isinstance(registered, Pages) else None
+
+    @admin.action(
+        description=gettext_lazy("Force the release of the selected documents"), permissions=["force_document_lock"]
+    )
+    def force_release_documents(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+        """Show the holder of each document, and ask for a reason and a confirmation."""
+        keys = list(queryset.values_list("pk", flat=True)[: MAX_SELECTED + 1])
+        try:
+            shown = [Shown(self.document_lock, each) for each in self.document_lock.at_work().with_ids(keys)]
+            page = question(self._locks, request, shown) if self._locks is not None else None
+        except LockError as error:
+            self.message_user(request, str(error), messages.ERROR)
+            return None
+        if page is None:
+            self.message_user(request, _("None of the selected documents is held now."), messages.WARNING)
+        return page
+
     @admin.action(
         description=gettext_lazy("Release the selected documents if their lock is stale"),
         permissions=["clear_document_lock"],
@@ -159,7 +97,7 @@ class DocumentLockAdminMixin(ModelAdmin):
         for document in swept.cleared:
             instance = queryset.model(pk=document.id)
             self.log_change(request, instance, _("Released: %s held it for too long.") % document.holder)
-        tell(request, self.document_lock, swept)
+        report_cleared(request, self.document_lock, swept)
         if len(keys) > MAX_CLEARED_AT_ONCE:
             text = _("Only the first %d of the selected documents were processed. Repeat the action for the others.")
             self.message_user(request, text % MAX_CLEARED_AT_ONCE, messages.WARNING)

@@ -18,12 +18,13 @@ from django.utils.translation import gettext_lazy
 
 from ..backends.base import mongo_store
 from ..conf import get_settings
+from ..documents import declared
 from ..inspection import display
 from ..inspection.monitoring import lock_status
 from ..inspection.patterns import starting
 from ..inspection.snapshot import State
 from ..models import Lock, LockEvent
-from . import dashboard, document_locks
+from . import dashboard, document_forcing, document_pages
 from .columns import Columns
 from .listing import LockChangeList, ModeFilter, StateFilter, search
 from .lock_actions import SHOWN, LockActions
@@ -77,6 +78,7 @@ class LockAdmin(Columns, LockActions):
             ("force-release/", self.force_release_view, "force_release"),
             ("ask-to-release/", self.ask_to_release_view, "ask_to_release"),
             ("documents/", self.documents_view, "documents"),
+            ("documents/force-release/", self.force_documents_view, "force_documents"),
             ("dashboard/", self.dashboard_view, "dashboard"),
             ("<path:object_id>/history/", self.history_view, "history"),
             ("<path:object_id>/change/", self.change_view, "change"),
@@ -90,7 +92,7 @@ class LockAdmin(Columns, LockActions):
     @unless_away
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """The list. With the filter "waited for" it also shows deadlocks."""
-        context = {"title": _("Locks"), "may_clear_documents": document_locks.may_clear(request)}
+        context = {"title": _("Locks"), "shows_documents": bool(declared())}
         return super().changelist_view(request, {**context, **(extra_context or {})})
 
     @unless_away
@@ -101,8 +103,14 @@ class LockAdmin(Columns, LockActions):
     @csrf
     @unless_away
     def documents_view(self, request: HttpRequest) -> HttpResponse:
-        """The stale documents of every declared `DocumentLock`."""
-        return document_locks.view(self, request)
+        """The documents of every declared `DocumentLock`."""
+        return document_pages.view(self, request)
+
+    @csrf
+    @unless_away
+    def force_documents_view(self, request: HttpRequest) -> HttpResponse:
+        """Take the documents that were shown from their holders."""
+        return document_forcing.force_view(self, request)
 
     @unless_away
     def change_view(

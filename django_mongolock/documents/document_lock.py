@@ -17,17 +17,19 @@ from ..engine import clock
 from ..engine.options import check_wait
 from ..engine.text_checks import tidy_fact
 from ..exceptions import DocumentDamaged
-from . import acquiring, sweep, updates
+from . import acquiring, forcing, sweep, updates
 from .batch import Batch
 from .hold import Hold, PendingState, Plan
 from .holding import FinalState, HeldDocument
 from .lock_context import Context
 from .open_transactions import calling_place
+from .queryset import DocumentQuerySet
 from .rules import Fields, Rules, check_version
 from .sender import Sender
+from .snapshot import DocumentSnapshot
 from .source import make_source
 from .steps import Steps, send
-from .sweep import StaleDocument, Swept
+from .sweep import Swept
 from .updates import Acquisition, Request, StaleFilter
 
 D = TypeVar("D")
@@ -208,23 +210,52 @@ class DocumentLock(Generic[D]):
         ]
         return Batch(context, held, outcome.refused)
 
-    # Stale documents
+    # Who is at which document now
 
-    def stale(
-        self, *, owner: str | None = None, older_than: float = 0.0, unheld: bool = False, limit: int = 0
-    ) -> list[StaleDocument]:
-        """Find pending documents that have been held for longer than `stale_after`; change nothing.
+    def at_work(self) -> DocumentQuerySet:
+        """The documents that have a holder and are pending: held or stale. See `DocumentQuerySet`."""
+        return DocumentQuerySet(self.name, self._context)
 
-        owner: only those of one holder. older_than: only those that have been stale for so many seconds. unheld: also
-        those that are pending and have no holder, such as imported ones.
+    def held(self) -> DocumentQuerySet:
+        """The documents that are held now, and are not stale."""
+        return self.at_work().held()
+
+    def stale(self, *, older_than: float = 0.0, unheld: bool = False) -> DocumentQuerySet:
+        """The documents that have been held for longer than `stale_after`.
+
+        older_than: only those that have been stale for so many seconds. unheld: also those that are pending and have no
+        holder, such as imported ones.
         """
-        return self._run(sweep.find(self.rules, StaleFilter(owner, older_than, unheld=unheld), limit))
+        return self.at_work().stale(older_than=older_than, unheld=unheld)
 
-    async def astale(
-        self, *, owner: str | None = None, older_than: float = 0.0, unheld: bool = False, limit: int = 0
-    ) -> list[StaleDocument]:
-        """See stale()."""
-        return await self._arun(sweep.find(self.rules, StaleFilter(owner, older_than, unheld=unheld), limit))
+    def damaged(self) -> DocumentQuerySet:
+        """The pending documents that cannot be judged, since a field of the lock has an invalid value."""
+        return self.at_work().damaged()
+
+    def owned_by(self, owner: str) -> DocumentQuerySet:
+        """The documents that *owner* holds, also if they are stale."""
+        return self.at_work().owned_by(owner)
+
+    def force_release(
+        self, shown: Iterable[DocumentSnapshot], *, by: str = "", reason: str = ""
+    ) -> list[DocumentSnapshot]:
+        """Take these documents from their holders, before they are stale; return those that were released.
+
+        Each gets the failed state of its work. shown: as they were read and confirmed: a document that has another
+        holder by now is left as it is. What a holder writes afterwards through the lock is refused; its work is not
+        stopped. by, reason: who does it and why, for the log.
+        """
+        context = self._context()
+        return context.sender.run(forcing.force_release(context, self.name, shown, by, reason))
+
+    async def aforce_release(
+        self, shown: Iterable[DocumentSnapshot], *, by: str = "", reason: str = ""
+    ) -> list[DocumentSnapshot]:
+        """See force_release()."""
+        context = self._context()
+        return await context.sender.arun(forcing.force_release(context, self.name, shown, by, reason))
+
+    # Stale documents
 
     def clear_stale(
         self,
@@ -291,7 +322,7 @@ class DocumentLock(Generic[D]):
     def _request(self, document: Any, pending: PendingState, changes: dict[str, Any]) -> Request:
         id_, version = self._reference(document)
         if callable(pending):
-            if isinstance(document, (tuple, StaleDocument)):
+            if isinstance(document, (tuple, DocumentSnapshot)):
                 raise TypeError("a function for pending= needs the document as you have read it")
             pending = pending(document)
         return Request(id_, version, self.rules.check_pending(pending), changes)
@@ -300,7 +331,7 @@ class DocumentLock(Generic[D]):
         return final if final is None or callable(final) else self.rules.check_final(final)
 
     def _reference(self, document: Any) -> tuple[Any, int]:
-        if isinstance(document, StaleDocument):
+        if isinstance(document, DocumentSnapshot):
             return document.id, document.version
         if isinstance(document, tuple):
             if len(document) != 2:

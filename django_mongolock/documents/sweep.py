@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from itertools import islice
 from typing import Any, Final
 
@@ -13,30 +11,12 @@ from pymongo.collection import Collection
 from . import updates
 from .commands import Written, find_marked, write_many
 from .rules import Rules
-from .steps import Steps, read_state, send
+from .snapshot import DocumentSnapshot, read_snapshot
+from .steps import Steps, send
 from .updates import Document, StaleFilter, Statement
 
 #: How many documents one update releases.
 SWEEP_BATCH: Final = 500
-
-
-@dataclass(frozen=True, slots=True)
-class StaleDocument:
-    """A pending document that was held for longer than its lock allows; or one that cannot be judged.
-
-    id, version: what a retry job needs. state: its pending state. failed: the state that it gets. since, seconds:
-    since when and for how long it has been held, for people, by the server's clock. damage: why it cannot be judged, or
-    written, and is left as it is; empty otherwise.
-    """
-
-    id: Any
-    version: int
-    holder: str | None
-    state: str | None
-    failed: str | None
-    since: datetime | None
-    seconds: float
-    damage: str = ""
 
 
 @dataclass(slots=True)
@@ -49,14 +29,14 @@ class Swept:
     MongoDB refuses to write, and that were left as they are.
     """
 
-    cleared: list[StaleDocument] = field(default_factory=list)
+    cleared: list[DocumentSnapshot] = field(default_factory=list)
     count: int = 0
     found: int = 0
     dated: int = 0
-    damaged: list[StaleDocument] = field(default_factory=list)
+    damaged: list[DocumentSnapshot] = field(default_factory=list)
 
 
-def find(rules: Rules, which: StaleFilter, limit: int = 0) -> Steps[list[StaleDocument]]:
+def find(rules: Rules, which: StaleFilter, limit: int = 0) -> Steps[list[DocumentSnapshot]]:
     """Find stale documents, the one held for longest first; then those that cannot be judged. limit 0: all."""
     fields = rules.fields
 
@@ -70,15 +50,7 @@ def find(rules: Rules, which: StaleFilter, limit: int = 0) -> Steps[list[StaleDo
         return found
 
     documents: list[Document] = yield from send(command)
-    return [_read(rules, document) for document in documents]
-
-
-def _read(rules: Rules, document: Document) -> StaleDocument:
-    seen = read_state(rules, document)
-    if seen.damage:
-        return StaleDocument(seen.id, 0, None, None, None, None, 0.0, seen.damage)
-    failed = rules.pending.get(seen.state or "")
-    return StaleDocument(seen.id, seen.version, seen.holder, seen.state, failed, seen.since, seen.age)
+    return [read_snapshot(rules, document) for document in documents]
 
 
 def sweep(rules: Rules, which: StaleFilter, batch: int = SWEEP_BATCH) -> Steps[Swept]:
@@ -97,7 +69,7 @@ def sweep(rules: Rules, which: StaleFilter, batch: int = SWEEP_BATCH) -> Steps[S
     return swept
 
 
-def _clear(rules: Rules, which: StaleFilter, some: list[StaleDocument], swept: Swept) -> Steps[None]:
+def _clear(rules: Rules, which: StaleFilter, some: list[DocumentSnapshot], swept: Swept) -> Steps[None]:
     fields, attempt = rules.fields, f"sweep.{updates.new_attempt()}"
     statements = []
     for each in some:
@@ -114,7 +86,7 @@ def _clear(rules: Rules, which: StaleFilter, some: list[StaleDocument], swept: S
     swept.damaged += _refused(some, written)
 
 
-def _refused(some: list[StaleDocument], written: Written) -> list[StaleDocument]:
+def _refused(some: list[DocumentSnapshot], written: Written) -> list[DocumentSnapshot]:
     by_id = {each.id: each for each in some}
     return [replace(by_id[id_], damage=str(refusal)) for id_, refusal in written.refused.items()]
 
@@ -127,7 +99,7 @@ def _date(rules: Rules, which: StaleFilter, batch: int, swept: Swept) -> Steps[N
         return list(collection.find(query, rules.fields.projection()))
 
     documents: list[Document] = yield from send(command)
-    undated = iter([_read(rules, document) for document in documents])
+    undated = iter([read_snapshot(rules, document) for document in documents])
     while some := list(islice(undated, batch)):
         update = {"$currentDate": {rules.fields.time: True}}
         statements = [Statement(each.id, which.dateless(rules), update) for each in some]
@@ -145,18 +117,3 @@ def has_index(collection: Collection[Document], rules: Rules) -> bool:
         if whole and first[0] in (rules.fields.state, rules.fields.time) and first[1] in (1, -1):
             return True
     return not indexes  # there is no collection: `migrate`, which checks first, makes it
-
-
-def as_rows(found: list[StaleDocument]) -> Iterator[dict[str, Any]]:
-    """Make rows for programs, with moments in ISO 8601."""
-    for each in found:
-        yield {
-            "id": str(each.id),
-            "version": each.version,
-            "holder": each.holder,
-            "state": each.state,
-            "failed_state": each.failed,
-            "since": each.since.isoformat() if each.since else None,
-            "held_seconds": round(each.seconds, 3),
-            "damage": each.damage or None,
-        }

@@ -206,6 +206,15 @@ class StaleFilter:
             over = {"$or": [over, {"$and": [is_free(fields), {"$or": [dateless, stale]}]}]}
         return {"$and": [is_whole(fields), over]}
 
+    def at_work(self, rules: Rules) -> Document:
+        """Pending documents that can be judged and have a holder, for however long."""
+        return self._pending(rules, {"$and": [is_whole(rules.fields), {"$not": [is_free(rules.fields)]}]})
+
+    def held(self, rules: Rules) -> Document:
+        """Those of them that are not stale; also those that have no time yet."""
+        conditions = [is_whole(rules.fields), {"$not": [is_free(rules.fields)]}, {"$not": [is_stale(rules)]}]
+        return self._pending(rules, {"$and": conditions})
+
     def undated(self, rules: Rules) -> Document:
         """Pending documents that have a holder, but no time."""
         return self._pending(rules, self.dateless(rules))

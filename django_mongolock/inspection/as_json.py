@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
+from .document_counts import DocumentCounts
 from .overview import Overview, Process
 from .servers import Servers
 from .snapshot import COUNTERS, LockSnapshot, Party
@@ -35,7 +36,9 @@ def as_json(lock: LockSnapshot) -> Json:
 def status_as_json(status: Status) -> Json:
     """The locks, their servers, and the problems."""
     problems = [problem_as_json(each.alarm, each.amount, each.about) for each in status.problems]
-    return {"problems": problems, **_overview(status.locks), "servers": _servers(status.servers)}
+    documents = [_document_counts(counts) for counts in status.documents]
+    servers = _servers(status.servers)
+    return {"problems": problems, **_overview(status.locks), "documents": documents, "servers": servers}
 
 
 def problem_as_json(alarm: str, amount: float, about: str) -> Json:
@@ -95,6 +98,18 @@ def _queue(lock: LockSnapshot) -> list[Json]:
 
 def _contended(lock: LockSnapshot) -> Json:
     return {"key": lock.key, "waiting": lock.waiting} | {name: getattr(lock, name) for name in COUNTERS}
+
+
+def _document_counts(counts: DocumentCounts) -> Json:
+    return {
+        "lock": counts.lock,
+        "held": counts.held,
+        "stale": counts.stale,
+        "damaged": counts.damaged,
+        "longest_held_seconds": _rounded(counts.longest),
+        "more": counts.more,
+        "error": counts.error or None,
+    }
 
 
 def _process(process: Process, now: datetime) -> Json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -10,6 +10,7 @@ from typing import Final
 
 from ..backends.base import mongo_store
 from ..conf import get_settings
+from .document_counts import DocumentCounts, document_counts
 from .overview import Overview, overview
 from .patterns import starting
 from .servers import Servers, servers
@@ -28,6 +29,9 @@ class Alarm(StrEnum):
     DAMAGED = "damaged"
     LONG_WAIT = "long_wait"
     STALE = "stale"
+    STALE_DOCUMENTS = "stale_documents"
+    DAMAGED_DOCUMENTS = "damaged_documents"
+    DOCUMENTS_AWAY = "documents_away"
     MEMBER_AWAY = "member_away"
     CLOCKS = "clocks"
     INDEXES = "indexes"
@@ -46,22 +50,24 @@ class Problem:
 
 @dataclass(frozen=True)
 class Status:
-    """The locks and their servers."""
+    """The locks, their servers, and the documents that have locks of their own."""
 
     locks: Overview
     servers: Servers
+    documents: tuple[DocumentCounts, ...] = ()
 
     @cached_property
     def problems(self) -> list[Problem]:
         """The problems, the most urgent first."""
-        return [*_of_locks(self.locks), *_of_servers(self.servers)]
+        return [*_of_locks(self.locks), *_of_documents(self.documents), *_of_servers(self.servers)]
 
 
 def current_status() -> Status:
     """Look at the locks of this project. Raises LockBackendFailed."""
     settings = get_settings()
     store = mongo_store()
-    return Status(overview(store, starting(settings.KEY_PREFIX), settings.COMMAND_TIMEOUT), servers(store))
+    locks = overview(store, starting(settings.KEY_PREFIX), settings.COMMAND_TIMEOUT)
+    return Status(locks, servers(store), document_counts())
 
 
 def _of_locks(locks: Overview) -> Iterator[Problem]:
@@ -75,6 +81,16 @@ def _of_locks(locks: Overview) -> Iterator[Problem]:
         yield Problem(Alarm.LONG_WAIT, locks.longest_wait, longest.key)
     if locks.stale:
         yield Problem(Alarm.STALE, locks.stale)
+
+
+def _of_documents(found: Iterable[DocumentCounts]) -> Iterator[Problem]:
+    for counts in found:
+        if counts.stale:
+            yield Problem(Alarm.STALE_DOCUMENTS, counts.stale, counts.lock)
+        if counts.damaged:
+            yield Problem(Alarm.DAMAGED_DOCUMENTS, counts.damaged, counts.lock)
+        if counts.error:
+            yield Problem(Alarm.DOCUMENTS_AWAY, 1, f"{counts.lock}: {counts.error}")
 
 
 def _of_servers(found: Servers) -> Iterator[Problem]:

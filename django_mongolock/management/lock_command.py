@@ -95,6 +95,17 @@ def whole_number(least: int, most: int = 10**9) -> Callable[[str], int]:
     return read
 
 
+def add_document_lock(parser: CommandParser) -> None:
+    """Add the option that chooses document locks."""
+    parser.add_argument(
+        "--document-lock",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only the documents of this DocumentLock (may be repeated)",
+    )
+
+
 def write_json(
     stdout: OutputWrapper, name: str, locks: Iterable[LockSnapshot], rest: Callable[[], dict[str, Any]]
 ) -> None:
@@ -127,9 +138,9 @@ def as_row(lock: LockSnapshot) -> tuple[str, ...]:
     return tuple(display.plain(cell) for cell in row)
 
 
-def write_table(stdout: OutputWrapper, rows: Iterable[tuple[str, ...]]) -> None:
+def write_table(stdout: OutputWrapper, rows: Iterable[tuple[str, ...]], titles: tuple[str, ...] = TITLES) -> None:
     """Write rows in columns that are as wide as the first thousand rows need: the others are not read before."""
-    block: list[tuple[str, ...]] = [TITLES]
+    block: list[tuple[str, ...]] = [titles]
     widths: list[int] | None = None
     for row in rows:
         block.append(row)

@@ -107,7 +107,7 @@ def test_a_model_in_sql() -> None:
         name="orders",
     )
     with pytest.raises(ImproperlyConfigured, match="is not MongoDB"):
-        lock.stale()
+        list(lock.stale())
     (found,) = check_document_places(app_configs=None)
     assert found.id == "mongolock.E016"
     assert "'orders'" in found.msg
@@ -142,7 +142,7 @@ def test_a_function(collection: Collection[Document]) -> None:
         pass
     assert len(calls) == 1
     with pytest.raises(TypeError, match="returned int"):
-        DocumentLock[Document](lambda: 5, **RIGHT, name="x").stale()  # type: ignore[arg-type, return-value]
+        list(DocumentLock[Document](lambda: 5, **RIGHT, name="x").stale())  # type: ignore[arg-type, return-value]
 
 
 def test_names_of_a_model(make: Callable[..., Ground]) -> None:

@@ -20,7 +20,7 @@ from ...inspection.queries import count
 from ...inspection.snapshot import LockSnapshot
 from ...signals import send, stale_locks_cleared
 from ..document_locks import Report, chosen_locks, process
-from ..lock_command import LockCommand, as_row, seconds, whole_number, write_json, write_table
+from ..lock_command import LockCommand, add_document_lock, as_row, seconds, whole_number, write_json, write_table
 
 Documents = list[DocumentLock[Any]]
 
@@ -80,13 +80,7 @@ class Command(LockCommand):
             metavar="NUMBER",
             help="locks in one update (default: 1000)",
         )
-        parser.add_argument(
-            "--document-lock",
-            action="append",
-            default=[],
-            metavar="NAME",
-            help="only the documents of this DocumentLock (may be repeated)",
-        )
+        add_document_lock(parser)
         parser.add_argument(
             "--unheld",
             action="store_true",

@@ -1,4 +1,4 @@
-"""``manage.py list_locks``: which locks are held, by whom and since when, and how many wait."""
+"""``manage.py list_locks``: which locks and documents are held, by whom and since when, and how many wait."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
 
-from django.core.management.base import CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from ...conf import get_settings
 from ...engine.deadlock import Cycle
 from ...inspection.queries import find_deadlocks
 from ...inspection.snapshot import LockSnapshot
 from ...models import Lock, LockQuerySet
-from ..lock_command import LockCommand, as_row, whole_number, write_json, write_table
+from ..document_locks import TITLES as DOCUMENT_TITLES
+from ..document_locks import Listing, chosen_locks, listing
+from ..document_locks import as_row as as_document_row
+from ..lock_command import LockCommand, add_document_lock, as_row, whole_number, write_json, write_table
 
 FOUND = 3
 
@@ -23,9 +26,15 @@ FOUND = 3
 class Command(LockCommand):
     """Lists locks; changes nothing."""
 
-    help = "Lists locks: by default those that are held. The lease that ends first comes first."
+    help = (
+        "Lists locks: by default those that are held. The lease that ends first comes first. Then it lists the "
+        "documents that are held under each DocumentLock, the one held for longest first. With --key it lists no "
+        "documents, with --document-lock no named locks."
+    )
     #: Whether deadlocks were found.
     found_some = False
+    #: The document locks that could not be read.
+    failed: list[str]
 
     def add_arguments(self, parser: CommandParser) -> None:
         which = parser.add_mutually_exclusive_group()
@@ -40,6 +49,7 @@ class Command(LockCommand):
             metavar="NUMBER",
             help="how many, 0 for no limit (default: 100)",
         )
+        add_document_lock(parser)
         super().add_arguments(parser)
 
     def run_from_argv(self, argv: list[str]) -> None:
@@ -49,18 +59,48 @@ class Command(LockCommand):
             sys.exit(FOUND)
 
     def handle(self, **options: Any) -> None:
+        self.failed = []
         with self.reporting_errors():
-            store = self.store(options)
             if options["deadlocks"]:
-                self._show_deadlocks(find_deadlocks(store, self.keys(options)), as_json=options["json"])
+                self._show_deadlocks(find_deadlocks(self.store(options), self.keys(options)), as_json=options["json"])
                 return
+            documents = [] if options["waiting"] else list(chosen_locks(options))
             limit = options["limit"]
-            found = self._snapshots(options, limit + 1 if limit else 0)
+            found = iter(()) if options["document_lock"] else self._snapshots(options, limit + 1 if limit else 0)
             shown = islice(found, limit or None)
+            lists = (listing(lock, options) for lock in documents)
             if options["json"]:
-                write_json(self.stdout, "locks", shown, lambda: {"more": next(found, None) is not None})
+                self._write_json(shown, found, lists)
             else:
-                self._write_table(shown, found, options)
+                if not options["document_lock"]:
+                    self._write_table(shown, found, options)
+                for each in lists:
+                    self._write_documents(each)
+            if self.failed:
+                raise CommandError(f"some documents could not be read: {'; '.join(self.failed)}")
+
+    def _write_json(
+        self, shown: Iterator[LockSnapshot], found: Iterator[LockSnapshot], lists: Iterator[Listing]
+    ) -> None:
+        def rest() -> dict[str, Any]:
+            more = next(found, None) is not None
+            return {"more": more, "documents": [self._noted(each).as_json() for each in lists]}
+
+        write_json(self.stdout, "locks", shown, rest)
+
+    def _noted(self, found: Listing) -> Listing:
+        if found.error:
+            self.failed.append(f"{found.name}: {found.error}")
+        return found
+
+    def _write_documents(self, found: Listing) -> None:
+        """The documents of one lock; nothing if there are none."""
+        if found.documents:
+            self.stdout.write(f"\nDocuments of {found.name}:")
+            write_table(self.stdout, map(as_document_row, found.documents), DOCUMENT_TITLES)
+        if found.more:
+            self.stdout.write("… and more: see --limit.")
+        self._noted(found)
 
     def _show_deadlocks(self, found: list[Cycle], *, as_json: bool) -> None:
         self.found_some = bool(found)
@@ -70,6 +110,7 @@ class Command(LockCommand):
             self.stdout.write("\n".join(map(str, found)) or "There are no deadlocks.")
 
     def _snapshots(self, options: dict[str, Any], limit: int) -> Iterator[LockSnapshot]:
+        self.store(options)
         queryset = Lock.objects.using(options["database"] or get_settings().DATABASE).matching(self.keys(options))
         if (owner := self.owner(options)) is not None:
             queryset = queryset.leased().filter(holders__owner=owner)
