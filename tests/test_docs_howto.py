@@ -10,6 +10,7 @@ import re
 import sys
 import types
 import uuid
+from contextlib import redirect_stdout
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from django_mongolock import (
 )
 from django_mongolock.conf import LockSettings, find_wrong
 from django_mongolock.management.commands import clear_stale_locks, list_locks, release_lock
-from testproject.shop.models import Ad, Order
+from testproject.shop.models import Ad, Order, ad_exports
 from tests.looking import document, holder, holders
 from tests.test_docs_topics import DOCS, blocks
 
@@ -146,7 +147,7 @@ def test_locks() -> None:
 
 def test_looking() -> None:
     """docs/howto/looking.md"""
-    look, take = blocks("howto/looking.md")
+    look, take, documents, force = blocks("howto/looking.md")
     names: dict[str, Any] = {}
     lock = mongo_lock("order:5", owner="job 5").acquire()
     exec(look, names)
@@ -157,6 +158,15 @@ def test_looking() -> None:
     exec(take, names)
     assert holders("order:5") == []
     assert not lock.release()
+
+    ad = Ad.objects.create(user_id="7", title="x", price=5)
+    held = ad_exports.acquire(ad, "exporting", owner="flow 7")
+    out = io.StringIO()
+    with redirect_stdout(out):
+        exec(documents, {"ad_exports": ad_exports})
+    assert out.getvalue().startswith(f"{ad.pk} exporting held by flow 7 for 0.")
+    exec(force, {"ad_exports": ad_exports})
+    assert not held.fail()
 
 
 def test_models_of_ones_own(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

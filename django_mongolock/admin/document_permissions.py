@@ -21,4 +21,4 @@ def may_clear(request: HttpRequest) -> bool:
 
 def may_view(request: HttpRequest) -> bool:
     """Whether this user may see who holds which document."""
-    return request.user.has_perm("django_mongolock.view_lock") or may_clear(request)
+    return request.user.has_perm("django_mongolock.view_lock") or request.user.has_perm(PERMISSION)

@@ -46,11 +46,11 @@ class Shown:
 
     @property
     def left(self) -> str:
-        """How long until it is stale."""
+        """In what time it is stale, or for how long it has been."""
         left = self.document.left
         if left is None:
             return "–"
-        return display.duration(left) if left > 0 else _("for %s") % display.duration(left)
+        return (_("in %s") if left > 0 else _("for %s")) % display.duration(left)
 
 
 @dataclass(frozen=True)
