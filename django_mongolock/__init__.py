@@ -1,5 +1,6 @@
 """Named locks shared by all processes of a Django project, kept in the MongoDB that it already runs."""
 
+from .claims import Claim, claim
 from .decorator.locked_command import LockedCommand
 from .decorator.mongo_locked import SKIPPED, mongo_locked
 from .decorator.once_per import once_per
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SKIPPED",
+    "Claim",
     "DocumentChanged",
     "DocumentDamaged",
     "DocumentHeld",
@@ -57,6 +59,7 @@ __all__ = [
     "StaleToken",
     "VersionConflict",
     "afenced_update",
+    "claim",
     "fenced_update",
     "lock_key",
     "mongo_lock",

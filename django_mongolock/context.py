@@ -31,6 +31,8 @@ current_request: ContextVar[HttpRequest | None] = ContextVar("mongolock_request"
 
 #: The host of an edit lock, which no process holds.
 BROWSER: Final = "a browser tab"
+#: The host of a claim, which no process holds either.
+CLAIMED: Final = "no process: a claim"
 
 #: The names of threads are few, and come again and again.
 _tidy_name: Final = lru_cache(maxsize=256)(tidy_fact)

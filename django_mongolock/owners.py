@@ -55,6 +55,17 @@ def _report(taken: list[str], using: str | None, reason: str) -> None:
         send(lock_forced, key=key, using=using or get_settings().DATABASE, by="", reason=reason)
 
 
+def keep_session(request: HttpRequest) -> float:
+    """Have the session saved with the response, so that it lasts for its whole age again; return that, in seconds.
+
+    The session was loaded before, so nothing waits here.
+    """
+    session = _session(request)
+    session.modified = True
+    age: float = session.get_expiry_age()
+    return age
+
+
 def session_owner(request: HttpRequest) -> str:
     """The owner that stands for the session of *request*, for ``mongo_lock(..., owner=session_owner(request))``.
 

@@ -26,7 +26,7 @@ FLOORS = (
     {"inspection"},
     {"locks"},
     {"owners", "rows", "router"},
-    {"decorator"},
+    {"claims", "decorator"},
     {"models"},
     {"documents", "versions"},
     {"editing", "fencing"},

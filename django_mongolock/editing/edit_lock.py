@@ -8,27 +8,26 @@ request; the holder is identified by the grant, which is made of the user, the k
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 from django.db.models import Model
 from django.utils.crypto import salted_hmac
 
-from ..backends.base import get_backend
+from ..claims import Detached
 from ..conf import get_settings
 from ..context import BROWSER
-from ..engine.actions import Answer, Apply, Protocol, Read
+from ..engine import detached
+from ..engine.actions import Protocol
 from ..engine.document import Terms, entry, milliseconds
 from ..engine.logs import INFO, log
-from ..engine.session.session import Session
+from ..engine.replies import Reply
 from ..engine.step import Step
 from ..engine.text_checks import MAX_KEY_BYTES, check_key, tidy_fact
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
 from ..keys import row_key
-from .edit_lock_status import Belief, EditLockStatus, Person, read_status
+from .edit_lock_status import EditLockStatus, Person, read_status
 
 #: Before the key of a row. It is not the row's own key: code that locks the row for a second does not wait for people.
 PREFIX: Final = "edit:"
@@ -60,7 +59,7 @@ def new_tab() -> str:
     return secrets.token_urlsafe(16)
 
 
-class EditLock:
+class EditLock(Detached):
     """The edit lock *key*, as the tab *tab* of *person* sees it. Make one for each request; in a forked child, its
     parent's sends nothing.
 
@@ -77,15 +76,12 @@ class EditLock:
         facts: Mapping[str, str] | None = None,
         using: str | None = None,
     ) -> None:
+        super().__init__(key, using)
         self.key = key
         self.person = person
         self.tab = tab or new_tab()
         self.lease = get_settings().EDIT_LEASE
-        self._stored = check_key(key, get_settings().KEY_PREFIX)
         self._facts = facts or {}
-        self._using = using
-        self._pid = os.getpid()
-        self._belief = Belief()
 
     def take(self) -> EditLockStatus:
         """Take the lock if it is free; keep it if it is this tab's. What a tab has released it does not take again."""
@@ -154,22 +150,17 @@ class EditLock:
         return entry(grant, grant.partition(".")[0], self._terms(), own)
 
     def _beat(self) -> Protocol[EditLockStatus]:
-        terms, grant = self._terms(), self._grant()
-        lease, server_lease = milliseconds(terms.lease), milliseconds(terms.server_lease)
-        return (yield from self._apply(Step(ask=grant, renew=(grant,), lease=lease, server_lease=server_lease)))
+        return (yield from self._change(detached.keeping(self._grant(), self._terms())))
 
     def _take(self, former: str = "") -> Protocol[EditLockStatus]:
-        grant, before = self._grant(), self._belief
-        step = Step(ask=grant, add=self._entry(), trial=True)
-        if former:
-            step = replace(step, remove=(former,), force=True, resumes=True)
-        status = yield from self._apply(step)
+        before = self._belief
+        status = yield from self._change(detached.taking(self._entry(), former))
         if status.is_mine and self._belief is before:
             return (yield from self._beat())  # this tab had it already, for the rest of an earlier lease
         return status
 
     def _take_over(self, token: int) -> Protocol[EditLockStatus]:
-        reply = (yield Read(self._stored, "")).reply
+        reply = yield from self._look()
         if reply.theirs is None or reply.theirs["token"] != token:
             return (yield from self._take())  # that editor is gone, and a later one stays
         status = yield from self._take(former=reply.theirs["grant"])
@@ -178,20 +169,16 @@ class EditLock:
         return status
 
     def _read(self) -> Protocol[EditLockStatus]:
-        answer = yield Read(self._stored, self._grant())
-        return read_status(answer.reply, self._grant(), self.person, self._belief)  # reading does not change the belief
+        return self._status((yield from self._look(self._grant())))  # reading does not change the belief
 
     def _release(self) -> Protocol[EditLockStatus]:
-        grant = self._grant()
-        step = Step(ask=grant, remove=(grant,), force=True, tombstone_ttl=milliseconds(self._terms().server_lease))
-        return (yield from self._apply(step))
+        return (yield from self._change(detached.leaving(self._grant(), milliseconds(self._terms().server_lease))))
 
-    def _apply(self, step: Step) -> Protocol[EditLockStatus]:
-        answer: Answer = yield Apply(self._stored, step)
-        # Only a command that has itself taken or renewed the lock is a reason to believe in it.
-        if answer.whole and answer.reply.held:
-            self._belief = Belief(answer.sent + self.lease, self._session().now, self._pid)
-        return read_status(answer.reply, self._grant(), self.person, self._belief)
+    def _change(self, step: Step) -> Protocol[EditLockStatus]:
+        return self._status((yield from self._apply(step, self.lease)))
+
+    def _status(self, reply: Reply) -> EditLockStatus:
+        return read_status(reply, self._grant(), self.person, self._belief)
 
     # Sending
 
@@ -206,11 +193,6 @@ class EditLock:
             return await self._session().arun(steps)
         except (LockBackendFailed, LockDocumentDamaged) as error:
             return _problem(error)
-
-    def _session(self) -> Session:
-        if self._pid != os.getpid():
-            raise LockBackendFailed("a forked child cannot use the edit locks of its parent", passing=False)
-        return get_backend(self._using).session()
 
 
 def _problem(error: LockBackendFailed | LockDocumentDamaged) -> EditLockStatus:

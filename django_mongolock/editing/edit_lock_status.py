@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from ..engine import clock
+from ..claims import Belief
 from ..engine.replies import Reply
 from ..engine.text_checks import tidy_fact
 
@@ -42,22 +41,6 @@ class Editor:
     token: int
     beats: bool = False
     release_requested_by: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Belief:
-    """The time for which this process knows that the tab has the lock, by the local clock; true until then.
-
-    It is one lease, counted from before a command was sent that is known to have taken or renewed the lock. What is
-    only read does not make it longer.
-    """
-
-    until: float = 0.0
-    now: Callable[[], float] = clock.now
-    pid: int = 0
-
-    def __bool__(self) -> bool:
-        return self.pid == os.getpid() and self.now() < self.until
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """Locks that no process keeps alive: they are held for an owner, who takes them up later, perhaps elsewhere.
 
+The steps are those of everything that no process renews: parked locks, the claims of `claims`, and edit locks.
+
 A parked lock is an entry like any other whose process is `processes.NO_PROCESS`, so that the next who asks in the name
 of its owner resumes it. It is not renewed: it lasts for as long as its lease says.
 """
@@ -8,7 +10,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..exceptions import LockError, LockMisused
 from .document import Terms, entry, milliseconds
@@ -18,6 +21,23 @@ from .protocol import TOMBSTONE_TTL
 from .replies import Reply
 from .step import Step
 from .store import Store
+
+
+def taking(new: dict[str, Any], former: str = "") -> Step:
+    """Take the lock with this entry, if it is free; or from *former*, a grant whose place it takes."""
+    step = Step(ask=new["grant"], add=new, trial=True)
+    return replace(step, remove=(former,), force=True, resumes=True) if former else step
+
+
+def keeping(grant: str, terms: Terms, beat: int = 0) -> Step:
+    """Let a grant last for a whole lease from now."""
+    lease, server_lease = milliseconds(terms.lease), milliseconds(terms.server_lease)
+    return Step(ask=grant, renew=(grant,), lease=lease, server_lease=server_lease, beat=beat)
+
+
+def leaving(grant: str, tombstone_ttl: int) -> Step:
+    """See to it that a grant is gone, also one whose command is still on its way."""
+    return Step(ask=grant, remove=(grant,), force=True, tombstone_ttl=tombstone_ttl)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +54,12 @@ class Parked:
 
         By the server's clock alone: no process believes to hold what is parked.
         """
-        length = milliseconds(lease)
-        server_lease = milliseconds(self.terms.server_lease_of(lease))
-        step = Step(ask=self.grant, renew=(self.grant,), lease=length, server_lease=server_lease, beat=1)
+        step = keeping(self.grant, replace(self.terms, lease=lease), beat=1)
         return self.store.apply(self.key, step, timeout).held
 
     def give_up(self, timeout: float = 5.0) -> None:
         """See to it that it is gone. Raises LockBackendFailed: then it ends with its lease."""
-        self.store.apply(
-            self.key, Step(ask=self.grant, remove=(self.grant,), force=True, tombstone_ttl=TOMBSTONE_TTL), timeout
-        )
+        self.store.apply(self.key, leaving(self.grant, TOMBSTONE_TTL), timeout)
 
 
 def park(
@@ -58,11 +74,7 @@ def park(
     session = secrets.token_hex(6)
     new = entry(f"{session}.1", session, terms, facts, process=NO_PROCESS)
     parked = Parked(store, key, new["grant"], terms)
-    if former:
-        step = Step(ask=parked.grant, add=new, trial=True, remove=(former,), force=True, resumes=True)
-    else:
-        step = Step(ask=parked.grant, add=new, trial=True)
-    reply = store.apply(key, step, timeout)
+    reply = store.apply(key, taking(new, former), timeout)
     return parked if reply.held else reply
 
 

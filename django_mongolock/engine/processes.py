@@ -18,6 +18,9 @@ Fate = Literal["gone", "alive", "unknown"]
 #: The name of no process: a lock that is held in this name waits for its owner (see `detached`).
 NO_PROCESS: Final = "none"
 
+#: Also the name of no process, for a claim: only by its owner's `claims.Claim` is it extended and given back.
+CLAIM: Final = "claim"
+
 _PROC: Final = Path("/proc")
 
 

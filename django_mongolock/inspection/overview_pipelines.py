@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Final
 
+from ..context import BROWSER, CLAIMED
 from ..engine.deadlock import EARLIEST_END
 from .patterns import KeyMatch
 from .queries import QUEUE, RELEASED, array, waiting
@@ -130,6 +131,7 @@ def _sessions(field: str, lease: str) -> list[Document]:
     behind: Document = {"$cond": [counts, f"${field}.behind", 0]}
     return [
         {"$unwind": f"${field}"},
+        {"$match": {f"{field}.host": {"$nin": [BROWSER, CLAIMED]}}},  # those are no processes
         {
             "$group": {
                 "_id": f"${field}.session",

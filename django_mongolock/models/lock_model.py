@@ -13,6 +13,7 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from ..backends.base import mongo_store
+from ..context import CLAIMED
 from ..exceptions import LockDocumentDamaged
 from ..inspection import operations, queries
 from ..inspection.patterns import KeyMatch
@@ -98,6 +99,10 @@ class LockQuerySet(ReadOnlyQuerySet):
         found = self.leased().filter(holders__owner=owner)
         found._owner = owner
         return found
+
+    def claimed(self) -> LockQuerySet:
+        """Locks that an owner has by `claim`, over several requests; no process holds them."""
+        return self.leased().filter(holders__host=CLAIMED)
 
     def _clone(self) -> LockQuerySet:
         clone: LockQuerySet = super()._clone()

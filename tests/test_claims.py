@@ -1,0 +1,322 @@
+"""`claim`: a lock of an owner over several requests, in MongoDB, in memory, blocking and awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import io
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth import logout
+from django.contrib.sessions.backends.db import SessionStore
+from django.contrib.sessions.models import Session
+from django.core.management import call_command
+from django.http import HttpRequest
+from django.utils import timezone
+from pytest_django import Settings
+
+from django_mongolock import Claim, LockBackendFailed, LockLost, LockMisused, LockNotAcquired, claim, mongo_lock
+from django_mongolock.models import Lock
+from django_mongolock.owners import release_owner, session_owner
+from django_mongolock.testing import override_locks
+from tests.forking import FORKS, in_child
+from tests.lock_documents import Locks
+from tests.lock_fixtures import WITH_MONGO, Commands
+from tests.looking import new_key
+from tests.test_admin import browser
+from tests.waiting import eventually
+
+pytestmark = WITH_MONGO
+Do = Callable[..., Any]
+
+
+@pytest.fixture(params=["blocking", "awaited"])
+def do(request: pytest.FixtureRequest, locks: Locks) -> Do:
+    """Does something with a claim, by one of its two faces."""
+
+    def do(made: Claim, name: str) -> Any:
+        if request.param == "blocking":
+            return getattr(made, name)()
+        return asyncio.run(getattr(made, f"a{name}")())
+
+    return do
+
+
+@pytest.fixture
+def key() -> str:
+    return new_key("claim")
+
+
+def request_of(session: SessionStore | None = None) -> HttpRequest:
+    """A request of this session, or of a new one."""
+    request = HttpRequest()
+    request.session = session or SessionStore()
+    return request
+
+
+class TestClaim:
+    """Taken by one object, extended and given back by others that know the key and the owner."""
+
+    def test_over_several_requests(self, do: Do, key: str) -> None:
+        """Every request makes its own object; the token stays, and the next claim has a larger one."""
+        first = do(claim(key, owner="a"), "acquire")
+        assert first.held
+        assert 1_790 < first.remaining <= 1_800
+        token = first.fencing_token
+        second = claim(key, owner="a", lease=60)
+        assert not second.held
+        assert do(second, "renew").fencing_token == token
+        assert second.acquired_at == first.acquired_at
+        assert do(claim(key, owner="a"), "acquire").fencing_token == token
+        assert do(claim(key, owner="a"), "release")
+        assert not do(claim(key, owner="a"), "release")
+        assert do(claim(key, owner="b"), "acquire").fencing_token > token
+
+    def test_again_at_once(self, do: Do, key: str) -> None:
+        """What was given back can be claimed again, by the same owner and by the same object."""
+        made = claim(key, owner="a")
+        tokens = []
+        for _ in range(3):
+            tokens.append(do(made, "acquire").fencing_token)
+            assert do(made, "release")
+            assert not made.held
+        assert tokens == sorted(set(tokens))
+
+    def test_others_are_kept_out(self, do: Do, key: str) -> None:
+        """Another owner's claim, a plain lock, and a lock with the very same owner; the error names the holder."""
+        do(claim(key, owner="a", label="editing the cart"), "acquire")
+        with pytest.raises(LockNotAcquired, match=r"editing the cart.*owner a.*no process: a claim") as caught:
+            do(claim(key, owner="b"), "acquire")
+        assert 1_700 < caught.value.retry_after < 2_000
+        for owner in (None, "a"):
+            assert not mongo_lock(key, wait=0, owner=owner).try_acquire()
+        for name in ("renew", "release"):
+            other = claim(key, owner="b")
+            if name == "renew":
+                with pytest.raises(LockLost, match="its owner has it no longer"):
+                    do(other, name)
+            else:
+                assert not do(other, name)
+        assert do(claim(key, owner="a"), "renew").held
+
+    def test_what_a_process_holds_is_no_claim(self, do: Do, key: str) -> None:
+        """A lock that a process holds for the owner is neither extended nor given back by a claim of that owner."""
+        with mongo_lock(key, owner="a") as lock:
+            with pytest.raises(LockNotAcquired):
+                do(claim(key, owner="a"), "acquire")
+            with pytest.raises(LockLost):
+                do(claim(key, owner="a"), "renew")
+            assert not do(claim(key, owner="a"), "release")
+            lock.ensure_held()
+
+    def test_ends_with_its_lease(self, do: Do, key: str) -> None:
+        """Without a renewal it is free soon after its lease; what it was is lost, and is not taken for held."""
+        made = do(claim(key, owner="a", lease=0.3), "acquire")
+        assert eventually(lambda: not made.held, 5)
+        with pytest.raises(LockLost):
+            made.ensure_held()
+        next_one = claim(key, owner="b")
+        assert eventually(lambda: taken(next_one), 10)
+        with pytest.raises(LockLost):
+            do(made, "renew")
+        assert not do(made, "release")
+        assert next_one.renew().held
+
+    def test_forced(self, do: Do, key: str) -> None:
+        """A forced release, and the release of everything of the owner, free it."""
+        made = do(claim(key, owner="a"), "acquire")
+        assert Lock.objects.claimed().get(key=key).force_release()
+        with pytest.raises(LockLost) as caught:
+            do(made, "renew")
+        assert caught.value.token is not None
+        assert not made.held
+        do(made, "acquire")
+        assert release_owner("a") == 1
+        assert taken(claim(key, owner="b"))
+
+    def test_commands(self, key: str, commands: Commands, locks: Locks) -> None:
+        """One to take it, two to keep it or to give it back."""
+        counts = []
+        for name in ("acquire", "acquire", "renew", "release"):
+            commands.sent.clear()
+            getattr(claim(key, owner="a"), name)()
+            counts.append(len(commands.sent))
+        assert counts == [1, 2, 2, 2]
+
+    def test_one_of_many(self, key: str, locks: Locks) -> None:
+        """Of many owners that ask at once, one gets it."""
+
+        async def all_at_once() -> list[Any]:
+            made = [claim(key, owner=f"owner {number}") for number in range(10)]
+            return await asyncio.gather(*(each.aacquire() for each in made), return_exceptions=True)
+
+        found = asyncio.run(all_at_once())
+        assert sorted(type(each).__name__ for each in found) == ["Claim"] + ["LockNotAcquired"] * 9
+
+    def test_before_it_is_held(self, key: str) -> None:
+        """Its facts are an error that says what to call; its repr says what is known."""
+        made = claim(key, owner="a")
+        for name in ("fencing_token", "acquired_at"):
+            with pytest.raises(LockMisused, match=r"call acquire\(\) or renew\(\) first"):
+                getattr(made, name)
+        assert repr(made) == f"<Claim {made.key!r}, not known to be held>"
+        with override_locks():
+            made = claim(key, owner="a").acquire()
+            assert repr(made).startswith(f"<Claim {made.key!r} held, token {made.fencing_token}, 1")
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            ({"owner": None}, "owner must be a str, or a request"),
+            ({"owner": ""}, "owner has 1 to 256 characters"),
+            ({"owner": 5}, "owner must be a str"),
+            ({"owner": "a", "lease": 0}, "lease"),
+            ({"owner": "a", "lease": -5}, "lease"),
+            ({"owner": "a", "label": "x" * 300}, "label"),
+        ],
+    )
+    def test_wrong(self, options: dict[str, Any], says: str) -> None:
+        """Invalid arguments are refused before anything is sent."""
+        with pytest.raises((TypeError, ValueError), match=says):
+            claim("k", **options)
+
+    def test_in_memory(self, key: str) -> None:
+        """The backend for tests knows claims as well."""
+        with override_locks():
+            assert claim(key, owner="a").acquire().held
+            assert not taken(claim(key, owner="b"))
+            assert claim(key, owner="a").release()
+            assert taken(claim(key, owner="b"))
+
+    def test_both_faces(self) -> None:
+        """Every method that sends something has an async twin."""
+        found = {name for name, value in vars(Claim).items() if inspect.iscoroutinefunction(value)}
+        names = {name for name in found if not name.startswith("_")}
+        assert names == {"aacquire", "arenew", "arelease"}
+
+
+def taken(made: Claim) -> bool:
+    try:
+        return made.acquire().held
+    except LockNotAcquired:
+        return False
+
+
+class TestFork:
+    """A forked child uses nothing of its parent's."""
+
+    pytestmark = FORKS
+
+    def test_child(self, key: str, locks: Locks) -> None:
+        """What the parent holds is not held in the child, which can make its own object."""
+        made = claim(key, owner="a").acquire()
+
+        def child() -> None:
+            assert not made.held
+            with pytest.raises(LockBackendFailed, match="forked child"):
+                made.renew()
+            assert claim(key, owner="a").renew().held
+
+        in_child(child)
+        assert made.held
+
+
+class TestSession:
+    """A claim of a session ends with the session."""
+
+    def test_logout(self, key: str, locks: Locks) -> None:
+        """On logout it is free at once."""
+        request = request_of()
+        claim(key, owner=request).acquire()
+        assert not taken(claim(key, owner="b"))
+        logout(request)
+        assert taken(claim(key, owner="b"))
+
+    def test_another_request_of_the_session(self, key: str, locks: Locks) -> None:
+        """The session that was stored by the first request knows the owner."""
+        request = request_of()
+        token = claim(key, owner=request).acquire().fencing_token
+        request.session.save()
+        again = request_of(SessionStore(request.session.session_key))
+        assert claim(key, owner=again).renew().fencing_token == token
+        assert again.session.modified  # it lives as long again as the claim may
+
+    def test_expiry(self, key: str, locks: Locks, settings: Settings) -> None:
+        """When the session expires it is free, however long its lease is; clearsessions finds nothing left to free."""
+        settings.SESSION_COOKIE_AGE = 2
+        request = request_of()
+        made = claim(key, owner=request, lease=1_800).acquire()
+        request.session.save()
+        (session,) = Session.objects.all()
+        assert made.remaining <= 1
+        ends = Lock.objects.get(key=made.key).expires_at
+        assert ends is not None
+        assert ends <= session.expire_date + timedelta(seconds=0.5)
+        assert eventually(lambda: timezone.now() > session.expire_date, 10)
+        call_command("clearsessions")
+        assert not Session.objects.exists()
+        assert taken(claim(key, owner="b"))
+
+    def test_a_long_session_does_not_lengthen_it(self, key: str, locks: Locks) -> None:
+        """The lease counts, where the session lasts longer."""
+        made = claim(key, owner=request_of(), lease=60).acquire()
+        assert 50 < made.remaining <= 60
+
+    def test_awaited(self, key: str, locks: Locks, settings: Settings) -> None:
+        """The same in a coroutine."""
+        settings.SESSION_COOKIE_AGE = 10
+
+        async def view(request: HttpRequest) -> Claim:
+            return await claim(key, owner=request).aacquire()
+
+        assert 5 < asyncio.run(view(request_of())).remaining < 10
+
+    def test_by_its_name(self, key: str, locks: Locks) -> None:
+        """A task that gets the name of the session's owner as text can extend and release its claim."""
+        request = request_of()
+        claim(key, owner=request).acquire()
+        assert claim(key, owner=session_owner(request)).renew().held
+        assert claim(key, owner=session_owner(request)).release()
+
+    def test_without_a_session(self) -> None:
+        """The error says what is missing."""
+        with pytest.raises(TypeError, match="owner must be a str, or a request with a session"):
+            claim("k", owner=HttpRequest())
+
+
+class TestLooking:
+    """Lists, the admin and the ORM say what it is."""
+
+    def test_shown(self, key: str, locks: Locks) -> None:
+        """As a claim of its owner that no process holds: in the table, in JSON, on the page, in the ORM."""
+        made = claim(key, owner="session:x", label="checkout").acquire()
+        mongo_lock("other").acquire()
+        out = io.StringIO()
+        call_command("list_locks", stdout=out)
+        (line,) = [line for line in out.getvalue().splitlines() if key in line]
+        assert "checkout · owner session:x, no process: a claim" in line
+        assert [lock.key for lock in Lock.objects.claimed()] == [made.key]
+        (holder,) = Lock.objects.claimed()[0].holders
+        assert (holder.owner, holder.host, holder.pid) == ("session:x", "no process: a claim", None)
+        assert "no process: a claim" in browser("view_lock").get("/admin/django_mongolock/lock/").content.decode()
+
+    def test_no_process(self, key: str, locks: Locks) -> None:
+        """The dashboard does not show it among the processes."""
+        claim(key, owner="a").acquire()
+        page = browser("view_lock").get("/admin/django_mongolock/lock/dashboard/").content.decode()
+        assert "No process holds a lock or waits for one." in page
+        assert key in page
+
+
+def test_time_is_local(key: str, locks: Locks) -> None:
+    """What a claim believes is counted from before its command was sent, and no read makes it longer."""
+    before = time.monotonic()
+    made = claim(key, owner="a", lease=20).acquire()
+    assert made.remaining <= 20 - (time.monotonic() - before) + 0.5
+    left = made.remaining
+    list(Lock.objects.claimed())
+    assert made.remaining <= left
