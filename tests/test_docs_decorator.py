@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connection, connections, models
+from django.db import connection, connections, models, transaction
 from django.test import RequestFactory, override_settings
 from django.test.utils import isolate_apps
 from pymongo import AsyncMongoClient, MongoClient
@@ -23,6 +23,7 @@ from rest_framework.views import APIView
 from django_mongolock import LockNotAcquired, mongo_lock
 from django_mongolock.signals import lock_released
 from testproject.mongo import MongoModel
+from testproject.shop.models import Order
 from tests.looking import held_elsewhere, holders
 from tests.test_docs_topics import app, blocks, run
 
@@ -177,3 +178,32 @@ class TestTransactions:
         exec(again, names)
         assert accounts.objects.get().balance == 80
         assert holders("account:5") == []
+
+        accounts.objects.create(pk=7, balance=0)
+        transfer = blocks("howto/transactions.md")[5]
+        exec(transfer, names)
+        names["F"] = models.F
+        names["transfer"](5, 7, 30)
+        names["transfer"](7, 5, 10)
+        with pytest.raises(ValueError, match="not enough"):
+            names["transfer"](5, 7, 1_000)
+        assert [accounts.objects.get(pk=pk).balance for pk in (5, 7)] == [60, 20]
+        assert holders("account:5") == holders("account:7") == []
+
+    def test_for_update(self, django_user_model: Any) -> None:
+        """Both locks of the example are held until the commit, and after an error until the rollback."""
+        buyer = django_user_model.objects.create(username="anna")
+        order = Order.objects.create(buyer=buyer, item="x", price=5)
+        keys = [f"shop.order:{order.pk}", f"auth.user:{buyer.pk}"]
+        held: list[bool] = []
+
+        def pay(order: Any) -> None:
+            held.extend(bool(holders(key)) for key in keys)
+
+        names: dict[str, Any] = {"mongo_lock": mongo_lock, "transaction": transaction, "pay": pay}
+        exec(blocks("howto/transactions.md")[6], names)
+        with transaction.atomic():
+            names["settle"](order)
+            held.extend(bool(holders(key)) for key in keys)
+        assert held == [True] * 4
+        assert [holders(key) for key in keys] == [[], []]

@@ -94,5 +94,19 @@ def test_owners() -> None:
     """docs/howto/owners.md"""
     request = HttpRequest()
     request.session, request.user = SessionStore(), AnonymousUser()
-    assert run("howto/owners.md")["export"](request) == "exported"
+    names = run("howto/owners.md")
+    assert names["export"](request) == "exported"
     assert holders("export") == []
+
+    booked: list[tuple[int, int]] = []
+    names["book"] = lambda pk, token: booked.append((pk, token))
+    other = HttpRequest()
+    other.session, other.user = SessionStore(), AnonymousUser()
+    begin, pay = names["begin"], names["pay"]
+    assert [begin(request, 5).status_code, begin(request, 5).status_code, begin(other, 5).status_code] == [
+        200,
+        200,
+        423,
+    ]
+    assert [pay(other, 5).status_code, pay(request, 5).status_code, pay(request, 5).status_code] == [409, 200, 409]
+    assert [pk for pk, _token in booked] == [5]
