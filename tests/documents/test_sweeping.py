@@ -170,7 +170,7 @@ class TestSweep:
         """Pending, and held by nobody: imported, or of old code. Found if asked for, unless its time is not over."""
         without, empty = ground.add(4, state="exporting"), ground.add(4, state="withdrawing", holder="")
         old, young = stuck(ground, holder=None), stuck(ground, 5, holder=None)
-        assert ground.lock.stale() == []
+        assert not ground.lock.stale()
         assert ground.lock.clear_stale() == Swept()
         assert {seen.id for seen in ground.lock.stale(unheld=True)} == {without, empty, old}
         swept = ground.lock.clear_stale(unheld=True)
