@@ -36,7 +36,7 @@ def test_pages(server: LiveServer, make: Callable[..., Ground], locks: Locks, dj
     with the keyboard."""
     ground = make("model", stale_after=3_600)
     owner = "export-worker-3.example.internal/1f0e9c7d55aa42d7b1b0/4711"
-    ids = [stuck(ground, seconds, holder=owner, price=5) for seconds in (5, 20, 4_000)]
+    ids = [stuck(ground, seconds, holder=owner, title="a bike") for seconds in (5, 20, 4_000)]
     stuck(ground, version="x")
     user = django_user_model.objects.create_superuser("root")
     axe, found = Axe(), {}
