@@ -54,6 +54,8 @@ MONGOLOCK: dict[str, Any] = {"DATABASE": "mongo", "LEASE": 30, "WAIT": 10, "KEY_
 SHOP_MONGO_ALIAS = "mongo"
 # "off" runs the same code without a lock, to show the consequences.
 SHOP_LOCKING = env.bool("SHOP_LOCKING", default=True)
+# "on" keeps the locks of ads in the ads themselves, see `testproject.shop.ad_events`.
+SHOP_DOCUMENT_LOCKS = env.bool("SHOP_DOCUMENT_LOCKS", default=False)
 # Seconds after which an ad that a flow holds by the lock in the ad itself is stuck.
 SHOP_STALE_AFTER = env.float("SHOP_STALE_AFTER", default=60.0)
 # Where the slow external service answers: this project, by default.
@@ -128,6 +130,8 @@ CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
 CELERY_BEAT_SCHEDULE = {
     "retry-failed-exports": {"task": "testproject.shop.tasks.retry_exports", "schedule": 2.0},
 }
+if SHOP_DOCUMENT_LOCKS:  # two runs at once, which nothing but the locks in the ads keeps apart
+    CELERY_BEAT_SCHEDULE["retry-once-more"] = CELERY_BEAT_SCHEDULE["retry-failed-exports"]
 
 if env.bool("MONGOLOCK_TEST_OLD_SERVER", default=False):
     # django-mongodb-backend 6.x asks for MongoDB 7. The server in the dependency group is a

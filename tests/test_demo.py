@@ -35,9 +35,10 @@ def number(report: str, name: str) -> int:
 
 
 @pytest.mark.timeout(LIMIT + 30)
-def test_check_finds_nothing_wrong() -> None:
+@pytest.mark.parametrize("kind", [[], ["--document-locks"]], ids=["named", "in the ads"])
+def test_check_finds_nothing_wrong(kind: list[str]) -> None:
     """With locks: no wrong re-export, no overlap, a killed holder's lock is free in time, the pages answer."""
-    ended = run("--check", "--seconds", "8")
+    ended = run("--check", "--seconds", "8", *kind)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert number(ended.stdout, "wrong re-exports") == 0
     assert number(ended.stdout, "overlaps") == 0

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from ..engine import clock
 from ..exceptions import DocumentChanged, DocumentHeld, DocumentNotFound, LockMisused
@@ -24,6 +24,8 @@ D = TypeVar("D")
 PendingState = str | Callable[[Any], str] | None
 #: Between the tries of `wait=`: seconds at first, by how much it grows, and the most.
 FIRST_PAUSE, GROWTH, LONGEST_PAUSE = 0.05, 1.5, 1.0
+#: How often a document that changes again and again is read once more when the time is over.
+LATE_TRIES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +66,22 @@ class Hold(Generic[D]):
     def _acquire(self, context: Context) -> Steps[HeldDocument[D]]:
         if self._used:
             raise LockMisused("this object was used before: call hold() once for each block")
-        self._used, plan, pause = True, self._plan, FIRST_PAUSE
+        self._used, plan, pause, late = True, self._plan, FIRST_PAUSE, 0
         request, end = plan.request, math.inf if plan.wait is None else clock.now() + plan.wait
         while True:
             sent, acquisition = clock.now(), plan.attempt()
             try:
                 document = yield from acquiring.acquire(context, acquisition, request)
-            except (DocumentChanged, DocumentHeld) as problem:
+            except DocumentHeld:
                 if (left := end - clock.now()) <= 0:
                     raise
-                if isinstance(problem, DocumentHeld):
-                    yield Pause(min(left, random.uniform(pause / 2, pause)))  # noqa: S311 - spreads the flows out
-                    pause = min(pause * GROWTH, LONGEST_PAUSE)
+                yield Pause(min(left, random.uniform(pause / 2, pause)))  # noqa: S311 - spreads the flows out
+                pause = min(pause * GROWTH, LONGEST_PAUSE)
+            except DocumentChanged:
+                # Not a reason to give up when the time is over: read again, it is either granted or held.
+                late += clock.now() >= end
+                if plan.wait == 0 or late > LATE_TRIES:
+                    raise
             else:
                 self._held = HeldDocument(context, acquisition, document, final=plan.final, sent=sent, place=plan.place)
                 return self._held

@@ -60,7 +60,9 @@ def running_site(options: argparse.Namespace) -> Iterator[site.Site]:
     with ExitStack() as stack:
         uri = stack.enter_context(mongodb())
         folder = stack.enter_context(_folder())
-        env = stack.enter_context(site.databases(folder, base, uri, locking=options.locks))
+        env = stack.enter_context(
+            site.databases(folder, base, uri, locking=options.locks, in_documents=options.in_documents)
+        )
         running = site.Site(base, stack.enter_context(Processes(folder, env)))
         site.fill(running.password)
         running.start_servers(folder)
@@ -79,7 +81,7 @@ def show(running: site.Site, options: argparse.Namespace) -> None:
   login       {site.ADMIN} / {running.password}
   or as       {site.EDITOR} / {running.password}
   logs        {running.processes.logs}
-  locking     {"on" if options.locks else "OFF: watch the wrong re-exports on the start page"}
+  locking     {kind(options) if options.locks else "OFF: watch the wrong re-exports on the start page"}
 
 Ctrl-C stops everything.""",
         flush=True,
@@ -87,9 +89,16 @@ Ctrl-C stops everything.""",
     running.watch(options.seconds or float("inf"))
 
 
+def kind(options: argparse.Namespace) -> str:
+    """Return which locks there are."""
+    if not options.locks:
+        return "off"
+    return "on, in the ads themselves" if options.in_documents else "on"
+
+
 def check(running: site.Site, options: argparse.Namespace) -> None:
     """Let the traffic run, judge it, print a table. Raises CheckError."""
-    print(f"Checking {running.base}, locking {'on' if options.locks else 'off'}.", flush=True)
+    print(f"Checking {running.base}, locking {kind(options)}.", flush=True)
     findings = []
     for finding in _findings(running, options.seconds or CHECK_SECONDS, locking=options.locks):
         findings.append(finding)
@@ -113,6 +122,7 @@ def _findings(running: site.Site, seconds: float, *, locking: bool) -> Iterator[
     yield checks.drain(running, locking=locking)
     yield checks.tasks(running)
     yield from checks.verdict(locking=locking)
+    yield checks.left_in_documents()
     if locking:
         yield from checks.pages(running)
 
@@ -139,10 +149,19 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--check", action="store_true", help="verify the demo without interaction, then end")
     parser.add_argument("--no-locks", dest="locks", action="store_false", help="run the same code without locks")
     parser.add_argument(
+        "--document-locks",
+        dest="in_documents",
+        action="store_true",
+        help="keep the locks of the ads in the ads themselves, not as named locks",
+    )
+    parser.add_argument(
         "--seconds", type=float, help=f"how long the traffic runs (--check: {CHECK_SECONDS:.0f}, else until Ctrl-C)"
     )
     parser.add_argument("--port", type=_port, help="port of the web server (8000 or, if that is taken, any; 0: any)")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.in_documents and not options.locks:
+        parser.error("--document-locks and --no-locks exclude each other")
+    return options
 
 
 def _port(text: str) -> int:

@@ -19,7 +19,7 @@ from testproject.demo import site
 from testproject.demo.browser import Browser, links
 from testproject.demo.site import Site
 from testproject.shop import audit
-from testproject.shop.models import Ad, Order
+from testproject.shop.models import Ad, Order, ad_exports
 from testproject.shop.tasks import hold
 
 LEASE = 5.0
@@ -100,6 +100,13 @@ def verdict(*, locking: bool) -> Iterator[Finding]:
     for name in ("wrong_withdrawals", "overlaps", "wrong_finals", "double_charges"):
         count = len(getattr(found, name))
         yield Finding(name.replace("_", " "), str(count), count == 0 if locking else None)
+
+
+def left_in_documents() -> Finding:
+    """Count the ads that still have a holder, or a pending state."""
+    pending = Ad.objects.filter(export_status__in=ad_exports.rules.pending)
+    count = pending.count() + Ad.objects.exclude(locked_by=None).count()
+    return Finding("ads that are still pending or held", str(count), count == 0)
 
 
 def pages(running: Site) -> Iterator[Finding]:

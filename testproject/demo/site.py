@@ -89,7 +89,9 @@ class Site:
 
 
 @contextmanager
-def databases(folder: Path, base: str, uri: str, *, locking: bool) -> Iterator[dict[str, str]]:
+def databases(
+    folder: Path, base: str, uri: str, *, locking: bool, in_documents: bool = False
+) -> Iterator[dict[str, str]]:
     """Point the environment at fresh databases; yield it. Those in MongoDB are dropped at the end."""
     name = f"mongolock_demo_{secrets.token_hex(3)}"
     os.environ |= {
@@ -99,6 +101,8 @@ def databases(folder: Path, base: str, uri: str, *, locking: bool) -> Iterator[d
         "SQLITE_PATH": str(folder / "shop.sqlite3"),
         "EXTERNAL_URL": f"{base}/external",
         "SHOP_LOCKING": "on" if locking else "off",
+        "SHOP_DOCUMENT_LOCKS": "on" if in_documents else "off",
+        "SHOP_STALE_AFTER": "20",
         "PYTHONUNBUFFERED": "1",
     }
     django.setup()

@@ -1,16 +1,16 @@
-"""The export of ads with the lock in the ad itself (`models.ad_exports`).
+"""The export of ads with the lock in the ad itself (`models.ad_exports`); ``SHOP_DOCUMENT_LOCKS=on`` chooses it.
 
 An event is a change that a flow requests. The update that locks the ad also accepts the change, so an ad always has the
-state of its last accepted event. A flow is refused if the ad has changed since it was read, or while another flow calls
-the external service. If a flow dies, the sweep sets the ad to the failed state of its work, and the retry job sends the
-ad's present state to the service.
+state of its last accepted event. There are four flows: the consumers of two kinds of messages (`change`, `switch_all`),
+the API (`change`), and the retry job (`retry_failed`). Each waits while another flow calls the external service. If a
+flow dies, the sweep sets the ad to the failed state of its work, and the retry job sends the ad's present state to the
+service. No flow names an owner, which would resume at once: the service may still work on the call of the dead run.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from django.conf import settings
@@ -23,34 +23,37 @@ from testproject.shop.models import Ad, ad_exports
 logger = logging.getLogger(__name__)
 
 Status = Ad.ExportStatus
-#: How often an event is tried again if another flow has the ad, and the seconds between.
-TRIES, PAUSE = 5, 0.02
+#: Seconds that a flow waits for an ad that another flow exports.
+WAIT = 20.0
 
 
-def change(ad_id: str, **changes: Any) -> str | None:
-    """One event: change an ad and export it. Returns its state then; None if the event was not accepted."""
+class AdDeletedError(Exception):
+    """The ad was deleted meanwhile: no change is accepted any more."""
+
+
+def change(ad_id: str, *, wait: float = WAIT, **changes: Any) -> str | None:
+    """One event: change an ad and export it. Returns its state then; None if the event was not accepted.
+
+    Raises DocumentHeld.
+    """
     if not settings.SHOP_LOCKING:
         return change_unlocked(ad_id, **changes)
-    for _ in range(TRIES):
-        ad = Ad.objects.get(pk=ad_id)
-        if ad.deleted:
-            return None
-        try:
-            return _export(ad_exports.acquire(ad, pending_of(ad, changes), changes=changes))
-        except DocumentChanged:
-            continue  # read again, decide again
-        except DocumentHeld:
-            time.sleep(PAUSE)
-    return None
-
-
-def _export(held: HeldDocument[Ad]) -> str:
     try:
-        with held:
-            held.finish(services.tell(held.instance))
-    except (client.ExportError, DocumentLockLost) as error:
-        logger.info("export failed ad=%s error=%s", held.id, error)
-    return str(held.ended)
+        ad = Ad.objects.get(pk=ad_id)
+        return _export(ad_exports.acquire(ad, _choosing(changes), changes=changes, wait=wait))
+    except AdDeletedError:
+        return None
+
+
+def _choosing(changes: Mapping[str, Any]) -> Callable[[Ad], Status]:
+    """Return what chooses the work for an ad, however often it has to be read again."""
+
+    def choose(ad: Ad) -> Status:
+        if ad.deleted and changes:
+            raise AdDeletedError
+        return pending_of(ad, changes)
+
+    return choose
 
 
 def pending_of(ad: Ad, changes: Mapping[str, Any] | None = None) -> Status:
@@ -60,24 +63,44 @@ def pending_of(ad: Ad, changes: Mapping[str, Any] | None = None) -> Status:
     return Status.WITHDRAWING if services.wanted(ad) is None else Status.EXPORTING
 
 
-def switch_all(user_id: str, *, opted_in: bool) -> dict[str, str]:
-    """One event for all ads of a user. Returns the state of each, or why it was refused."""
+def _export(held: HeldDocument[Ad]) -> str:
+    try:
+        with held:
+            _tell(held)
+    except (client.ExportError, DocumentLockLost) as error:
+        logger.info("export failed ad=%s error=%s", held.id, error)
+    return str(held.ended)
+
+
+def _tell(held: HeldDocument[Ad]) -> None:
+    status = services.tell(held.instance)
+    held.finish(status, {"exported_version": held.version + 1})  # these changes raise the version once more
+
+
+def switch_all(user_id: str, **changes: Any) -> dict[str, str]:
+    """One event for all ads of a user, whose settings may have changed as well. Returns the state of each.
+
+    Those that another flow has now are exported one by one, after it.
+    """
     ads = Ad.objects.alive().filter(user_id=user_id)
     if not settings.SHOP_LOCKING:
-        return {str(ad.pk): change_unlocked(str(ad.pk), opted_in=opted_in) for ad in ads}
-    pending = Status.EXPORTING if opted_in else Status.WITHDRAWING
-    with ad_exports.acquire_many(ads, pending, changes={"opted_in": opted_in}) as batch:
-        exported = {str(held.id): _export(held) for held in batch}
-    return exported | {str(ad_id): str(error) for ad_id, error in batch.refused.items()}
+        return {str(ad.pk): change_unlocked(str(ad.pk), **changes) for ad in ads}
+    with ad_exports.acquire_many(ads, lambda ad: pending_of(ad, changes), changes=changes) as batch:
+        for held in batch:
+            with batch.isolate(held):
+                _tell(held)
+    exported = {str(held.id): str(held.ended) for held in batch}
+    return exported | {str(ad_id): str(change(str(ad_id), **changes)) for ad_id in batch.refused}
 
 
 def retry_failed() -> dict[str, str]:
-    """Scheduled: export failed ads, and those that the sweep has freed, in their present state."""
-    failed = Ad.objects.filter(export_status__in=ad_exports.rules.failed)
+    """Scheduled: export failed ads, and those that the sweep has freed, in their present state. Two runs at once
+    exclude each other on each ad."""
+    ad_exports.clear_stale()
     exported: dict[str, str] = {}
-    for ad in failed:
+    for ad in Ad.objects.due(services.LOST_EVENT_SECONDS):
         try:
-            exported[str(ad.pk)] = _export(ad_exports.acquire(ad, pending_of(ad)))
+            exported[str(ad.pk)] = _export(ad_exports.acquire(ad, pending_of))
         except (DocumentChanged, DocumentHeld):
             continue  # another flow has it already
     return exported

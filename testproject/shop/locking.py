@@ -1,7 +1,8 @@
 """The one place where the shop's locks are switched on and off.
 
 ``SHOP_LOCKING=off`` in the environment runs every flow without a lock, to show what goes
-wrong. A real project would call `mongo_lock` and `mongo_locked` directly.
+wrong; ``SHOP_DOCUMENT_LOCKS=on`` keeps the locks of ads in the ads, see `ad_events`. A real project would call
+`mongo_lock` and `mongo_locked` directly.
 """
 
 from collections.abc import Callable
@@ -24,6 +25,7 @@ def ad_lock(ad_id: str, *, wait: float) -> AbstractContextManager[Any]:
 
 def locked(key: str, **options: Any) -> Callable[[F], F]:
     """`mongo_locked`, or the function as it is. Decided once, when the function is defined."""
-    if not settings.SHOP_LOCKING:
+    in_the_ad = settings.SHOP_DOCUMENT_LOCKS and not key.startswith("order:")
+    if not settings.SHOP_LOCKING or in_the_ad:
         return lambda function: function
     return mongo_locked(key, **options)

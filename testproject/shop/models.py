@@ -73,12 +73,12 @@ class AdQuerySet(models.QuerySet["Ad", "Ad"]):
     def unsettled(self) -> AdQuerySet:
         """Ads whose latest version has not reached the external service."""
         behind = Q(exported_version__lt=F("document_version"))
-        return self.filter(behind | Q(export_status=Ad.ExportStatus.FAILED))
+        return self.filter(behind | Q(export_status__in=Ad.FAILURES))
 
     def due(self, quiet_seconds: float) -> AdQuerySet:
         """The ads for the retry job: failed exports, and changes whose event was lost."""
         long_ago = timezone.now() - timedelta(seconds=quiet_seconds)
-        failed = Q(export_status=Ad.ExportStatus.FAILED)
+        failed = Q(export_status__in=Ad.FAILURES)
         return self.unsettled().filter(failed | Q(updated_at__lt=long_ago))
 
 
@@ -96,6 +96,8 @@ class Ad(MongoModel):
         EXPORTING = "exporting"
         WITHDRAWING = "withdrawing"
         WITHDRAW_FAILED = "withdraw_failed"
+
+    FAILURES = (ExportStatus.FAILED, ExportStatus.WITHDRAW_FAILED)
 
     id = ObjectIdAutoField(primary_key=True)
     user_id = models.CharField("seller", max_length=64, db_column="userId")

@@ -12,6 +12,7 @@ import logging
 import time
 from typing import Any
 
+from django.conf import settings
 from django.db.models import F
 
 from django_mongolock import LockNotAcquired
@@ -52,11 +53,17 @@ def delete_ad(ad_id: str, user_id: str) -> bool:
     return update_ad(ad_id, user_id, deleted=True)
 
 
+def owns_ad(ad_id: str, user_id: str) -> bool:
+    """Return whether the user has this ad, and has not deleted it."""
+    return Ad.objects.alive().filter(pk=ad_id, user_id=user_id).exists()
+
+
 def change_seller(user_id: str, *, exports: bool) -> int:
     """Switch the exports of all ads of a user; return the number of ads."""
     Seller.objects.update_or_create(pk=user_id, defaults={"exports": exports})
+    ads = Ad.objects.alive().filter(user_id=user_id)
     # After the seller, not before: a flow that reads the new version also reads the new setting.
-    return Ad.objects.alive().filter(user_id=user_id).change()
+    return ads.count() if settings.SHOP_DOCUMENT_LOCKS else ads.change()
 
 
 # Ads: exports. The caller holds the ad's lock.

@@ -3,11 +3,13 @@
 import logging
 import time
 from contextlib import ExitStack
+from typing import Any
 
 from celery import shared_task
+from django.conf import settings
 
 from django_mongolock import mongo_lock
-from testproject.shop import services
+from testproject.shop import ad_events, services
 from testproject.shop.locking import locked
 
 logger = logging.getLogger(__name__)
@@ -15,22 +17,32 @@ logger = logging.getLogger(__name__)
 
 @shared_task
 @locked("ad:{ad_id}", wait=5, on_contention="retry")
-def ad_changed(ad_id: str, event: str) -> str:
-    """An ad was created, updated or deleted (*event*): bring the external service up to date."""
+def ad_changed(ad_id: str, event: str, changes: dict[str, Any] | None = None) -> str | None:
+    """An ad was created, updated or deleted (*event*): bring the external service up to date.
+
+    changes: with the lock in the ad itself, they are still to be made.
+    """
     logger.debug("ad %s ad=%s", event, ad_id)
+    if settings.SHOP_DOCUMENT_LOCKS:
+        return ad_events.change(ad_id, **(changes or {}))
     return services.export_ad(ad_id)
 
 
 @shared_task
 def seller_changed(user_id: str) -> dict[str, str]:
     """A seller switched the exports of all his ads."""
+    if settings.SHOP_DOCUMENT_LOCKS:
+        return ad_events.switch_all(user_id)
     return services.export_ads_of(user_id)
 
 
 @shared_task
 @locked("shop:retry-exports", wait=0, on_contention="skip")
 def retry_exports() -> dict[str, str]:
-    """Scheduled: try failed exports again. A run that finds the last one still busy does nothing."""
+    """Scheduled: try failed exports again. A run that finds the last one still busy does nothing; with the lock in the
+    ad itself, it leaves only the ads that the other one has."""
+    if settings.SHOP_DOCUMENT_LOCKS:
+        return ad_events.retry_failed()
     return services.retry_exports()
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from math import ceil
 from typing import Any
 
+from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.core.exceptions import BadRequest
 from django.forms import Form
@@ -14,7 +16,8 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.http import require_GET, require_POST
 
-from testproject.shop import overview, services, tasks
+from django_mongolock import DocumentHeld
+from testproject.shop import ad_events, overview, services, tasks
 from testproject.shop.forms import AdForm, OptForm, OrderForm, SellerForm
 from testproject.shop.locking import locked
 from testproject.shop.models import Order
@@ -44,11 +47,11 @@ class AdView(View):
     def patch(self, request: HttpRequest, ad_id: str) -> HttpResponse:
         """Change some fields, and let a task export the ad."""
         changes = _cleaned(AdForm(_body(request), partial=True))
-        return _announce(services.update_ad(ad_id, _user_id(request), **changes), ad_id, "updated")
+        return _announce(ad_id, _user_id(request), "updated", changes)
 
     def delete(self, request: HttpRequest, ad_id: str) -> HttpResponse:
         """Delete it for good, and let a task withdraw it."""
-        return _announce(services.delete_ad(ad_id, _user_id(request)), ad_id, "deleted")
+        return _announce(ad_id, _user_id(request), "deleted", {"deleted": True})
 
 
 @require_POST
@@ -57,7 +60,10 @@ class AdView(View):
 def opt(request: HttpRequest, ad_id: str) -> HttpResponse:
     """``/api/ads/<id>/opt/``: opt one ad in or out; the answer says how the export ended."""
     choice = _cleaned(OptForm(_body(request)))
-    status = services.opt_ad(ad_id, _user_id(request), **choice)
+    try:
+        status = _opt(ad_id, _user_id(request), choice)
+    except DocumentHeld as error:
+        return JsonResponse({"error": str(error)}, status=423, headers={"Retry-After": ceil(error.retry_after)})
     if status is None:
         return _no_such_ad(ad_id)
     return JsonResponse({"ad": ad_id, "export_status": status})
@@ -127,10 +133,21 @@ def _cleaned(form: Form) -> dict[str, Any]:
     return form.cleaned_data
 
 
-def _announce(done: bool, ad_id: str, event: str) -> HttpResponse:
+def _opt(ad_id: str, user_id: str, choice: dict[str, Any]) -> str | None:
+    if not settings.SHOP_DOCUMENT_LOCKS:
+        return services.opt_ad(ad_id, user_id, **choice)
+    return ad_events.change(ad_id, wait=2, **choice) if services.owns_ad(ad_id, user_id) else None
+
+
+def _announce(ad_id: str, user_id: str, event: str, changes: dict[str, Any]) -> HttpResponse:
+    """Change an ad, and let a task export it; with the lock in the ad itself, the task does both."""
+    if settings.SHOP_DOCUMENT_LOCKS:
+        done, rest = services.owns_ad(ad_id, user_id), [changes]
+    else:
+        done, rest = services.update_ad(ad_id, user_id, **changes), []
     if not done:
         return _no_such_ad(ad_id)
-    tasks.ad_changed.delay(ad_id, event)
+    tasks.ad_changed.delay(ad_id, event, *rest)
     return JsonResponse({"ad": ad_id}, status=202)
 
 

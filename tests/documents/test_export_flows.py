@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,11 +36,23 @@ def external(live_server: LiveServer, settings: Settings) -> Settings:
 
 @dataclass
 class Story:
-    """What the processes said: the accepted events of each ad, newest last; how many were killed; what was swept."""
+    """What the processes said: the accepted events of each ad, newest last; how many runs were killed; problems."""
 
     accepted: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    events: int = 0
     killed: int = 0
-    swept: int = 0
+    refused: int = 0
+    problems: list[str] = field(default_factory=list)
+    ended: bool = False
+
+    def read(self, said: dict[str, Any]) -> None:
+        """Take in one line."""
+        if "ad" in said:
+            self.accepted.setdefault(said["ad"], []).append(said)
+        elif "killed" in said:
+            self.events, self.killed, self.ended = said["events"], said["killed"], True
+        self.refused += "refused" in said
+        self.problems += [said["problem"]] if "problem" in said else []
 
     def wrong_finals(self) -> dict[str, str]:
         """The ads that do not stand, here or at the external service, as their last accepted event demands."""
@@ -71,7 +80,7 @@ class Story:
         return found
 
 
-def process(settings: Settings, locking: bool, *arguments: object) -> subprocess.Popen[str]:
+def process(settings: Settings, locking: bool, *arguments: object, **environment: str) -> subprocess.Popen[str]:
     """A process on the test's databases."""
     env = {
         **os.environ,
@@ -79,56 +88,39 @@ def process(settings: Settings, locking: bool, *arguments: object) -> subprocess
         "MONGODB_NAME": connections["mongo"].settings_dict["NAME"],
         "EXTERNAL_URL": settings.EXTERNAL_URL,
         "SHOP_LOCKING": str(locking),
-        "SHOP_STALE_AFTER": "3",
+        **environment,
     }
     argv = [sys.executable, "-m", "tests.documents.export_flows", *map(str, arguments)]
     return subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-@contextlib.contextmanager
-def sweeping(story: Story, settings: Settings) -> Iterator[None]:
-    """Sweep and retry meanwhile, and until nothing is pending or failed any more."""
-    sweeper = process(settings, True, "sweeper")
-    try:
-        yield
-        unsettled = Ad.objects.filter(export_status__in=[*FAILED, *ad_exports.rules.pending])
-        assert eventually(lambda: not unsettled.exists(), 60), list(unsettled.values())
-    finally:
-        out, _ = sweeper.communicate("", timeout=30)
-    assert sweeper.returncode == 0
-    for line in out.splitlines():
-        if "documents" in (said := json.loads(line)):
-            story.swept += sum(found["cleared"] for found in said["documents"])
-
-
-def play(settings: Settings, *, flows: int, events: int, ads: int, locking: bool, risk: float, die_at: int) -> Story:
-    """Run the story; a flow that was killed is started again for the rest of its events."""
-    story = Story()
+def play(settings: Settings, *, events: int, ads: int, kills: int, locking: bool, stale_after: float = 3.0) -> Story:
+    """Run the story: four flows, each with two living runs. With locking, until every ad is settled."""
     ids = [str(services.create_ad("78"[number % 2], f"ad {number}", "", 1).pk) for number in range(ads)]
-
-    together = threading.Barrier(flows)
-
-    def supervise(number: int) -> None:
-        rest, first = events, die_at if number == 0 else 0
-        while rest > 0:
-            running = process(settings, locking, "flow", rest, risk, first, *ids)
-            assert running.stdout is not None
-            running.stdout.readline()
-            if rest == events:
-                together.wait(60)
-            out, _ = running.communicate("\n", timeout=500)
-            said = [json.loads(line) for line in out.splitlines()]
-            rest -= sum("event" in line for line in said)
-            for line in said:
-                if "ad" in line:
-                    story.accepted.setdefault(line["ad"], []).append(line)
-            assert running.returncode in (0, -9)
-            story.killed += running.returncode == -9
-            first = 0
-
-    with sweeping(story, settings) if locking else contextlib.nullcontext(), ThreadPoolExecutor(flows) as pool:
-        for done in [pool.submit(supervise, number) for number in range(flows)]:
-            done.result()
+    story = Story()
+    environment = {"SHOP_STALE_AFTER": str(stale_after)}
+    running = process(settings, locking, "supervise", events, kills, 0.02 if kills else 0.0, *ids, **environment)
+    assert running.stdout is not None
+    assert running.stdin is not None
+    running.stdout.readline()
+    running.stdin.write("\n")
+    running.stdin.flush()
+    for line in running.stdout:
+        story.read(json.loads(line))
+        if story.ended:
+            break
+    rest: list[str] = []
+    reader = threading.Thread(target=lambda: rest.extend(running.stdout or ()))
+    reader.start()
+    try:
+        unsettled = Ad.objects.filter(export_status__in=[*FAILED, *ad_exports.rules.pending])
+        assert not locking or eventually(lambda: not unsettled.exists(), 90), list(unsettled.values())
+    finally:
+        running.stdin.close()
+        reader.join(60)
+    assert running.wait(30) == 0
+    for line in rest:
+        story.read(json.loads(line))
     return story
 
 
@@ -153,21 +145,23 @@ def test_processes_lose_no_increment(collection: Collection[dict[str, Any]], set
 
 
 def assert_right(story: Story) -> None:
-    """Every final state is the one of the last accepted event; whoever was killed left nothing behind."""
+    """Every final state is the one of the last accepted event, no call met another one of the same ad, and whoever was
+    killed left nothing behind."""
     found = audit.judge()
+    assert story.problems == []
     assert story.wrong_finals() == {}
     assert story.exports_after_deletion() == []
-    assert (found.wrong_exports, found.wrong_withdrawals, found.overlaps) == ([], [], [])
-    assert story.killed > 0
-    assert story.swept >= story.killed
+    assert (found.wrong_exports, found.wrong_withdrawals, found.overlaps, found.wrong_finals) == ([], [], [], [])
     assert not Ad.objects.exclude(locked_by=None).exists()
 
 
 @WITH_MONGO
 @pytest.mark.timeout(240)
 def test_short(external: Settings) -> None:
-    """Four flows × 25 events on six ads, and a flow that is killed in the middle of one."""
-    assert_right(play(external, flows=4, events=25, ads=6, locking=True, risk=0.01, die_at=3))
+    """Four flows with two living runs each, 40 events on 20 ads, and 6 runs that are killed."""
+    story = play(external, events=40, ads=20, kills=6, locking=True)
+    assert_right(story)
+    assert story.killed >= 6
 
 
 @WITH_MONGO
@@ -176,7 +170,7 @@ def test_short(external: Settings) -> None:
 def test_short_without_lock(external: Settings) -> None:
     """The same flows without the lock in the ad leave ads in the wrong state, here or at the external service."""
     external.EXTERNAL_DELAY = (0.0, 0.1)
-    story = play(external, flows=4, events=25, ads=3, locking=False, risk=0.0, die_at=0)
+    story = play(external, events=100, ads=3, kills=0, locking=False)
     found = audit.judge()
     assert story.wrong_finals() or found.wrong_exports
     assert found.overlaps
@@ -184,16 +178,19 @@ def test_short_without_lock(external: Settings) -> None:
 
 @WITH_MONGO
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("locking", [True, False])
 def test_long(external: Settings, locking: bool) -> None:
-    """Four flows × 500 events at random on fifty ads: right with the lock in the ad, wrong without it."""
-    story = play(external, flows=4, events=500, ads=50, locking=locking, risk=0.005 if locking else 0.0, die_at=3)
+    """200 ads, four flows with two living runs each, 100 kills: right with the lock in the ad, wrong without it."""
+    kills = 100 if locking else 0
+    story = play(external, events=2_000, ads=200 if locking else 20, kills=kills, locking=locking, stale_after=10)
     found = audit.judge()
-    facts = {"accepted": sum(map(len, story.accepted.values())), "killed": story.killed, "swept": story.swept}
-    sys.stdout.write(f"{facts | found.counts() | {'wrong_finals': len(story.wrong_finals())}}\n")  # shown by -s
+    facts = {"accepted": sum(map(len, story.accepted.values())), "events": story.events, "killed": story.killed}
+    facts |= {"refused": story.refused} | found.counts() | {"wrong_states": len(story.wrong_finals())}
+    sys.stdout.write(f"{facts}\n")  # shown by -s
     if locking:
         assert_right(story)
+        assert story.killed >= kills
     else:
         assert story.wrong_finals() or found.wrong_exports
         assert found.overlaps

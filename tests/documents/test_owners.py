@@ -146,6 +146,13 @@ class TestWait:
         with pytest.raises(DocumentHeld if wait else DocumentChanged):
             call(plain.lock, "acquire", (id_, 1), "exporting", wait=wait)
 
+    def test_changed_when_the_time_is_over(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is read once more: the end of the time is no reason to name a version that nobody asked for."""
+        id_ = plain.add(1)
+        monkeypatch.setattr("django_mongolock.documents.hold.clock.now", iter(range(0, 10_000, 100)).__next__)
+        with plain.lock.hold((id_, 7), "exporting", final="exported", wait=0.1) as held:
+            assert held.version == 2
+
     def test_deleted_meanwhile(self, plain: Ground) -> None:
         """That ends the wait."""
         id_ = plain.add(1, holder="other", state="exporting")
