@@ -190,6 +190,9 @@ class HeldDocument(Block, Generic[D]):
 
     def __enter__(self) -> Self:
         self._check()
+        if self.remaining == 0:
+            reason = "it was held for longer than stale_after before its block began: renew() it, or hold fewer at once"
+            raise DocumentLockLost(self._context.name, self.id, self.version, reason=reason)
         return self
 
     def warn(self) -> None:

@@ -88,6 +88,7 @@ def switch_all(user_id: str, **changes: Any) -> dict[str, str]:
     with ad_exports.acquire_many(ads, lambda ad: pending_of(ad, changes), changes=changes) as batch:
         for held in batch:
             with batch.isolate(held):
+                held.renew()  # those before it took their time: not an ad that is stale by now
                 _tell(held)
     exported = {str(held.id): str(held.ended) for held in batch}
     return exported | {str(ad_id): str(change(str(ad_id), **changes)) for ad_id in batch.refused}

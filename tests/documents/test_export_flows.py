@@ -96,7 +96,7 @@ def process(settings: Settings, locking: bool, *arguments: object, **environment
 
 def play(settings: Settings, *, events: int, ads: int, kills: int, locking: bool, stale_after: float = 3.0) -> Story:
     """Run the story: four flows, each with two living runs. With locking, until every ad is settled."""
-    ids = [str(services.create_ad("78"[number % 2], f"ad {number}", "", 1).pk) for number in range(ads)]
+    ids = [str(services.create_ad(str(number // 5), f"ad {number}", "", 1).pk) for number in range(ads)]
     story = Story()
     environment = {"SHOP_STALE_AFTER": str(stale_after)}
     running = process(settings, locking, "supervise", events, kills, 0.02 if kills else 0.0, *ids, **environment)

@@ -348,6 +348,19 @@ class TestBatch:
         assert len(caught.value.__notes__) == 1
         assert ground.read(batch.held[2].id, "state") == "exported"
 
+    def test_one_that_waited_for_too_long(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The work on a document whose time is over does not begin, unless it is renewed: it may be another flow's."""
+        ids = [plain.add(1) for _ in range(2)]
+        first, second = plain.lock.acquire_many([(id_, 1) for id_ in ids], "exporting", final="exported").held
+        later = clock.now() + 61
+        monkeypatch.setattr("django_mongolock.documents.holding.clock.now", lambda: later)
+        with pytest.raises(DocumentLockLost, match=r"renew\(\)"), first:
+            pass
+        second.renew()
+        with second:
+            pass
+        assert second.ended == "exported"
+
     def test_a_wrong_final_state(self, plain: Ground) -> None:
         """Told before anything is locked."""
         id_ = plain.add(1)

@@ -206,6 +206,19 @@ def writes_stay(history: History) -> Iterator[Violation]:
             yield Violation("written", history.free[key]["t"], text)
 
 
+def nothing_else_is_written(history: History) -> Iterator[Violation]:
+    """A document never counts further than its holders have: each writes one more than it has found. What MongoDB has
+    refused, and a write that reverts or repeats another, would show."""
+    for key, attempts in history.by_key().items():
+        granted = [a for a in attempts if a.kind == "document" and a.tokens.get(key) is not None]
+        most = 0
+        for attempt in sorted(granted, key=lambda attempt: attempt.tokens[key] or 0):
+            if (attempt.seen or 0) > most:
+                text = f"{attempt} found {attempt.seen} in {key!r}, where at most {most} was to be written"
+                yield Violation("unasked", attempt.got or 0.0, text)
+            most = max(most, (attempt.seen or 0) + 1)
+
+
 def first_come_first_served(history: History) -> Iterator[Violation]:
     """Nobody is overtaken by who came certainly later: over all threads, tasks and processes, whoever else waits there.
 
@@ -417,6 +430,7 @@ RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     promises_hold,
     losses_are_told,
     writes_stay,
+    nothing_else_is_written,
     first_come_first_served,
     nobody_else_suffers,
     waits_end_in_time,

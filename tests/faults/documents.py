@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import random
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -12,8 +13,8 @@ from pymongo.collection import Collection
 from pymongo.database import Database
 from pymongo.errors import PyMongoError
 
-from django_mongolock.documents import DocumentLock, HeldDocument, Hold, Swept
-from django_mongolock.exceptions import LockBackendFailed
+from django_mongolock.documents import Batch, DocumentLock, HeldDocument, Hold, Swept
+from django_mongolock.exceptions import DocumentRefused, LockBackendFailed
 
 Document = dict[str, Any]
 
@@ -24,6 +25,8 @@ DOCUMENTS: Final = ("d0", "d1", "d2")
 STALE: Final = 3.0
 #: The field that every holder counts up.
 FIELD: Final = "count"
+#: From here on the server refuses the count.
+REFUSED: Final = 1_000_000
 
 
 def make_documents(database: Database[Document]) -> None:
@@ -33,6 +36,7 @@ def make_documents(database: Database[Document]) -> None:
         new = {"state": "done", "documentVersion": 0, FIELD: 0}
         collection.update_one({"_id": name}, {"$setOnInsert": new}, upsert=True)
     collection.create_index("state")
+    database.command("collMod", COLLECTION, validator={FIELD: {"$lt": REFUSED}}, validationLevel="strict")
 
 
 class Documents:
@@ -69,9 +73,22 @@ class Documents:
     def hold(self, document: Document, owner: str | None) -> Hold[Document]:
         return self._lock.hold(document, owner=owner)
 
+    def hold_in_batch(self, document: Document, owner: str | None) -> Batch[Document]:
+        """Acquire a document as one of several. Raises why it was refused."""
+        return _only(self._lock.acquire_many([document], owner=owner))
+
+    async def ahold_in_batch(self, document: Document, owner: str | None) -> Batch[Document]:
+        return _only(await self._lock.aacquire_many([document], owner=owner))
+
     def sweep(self) -> Swept:
         """Free what is stale."""
         return self._lock.clear_stale()
+
+
+def _only(batch: Batch[Document]) -> Batch[Document]:
+    for error in batch.refused.values():
+        raise error
+    return batch
 
 
 @contextlib.contextmanager
@@ -83,27 +100,38 @@ def _our_errors() -> Iterator[None]:
 
 
 class OurDocument:
-    """One acquisition of one document. It is given back with a count that is one higher than it was found."""
+    """One acquisition of one document, by itself or as one of a batch. It is given back with a count that is one higher
+    than it was found; sometimes after a count that the server refuses, or after another change."""
 
     def __init__(self, documents: Documents, name: str, owner: str | None) -> None:
         self._documents = documents
         self._name = name
         self._owner = owner
-        self._hold: Hold[Document]
+        self._block: Hold[Document] | Batch[Document]
         self._held: HeldDocument[Document]
         self._version = 0
+        self._in_batch, self._tries, self._touches = (random.random() < chance for chance in (0.3, 0.3, 0.3))
         #: The count as it was found, and as it is given back.
         self.seen = 0
         self.wrote: int | None = None
 
     def acquire(self) -> None:
-        self._hold = self._documents.hold(self._documents.read(self._name), self._owner)
-        self._keep(self._hold.acquire())
+        document = self._documents.read(self._name)
+        if self._in_batch:
+            self._block = batch = self._documents.hold_in_batch(document, self._owner)
+            self._keep(batch.held[0])
+        else:
+            self._block = hold = self._documents.hold(document, self._owner)
+            self._keep(hold.acquire())
 
     async def aacquire(self) -> None:
         document = await asyncio.to_thread(self._documents.read, self._name)
-        self._hold = self._documents.hold(document, self._owner)
-        self._keep(await self._hold.aacquire())
+        if self._in_batch:
+            self._block = batch = await self._documents.ahold_in_batch(document, self._owner)
+            self._keep(batch.held[0])
+        else:
+            self._block = hold = self._documents.hold(document, self._owner)
+            self._keep(await hold.aacquire())
 
     def _keep(self, held: HeldDocument[Document]) -> None:
         self._held = held
@@ -125,15 +153,27 @@ class OurDocument:
 
     def release(self) -> bool:
         """Write the count and let go. Raises DocumentLockLost, and what says that nobody knows."""
+        if self._tries:
+            with contextlib.suppress(DocumentRefused, LockBackendFailed):
+                self._held.finish(changes={FIELD: REFUSED})
+        if self._touches:
+            with contextlib.suppress(LockBackendFailed):
+                self._held.update({"touched": self._version})
         self._held.finish(changes={FIELD: self.seen + 1})
         self.wrote = self.seen + 1
         return True
 
     async def arelease(self) -> bool:
+        if self._tries:
+            with contextlib.suppress(DocumentRefused, LockBackendFailed):
+                await self._held.afinish(changes={FIELD: REFUSED})
+        if self._touches:
+            with contextlib.suppress(LockBackendFailed):
+                await self._held.aupdate({"touched": self._version})
         await self._held.afinish(changes={FIELD: self.seen + 1})
         self.wrote = self.seen + 1
         return True
 
     def leave(self, error: BaseException | None = None) -> None:
         """Leave the block, as `with` does."""
-        self._hold.__exit__(type(error) if error else None, error, None)
+        self._block.__exit__(type(error) if error else None, error, None)

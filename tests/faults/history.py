@@ -275,7 +275,10 @@ class History:
         if attempt.owner is None:
             return forced
         others = (other for other in self._of_owner[key, attempt.owner] if other is not attempt)
-        return min(forced, *(_resumes(other, attempt) for other in others), FOREVER)
+        resumed = min((_resumes(other, attempt) for other in others), default=FOREVER)
+        if attempt.kind == "document":  # F70: a run that lives keeps its document, whoever asks in its name
+            resumed = max(resumed, self.alive_until(attempt))
+        return min(forced, resumed)
 
     def _other_clock(self, attempt: Attempt) -> float:
         """From when on another clock may judge what *attempt* got. Once one is wrong, any fault may lead to that."""

@@ -274,6 +274,13 @@ class TestDocuments:
         story = Story().document(10, 11, "a", 1, seen=0).end(12)
         assert story.tell("free", 12.5, "harness", key="d", since=12.0, seen=0).rules() == {"written"}
 
+    def test_a_write_that_nobody_made(self) -> None:
+        """A count that the server has refused, or more than those before can have written."""
+        story = Story().document(10, 11, "a", 1, seen=0, was="unknown").document(13.1, 14, "b", 3, seen=1)
+        assert story.end().rules() == set()
+        story = Story().document(10, 11, "a", 1, seen=0, was="unknown").document(13.1, 14, "b", 3, seen=1_000_000)
+        assert story.end().rules() == {"unasked"}
+
     def test_a_child_fails_the_work(self) -> None:
         """F63: a child left the block by an error, and its parent finished work that was another's."""
         story = Story().document(10, 11, "a", 1, seen=0).tell("forked", 10.2, "a", id="a")
