@@ -183,7 +183,7 @@ def test_short_without_lock(external: Settings) -> None:
 def test_long(external: Settings, locking: bool) -> None:
     """200 ads, four flows with two living runs each, 100 kills: right with the lock in the ad, wrong without it."""
     kills = 100 if locking else 0
-    story = play(external, events=2_000, ads=200 if locking else 20, kills=kills, locking=locking, stale_after=10)
+    story = play(external, events=600, ads=200 if locking else 20, kills=kills, locking=locking, stale_after=5)
     found = audit.judge()
     facts = {"accepted": sum(map(len, story.accepted.values())), "events": story.events, "killed": story.killed}
     facts |= {"refused": story.refused} | found.counts() | {"wrong_states": len(story.wrong_finals())}
