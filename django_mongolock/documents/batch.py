@@ -95,11 +95,12 @@ class Isolated(Block, Generic[D]):
         self._held = held
         self._sender = batch._sender
 
+    # One whose time is over must get into the block: an error here would end the loop over the batch.
     def __enter__(self) -> HeldDocument[D]:  # type: ignore[override]
-        return self._held.__enter__()
+        return self._held
 
     async def __aenter__(self) -> HeldDocument[D]:  # type: ignore[override]
-        return self._held.__enter__()
+        return self._held
 
     def __exit__(  # type: ignore[override]
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
