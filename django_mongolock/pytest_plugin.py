@@ -11,13 +11,25 @@ if TYPE_CHECKING:
     from .testing import MemoryLocks
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of the configuration file."""
+    parser.addini("mongolock_strict", "a test fails that leaves a lock held", type="bool", default=False)
+
+
 @pytest.fixture
-def mongolock() -> Iterator[MemoryLocks]:
+def mongolock(pytestconfig: pytest.Config) -> Iterator[MemoryLocks]:
     """Keeps the locks of this test in memory: see `django_mongolock.testing.MemoryLocks`. Needs no database."""
     from .testing import override_locks
 
-    with override_locks() as locks:
+    with override_locks(strict=_is_strict(pytestconfig)) as locks:
         yield locks
+
+
+def _is_strict(config: pytest.Config) -> bool:
+    try:
+        return bool(config.getini("mongolock_strict"))
+    except ValueError:  # a conftest has imported the fixture alone
+        return False
 
 
 @pytest.fixture(scope="session")

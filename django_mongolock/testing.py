@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import threading
 import unittest
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, Final, Self
 
 from django.core.exceptions import ImproperlyConfigured
@@ -16,9 +18,10 @@ from django.db.models import Model
 from django.dispatch import Signal
 from django.test.utils import TestContextDecorator
 
-from .backends.base import close_backends, get_backend
-from .backends.memory import MemoryLockBackend, forget_servers
+from .backends.base import get_backend, put_backends_back, set_backends_aside
+from .backends.memory import MemoryLockBackend, own_sessions, put_servers_back, set_servers_aside
 from .conf import MEMORY, get_settings, override
+from .engine.grant import State
 from .engine.lock import MongoLock
 from .engine.memory_server import MemoryServer, MemorySession
 from .engine.options import Seconds, as_seconds
@@ -174,6 +177,15 @@ class MemoryLocks:
         if found := [key for key in self.held() if key in wanted or not keys]:
             raise AssertionError(f"still held: {', '.join(map(repr, found))}")
 
+    def assert_released(self) -> None:
+        """Assert that the code under test holds no lock and waits for none. What the test holds does not count."""
+        if left := self._left_behind():
+            raise AssertionError(left)
+
+    def _left_behind(self) -> str:
+        left = [text for session in own_sessions() for text in _left_over(session)]
+        return f"the test has left locks behind: {'; '.join(left)}" if left else ""
+
     def _summary(self) -> str:
         return f"acquired: {', '.join(map(repr, self.acquired)) or 'none'}"
 
@@ -199,36 +211,59 @@ class MemoryLocks:
 
     def _record(self, signal: Signal, key: str, **facts: object) -> None:
         for name, recorded in _RECORDED.items():
-            if recorded is signal:
+            if recorded is signal and _listening[-1:] == [self]:
                 getattr(self, name).append(self._bare(key))
 
     def _listen(self) -> None:
+        _listening.append(self)
         for signal in _RECORDED.values():
             signal.connect(self._record)
 
     def _close(self) -> None:
         for signal in _RECORDED.values():
             signal.disconnect(self._record)
-        forget_servers()
+        _listening.remove(self)
+
+
+#: The locks of the tests that run now, the innermost last: only that one records.
+_listening: Final[list[MemoryLocks]] = []
+
+
+def _left_over(session: MemorySession) -> Iterator[str]:
+    """What a session holds or waits for, in words."""
+    for grant in list(session.registry.grants.values()):
+        if grant.held:
+            yield f"{grant.key!r} is still held, acquired at {grant.acquired_from}"
+        elif grant.state is State.WAITING:
+            yield f"a thread or task still waits for {grant.key!r}"
 
 
 class override_locks(TestContextDecorator):  # noqa: N801 - a sibling of override_settings
     """Keep the locks in memory, and return a `MemoryLocks`: ``with override_locks() as locks:``.
 
     Also a decorator of functions, coroutine functions and test case classes, like Django's ``override_settings``.
-    attr_name, kwarg_name: the attribute of the test case, or the argument, that receives the locks. values: other
-    settings of MONGOLOCK during the test, such as ``WAIT=0``.
+    attr_name, kwarg_name: the attribute of the test case, or the argument, that receives the locks. strict: a lock that
+    is left held at the end is an AssertionError, rather than a warning; None: it is neither. values: other settings of
+    MONGOLOCK during the test, such as ``WAIT=0``. An inner one begins without locks, and the outer one keeps its own.
     """
 
-    def __init__(self, attr_name: str | None = None, kwarg_name: str | None = None, **values: Any) -> None:
+    def __init__(
+        self,
+        attr_name: str | None = None,
+        kwarg_name: str | None = None,
+        *,
+        strict: bool | None = False,
+        **values: Any,
+    ) -> None:
         super().__init__(attr_name=attr_name, kwarg_name=kwarg_name)
+        self.strict = strict
         self.values = values
 
     def enable(self) -> MemoryLocks:
         """Keep the locks in memory from now on."""
+        set_backends_aside()
         self._before = override({"BACKEND": MEMORY, **self.values})
-        close_backends()
-        forget_servers()
+        self._servers = set_servers_aside()
         self._locks = MemoryLocks()
         self._locks._listen()
         return self._locks
@@ -237,21 +272,39 @@ class override_locks(TestContextDecorator):  # noqa: N801 - a sibling of overrid
         return self.enable()
 
     def disable(self) -> None:
-        """Restore the backend of the project. What is still held is gone."""
+        """Restore the backend of the project. What is still held is reported, and gone."""
+        self._end(self.strict)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end(self.strict if error is None else None)  # an error has a better reason to leave locks behind
+
+    def _end(self, strict: bool | None) -> None:
+        left = None if strict is None else self._locks._left_behind()
         self._locks._close()
+        put_servers_back(self._servers)
         override(self._before)
-        close_backends()
+        put_backends_back()
+        if left and strict:
+            raise AssertionError(left)
+        if left:
+            warnings.warn(left, RuntimeWarning, stacklevel=3)
 
 
 class LockTestMixin(unittest.TestCase):
     """Mix it into any Django test case: each test has locks of its own in memory, as `mongolock`.
 
     It needs no database. Locks that ``setUpClass`` and ``setUpTestData`` take are not covered.
+    mongolock_strict: whether a test fails that leaves a lock held; otherwise there is a warning.
     """
 
     mongolock: MemoryLocks
+    mongolock_strict: bool = False
 
     def run(self, result: unittest.TestResult | None = None) -> unittest.TestResult | None:
         """Run one test, `setUp` and `tearDown` included."""
-        with override_locks() as self.mongolock:
+        with override_locks(strict=None if self.mongolock_strict else False) as self.mongolock:
+            if self.mongolock_strict:
+                self.addCleanup(self.mongolock.assert_released)  # runs last, and fails the test
             return super().run(result)

@@ -6,6 +6,9 @@ import asyncio
 import threading
 import unittest
 from collections.abc import Callable
+from contextlib import nullcontext
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +17,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, SimpleTestCase, TestCase
+from pytest_django import Settings
 
 from django_mongolock import (
     LockBackendFailed,
+    LockError,
     LockLost,
     LockMisused,
     LockNotAcquired,
@@ -33,6 +38,8 @@ from django_mongolock.models import Lock
 from django_mongolock.testing import LockTestMixin, MemoryLocks, override_locks
 from testproject.shop.models import Order
 from tests.waiting import eventually
+
+pytest_plugins = ["pytester"]
 
 
 @mongo_locked("order:{order_id}", on_contention="respond")
@@ -111,7 +118,7 @@ class TestOverride:
 
     def test_each_begins_with_no_locks(self) -> None:
         for _ in range(2):
-            with override_locks() as locks:
+            with override_locks(strict=None) as locks:
                 assert locks.acquired == locks.held() == []
                 lock = mongo_lock("a", wait=0).acquire()
             assert lock.lost
@@ -143,6 +150,140 @@ class TestOverride:
         result = Case("test").run(unittest.TestResult())
         assert result is not None
         assert (result.testsRun, result.errors, result.failures) == (1, [], [])
+
+
+class TestLeftBehind:
+    """F94: what a test holds at its end, and tests inside of tests."""
+
+    def test_a_lock_that_is_still_held_is_reported(self) -> None:
+        """With its key and the line that took it; a lock that the test holds itself is none."""
+        test = override_locks()
+        locks = test.enable()
+        locks.hold("b")
+        lock = mongo_lock("a").acquire()
+        with pytest.raises(AssertionError, match="'a' is still held"):
+            locks.assert_released()
+        with pytest.warns(RuntimeWarning, match=r"left locks behind: 'a' is still held, acquired at .*test_testing"):
+            test.disable()
+        assert lock.lost
+        with override_locks(strict=True) as locks:
+            locks.hold("b")
+            with mongo_lock("a"):
+                pass
+            locks.assert_released()
+
+    def test_a_thread_that_still_waits_is_reported(self) -> None:
+        """It will never get the lock."""
+        errors: list[LockError] = []
+
+        def wait() -> None:
+            try:
+                mongo_lock("a", wait=None).acquire()
+            except LockError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=wait)
+        test = override_locks(strict=True)
+        locks = test.enable()
+        locks.hold("a")
+        thread.start()
+        assert eventually(lambda: locks.waiting("a") == 1)
+        with pytest.raises(AssertionError, match="still waits for 'a'"):
+            test.disable()
+        thread.join(10)
+        assert len(errors) == 1
+
+    def test_strict(self) -> None:
+        """The test fails, but not beside an error of its own; a decorator may be used again."""
+
+        @override_locks(strict=True)
+        def leave(error: Exception | None = None) -> MongoLock:
+            lock = mongo_lock("a").acquire()
+            if error is not None:
+                raise error
+            return lock
+
+        with pytest.raises(ZeroDivisionError):
+            leave(ZeroDivisionError())
+        for _ in range(2):
+            with pytest.raises(AssertionError, match="left locks behind"):
+                leave()
+        assert isinstance(get_backend(), MongoBackend)
+
+    @pytest.mark.parametrize("strict", [False, True])
+    def test_strict_in_a_test_case(self, strict: bool) -> None:
+        """By an attribute of the class; what tearDown releases is released."""
+
+        class Case(LockTestMixin, SimpleTestCase):
+            mongolock_strict = strict
+
+            def test_left(self) -> None:
+                self.lock = mongo_lock("a").acquire()
+
+            def test_released(self) -> None:
+                self.test_left()
+                self.addCleanup(self.lock.release)
+
+        told = nullcontext() if strict else pytest.warns(RuntimeWarning, match="'a' is still held")
+        with told:
+            left = Case("test_left").run(unittest.TestResult())
+        assert left is not None
+        assert len(left.failures) == strict
+        assert not left.errors
+        released = Case("test_released").run(unittest.TestResult())
+        assert released is not None
+        assert released.wasSuccessful()
+
+    def test_one_inside_another(self) -> None:
+        """The inner one begins without locks; the outer one keeps its own, and records nothing of the inner's."""
+        with override_locks(strict=True) as outer:
+            mine, theirs = mongo_lock("a").acquire(), outer.hold("b")
+            with override_locks(WAIT=3) as inner:
+                assert inner.held() == []
+                mongo_lock("a").acquire().release()
+                assert inner.acquired == ["a"]
+            assert (outer.held(), outer.acquired, outer.lost) == (["a", "b"], ["a"], [])
+            assert mine.held
+            assert theirs.held
+            outer.advance(100)
+            assert not mongo_lock("b", wait=0).try_acquire()
+            assert mine.release()
+
+    def test_settings_that_change_inside(self, settings: Settings) -> None:
+        """A backend that was made from the settings before is not used again."""
+        with override_locks(LEASE=40):
+            assert mongo_lock("a").options.terms.lease == 40
+            with override_locks(LEASE=50):
+                settings.MONGOLOCK = {**settings.MONGOLOCK, "MAX_WAITERS": 7}
+                assert mongo_lock("a").options.terms.lease == 50
+            assert get_backend().settings.MAX_WAITERS == 7
+            assert get_backend().settings.LEASE == 40
+
+
+def test_strict_by_the_configuration(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F94: ``mongolock_strict = true``, for all tests with the fixture."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent.parent))
+    pytester.makeini("[pytest]\nmongolock_strict = true\nDJANGO_SETTINGS_MODULE = testproject.settings\n")
+    pytester.makepyfile(
+        """
+        from django_mongolock import mongo_lock
+        def test_left(mongolock):
+            mongo_lock("a").acquire().extend()
+            test_left.lock = mongo_lock("b").acquire()
+        def test_released(mongolock):
+            with mongo_lock("a"):
+                pass
+        """
+    )
+    plugins = [] if has_plugin() else ["-p", "django_mongolock.pytest_plugin"]
+    result = pytester.runpytest_subprocess(*plugins)
+    result.assert_outcomes(passed=2, errors=1)
+    result.stdout.fnmatch_lines(["*AssertionError: the test has left locks behind: *'b' is still held*"])
+
+
+def has_plugin() -> bool:
+    """Whether pytest finds the plugin by itself."""
+    return any(point.value == "django_mongolock.pytest_plugin" for point in entry_points(group="pytest11"))
 
 
 class TestHold:

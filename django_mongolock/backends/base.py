@@ -107,9 +107,28 @@ def close_backends() -> None:
         backend.close()
 
 
+#: Backends that are not in use for a while, with what they hold.
+_set_aside: list[dict[str, Backend[Session]]] = []
+
+
+def set_backends_aside() -> None:
+    """Have others made, until `put_backends_back` is called."""
+    _set_aside.append(dict(_backends))
+    _backends.clear()
+
+
+def put_backends_back() -> None:
+    """Close those in use, and use those again that were set aside last."""
+    close_backends()
+    _backends.update(_set_aside.pop())
+
+
 def _close_after_change(*, setting: str, **kwargs: object) -> None:
     if setting in ("MONGOLOCK", "DATABASES"):
         close_backends()
+        for backends in _set_aside:  # they were made from the settings before
+            while backends:
+                backends.popitem()[1].close()
 
 
 setting_changed.connect(_close_after_change)

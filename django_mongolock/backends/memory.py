@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from django.core import mail
@@ -48,9 +49,24 @@ class MemoryLockBackend(Backend[MemorySession]):
         return MemorySession(MemoryStore(self.server, self.limits), observer, played_by)
 
 
-def forget_servers() -> None:
-    """Start again without locks, also if some are still held."""
+def own_sessions() -> Iterator[MemorySession]:
+    """The sessions of this process, without those that a test has as other processes."""
+    for (pid, _), server in list(_servers.items()):
+        if pid == os.getpid():
+            yield from (session for session in list(server.sessions) if session.played_by is None)
+
+
+def set_servers_aside() -> dict[tuple[int, str], MemoryServer]:
+    """Start again without locks; return the servers that there were, for `put_servers_back`."""
+    kept = dict(_servers)
+    _servers.clear()
+    return kept
+
+
+def put_servers_back(kept: Mapping[tuple[int, str], MemoryServer]) -> None:
+    """Forget all locks, also those that are still held, and go on with the servers that were set aside."""
     for server in _servers.values():
         for session in list(server.sessions):
             session.die()
     _servers.clear()
+    _servers.update(kept)
