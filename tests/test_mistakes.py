@@ -43,7 +43,7 @@ from django_mongolock import (
 )
 from django_mongolock.admin import DocumentLockAdminMixin
 from django_mongolock.backends.base import close_backends
-from django_mongolock.checks import check_settings
+from django_mongolock.checks import check_settings, check_shared_locks
 from django_mongolock.conf import get_settings
 from django_mongolock.contrib.celery import enqueue_once
 from django_mongolock.documents.source import make_source
@@ -519,6 +519,27 @@ def test_a_lease_that_one_command_may_use_up(settings: Settings) -> None:
     assert [found.id for found in check_settings(app_configs=None)] == ["mongolock.W006"]
     settings.MONGOLOCK = {**settings.MONGOLOCK, "LEASE": 6}
     assert check_settings(app_configs=None) == []
+
+
+@mongo_locked
+def without_a_key(number: int) -> None: ...
+
+
+@mongo_locked()
+def only_a_request(request: HttpRequest, *args: Any, **kwargs: Any) -> None: ...
+
+
+@mongo_locked("one lock")
+def with_a_key(number: int) -> None: ...
+
+
+def test_a_lock_that_all_calls_share() -> None:
+    """Probably the key was forgotten, if the calls have arguments; a key without a field says that it was not."""
+    said = [found for found in check_shared_locks(app_configs=None) if "tests.test_mistakes." in found.msg]
+    (found,) = said
+    assert found.id == "mongolock.W009"
+    assert found.msg.startswith("All calls of tests.test_mistakes.without_a_key() share one lock")
+    assert '@mongo_locked("order:{order_id}")' in str(found.hint)
 
 
 def test_metrics_without_their_config(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from django.utils.module_loading import import_string
 
 from ..backends.mongo import database_settings
 from ..conf import NAME, LockSettings, get_settings, raw_settings
+from ..decorator.calls import shared_by_all
 from ..documents import declared
 from ..exceptions import LockBackendFailed
 from ..versions.checking import version_field
@@ -40,6 +41,20 @@ def _check_document_places() -> Iterator[CheckMessage]:
                 f"The document lock {lock.name!r} is declared on a model that is not in MongoDB: {problem}.",
                 "Have a router send the model to MongoDB, or name the alias by using=.",
             )
+
+
+@register()
+def check_shared_locks(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check that a function with arguments says which of its calls exclude one another."""
+    return [
+        warning(
+            "W009",
+            f"All calls of {name}() share one lock, whatever their arguments: its @mongo_locked has no key.",
+            'Name the arguments that matter, as in @mongo_locked("order:{order_id}"). If all calls are meant, name the '
+            'lock: @mongo_locked("import").',
+        )
+        for name in sorted(shared_by_all)
+    ]
 
 
 @register(Tags.database)

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import _AsyncGeneratorContextManager, _GeneratorContextManager, aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from django.http import HttpRequest
 
@@ -23,6 +23,10 @@ from .streaming import hold_while_streaming
 
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
+
+
+#: The functions of the project's modules whose calls share one lock, although they have arguments: for a check.
+shared_by_all: Final[set[str]] = set()
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +53,8 @@ class LockedCall:
             raise TypeError("a lambda has no name that could be the key: give a template, or pass the lambda as key=")
         for template in plan.templates:
             template.check(self.signature, self.name)
+        if not plan.templates and plan.key is None and _has_arguments(self.signature) and "<locals>" not in self.name:
+            shared_by_all.add(self.name)
 
     def lock(
         self, args: Arguments, kwargs: Keywords, request: HttpRequest | None = None, *, trial: bool = False
@@ -212,6 +218,13 @@ class _WaitAfterAll(Exception):
 
 #: The types of results that have not done their work yet.
 _UNFINISHED = (Generator, AsyncGenerator, _GeneratorContextManager, _AsyncGeneratorContextManager)
+
+
+def _has_arguments(signature: inspect.Signature) -> bool:
+    """Whether calls may differ in more than the request."""
+    variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    named = {parameter.name for parameter in signature.parameters.values() if parameter.kind not in variable}
+    return bool(named - {"self", "cls", "request"})
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:

@@ -64,7 +64,8 @@ def mongo_locked(
 
     templates: keys, filled from the arguments of the call by the names of their parameters: ``"order:{order_id}"``,
     ``"sync:{account.pk}"``. key: instead, a callable that takes the same arguments and returns the key, or a model
-    instance. With neither, the key is the dotted name of the function. options: those of `mongo_lock`.
+    instance. With neither, the key is the dotted name of the function: all its calls share one lock, whatever their
+    arguments. options: those of `mongo_lock`.
 
     on_contention: "raise" LockNotAcquired; "skip": return `SKIPPED`, which is false; "respond": for views, 423 with
     Retry-After, or 503 while MongoDB does not answer; "retry": a Celery task comes back later, without using up its
