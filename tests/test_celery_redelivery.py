@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import states
 from celery.exceptions import WorkerLostError
 
 from django_mongolock import mongo_lock
@@ -149,20 +148,6 @@ def test_a_killed_worker(start: Start, name: str) -> None:
     enough(f"{name}-a")
     assert done(other) == "other"
     assert [line.split()[0] for line in notes(name)][:4] == ["a", "a", "a", "other"]
-
-
-def test_a_living_run(start: Start, name: str) -> None:
-    """F49, F95: a task that runs longer than the visibility timeout is delivered to another worker while it lives:
-    that does not wait for it in its pool, and does not run it again."""
-    start(concurrency=1)
-    other = start(concurrency=1)
-    result = redis_app.job.delay(name, "a")
-    assert eventually(lambda: result.state == states.RETRY, 90), other.log.read_text()
-    assert not document(f"job:{name}").get("waiters")
-    enough(f"{name}-a")
-    assert done(result) == "a"
-    assert eventually(lambda: len(notes(name)) >= 2)
-    assert notes(name)[1:] == ["a done"]
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])

@@ -71,6 +71,8 @@ class Server(Runnable):
     """One server process on a loopback port of its own, in a temporary directory of its own."""
 
     title: ClassVar[str]
+    #: Seconds until it must answer once it was started.
+    start_timeout: ClassVar[float] = START_TIMEOUT
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -144,8 +146,8 @@ class Server(Runnable):
         self._watcher = _spawn(watcher, stdin=subprocess.PIPE)
 
     def wait_ready(self) -> None:
-        """Wait until the server answers; raise ServerError when it ends instead, or after START_TIMEOUT."""
-        with patience(START_TIMEOUT, f"{self.title} does not answer") as still_time:
+        """Wait until the server answers; raise ServerError when it ends instead, or after `start_timeout`."""
+        with patience(self.start_timeout, f"{self.title} does not answer") as still_time:
             while not self.answers():
                 if not self.running:
                     raise ServerError(f"{self.title} did not start: {_last_words(self.log)}")

@@ -14,6 +14,7 @@ class RabbitMQ(Server):
     """A rabbitmq-server, a node of its own, with the user guest."""
 
     title = "rabbitmq-server"
+    start_timeout = 90.0  # Erlang takes some seconds of a processor
 
     def __init__(self) -> None:
         super().__init__()

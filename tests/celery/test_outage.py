@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from testproject.servers import RabbitMQ, ReplicaSet
+from testproject.servers import RabbitMQ, Redis, ReplicaSet
 from tests import parts
 from tests.celery import app as tasks
 from tests.celery.conftest import MakePlace
 from tests.celery.records import Story
+from tests.celery.workers import placed
+from tests.looking import holders
 from tests.waiting import eventually
 
 pytestmark = [
@@ -84,3 +87,30 @@ def test_two_schedulers(place: MakePlace, name: str) -> None:
     assert eventually(here.is_quiet, 30)
     assert here.story.overlaps(name) == 0
     assert here.story.count("begin") in range(3, 6), here.logs()
+
+
+@pytest.mark.parametrize("count", [pytest.param(60, marks=LONG)])
+@pytest.mark.parametrize("kind", ["early", "late", "plain"])
+def test_redis_is_killed(tmp_path: Path, name: str, kind: str, count: int) -> None:
+    """Redis is killed and started again: what is lost is what plain tasks lose, and no lock stays behind."""
+    with Redis(durable=True) as server, placed(tmp_path, server.uri) as here:
+        here.start(concurrency=4)
+        for number in range(count):
+            if kind == "plain":
+                tasks.plain.delay(f"{number}", 0.3)
+            else:
+                getattr(tasks, kind).delay(f"{name}-{number}", f"{number}", 0.3)
+        assert eventually(lambda: here.story.count("end") > count / 3, 60), here.logs()
+        server.kill()
+        time.sleep(2)
+        server.restart()
+        eventually(lambda: here.story.count("end") >= count, 60)
+        ended = len({each["name"] for each in here.story.of("end")})
+        alive = here.workers[0].process.poll() is None
+        print(f"\n{kind}: {ended} of {count} ended, worker alive: {alive}, {here.story.summary()}")  # noqa: T201 - figures
+        assert sum(here.story.overlaps(f"{number}") for number in range(count)) == 0
+        assert not any(holders(f"{name}-{number}") for number in range(count))
+        if not alive:
+            here.start(concurrency=4)
+            eventually(lambda: here.story.count("end") >= count, 30)
+        assert len({each["name"] for each in here.story.of("end")}) >= count - 4

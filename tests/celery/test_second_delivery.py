@@ -24,7 +24,7 @@ LONG = [pytest.mark.long, pytest.mark.timeout(300)]
     ("visibility", "seconds"), [(1.5, 4.0), pytest.param(12, 18, marks=LONG), pytest.param(4, 30, marks=LONG)]
 )
 def test_one_run(place: MakePlace, name: str, visibility: float, seconds: float) -> None:
-    """A task that runs longer than the visibility timeout runs once, and then there is peace."""
+    """F49: a task that runs longer than the visibility timeout runs once, and then there is peace."""
     here = place(visibility=visibility)
     here.start()
     result = tasks.late.delay(name, "a", seconds)
