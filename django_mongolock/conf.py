@@ -34,11 +34,13 @@ class LockSettings:
     LEASE: how long a lock lives without renewal. WAIT: how long to wait for a lock (None: without end).
     CLOCK_MARGIN: how much longer the server lets a lease live than its holder believes, as a part of the lease; at
     least one second. WAITER_LEASE: how long a place in the queue lives without renewal. MAX_WAITERS: how long a queue
-    may be. RETENTION: how long the document of a free lock is kept. COMMAND_TIMEOUT: how long one command may take.
+    may be. RETENTION: how long the document of a free lock is kept for which there was a queue.
+    COMMAND_TIMEOUT: how long one command may take.
     CONTENTION_STATUS: the HTTP status of on_contention="respond". SHORT_WAIT: how long `mongo_locked` waits where a
     worker should not be blocked for long: in views; at most WAIT.
     RETRY_OUTAGE: for how long a Celery task with on_contention="retry" comes back while MongoDB does not answer; then
     it fails.
+    STATUS_BASIC_AUTH: whether the JSON for monitoring takes HTTP basic authentication.
     HISTORY: how many megabytes of MongoDB the history of the locks may take; 0: none is written.
     EDIT_LEASE: how long the edit lock of a browser tab lives without a beat. EDIT_BEAT: the time between two beats.
     EDIT_IDLE: the time without a key or a click after which it is released (None: never). EDIT_FAIL_CLOSED: while
@@ -58,6 +60,7 @@ class LockSettings:
     CONTENTION_STATUS: int = 423
     SHORT_WAIT: float = 1.0
     RETRY_OUTAGE: float = 600.0
+    STATUS_BASIC_AUTH: bool = False
     HISTORY: int = 0
     EDIT_LEASE: float = 120.0
     EDIT_BEAT: float = 5.0
@@ -140,6 +143,7 @@ VALUES: Final[dict[str, tuple[str, Callable[[object], object], str]]] = {
     "CONTENTION_STATUS": ("E014", _whole(400, 599), "an HTTP status, for example 423 or 409"),
     "SHORT_WAIT": ("E015", _check_short_wait, "seconds to wait in a view, for example 1; 0 for a single try"),
     "RETRY_OUTAGE": ("E022", _check_short_wait, "seconds for which tasks come back, for example 600; 0 for not at all"),
+    "STATUS_BASIC_AUTH": ("E023", _check_flag, "True or False"),
     "HISTORY": ("E020", _whole(0, 1_000_000), "megabytes for the history, for example 100; 0 for no history"),
     "EDIT_LEASE": ("E080", _check_seconds, "seconds that the edit lock of a tab lives without a beat, for example 120"),
     "EDIT_BEAT": ("E081", _check_seconds, "seconds between two beats of a tab, for example 5"),

@@ -15,8 +15,9 @@ from functools import lru_cache
 from typing import Any, Final
 
 from django.conf import settings
-from django.http import HttpRequest
+from django.http import HttpRequest, QueryDict
 from django.utils.functional import LazyObject
+from django.utils.http import escape_leading_slashes
 
 from .conf import get_settings
 from .engine.document import Terms
@@ -127,6 +128,15 @@ def view_name(request: HttpRequest) -> str:
     """The view that serves a request, as a lock records it."""
     match = getattr(request, "resolver_match", None)
     return f"view {match.view_name or match._func_path}" if match is not None else f"{request.method} {request.path}"
+
+
+def own_address(request: HttpRequest, query: QueryDict | None = None) -> str:
+    """The address of the page that serves *request*, for a redirect or a form: always on this site.
+
+    A path that begins with two slashes would be the name of another host.
+    """
+    path = escape_leading_slashes(request.path)
+    return f"{path}?{query.urlencode()}" if query else path
 
 
 def _username(request: HttpRequest) -> str:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 __all__ = [
     "DocumentChanged",
@@ -25,6 +26,7 @@ __all__ = [
     "LockDeadlock",
     "LockDocumentDamaged",
     "LockError",
+    "LockKeyInvalid",
     "LockLost",
     "LockMisused",
     "LockNotAcquired",
@@ -36,11 +38,40 @@ __all__ = [
 ]
 
 
+#: The kinds of characters that are shown by their codes: controls, those that change the direction of writing or cannot
+#: be seen, lone surrogates, separators of lines.
+_CODED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+def printable(text: object, keep: str = "") -> str:
+    """Return *text* as it is shown to people: whatever others wrote, it steers no terminal, and hides nothing.
+
+    Control characters, direction marks and the like become their codes, except those in *keep*.
+    """
+    shown = str(text)
+    if shown.isprintable():
+        return shown
+    return "".join(f"\\u{ord(c):04x}" if unicodedata.category(c) in _CODED and c not in keep else c for c in shown)
+
+
 class LockError(Exception):
     """The base of all errors of this library. Invalid arguments raise TypeError or ValueError instead."""
 
+    def __str__(self) -> str:
+        return printable(self._text())
+
+    def _text(self) -> str:
+        return super().__str__()
+
     def __post_init__(self) -> None:
         self.args = tuple(getattr(self, fact.name) for fact in dataclasses.fields(self))  # type: ignore[arg-type]
+
+
+class LockKeyInvalid(ValueError):
+    """A text or a value makes no lock key: it is too long, has control characters, or is not of the required form.
+
+    A key may be made from a request, so a view under ``on_contention="respond"`` answers 400. Nothing was sent.
+    """
 
 
 @dataclass(eq=False, repr=False)
@@ -62,7 +93,7 @@ class LockNotAcquired(LockError):
     held_for = math.inf
     waiting = 0
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         after = f" within {self.waited:.1f} s" if self.waited >= 0.05 else ""
         return f"lock {self.key!r} was not acquired{after}: held by {self.holder or 'a waiter ahead in the queue'}"
 
@@ -72,7 +103,7 @@ class LockQueueFull(LockNotAcquired):
 
     why = "queue full"
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return f"lock {self.key!r} was not acquired: its queue is full (MONGOLOCK['MAX_WAITERS'])"
 
 
@@ -81,7 +112,7 @@ class LockCancelled(LockNotAcquired):
 
     why = "cancelled"
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return f"the wait for lock {self.key!r} was cancelled after {self.waited:.1f} s"
 
 
@@ -99,14 +130,14 @@ class LockDeadlock(LockNotAcquired):
         self.cycle = cycle
         self.keys = keys
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return f"lock {self.key!r} was not acquired, its wait would never end (deadlock): {self.cycle}"
 
 
 class LockReentry(LockNotAcquired):
     """This thread or task holds the lock already, so it would wait for itself."""
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return (
             f"lock {self.key!r} is already held by this thread or task, which would wait for itself: "
             "pass reentrant=True to take it again"
@@ -124,7 +155,7 @@ class LockLost(LockError):
     token: int | None = None
     reason: str = "its lease ended"
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return f"lock {self.key!r} (token {self.token}) was lost: {self.reason}"
 
 
@@ -140,7 +171,7 @@ class LockTransactionAborted(LockError):
     token: int | None = None
     reason: str = "a write conflict"
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return f"the transaction under lock {self.key!r} was aborted ({self.reason}), nothing was committed: try again"
 
 
@@ -157,7 +188,7 @@ class StaleToken(LockError):
     field: str = "fencing_token"
     where: str = ""
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         found = "a newer token" if self.newest is None else str(self.newest)
         where = f" in {self.where}" if self.where else ""
         return (
@@ -182,7 +213,7 @@ class LockBackendFailed(LockError):
     key: str | None = None
     passing: bool = True
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return f"lock {self.key!r}: {self.problem}" if self.key is not None else self.problem
 
 
@@ -193,7 +224,7 @@ class LockDocumentDamaged(LockError):
     key: str
     problem: str = "it is not a lock document"
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return (
             f"the document {self.key!r} in the locks collection cannot be used: {self.problem}. "
             "Inspect it in mongosh, and delete it there if nothing else needs it"
@@ -207,7 +238,7 @@ class DocumentNotFound(LockError):
     collection: str
     id: Any
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return f"there is no document {self.id!r} in {self.collection}"
 
 
@@ -223,7 +254,7 @@ class DocumentChanged(LockError):
     given: int
     found: int
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return f"document {self.id!r} in {self.collection} has version {self.found}, not {self.given}: read it again"
 
 
@@ -253,7 +284,7 @@ class DocumentHeld(LockNotAcquired):
         self.state = state
         self.since = since
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         since = f" since {self.since.isoformat()}" if self.since else ""
         return f"document {self.id!r} in {self.collection} is held by {self.holder!r}{since} ({self.state})"
 
@@ -285,7 +316,7 @@ class DocumentLockLost(LockLost):
         self.found_holder = found_holder
         self.found_state = found_state
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         now = f"held by {self.found_holder!r}" if self.found_holder else "free"
         why = self.args[5] or f"it is {now} now, in the state {self.found_state!r}"
         written = ". The write may have been done before: MongoDB did not answer the first time"
@@ -303,7 +334,7 @@ class DocumentDamaged(LockError):
     id: Any
     problem: str
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return f"document {self.id!r} in {self.collection} cannot be locked: {self.problem}. Correct it first"
 
 
@@ -340,7 +371,7 @@ class VersionConflict(LockError):
     changed: Mapping[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     problem: str = "it was changed meanwhile"
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         versions = [f"read in version {self.read}"] if self.read is not None else []
         versions += [f"stored in version {self.stored}"] if self.stored is not None else []
         differing = f"; different: {', '.join(self.changed)}" if self.changed else ""

@@ -66,6 +66,7 @@ class TestValues:
             ("EDIT_BEAT", "E081", [0, -1, "5", None, True]),
             ("EDIT_IDLE", "E082", [0, -1, "1800", True, float("inf")]),
             ("EDIT_FAIL_CLOSED", "E083", [None, 1, "yes"]),
+            ("STATUS_BASIC_AUTH", "E023", [None, 1, "yes"]),
             ("CONTENTION_STATUS", "E014", [None, "423", 200, 399, 600, True, 423.0]),
         ],
     )

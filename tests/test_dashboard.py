@@ -326,6 +326,11 @@ class TestHostile:
         assert "good" in section(admin.get(PAGE), "held")
 
 
+def allow_basic(settings: Settings) -> None:
+    """Allow programs to log in by HTTP basic authentication."""
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "STATUS_BASIC_AUTH": True}
+
+
 class TestRights:
     """To look needs the permission to view; the JSON needs its own."""
 
@@ -342,15 +347,17 @@ class TestRights:
         assert (client.get(PAGE).status_code, client.get(STATUS).status_code) == (page, status)
         assert (b"lock/status/" in client.get(PAGE).content) is False
 
-    def test_strangers(self) -> None:
-        """The page leads to the login; the JSON asks for a name."""
+    def test_strangers(self, settings: Settings) -> None:
+        """The page leads to the login; the JSON asks for a name, if that is allowed."""
         assert Client().get(PAGE)["Location"].startswith("/admin/login/")
+        assert Client().get(STATUS).status_code == 403
+        allow_basic(settings)
         response = Client().get(STATUS)
         assert (response.status_code, response["WWW-Authenticate"][:5]) == (401, "Basic")
         assert browser("view_lock_status", is_active=False).get(STATUS).status_code == 401
 
-    def test_basic(self) -> None:
-        """A program needs no session: HTTP basic authentication of a user with the permission."""
+    def test_basic(self, settings: Settings) -> None:
+        """A program needs no session: HTTP basic authentication of a user with the permission, if that is allowed."""
         user = User.objects.create_user("monitor", password="a:b ü")
         user.user_permissions.set(Permission.objects.filter(codename="view_lock_status"))
 
@@ -358,6 +365,8 @@ class TestRights:
             value = f"{scheme} {base64.b64encode(text.encode()).decode()}"
             return int(Client().get(STATUS, headers={"Authorization": value}).status_code)
 
+        assert status("monitor:a:b ü") == 403
+        allow_basic(settings)
         assert status("monitor:a:b ü") == 200
         assert status("monitor:a:b ü", "basic") == 200
         assert {status("monitor:wrong"), status("monitor"), status(":"), status("nobody:x")} == {401}

@@ -22,6 +22,7 @@ from celery import Celery
 from django_mongolock import (
     SKIPPED,
     LockBackendFailed,
+    LockKeyInvalid,
     LockNotAcquired,
     LockReentry,
     mongo_lock,
@@ -387,7 +388,7 @@ class TestKeys:
 
     def test_value_that_makes_no_key(self) -> None:
         """A call whose arguments make no key does not run at all."""
-        with pytest.raises(TypeError, match="'name' is NoneType: calls without a value"):
+        with pytest.raises(LockKeyInvalid, match="'name' is None: calls without a value"):
             plain(None)  # type: ignore[arg-type]
 
     def test_wrong_call(self) -> None:

@@ -32,6 +32,7 @@ RUN_BY = {
     "docs/howto/security.md": "tests/test_authentication.py",
     "docs/howto/testing.md": "tests/test_docs_examples.py",
     "docs/howto/transactions.md": "tests/test_docs_decorator.py",
+    "docs/howto/untrusted-keys.md": "tests/security/test_key_values.py",
     "docs/howto/versions.md": "tests/test_versions_docs.py",
     "docs/index.md": "tests/test_docs_site.py",
     "docs/reference/decorator.md": "tests/test_docs_decorator.py",

@@ -405,7 +405,7 @@ class TestTheCommand:
         finally:
             lock_forced.disconnect(receive)
         assert heard == [("anna", "web-3 hangs")]
-        assert f"release forced key=k token={TOKEN + 1} by=anna reason=web-3 hangs" in caplog.text
+        assert f'release forced key=k token={TOKEN + 1} by=anna reason="web-3 hangs"' in caplog.text
 
     def test_asking(self, locks: Locks) -> None:
         """The holder is told who asks and why."""

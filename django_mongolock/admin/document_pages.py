@@ -12,6 +12,7 @@ from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ..context import own_address
 from ..documents import DocumentLock, declared
 from ..documents.document_lock import find_lock
 from ..documents.snapshot import as_rows
@@ -91,7 +92,7 @@ def _clear(request: HttpRequest, *, for_programs: bool) -> HttpResponse:
     if for_programs:
         return JsonResponse({"lock": lock.name, "cleared": swept.count, "stale": list(as_rows(swept.cleared))})
     report_cleared(request, lock, swept)
-    return HttpResponseRedirect(request.path)
+    return HttpResponseRedirect(own_address(request))
 
 
 def report_cleared(request: HttpRequest, lock: DocumentLock[Any], swept: Swept) -> None:

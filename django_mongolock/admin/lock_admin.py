@@ -28,7 +28,7 @@ from . import dashboard, document_forcing, document_pages
 from .columns import Columns
 from .listing import LockChangeList, ModeFilter, StateFilter, search
 from .lock_actions import SHOWN, LockActions
-from .pages import csrf, unless_away
+from .pages import csrf, plainly, unless_away
 
 #: How many of the latest events the page of a lock shows.
 EVENTS: Final = 20
@@ -84,7 +84,9 @@ class LockAdmin(Columns, LockActions):
             ("<path:object_id>/change/", self.change_view, "change"),
         ]
         name = f"{self.opts.app_label}_{self.opts.model_name}"
-        ours = [path(route, self.admin_site.admin_view(view), name=f"{name}_{page}") for route, view, page in pages]
+        ours = [
+            path(route, self.admin_site.admin_view(plainly(view)), name=f"{name}_{page}") for route, view, page in pages
+        ]
         # A monitoring program has no session, and need not be of the staff: the view checks its permission.
         return [path("status/", lock_status, name=f"{name}_status"), *ours]
 

@@ -23,7 +23,7 @@ from ..inspection.patterns import starting
 from ..models.lock_event import LockEvent
 from ..models.lock_model import key_condition
 from .listing import BoundedChangeList, match_of
-from .pages import Pages, csrf, unless_away
+from .pages import Pages, csrf, plainly, unless_away
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise as StrPromise
@@ -72,7 +72,7 @@ class LockEventAdmin(Pages):
 
     def get_urls(self) -> list[URLPattern]:
         """The list, and no other page."""
-        view = self.admin_site.admin_view(self.changelist_view)
+        view = self.admin_site.admin_view(plainly(self.changelist_view))
         return [path("", view, name="django_mongolock_lockevent_changelist")]
 
     @csrf

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
+from django.template.response import SimpleTemplateResponse, TemplateResponse
 from django.utils.decorators import method_decorator
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import get_language_bidi
 from django.utils.translation import gettext as _
 from django.views.decorators.csrf import csrf_protect
 
-from ..exceptions import LockBackendFailed
+from ..exceptions import LockBackendFailed, printable
 from ..inspection.display import lock_address
 
 if TYPE_CHECKING:
@@ -63,6 +65,57 @@ class Pages(ModelAdmin):
         defaults = {**self.admin_site.each_context(request), "opts": self.opts, "media": self.media}
         template = f"admin/django_mongolock/lock/{name}.html"
         return TemplateResponse(request, template, {**defaults, **context}, status=status)
+
+
+#: What hides or reverses other text. The first kind also stands in the texts of Django that are written from right to
+#: left, and reverses no letters.
+_MARKS: Final = "\u200e\u200f\u061c"
+_HIDDEN: Final = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufeff\u200b\u2028\u2029]")
+_HIDDEN_OR_MARK: Final = re.compile(f"{_HIDDEN.pattern[:-1]}{_MARKS}]")
+#: A tag, with the attributes that are read by people; the others are for the browser, such as the values of fields.
+_TAG: Final = re.compile("(<[^>]*>)")
+_READ: Final = re.compile(r'((?: title| aria-label| data-label)="[^"]*")')
+
+
+def plainly(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """Show control characters and direction marks by their codes, wherever on the page of *view* they are."""
+
+    @wraps(view)
+    def shown(*args: Any, **kwargs: Any) -> HttpResponse:
+        response = view(*args, **kwargs)
+        if isinstance(response, SimpleTemplateResponse) and not response.is_rendered:
+            response.add_post_render_callback(_show_plainly)
+        elif not response.streaming:
+            _show_plainly(response)
+        return response
+
+    return shown
+
+
+def _show_plainly(response: HttpResponse) -> None:
+    if not response.headers.get("Content-Type", "").startswith("text/html"):
+        return
+    text = response.text
+    hidden = _HIDDEN if get_language_bidi() else _HIDDEN_OR_MARK
+    if hidden.search(text):
+        response.content = "".join(
+            _plain_tag(part, hidden) if part.startswith("<") else hidden.sub(_code, part) for part in _TAG.split(text)
+        )
+
+
+def _plain_tag(tag: str, hidden: re.Pattern[str]) -> str:
+    """The tag with the codes in the attributes that are read, and references, which mean the same, in the others."""
+    return "".join(
+        hidden.sub(_code if number % 2 else _reference, part) for number, part in enumerate(_READ.split(tag))
+    )
+
+
+def _code(found: re.Match[str]) -> str:
+    return printable(found[0])
+
+
+def _reference(found: re.Match[str]) -> str:
+    return f"&#{ord(found[0])};"
 
 
 def unless_away(view: View[A, P]) -> View[A, P]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from ..decorator.contention import register_deliveries, register_policy, register_responder
+from ..decorator.contention import Unlocked, register_deliveries, register_policy, register_responder
 from ..exceptions import LockError
 
 
@@ -43,7 +43,7 @@ def _refuse_second_delivery(error: LockError, using: str | None) -> None:
         retry_task.refuse_second_delivery(error, using)
 
 
-def _raise_api_exception(error: LockError, arguments: list[object]) -> None:
+def _raise_api_exception(error: Unlocked, arguments: list[object]) -> None:
     """In a view that is given a request of Django REST framework, raise the exception that it makes a response of.
 
     Around its view classes there is no such request: Django's handler calls them, and would not know the exception.

@@ -12,19 +12,20 @@ from rest_framework.exceptions import APIException
 from rest_framework.response import Response
 from rest_framework.views import exception_handler as default_handler
 
-from ..decorator.contention import refusal
-from ..exceptions import LockBackendFailed, LockError, LockNotAcquired, LockReentry
+from ..decorator.contention import Unlocked, refusal
+from ..exceptions import LockBackendFailed, LockNotAcquired, LockReentry
 
 __all__ = ["LockAPIException", "exception_handler"]
 
 
 class LockAPIException(APIException):  # type: ignore[misc]  # it has no types
-    """The lock is busy (423, or MONGOLOCK["CONTENTION_STATUS"]), or MongoDB does not answer (503).
+    """The lock is busy (423, or MONGOLOCK["CONTENTION_STATUS"]), or MongoDB does not answer (503), or the
+    request makes no lock key (400).
 
     wait: the seconds of Retry-After. error: the error of the lock.
     """
 
-    def __init__(self, error: LockError) -> None:
+    def __init__(self, error: Unlocked) -> None:
         refused = refusal(error)
         super().__init__(refused.message, refused.code)
         self.status_code = refused.status

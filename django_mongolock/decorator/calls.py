@@ -14,13 +14,15 @@ from django.http import HttpRequest
 from ..conf import get_settings
 from ..context import is_redelivered, running_celery_task, serving, task_owner
 from ..engine.lock import MongoLock
-from ..exceptions import LockBackendFailed, LockError, LockNotAcquired, LockReentry
+from ..exceptions import LockBackendFailed, LockError, LockKeyInvalid, LockNotAcquired, LockReentry
 from ..keys import KeyTemplate, LockKey, call_arguments
 from ..locks import mongo_lock
 from .atomic_requests import atomic, deferred_aliases
-from .contention import Policy, begin_delivery, find_request, refuse_second_delivery, resolve
+from .contention import Policy, Unlocked, begin_delivery, find_request, refuse_second_delivery, resolve
 from .streaming import hold_while_streaming
 
+#: Why a call has no lock: contention, a server that does not answer, a value of the call that makes no key.
+_UNLOCKED = (LockNotAcquired, LockBackendFailed, LockKeyInvalid)
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
 
@@ -71,8 +73,7 @@ class LockedCall:
         if not self.plan.templates:
             return mongo_lock(LockKey(self.name, self.name), **options)
         arguments = call_arguments(self.signature, args, kwargs)
-        keys = (LockKey(template.fill(arguments), template.template) for template in self.plan.templates)
-        return mongo_lock(*keys, **options)
+        return mongo_lock(*(template.fill(arguments) for template in self.plan.templates), **options)
 
     def _wait(self, request: HttpRequest | None) -> float | None:
         """How long to wait unless wait= says: briefly in a view, and where the call does something else instead."""
@@ -112,7 +113,7 @@ class LockedCall:
                         result = self._finished(self.wrapped(*args, **kwargs))
                     hold_while_streaming(result, lock)
                     return result
-            except (LockNotAcquired, LockBackendFailed) as error:
+            except _UNLOCKED as error:
                 if entered:
                     raise  # the function's own
                 return self._refused(error, args, kwargs, trial=trial)
@@ -138,7 +139,7 @@ class LockedCall:
                         result = await self.wrapped(*args, **kwargs)
                         hold_while_streaming(result, lock)
                         return result
-                except (LockNotAcquired, LockBackendFailed) as error:
+                except _UNLOCKED as error:
                     if entered:
                         raise
                     result = self._refused(error, args, kwargs)
@@ -153,7 +154,7 @@ class LockedCall:
                 with self.lock(args, kwargs):
                     entered = True
                     return (yield from self.wrapped(*args, **kwargs))
-            except (LockNotAcquired, LockBackendFailed) as error:
+            except _UNLOCKED as error:
                 if entered:
                     raise
                 return self._refused(error, args, kwargs)
@@ -178,15 +179,17 @@ class LockedCall:
                             raise
                         except BaseException as error:  # noqa: BLE001 - all of it goes to the generator
                             step = items.athrow(error)
-            except (LockNotAcquired, LockBackendFailed) as error:
+            except _UNLOCKED as error:
                 if entered:
                     raise
                 self._refused(error, args, kwargs)
 
         return wrapper
 
-    def _refused(self, error: LockError, args: Arguments, kwargs: Keywords, *, trial: bool = False) -> Any:
+    def _refused(self, error: Unlocked, args: Arguments, kwargs: Keywords, *, trial: bool = False) -> Any:
         """The result of a call that could not acquire its lock; or raise what is raised instead."""
+        if isinstance(error, LockKeyInvalid):
+            return resolve(self.policy, error, args, kwargs)
         refuse_second_delivery(error, self.options.get("using"))
         if trial and self._waits_after(error):
             raise _WaitAfterAll from None

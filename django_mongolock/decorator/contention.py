@@ -16,11 +16,13 @@ from django.utils.translation import gettext as _
 from django.views import View
 
 from ..conf import get_settings
-from ..engine.logs import INFO, log
-from ..exceptions import LockBackendFailed, LockError, LockNotAcquired, LockReentry
+from ..engine.logs import INFO, WARNING, log
+from ..exceptions import LockBackendFailed, LockError, LockKeyInvalid, LockNotAcquired, LockReentry
 from ..signals import lock_skipped, send
 
 Policy = Literal["raise", "skip", "respond", "retry"] | Callable[..., Any]
+#: Why a call could not acquire its lock.
+Unlocked = LockError | LockKeyInvalid
 POLICIES: Final = ("raise", "skip", "respond", "retry")
 #: The Retry-After while MongoDB does not answer, in seconds.
 RETRY_AFTER_FAILURE: Final = 5
@@ -85,11 +87,12 @@ def _fits(own: inspect.Signature, given: list[inspect.Parameter]) -> bool:
     return False
 
 
-def resolve(policy: Policy, error: LockError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def resolve(policy: Policy, error: Unlocked, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the result of a call that could not acquire its lock. Raises *error*, or what the policy raises.
 
     A lock that this thread holds already (LockReentry) is a mistake in the code, not contention. And while MongoDB is
-    away it is not known whether there is contention, so only "respond" and "retry" have an answer to that.
+    away it is not known whether there is contention, so only "respond" and "retry" have an answer to that; only
+    "respond" has one to a request that makes no key.
     """
     if policy == "raise" or isinstance(error, LockReentry):
         raise error
@@ -97,7 +100,7 @@ def resolve(policy: Policy, error: LockError, args: tuple[Any, ...], kwargs: dic
         for responder in _responders:
             responder(error, _candidates(args, kwargs))
         return response(request, error)
-    if policy == "retry" and not isinstance(error, LockNotAcquired):
+    if policy == "retry" and isinstance(error, LockBackendFailed):
         return _registered("retry")(error)
     if policy == "respond" or not isinstance(error, LockNotAcquired):
         raise error
@@ -112,7 +115,7 @@ def resolve(policy: Policy, error: LockError, args: tuple[Any, ...], kwargs: dic
 
 #: Registered by `contrib`: the policies that need another package, and what raises another framework's exceptions.
 _policies: Final[dict[str, Callable[[LockError], Any]]] = {}
-_responders: Final[list[Callable[[LockError, list[object]], None]]] = []
+_responders: Final[list[Callable[[Unlocked, list[object]], None]]] = []
 _deliveries: Final[list[tuple[Callable[[str | None], None], Callable[[LockError, str | None], None]]]] = []
 
 
@@ -121,7 +124,7 @@ def register_policy(name: str, act: Callable[[LockError], Any]) -> None:
     _policies[name] = act
 
 
-def register_responder(responder: Callable[[LockError, list[object]], None]) -> None:
+def register_responder(responder: Callable[[Unlocked, list[object]], None]) -> None:
     """Have "respond" call *responder* with the error and the arguments among which a view has its request.
 
     It raises the exception from which its framework makes a response, or does nothing if the view is not its own.
@@ -180,7 +183,8 @@ def _candidates(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[object]:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What the client gets: a status, the seconds to wait, a code for programs and a sentence for people."""
+    """What the client gets: a status, the seconds to wait (0: not to try again), a code for programs and a sentence for
+    people."""
 
     status: int
     after: int
@@ -188,8 +192,9 @@ class Refusal:
     message: str
 
 
-def refusal(error: LockError) -> Refusal:
-    """423 Locked while the lock is held, 503 while MongoDB does not answer. Raises any other *error*.
+def refusal(error: Unlocked) -> Refusal:
+    """423 Locked while the lock is held, 503 while MongoDB does not answer, 400 for a request that makes no key. Raises
+    any other *error*.
 
     It names neither the holder nor the key, since clients need not know them.
     """
@@ -199,10 +204,13 @@ def refusal(error: LockError) -> Refusal:
     if isinstance(error, LockBackendFailed):
         message = _("This cannot be done at the moment. Please try again later.")
         return Refusal(503, RETRY_AFTER_FAILURE, "unavailable", message)
+    if isinstance(error, LockKeyInvalid):
+        log(WARNING, "a request makes no lock key", error=error)
+        return Refusal(400, 0, "invalid", _("This address or form is not valid."))
     raise error
 
 
-def response(request: HttpRequest, error: LockError) -> HttpResponseBase:
+def response(request: HttpRequest, error: Unlocked) -> HttpResponseBase:
     """The `refusal` with Retry-After, as JSON, HTML or plain text, according to the client's preference.
 
     The page is the template django_mongolock/contention.html, which a project may override.
@@ -216,7 +224,8 @@ def response(request: HttpRequest, error: LockError) -> HttpResponseBase:
         page = _page(request, refused) if kind == "text/html" else None
         plain = None if page is not None else "text/plain; charset=utf-8"
         made = HttpResponse(page or refused.message, content_type=plain, status=refused.status)
-    made.headers["Retry-After"] = str(refused.after)
+    if refused.after:
+        made.headers["Retry-After"] = str(refused.after)
     made.headers["Cache-Control"] = "no-store"
     return made
 

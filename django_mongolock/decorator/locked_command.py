@@ -51,7 +51,7 @@ class LockedCommand(BaseCommand):
     def new_lock(self, options: dict[str, Any]) -> MongoLock:
         """The lock of one run, not yet acquired."""
         name = type(self).__module__.rpartition(".")[2]
-        key = f"command:{name}" if self.lock_key is None else KeyTemplate(self.lock_key).fill(options)
+        key: str = f"command:{name}" if self.lock_key is None else KeyTemplate(self.lock_key).fill(options)
         defaults = LockOptions(wait=0, label=f"manage.py {name}")
         chosen: LockOptions = {**defaults, **self.lock_options}
         return mongo_lock(key, **chosen)

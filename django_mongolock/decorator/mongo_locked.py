@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import Any, Final, Literal, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
@@ -26,6 +26,10 @@ C = TypeVar("C", bound=Callable[..., Any])
 #: A generator that is skipped yields nothing, so its type stays.
 G = TypeVar("G", bound=Callable[..., Iterator[Any]] | Callable[..., AsyncIterator[Any]])
 KeyFunction = Callable[..., Any]
+
+
+#: The attribute of a decorated callable that has the templates of its keys, for the checks.
+TEMPLATES: Final = "_mongolock_templates"
 
 
 class _Skipping(Protocol):
@@ -120,6 +124,7 @@ def _decorate(plan: Plan, function: Any) -> Any:
     check_policy_call(plan.policy, call.signature, call.name)
     # Celery reads this from the wrapper itself, to refuse wrong arguments when a task is sent.
     wrapper.__signature__ = resolved_signature(function) or call.signature  # type: ignore[attr-defined]
+    setattr(wrapper, TEMPLATES, (*getattr(function, TEMPLATES, ()), *plan.templates))
     if not (iscoroutinefunction(wrapper) or _is_generator(wrapper)):
         Deferred.put_on(wrapper, plan)
     return wrapper

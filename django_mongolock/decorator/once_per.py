@@ -84,7 +84,7 @@ def _decorate(template: KeyTemplate | None, options: dict[str, Any], function: A
         if template is None:
             key = LockKey(f"once:{name}", f"once:{name}")
         else:
-            key = LockKey(template.fill(call_arguments(signature, args, kwargs)), template.template)
+            key = template.fill(call_arguments(signature, args, kwargs))
         begin_delivery(options["using"])
         task = running_celery_task()
         wait = redelivery_wait(task, options["lease"]) if task is not None else 0

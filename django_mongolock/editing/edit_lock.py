@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from django.db.models import Model
@@ -108,7 +109,10 @@ class EditLock(Detached):
         return await self._arun(self._read())
 
     def release(self) -> EditLockStatus:
-        """Release it. A command of this tab that is still on its way finds a tombstone."""
+        """Release it, if this tab has it: otherwise nothing is written.
+
+        A command of this tab that is still on its way finds a tombstone.
+        """
         return self._run(self._release())
 
     async def arelease(self) -> EditLockStatus:
@@ -172,7 +176,9 @@ class EditLock(Detached):
         return self._status((yield from self._look(self._grant())))  # reading does not change the belief
 
     def _release(self) -> Protocol[EditLockStatus]:
-        return (yield from self._change(detached.leaving(self._grant(), milliseconds(self._terms().server_lease))))
+        step = detached.leaving(self._grant(), milliseconds(self._terms().server_lease))
+        reply = yield from self._apply(replace(step, given=self._grant()), self.lease)
+        return self._status(reply) if reply.found else (yield from self._read())
 
     def _change(self, step: Step) -> Protocol[EditLockStatus]:
         return self._status((yield from self._apply(step, self.lease)))

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ..claims import Belief
 from ..engine.replies import Reply
 from ..engine.text_checks import tidy_fact
+from ..exceptions import printable
 
 #: mine: this tab has it. mine-elsewhere: another tab of the same login. me-elsewhere: the same user, another login.
 Who = Literal["mine", "mine-elsewhere", "me-elsewhere", "other"]
@@ -80,15 +81,16 @@ def read_status(reply: Reply, grant: str, person: Person, belief: Belief) -> Edi
     if holder is None or reply.now is None or holder["until"] <= reply.now:
         return EditLockStatus(None, reply.now)
     renewed = holder["until"] - timedelta(milliseconds=holder["server_lease"])
+    requested_by = holder.get("release_requested_by")
     editor = Editor(
         who=_who_has(holder, grant, person),
-        name=holder.get("user") or "",
+        name=printable(holder.get("user") or ""),
         since=holder["acquired_at"],
         seen=max(holder["acquired_at"], renewed),
         until=holder["until"],
         token=holder["token"],
         beats=renewed > holder["acquired_at"],
-        release_requested_by=holder.get("release_requested_by"),
+        release_requested_by=printable(requested_by) if requested_by else None,
     )
     return EditLockStatus(editor, reply.now, belief=belief)
 

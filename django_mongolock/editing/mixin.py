@@ -23,7 +23,7 @@ from django.utils.translation import gettext as _
 from ..versions.forms import Fields
 from . import texts
 from .form_state import Shown, without_gone
-from .page import Editing
+from .page import Editing, gone
 from .page_request import ACTION, SEAL
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class EditLockMixin(ModelAdmin):
         obj = self._get(request, object_id)
         if obj is None or not self.has_change_permission(request, obj):
             if is_message:
-                return self._gone(request, object_id)
+                return self._gone(request, object_id) if self.has_change_permission(request) else gone()
             again = obj is None and self._was_deleted(request)
             return super().changeform_view(request, None if again else object_id, form_url, extra_context)
         editing = Editing.open(request, obj, respond=False)

@@ -204,10 +204,10 @@ class Editing:
         return _json(answer)
 
     def gone(self) -> HttpResponse:
-        """Return the answer to the page's script when there is nothing to edit any more."""
+        """Release the lock of an object that was deleted, and return the answer to the page's script."""
         self.lock.tab = self.page.tab or self.lock.tab
         self.lock.release()
-        return _json({"state": "gone", "text": texts.gone(), "detail": ""})
+        return gone()
 
     @property
     def context(self) -> Mapping[str, Any]:
@@ -265,6 +265,11 @@ class Editing:
         if self.may_take_over and editor is not None and token == self._token:
             return self.lock.take_over(editor.token)
         return self.status
+
+
+def gone() -> HttpResponse:
+    """Return the answer to the page's script when there is nothing to edit any more, or no right to."""
+    return _json({"state": "gone", "text": texts.gone(), "detail": ""})
 
 
 def _json(answer: dict[str, Any]) -> HttpResponse:

@@ -7,7 +7,7 @@ from typing import Final
 from django.http import HttpRequest
 
 from ..conf import get_settings
-from ..context import view_name
+from ..context import own_address, view_name
 from ..owners import session_owner
 from .edit_lock import new_tab
 from .edit_lock_status import Person
@@ -57,10 +57,18 @@ class PageRequest:
 
     @property
     def only_reads(self) -> bool:
-        """Whether only to read the lock: also while the browser prefetches the page, which may never be shown."""
+        """Whether only to read the lock: unless the page is opened, saved, or asks for the lock itself."""
+        if self.is_post:
+            return self.action not in ("", "take", "take-over")
+        return self.http.method != "GET" or not self._is_opened
+
+    @property
+    def _is_opened(self) -> bool:
+        """Whether the browser opens the page: it neither prefetches it, nor loads it as an image or in a frame, as
+        another site may have it do."""
         headers = self.http.headers
         prefetch = "prefetch" in headers.get("Sec-Purpose", "") or headers.get("Purpose") == "prefetch"
-        return prefetch or self.http.method not in ("GET", "POST") or self.action not in ("", "take", "take-over")
+        return not prefetch and headers.get("Sec-Fetch-Dest", "document") == "document"
 
     @property
     def is_idle(self) -> bool:
@@ -102,4 +110,4 @@ class PageRequest:
             query.pop(name, None)
         for name, value in more.items():
             query[name] = value
-        return f"{self.http.path}?{query.urlencode()}" if query else self.http.path
+        return own_address(self.http, query)

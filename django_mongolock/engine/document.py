@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
+from ..exceptions import printable
 from .text_checks import tidy_fact
 
 Mode = Literal["exclusive", "shared", "semaphore"]
@@ -191,4 +192,4 @@ def describe(holder: Mapping[str, Any], now: datetime) -> str:
     acquired_at = holder.get("acquired_at")  # in a waiter's entry, this package did not write it
     since = acquired_at if isinstance(acquired_at, datetime) else holder["since"]
     words.append(f"for {max(0.0, (now - since).total_seconds()):.1f} s")
-    return ", ".join(words)
+    return printable(", ".join(words))

@@ -46,7 +46,7 @@ TAKE_FREE: list[RawBSONDocument] = [
                 "clock": "$$c.clock",
                 "written_at": "$$NOW",
                 "cluster_time": "$$op",
-                "purge_at": purge_time("$$NOW", "$purge_at", _END),
+                "purge_at": purge_time("$$NOW", "$purge_at", _END, "$contended"),
             }
         }
     )

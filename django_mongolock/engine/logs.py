@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+import re
 from logging import DEBUG, ERROR, INFO, WARNING
 from typing import Final
+
+from ..exceptions import printable
 
 __all__ = ["DEBUG", "INFO", "WARNING", "is_enabled_for", "log", "log_exception"]
 
 _logger: Final = logging.getLogger("django_mongolock")
 #: Whether a line of that level is wanted. Spares the caller the facts of a line that is not.
 is_enabled_for: Final = _logger.isEnabledFor
+#: What needs no quotes.
+_WORD: Final = re.compile(r"[!#-<>-\[\]-~]+")
 #: What a formatter that writes JSON takes as it is.
 _PLAIN: Final = (str, int, float, type(None))
 
@@ -33,4 +38,12 @@ def _write(level: int, event: str, facts: dict[str, object], *, traceback: bool 
     plain = {name: fact if isinstance(fact, _PLAIN) else str(fact) for name, fact in facts.items()}
     text = " ".join([event, *(f"{name}=%s" for name in plain)])
     fields = {f"lock_{name}": fact for name, fact in plain.items()}
-    _logger.log(level, text, *plain.values(), exc_info=traceback, extra=fields, stacklevel=3)
+    _logger.log(level, text, *map(_quoted, plain.values()), exc_info=traceback, extra=fields, stacklevel=3)
+
+
+def _quoted(fact: object) -> object:
+    """A fact in a line: in quotes unless it is a single word, so that no value can pass for another field."""
+    if not isinstance(fact, str) or _WORD.fullmatch(fact):
+        return fact
+    text = fact.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{printable(text)}"'

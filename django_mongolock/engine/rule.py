@@ -293,9 +293,12 @@ _GRANTED_NEWS: Expression = {
 }
 
 
-def purge_time(now: Expression, before: Expression, expires_at: Expression) -> Expression:
-    """When the document may be removed, if that was *before* until *now*, and the last lease ends at *expires_at*."""
-    keep = {"$add": [{"$max": [now, expires_at]}, "$$c.retention"]}
+def purge_time(now: Expression, before: Expression, expires_at: Expression, contended: Expression) -> Expression:
+    """When the document may be removed, if that was *before* until *now*, and the last lease ends at *expires_at*.
+
+    contended: how many grants had to wait.
+    """
+    keep = {"$add": [{"$max": [now, expires_at]}, {"$cond": [contended, "$$c.retention", "$$c.brief"]}]}
     return {"$cond": [{"$gte": [before, keep]}, before, {"$add": [keep, PURGE_STEP]}]}
 
 
@@ -310,7 +313,7 @@ def _result(leaves_tombstones: bool) -> dict[str, Expression]:
         "written_at": "$$now",
         "cluster_time": {"$cond": ["$$late", "$$doc.cluster_time", "$$op"]},
         "expires_at": "$$expires_at",
-        "purge_at": purge_time("$$now", "$$doc.purge_at", "$$expires_at"),
+        "purge_at": purge_time("$$now", "$$doc.purge_at", "$$expires_at", "$$doc.contended"),
         # So that every command writes: a primary that has lost its majority acknowledges what changes nothing.
         "changes": _total("changes", 1),
         "acquisitions": _total("acquisitions", "$$grant_count"),

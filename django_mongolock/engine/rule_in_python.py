@@ -202,7 +202,9 @@ class _Rule:
     def ends(self, document: Document) -> Document:
         """When the last lease ends, and when the document may be removed."""
         expires_at = max((e["until"] for e in document["holders"]), default=None)
-        keep = max(self.now, expires_at or self.now) + timedelta(milliseconds=self.limits.retention)
+        brief = self.limits.brief(self.step.tombstone_ttl)
+        retention = timedelta(milliseconds=self.limits.retention if document["contended"] else brief)
+        keep = max(self.now, expires_at or self.now) + retention
         stays = document["purge_at"] >= keep
         purge_at = document["purge_at"] if stays else keep + timedelta(milliseconds=PURGE_STEP)
         return {"expires_at": expires_at, "purge_at": purge_at}

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from bson.int64 import Int64
+
+#: How long the document of a free lock is kept for which there was never a queue, in milliseconds: enough for its
+#: fencing tokens to go on growing, as tokens are at least the time. So keys that strangers make up are not kept for
+#: long.
+BRIEF_RETENTION: Final = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What is the same for every command of a session. Times are in milliseconds.
 
-    waiters: how long a queue may be. retention: how long the document of a free lock is kept, at least.
+    waiters: how long a queue may be. retention: how long the document of a free lock is kept, at least, if there has
+    been a queue for it.
     """
 
     waiters: int = 1_000
     retention: int = 7 * 24 * 3_600_000
+
+    def brief(self, tombstone_ttl: int) -> int:
+        """Return how long the document of a free lock is kept without a queue: no less than its tombstones."""
+        return min(self.retention, max(BRIEF_RETENTION, tombstone_ttl))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +85,7 @@ class Step:
             "ask": self.ask,
             "clock": clock,
             "retention": Int64(limits.retention),
+            "brief": Int64(limits.brief(self.tombstone_ttl)),
             "beat": Int64(self.beat),
         }
         if self.add is not None:

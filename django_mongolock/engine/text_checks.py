@@ -5,6 +5,8 @@ from __future__ import annotations
 import unicodedata
 from typing import Final
 
+from ..exceptions import LockKeyInvalid
+
 #: The kinds of characters that are never stored: controls, lone surrogates, separators of lines.
 UNPRINTABLE: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
 #: The most bytes of UTF-8 that a key may have, prefix included.
@@ -38,22 +40,25 @@ def is_plain(text: str) -> bool:
     return text.isascii() and text.isprintable()
 
 
-def check_length(name: str, text: str) -> None:
+def check_length(name: str, text: str | bytes | bytearray) -> None:
     """Raise ValueError for a text that is too long, whatever is in it."""
     if len(text) > MAX_TEXT_LENGTH:
         raise ValueError(f"{name} has at most {MAX_KEY_BYTES} bytes: this one has {len(text)} characters")
 
 
 def check_key(key: object, prefix: str = "") -> str:
-    """Return the id of the document of *key*: prefix and key, composed (NFC). Raises TypeError, ValueError."""
+    """Return the id of the document of *key*: prefix and key, composed (NFC). Raises TypeError, LockKeyInvalid."""
     if isinstance(key, (int, float)):
         raise TypeError(f'a lock key must be a str, not {type(key).__name__}: say what it is, as in f"order:{{{key}}}"')
-    text = check_text("a lock key", key)
+    try:
+        text = check_text("a lock key", key)
+    except ValueError as error:
+        raise LockKeyInvalid(str(error)) from None
     if not text:
-        raise ValueError("a lock key must not be empty")
+        raise LockKeyInvalid("a lock key must not be empty")
     text = unicodedata.normalize("NFC", prefix + text)
     if (size := len(text.encode())) > MAX_KEY_BYTES:
-        raise ValueError(f"a lock key has at most {MAX_KEY_BYTES} bytes, prefix included: this one has {size}")
+        raise LockKeyInvalid(f"a lock key has at most {MAX_KEY_BYTES} bytes, prefix included: this one has {size}")
     return text
 
 

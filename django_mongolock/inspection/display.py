@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from datetime import datetime
 from typing import Final
 
@@ -16,7 +15,6 @@ from django.utils.translation import gettext_lazy
 from ..context import BROWSER
 from ..engine.document import UNLIMITED
 from ..engine.history import Happened
-from ..engine.text_checks import UNPRINTABLE
 from .snapshot import LockSnapshot, Party, State
 
 #: A state or an event is shown by word and by shape; colour only comes on top.
@@ -163,8 +161,3 @@ def unquote_key(quoted: str) -> str:
     from django.contrib.admin.utils import unquote
 
     return next((key for key, dots in _DOTS.items() if dots == quoted), unquote(quoted))
-
-
-def plain(text: object) -> str:
-    """*text* for a terminal: control characters, and those that change the direction of writing, as their codes."""
-    return "".join(f"\\u{ord(c):04x}" if unicodedata.category(c) in {*UNPRINTABLE, "Cf"} else c for c in str(text))

@@ -13,7 +13,7 @@ from django.core.management.base import CommandError, OutputWrapper
 from ..documents import DocumentLock, DocumentSnapshot, declared
 from ..documents.document_lock import find_lock
 from ..documents.snapshot import as_rows
-from ..exceptions import LockError
+from ..exceptions import LockError, printable
 from ..inspection import display
 from ..inspection.snapshot import State
 
@@ -49,9 +49,9 @@ class Report:
         for document in self.stale[:most] if self.cleared is None else ():
             state = f"{document.state} → {document.failed}"
             held = f"held by {document.holder} for {display.duration(document.seconds)}"
-            stdout.write(display.plain(f"  {document.id}  {state}  {held if document.holder else 'without a holder'}"))
+            stdout.write(printable(f"  {document.id}  {state}  {held if document.holder else 'without a holder'}"))
         for document in self.damaged:
-            stdout.write(display.plain(f"  {document.id}  not cleared: {document.damage}"))
+            stdout.write(printable(f"  {document.id}  not cleared: {document.damage}"))
         if self.cleared is None and self.found:
             stdout.write(f"Stale documents of {self.name}: {self.found}. Nothing was cleared.")
         elif self.found:
@@ -124,7 +124,7 @@ def as_row(document: DocumentSnapshot) -> tuple[str, ...]:
     """The row of a document, for a terminal."""
     state = display.STATES[document.lock_state][1]
     if document.lock_state is State.DAMAGED:
-        return tuple(map(display.plain, (document.id, state, "-", document.damage, "-", "-")))
+        return tuple(map(printable, (document.id, state, "-", document.damage, "-", "-")))
     left = document.left
     row = (
         document.id,
@@ -134,7 +134,7 @@ def as_row(document: DocumentSnapshot) -> tuple[str, ...]:
         display.duration(document.seconds) if document.since else "-",
         "-" if left is None or left <= 0 else display.duration(left),
     )
-    return tuple(map(display.plain, row))
+    return tuple(map(printable, row))
 
 
 def find_document(lock: DocumentLock[Any], text: str) -> DocumentSnapshot | None:

@@ -10,24 +10,25 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
+from django.core.management.base import CommandError, CommandParser, OutputWrapper
 
 from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..engine.mongo_store import MongoStore
 from ..engine.text_checks import check_fact
-from ..exceptions import LockError
+from ..exceptions import LockError, printable
 from ..inspection import display
 from ..inspection.as_json import as_json
 from ..inspection.patterns import KeyMatch, glob, starting
 from ..inspection.queries import ping
 from ..inspection.snapshot import LockSnapshot
+from .plain_output import PlainCommand
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _LONGEST: Final = 100 * 365 * 86_400
 
 
-class LockCommand(BaseCommand):
+class LockCommand(PlainCommand):
     """A command on the locks of this project: those whose keys have MONGOLOCK["KEY_PREFIX"]."""
 
     #: The commands must work while something else in the project is broken.
@@ -135,7 +136,7 @@ def as_row(lock: LockSnapshot) -> tuple[str, ...]:
         lock.waiting,
         max(lock.tokens, default=lock.token or "-"),
     )
-    return tuple(display.plain(cell) for cell in row)
+    return tuple(printable(cell) for cell in row)
 
 
 def write_table(stdout: OutputWrapper, rows: Iterable[tuple[str, ...]], titles: tuple[str, ...] = TITLES) -> None:

@@ -12,6 +12,7 @@ from django_mongodb_backend.fields import ObjectIdAutoField
 
 from ..backends.base import mongo_store
 from ..engine.history import FACTS
+from ..exceptions import printable
 from ..inspection import event_queries
 from ..inspection.display import EVENTS, milliseconds
 from ..inspection.snapshot import Party
@@ -71,7 +72,7 @@ class LockEvent(PartyFields):
         default_permissions = ("view",)
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.event}"
+        return printable(f"{self.key}: {self.event}")
 
     def save(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Not supported: only the engine writes."""

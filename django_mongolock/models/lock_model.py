@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Final, NoReturn, Unpack
@@ -14,7 +13,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ..backends.base import mongo_store
 from ..context import CLAIMED
-from ..exceptions import LockDocumentDamaged
+from ..engine.logs import WARNING, log
+from ..exceptions import LockDocumentDamaged, printable
 from ..inspection import operations, queries
 from ..inspection.patterns import KeyMatch
 from ..inspection.snapshot import LockSnapshot, Party
@@ -22,8 +22,6 @@ from ..signals import lock_forced, send
 from .entry import Entry
 from .fields import Moment, Number, Parties
 from .read_only import ReadOnlyManager, ReadOnlyQuerySet
-
-logger = logging.getLogger("django_mongolock")
 
 #: Far longer than the place of a dead waiter in a queue lasts.
 _DEAD_WAITERS_GONE: Final = timedelta(hours=1)
@@ -145,12 +143,12 @@ def _force_release(lock: Lock, owner: str | None, by: str, reason: str) -> bool:
     try:
         return lock.force_release(owner, by=by, reason=reason)
     except LockDocumentDamaged as error:
-        logger.warning("not released key=%s problem=%s", error.key, error.problem)
+        log(WARNING, "not released", key=error.key, error=error.problem)
         return False
 
 
 class Lock(models.Model):
-    """One key and what is known of it. The counters run for as long as the document lives (MONGOLOCK["RETENTION"]).
+    """One key and what is known of it. The counters run for as long as the document lives.
 
     In a damaged document, a value of the wrong type is read as None, or as [] for a list.
     """
@@ -190,7 +188,7 @@ class Lock(models.Model):
         )
 
     def __str__(self) -> str:
-        return str(self.key)
+        return printable(self.key)
 
     def save(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Not supported: locks change only by the engine's own rule."""

@@ -13,6 +13,7 @@ from django.db import router
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
+from ..context import own_address
 from ..exceptions import VersionConflict
 from .checking import all_or_nothing, counted, version_field
 from .forms import FIELD, VersionedModelForm, is_current, read_page, show, sign
@@ -120,7 +121,7 @@ def _ask(request: HttpRequest, shown: str | None) -> HttpResponse:
     query.pop(FIELD, None)
     if shown is not None:
         query[FIELD] = shown
-    return HttpResponseRedirect(f"{request.path}?{query.urlencode()}")
+    return HttpResponseRedirect(own_address(request, query))
 
 
 def _carry(form: Any, management_form: Any) -> None:

@@ -7,10 +7,11 @@ import sys
 from argparse import RawDescriptionHelpFormatter
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import CommandParser
 
 from ...checks.diagnosis import Line, diagnose
-from ...inspection import display
+from ...exceptions import printable
+from ..plain_output import PlainCommand
 
 HELP = """\
 Looks at everything that locks need: settings, router, server, rights, indexes, clock, versions. Changes nothing.
@@ -31,7 +32,7 @@ NOT_ASKED = "not asked: put right what is wrong above"
 STATES = {"ok": (0, "ok"), "not asked": (0, "?"), "warning": (3, "WARNING"), "error": (1, "ERROR")}
 
 
-class Command(BaseCommand):
+class Command(PlainCommand):
     """Looks at everything that locks need."""
 
     help = HELP
@@ -66,6 +67,6 @@ class Command(BaseCommand):
 
     def _write(self, line: Line) -> None:
         first, *others = [text for problem in line.problems for text in problem.as_lines()] or [line.fact or NOT_ASKED]
-        self.stdout.write(display.plain(f"{STATES[line.state][1]:<8} {line.name:<15} {first}"))
+        self.stdout.write(printable(f"{STATES[line.state][1]:<8} {line.name:<15} {first}"))
         for text in others:
-            self.stdout.write(display.plain(f"{'':<24} {text}"))
+            self.stdout.write(printable(f"{'':<24} {text}"))

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
+from django.db import DatabaseError
 
 from ...conf import get_settings
 from ...documents import DocumentLock, DocumentSnapshot
@@ -67,8 +68,8 @@ class Command(LockCommand):
             elif options["document_lock"]:
                 self._take_document(options, ask=ask)
             else:
-                self.store(options)
-                lock = self._find(options)
+                with self.store(options).bounded(get_settings().COMMAND_TIMEOUT):
+                    lock = self._find(options)
                 if options["ask"]:
                     self._ask(lock, options["token"])
                 else:
@@ -97,7 +98,10 @@ class Command(LockCommand):
             key = check_key(name, "" if name.startswith(prefix) else prefix)
         except ValueError as error:
             raise CommandError(str(error)) from error
-        lock: Lock | None = self._locks(options).held().filter(pk=key).first()
+        try:
+            lock: Lock | None = self._locks(options).held().filter(pk=key).first()
+        except DatabaseError as error:  # it has no text; the driver's error is translated
+            raise (error.__cause__ or error) from None
         if lock is None:
             raise CommandError(f"{key!r} is not held now", returncode=FREE)
         if token is not None and token not in [holder.token for holder in lock.holders]:

@@ -15,12 +15,13 @@ from types import FrameType
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from ...decorator.locked_command import BUSY, LOST, holding, terminated_as_exit
 from ...engine.lock import MongoLock
 from ...locks import mongo_lock
 from ..lock_command import seconds
+from ..plain_output import PlainCommand
 
 HELP = """\
 Runs a program under a lock, for cron jobs and scripts: manage.py run_locked nightly --wait 0 -- ./import.sh -v
@@ -43,7 +44,7 @@ exit codes:
 _FORWARDED: Final = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")
 
 
-class Command(BaseCommand):
+class Command(PlainCommand):
     """Runs a program under a lock."""
 
     help = HELP

@@ -1,0 +1,157 @@
+"""Templates that make keys from the arguments of a call: ``"order:{order_id}"``."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import string
+from collections.abc import Iterable
+from decimal import Decimal
+from typing import Any
+
+from django.apps import apps
+from django.db.models import Model
+
+from ..conf import SEPARATORS
+from ..engine.text_checks import MAX_TEXT_LENGTH, check_length
+from ..exceptions import LockKeyInvalid
+from .forms import check_form, in_form, is_form
+from .sources import LockKey
+from .values import escape
+
+
+class KeyTemplate(string.Formatter):
+    """A template that makes keys from the arguments of a call: ``"sync:{account.pk}:{kind}"``.
+
+    Fields are names of parameters, with attributes, items and formats as in `str.format`. Instead of a format, a field
+    may have a form, into which its value is brought: ``{order_id:shop.Order}``, that of the model's primary key;
+    ``{number:int}``, ``{id:uuid}``, ``{name:slug}``.
+
+    names: the parameters that the template uses. plain: those whose text is used as it is.
+    Raises ValueError for a template with an unnamed field, or without a separator between two fields.
+    """
+
+    def __init__(self, template: str) -> None:
+        self.template = template
+        self.names: set[str] = set()
+        self.plain: set[str] = set()
+        self.forms: set[str] = set()
+        try:
+            parts = list(self.parse(template))
+        except ValueError as error:
+            raise ValueError(f"key template {template!r}: {error}") from None
+        between: str | None = None
+        for literal, name, spec, conversion in parts:
+            between = None if between is None else between + literal
+            if name is None:
+                continue
+            if between is not None and not set(between) & set(SEPARATORS):
+                raise ValueError(
+                    f"key template {template!r}: put one of {SEPARATORS} between two fields, or calls with different "
+                    "values could make the same key"
+                )
+            for used in (name, *(inner for _, inner, _, _ in self.parse(spec or "") if inner is not None)):
+                self._add_name(used)
+            if not spec and not conversion:
+                self.plain.add(name)
+            elif spec and is_form(spec):
+                self.forms.add(spec)
+            between = ""
+        if apps.models_ready:
+            self.check_forms()
+
+    def _add_name(self, field_name: str) -> None:
+        first = field_name.partition(".")[0].partition("[")[0]
+        if not first.isidentifier():
+            raise ValueError(f"key template {self.template!r}: name a parameter in each {{}}, not {field_name!r}")
+        self.names.add(first)
+
+    def check_forms(self) -> None:
+        """Raise ValueError for a model that cannot be a form. Needs all models."""
+        for form in self.forms:
+            try:
+                check_form(form)
+            except LookupError as error:
+                raise ValueError(f"key template {self.template!r}: {error.args[0]}") from None
+
+    def check(self, signature: inspect.Signature, function: str) -> None:
+        """Raise TypeError if the template uses a name that the function has no parameter of."""
+        parameters = signature.parameters
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            return
+        if missing := sorted(self.names - set(parameters)):
+            raise TypeError(
+                f"key template {self.template!r}: {function} has no parameter {', '.join(missing)}; "
+                f"it has {', '.join(parameters) or 'none'}"
+            )
+
+    def fill(self, arguments: dict[str, Any]) -> LockKey:
+        """The key of one call.
+
+        Raises LockKeyInvalid for a value that makes no key, and TypeError for one of a type that never does.
+        """
+        try:
+            return LockKey(self.vformat(self.template, (), arguments), self.template)
+        except ValueError as error:
+            raise LockKeyInvalid(f"key template {self.template!r}: {error}") from error.__cause__
+        except TypeError as error:
+            raise TypeError(f"key template {self.template!r}: {error}") from None
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        try:
+            value, used = super().get_field(field_name, args, kwargs)
+        except (KeyError, AttributeError, IndexError, TypeError) as error:
+            raise ValueError(f"no {field_name!r} in this call ({error})") from error
+        if value is None:
+            raise ValueError(f"{field_name!r} is None: calls without a value would share one key")
+        if isinstance(value, Model):
+            raise TypeError(f"{field_name!r} is {type(value).__name__}: use {{{field_name}.pk}}")
+        if isinstance(value, (str, bytes, bytearray)):
+            check_length("a lock key", value)  # before a conversion or a format makes it longer
+        return value, used
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if is_form(format_spec):
+            return escape(in_form(value, format_spec))
+        if not format_spec:
+            return escape(value)
+        _check_format(value, format_spec)
+        return escape(format(value, format_spec))
+
+
+def _check_format(value: object, spec: str) -> None:
+    """Raise ValueError for a format that makes a text which is too long: it would be made before it is measured."""
+    check_length("a format", spec)
+    numbers = [int(number) for number in re.findall(r"\d+", spec)]
+    if isinstance(value, Decimal) and value.is_finite():
+        numbers.append(abs(value.adjusted()))
+    if max(numbers, default=0) > MAX_TEXT_LENGTH:
+        raise ValueError(f"the format {spec!r:.50} makes a text that is too long for a lock key")
+
+
+def call_arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, with the defaults, and with ``**kwargs`` unpacked."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    arguments = dict(bound.arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments = {**arguments.pop(name), **arguments}
+    return arguments
+
+
+def unexpected(name: str, known: Iterable[str]) -> TypeError:
+    """The error for an unknown keyword argument: it names the closest known one, and all others."""
+    near = difflib.get_close_matches(name, known, n=1)
+    meant = f": did you mean {near[0]}=?" if near else "."
+    return TypeError(f"unexpected keyword argument {name!r}{meant} Known: {', '.join(sorted(known))}")
+
+
+def lock_key(template: str, **values: Any) -> LockKey:
+    """The key that ``@mongo_locked(template)`` makes from these values, for a `mongo_lock` on the same key.
+
+    Separators in values are escaped, so ``"x:{a}"`` with ``a="b:c"`` is not ``"x:b:c"``.
+    Raises ValueError (LockKeyInvalid) or TypeError for values that cannot be part of a key.
+    """
+    return KeyTemplate(template).fill(values)

@@ -1,0 +1,78 @@
+"""A project that is `tests.outside`, as a user of MongoDB: runs what standard input says, and reports as JSON.
+
+``python -m tests.security.as_user`` gets a JSON list of tasks: the words of a command, or the name of a function here.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import threading
+from typing import Any
+
+import django
+from django.core.management import call_command
+
+
+def locks() -> str:
+    """Acquire, wait for and renew a lock; in a transaction of several, too."""
+    from django_mongolock import mongo_lock
+    from django_mongolock.backends.base import get_backend
+
+    got = threading.Event()
+
+    def wait() -> None:
+        with mongo_lock("handed", wait=20):
+            got.set()
+
+    with mongo_lock("handed", "other", lease=3) as lock:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        got.wait(2)
+        lock.extend(9)
+        lock.ensure_held()
+    thread.join(20)
+    stream = get_backend().session().waits.stream
+    return f"handed over: {got.is_set()}, by change stream: {stream.listening}"
+
+
+def admin() -> str:
+    """The list, the dashboard, the page of a lock, the actions, the status."""
+    from django.contrib.auth.models import User
+    from django.test import Client
+    from django.test.utils import setup_test_environment
+
+    from django_mongolock import mongo_lock
+
+    setup_test_environment()
+    call_command("migrate", database="default", verbosity=0)
+    User.objects.create_superuser("root", password="root")
+    client = Client(raise_request_exception=False)
+    client.login(username="root", password="root")
+    start = "/admin/django_mongolock/lock/"
+    pages = ("", "?state=all", "?state=waited", "dashboard/", "status/", "documents/", "shown/change/")
+    with mongo_lock("shown"):
+        statuses = [client.get(start + page).status_code for page in pages]
+        form = {"action": "ask_to_release", "index": 0, "_selected_action": ["shown"]}
+        statuses.append(client.post(f"{start}?state=all", form).status_code)
+    return str(statuses)
+
+
+def run(task: list[str]) -> dict[str, Any]:
+    """Carry out one task; report its output, or its error in one line."""
+    out = io.StringIO()
+    try:
+        if task[0] in ("locks", "admin"):
+            out.write(globals()[task[0]]())
+        else:
+            call_command(*task, stdout=out, stderr=out)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the report
+        return {"task": task, "error": f"{type(error).__name__}: {error}", "out": out.getvalue()}
+    return {"task": task, "error": None, "out": out.getvalue()}
+
+
+if __name__ == "__main__":
+    tasks = json.loads(sys.stdin.read())
+    django.setup()
+    sys.stdout.write("\n" + json.dumps([run(task) for task in tasks]))

@@ -1,0 +1,87 @@
+"""Every page, endpoint and command of the package. What is new must be added here: `test_surfaces` compares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from django.contrib import admin
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+
+import django_mongolock
+from django_mongolock.admin import LockAdmin, LockEventAdmin
+from django_mongolock.inspection.display import quote_key
+from django_mongolock.models import Lock, LockEvent
+
+LIST: Final = "/admin/django_mongolock/lock/"
+EVENTS: Final = "/admin/django_mongolock/lockevent/"
+#: Each page of the admin by the name of its address, with the addresses at which it shows a lock.
+PAGES: Final[dict[str, list[str]]] = {
+    "lock_changelist": [
+        LIST, f"{LIST}?state=all", f"{LIST}?state=waited", f"{LIST}?state=stale", f"{LIST}?state=free", f"{LIST}?q=k",
+        f"{LIST}?state=damaged",
+    ],
+    "lock_change": [f"{LIST}{{key}}/change/"],
+    "lock_history": [f"{LIST}{{key}}/history/"],
+    "lock_force_release": [f"{LIST}force-release/"],
+    "lock_ask_to_release": [f"{LIST}ask-to-release/"],
+    "lock_documents": [f"{LIST}documents/"],
+    "lock_force_documents": [f"{LIST}documents/force-release/"],
+    "lock_dashboard": [f"{LIST}dashboard/", f"{LIST}dashboard/?part=live"],
+    "lock_status": [f"{LIST}status/"],
+    "lockevent_changelist": [EVENTS, f"{EVENTS}?q=k"],
+}  # fmt: skip
+#: The actions of the list, each of which has a page that asks for a confirmation, or acts at once.
+ACTIONS: Final = {"ask_to_release", "force_release", "clear_stale"}
+#: Each command, with the arguments of which it shows something; {key} is the key of a lock that is held.
+COMMANDS: Final[dict[str, list[list[str]]]] = {
+    "list_locks": [
+        [], ["--all"], ["--stale"], ["--waiting"], ["--deadlocks"], ["--json", "--all"], ["--json", "--deadlocks"],
+        ["--key", "{key}*"], ["--owner", "{owner}"],
+    ],
+    "clear_stale_locks": [["--dry-run"], ["--dry-run", "--json"], ["--no-input"]],
+    "release_lock": [
+        ["--owner", "{owner}", "--no-input"],
+        ["{key}", "--ask"], ["{key}", "--ask", "--by", "{owner}"], ["no such {key}", "--no-input"],
+        ["{key}", "--no-input", "--token", "1"], ["{key}", "--no-input"], ["{key}"],
+    ],
+    "check_locks": [[], ["--json"]],
+    "run_locked": [
+        ["{key}", "--wait", "0", "--", "true"], ["{key}", "--wait", "0", "--on-contention", "skip", "--", "true"],
+        ["{key} other", "--", "/nowhere/{key}"],
+    ],
+}  # fmt: skip
+EVERYTHING: Final = (
+    "view_lock", "force_release_lock", "ask_release_lock", "clear_document_lock", "view_lock_status", "view_lockevent",
+    "take_over_edit_lock",
+)  # fmt: skip
+
+
+def known_pages() -> set[str]:
+    """The names of all addresses that the package adds to an admin."""
+    urls = [*LockAdmin(Lock, admin.site).get_urls(), *LockEventAdmin(LockEvent, admin.site).get_urls()]
+    return {str(url.name).removeprefix("django_mongolock_") for url in urls}
+
+
+def known_commands() -> set[str]:
+    """The names of all commands of the package."""
+    folder = Path(django_mongolock.__file__).parent / "management" / "commands"
+    return {path.stem for path in folder.glob("[!_]*.py")}
+
+
+def addresses(key: str) -> Iterator[tuple[str, str]]:
+    """Every address at which something about the lock *key* is shown, with the name of its page."""
+    for name, paths in PAGES.items():
+        for path in paths:
+            yield name, path.format(key=quote_key(key))
+
+
+def operator(*permissions: str, **fields: Any) -> Client:
+    """A browser of a member of the staff with these permissions, or with all that there are."""
+    user = User.objects.create(username=f"operator{User.objects.count()}", **{"is_staff": True, **fields})
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions or EVERYTHING))
+    client = Client(raise_request_exception=False)
+    client.force_login(user)
+    return client

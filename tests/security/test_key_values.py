@@ -1,0 +1,404 @@
+"""A value from outside means one thing, or nothing at all: the forms of a template's fields; what makes no key."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import tracemalloc
+import uuid
+from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from django.core.checks import CheckMessage
+from django.db import models
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client, RequestFactory
+from django.urls import include, path, re_path
+from django.utils.decorators import method_decorator
+from django.views import View
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pytest_django import Settings
+from rest_framework.decorators import api_view
+from rest_framework.viewsets import ViewSet
+
+from django_mongolock import LockKeyInvalid, LockNotAcquired, lock_key, mongo_lock, mongo_locked, once_per
+from django_mongolock.checks.views import check_views
+from django_mongolock.exceptions import LockBackendFailed
+from django_mongolock.keys import KeyTemplate
+from testproject.shop.models import Order
+from tests.lock_fixtures import WITH_MONGO
+from tests.looking import held_elsewhere
+from tests.test_docs_topics import DOCS, run
+
+ID = uuid.UUID("0b9f7a4e-6f1c-4f5d-9a3e-0c1d2e3f4a5b")
+HEX = "65f0c0ffee65f0c0ffee65f0"
+FORMS = ["shop.Order", "shop.Ad", "shop.Seller", "int", "uuid", "slug"]
+
+
+class TestForms:
+    """F72: all spellings of a value are one key, and what is no value is refused."""
+
+    @pytest.mark.parametrize(
+        ("form", "spellings", "key"),
+        [
+            ("shop.Order", [1, "1", "01", "+1", " 1", "\u0661", "1\n", "0_1"], "x:1"),
+            ("int", [1, "1", "01", "+1", " 1", "\u0661"], "x:1"),
+            ("uuid", [ID, str(ID), str(ID).upper(), f"{{{ID}}}", ID.hex, f"urn:uuid:{ID}"], f"x:{ID}"),
+            ("shop.Ad", [ObjectId(HEX), HEX, HEX.upper()], f"x:{HEX}"),
+            ("shop.Seller", ["a:b"], "x:a%3Ab"),
+            ("slug", ["a-B_1"], "x:a-B_1"),
+        ],
+    )
+    def test_one_key(self, form: str, spellings: list[Any], key: str) -> None:
+        """F72: a row, a number or a UUID has one key, however it is written."""
+        assert {str(lock_key(f"x:{{a:{form}}}", a=value)) for value in spellings} == {key}
+
+    @pytest.mark.parametrize(
+        ("form", "values"),
+        [
+            ("shop.Order", ["", "x", "1.5", "1 2", "9" * 5_000, float("inf"), float("nan"), [1], b"\xff"]),
+            ("int", ["", "x", "1.5", 1.5, True, "9" * 5_000, ID]),
+            ("uuid", ["", "x", 5, "0" * 33, str(ID) + "\n"]),
+            ("slug", ["", "a b", "a:b", "a/b", "é", "a\n", "a" * 3_000]),
+            ("shop.Ad", ["", "x", HEX[1:], b"0" * 11]),
+        ],
+    )
+    def test_no_value(self, form: str, values: list[Any]) -> None:
+        """What is none is refused, in words that name the template, and short ones."""
+        for value in values:
+            with pytest.raises(LockKeyInvalid, match="key template 'x:") as refusal:
+                lock_key(f"x:{{a:{form}}}", a=value)
+            assert len(str(refusal.value)) < 300
+
+    @given(st.text() | st.integers() | st.floats() | st.binary() | st.booleans() | st.none(), st.sampled_from(FORMS))
+    @example("\ud800", "shop.Order")
+    @example("\0", "uuid")
+    def test_anything(self, value: Any, form: str) -> None:
+        """F75: whatever a request brings, it is a key or LockKeyInvalid; and a key that is made is in its form."""
+        try:
+            key = str(lock_key(f"x:{{a:{form}}}", a=value))
+        except LockKeyInvalid:
+            return
+        assert str(lock_key(f"x:{{a:{form}}}", a=key[2:])) == key or form == "shop.Seller"
+
+    def test_a_row_has_the_key_of_its_instance(self) -> None:
+        """So a view that knows only the id meets the code that has the object."""
+        assert lock_key("shop.order:{a:shop.Order}", a="05") == "shop.order:5"
+        work = mongo_locked("shop.order:{a:shop.Order}", wait=0)(print_nothing)
+        with held_elsewhere(Order(pk=5)), pytest.raises(LockNotAcquired):
+            work("05")
+
+    def test_no_such_form(self) -> None:
+        """A model that does not exist is a mistake in the template, and found when it is made."""
+        with pytest.raises(ValueError, match=r"key template 'x:\{a:shop.Odrer\}'.*Odrer"):
+            KeyTemplate("x:{a:shop.Odrer}")
+        with pytest.raises(ValueError, match="No installed app"):
+            KeyTemplate("x:{a:nowhere.Order}")
+
+    def test_composite_key(self) -> None:
+        """A model whose primary key is several fields has no one value."""
+
+        class Row(models.Model):  # noqa: DJ008 - never shown
+            pk = models.CompositePrimaryKey("order", "number")
+            order = models.IntegerField()
+            number = models.IntegerField()
+
+            class Meta:
+                app_label = "tests_forms"
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("django_mongolock.keys.forms.apps.get_model", lambda label: Row)
+            with pytest.raises(ValueError, match="composite primary key: give each part a field of its own"):
+                KeyTemplate("x:{a:shop.Row}")
+
+    def test_a_format_is_still_a_format(self) -> None:
+        """Only the names of forms and of models are forms."""
+        assert lock_key("x:{a:_.2f}:{b:x>3}:{c:%Y.%m}", a=1234.5, b="i", c=date(2030, 1, 2)) == "x:1_234.50:xxi:2030.01"
+
+
+def print_nothing(a: str) -> None: ...
+
+
+class TestForgottenF:
+    """A plain key with a field in it would be one lock for every value."""
+
+    @pytest.mark.parametrize(
+        "key", ["order:{order_id}", "{a}", "a:{order.pk}", "a:{rows[0]}:{b}", "a:{b!r}", "a:{b:>5}"]
+    )
+    def test_refused(self, key: str) -> None:
+        """Wherever a plain key is given; the error names the cure."""
+        uses: list[Callable[[], object]] = [
+            lambda: mongo_lock(key),
+            lambda: mongo_lock("other", key),
+            mongo_locked(key=lambda: key)(lambda: None),
+        ]
+        for use in uses:
+            with pytest.raises(LockKeyInvalid, match=r"which nothing fills: write an f-string, or lock_key\("):
+                use()
+
+    @pytest.mark.parametrize("key", ["a:{}", "a:{0}", "{", "}", '{"a": 1}', "a:{ b }", "a{1:2}", "{}{}"])
+    def test_other_braces(self, key: str) -> None:
+        """Braces around anything but a name are text."""
+        assert mongo_lock(key).key == key
+
+    def test_braces_in_a_value(self) -> None:
+        """A value with braces is text: the key was made from a template."""
+        assert mongo_lock(lock_key("x:{a}", a="{b}")).key == "x:{b}"
+        assert mongo_lock(lock_key("x:{{a}}")).key == "x:{a}"
+        assert mongo_locked("x:{{a}}")(lambda: "ran")() == "ran"  # a template, whose braces are text
+
+
+class TestCost:
+    """A key from a request costs as little as any other request does."""
+
+    @pytest.mark.parametrize(
+        ("template", "values"),
+        [
+            ("x:{v:{w}}", {"v": "a", "w": 10**9}),
+            ("x:{v:{w}}", {"v": "a", "w": "\u0661" + "\u0660" * 9}),
+            ("x:{v:.{w}f}", {"v": 1.0, "w": 10**9}),
+            ("x:{v:{w}}", {"v": 5, "w": "0999999999d"}),
+            ("x:{v:f}", {"v": Decimal("1E+400000000")}),
+            ("x:{v:f}", {"v": Decimal("1E-400000000")}),
+            ("x:{v:{w}}", {"v": date(2030, 1, 1), "w": "%Y" * 10_000_000}),
+            ("x:{v!r}", {"v": "\u0301" * 30_000_000}),
+            ("x:{v!a}", {"v": b"\xff" * 30_000_000}),
+        ],
+    )
+    def test_memory(self, template: str, values: dict[str, Any]) -> None:
+        """A format of a gigabyte is refused before its text is made."""
+        tracemalloc.start()
+        try:
+            started = time.monotonic()
+            with pytest.raises(LockKeyInvalid):
+                lock_key(template, **values)
+            assert time.monotonic() - started < 1
+            assert tracemalloc.get_traced_memory()[1] < 1_000_000
+        finally:
+            tracemalloc.stop()
+
+
+# Views. Every kind of view, under "respond".
+
+TEMPLATE = "seen:{name}"
+locked = mongo_locked(TEMPLATE, wait=0, on_contention="respond")
+
+
+@locked
+def function(request: HttpRequest, name: str) -> HttpResponse:
+    return HttpResponse("ran")
+
+
+@locked
+async def afunction(request: HttpRequest, name: str) -> HttpResponse:
+    return HttpResponse("ran")
+
+
+@locked
+class OnClass(View):
+    def get(self, request: HttpRequest, name: str) -> HttpResponse:
+        return HttpResponse("ran")
+
+
+class OnMethod(View):
+    @locked
+    def get(self, request: HttpRequest, name: str) -> HttpResponse:
+        return HttpResponse("ran")
+
+
+@method_decorator(locked, name="dispatch")
+class ByMethodDecorator(View):
+    def get(self, request: HttpRequest, name: str) -> HttpResponse:
+        return HttpResponse("ran")
+
+
+class Rest(ViewSet):  # type: ignore[misc]  # it has no types
+    @locked
+    def get(self, request: HttpRequest, name: str) -> HttpResponse:
+        return HttpResponse("ran")
+
+
+@api_view(["GET"])  # type: ignore[untyped-decorator]
+@locked
+def rest(request: HttpRequest, name: str) -> HttpResponse:
+    return HttpResponse("ran")
+
+
+@mongo_locked("seen:{request.user.pk}:{name}", on_contention="respond")
+def personal(request: HttpRequest, name: str) -> HttpResponse:
+    return HttpResponse("ran")
+
+
+@mongo_locked("seen:{request.GET[q]}:{name}", on_contention="respond")
+def searching(request: HttpRequest, name: str) -> HttpResponse:
+    return HttpResponse("ran")
+
+
+@mongo_locked(key=lambda request, name: f"seen:{name}", on_contention="respond")
+def by_function(request: HttpRequest, name: str) -> HttpResponse:
+    return HttpResponse("ran")
+
+
+@mongo_locked("seen:{name:shop.Order}", on_contention="respond")
+def of_model(request: HttpRequest, name: str) -> HttpResponse:
+    return HttpResponse("ran")
+
+
+VIEWS: dict[str, Callable[..., Any]] = {
+    "function": function,
+    "afunction": afunction,
+    "class": OnClass.as_view(),
+    "method": OnMethod.as_view(),
+    "decorated": ByMethodDecorator.as_view(),
+    "viewset": Rest.as_view({"get": "get"}),
+    "rest": rest,
+    "personal": personal,
+    "searching": searching,
+    "by_function": by_function,
+    "model": of_model,
+}
+urlpatterns = [re_path(rf"(?s)^{kind}/(?P<name>.+)\Z", view) for kind, view in VIEWS.items()]
+NO_KEYS = ["x" * 600, "%00", "a%0Ab", "a%E2%80%A8b", "%C2%85", "%1B%5B2J"]
+
+
+@WITH_MONGO
+@pytest.mark.django_db
+@pytest.mark.urls(__name__)
+class TestViews:
+    """F75: an address whose values make no key is the client's mistake."""
+
+    @pytest.mark.parametrize("kind", VIEWS)
+    def test_400(self, kind: str) -> None:
+        """F75: too long, NUL, newline, controls: 400, and neither a stack trace nor the key."""
+        client = Client(raise_request_exception=False)
+        for name in NO_KEYS:
+            response = client.get(f"/{kind}/{name}")
+            assert response.status_code == 400, (name, response.content)
+            assert "Retry-After" not in response
+            assert b"seen" not in response.content
+
+    async def test_async(self) -> None:
+        """The same under ASGI."""
+        client = AsyncClient(raise_request_exception=False)
+        assert [(await client.get(f"/afunction/{name}")).status_code for name in NO_KEYS] == [400] * len(NO_KEYS)
+
+    def test_json(self) -> None:
+        """A program gets a code."""
+        response = Client().get(f"/function/{NO_KEYS[0]}", headers={"Accept": "application/json"})
+        assert json.loads(response.content)["code"] == "invalid"
+        assert response["Cache-Control"] == "no-store"
+
+    def test_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        """A template that fits no request at all is found in the log."""
+        Client().get("/personal/a")
+        assert "a request makes no lock key" in caplog.text
+        assert "'request.user.pk' is None" in caplog.text
+
+    def test_the_own_error_of_a_view(self) -> None:
+        """What the view itself raises stays an error 500: it is a mistake in the code."""
+
+        @mongo_locked("own:{name}", on_contention="respond")
+        def wrong(request: HttpRequest, name: str) -> HttpResponse:
+            mongo_lock("a\0b")
+            return HttpResponse()
+
+        with pytest.raises(LockKeyInvalid):
+            wrong(HttpRequest(), "a")
+
+    def test_spellings_meet(self) -> None:
+        """F72: six requests for one row wait for one lock."""
+        with held_elsewhere("seen:1"):
+            for name in ("1", "01", "+1", "%201", "%D9%A1", "1%20"):
+                assert Client().get(f"/model/{name}").status_code == 423
+
+    def test_other_policies(self) -> None:
+        """Without a response to give, LockKeyInvalid is raised, and no work is skipped for it."""
+        for policy in ("raise", "skip", lambda *args, **kwargs: "busy"):
+            with pytest.raises(LockKeyInvalid):
+                mongo_locked("x:{a}", on_contention=policy)(print_nothing)("\0")
+        with pytest.raises(LockKeyInvalid):
+            once_per("x:{a}", hours=1)(print_nothing)("\0")
+
+
+# The check
+
+PLAIN = path("a/<str:name>/", function)
+
+
+def warnings(*patterns: Any) -> list[CheckMessage]:
+    """What the check says of these addresses."""
+    with pytest.MonkeyPatch.context() as patch:
+        resolver = type("Resolver", (), {"url_patterns": list(patterns)})
+        patch.setattr("django_mongolock.checks.views.get_resolver", resolver)
+        return check_views(app_configs=None)
+
+
+class TestCheck:
+    """W010: a view whose key has text from the address."""
+
+    @pytest.mark.parametrize("kind", ["function", "afunction", "class", "method", "decorated", "viewset"])
+    def test_every_kind_of_view(self, kind: str) -> None:
+        """Functions, classes, methods, and what other decorators make of them."""
+        [found] = warnings(path("a/<str:name>/", VIEWS[kind]))
+        assert found.id == "mongolock.W010"
+        assert all(part in str(found) for part in ("'seen:{name}'", "'a/<str:name>/'", "{name:app.Model}", "{name!s}"))
+
+    @pytest.mark.parametrize("address", [path("<name>", function), path("<path:name>", function),
+                                         re_path(r"^(?P<name>\d+)$", function)])  # fmt: skip
+    def test_every_kind_of_text(self, address: Any) -> None:
+        """Also without a converter, and behind a regular expression, whose digits have many spellings as well."""
+        assert [found.id for found in warnings(address)] == ["mongolock.W010"]
+
+    def test_included(self) -> None:
+        """Also where the value comes from an address further up."""
+        assert len(warnings(path("<str:name>/", include([path("a/", function), path("b/", of_model)])))) == 1
+
+    @pytest.mark.parametrize(
+        "address",
+        [
+            *(path(f"<{kind}:name>", function) for kind in ("int", "uuid", "slug")),
+            path("<str:name>", of_model),
+            path("<str:other>", function),
+            path("", lambda request: HttpResponse()),
+        ],
+    )
+    def test_nothing_to_say(self, address: Any) -> None:
+        """Of values that a converter or a form brings into one spelling, and of slugs, which are names."""
+        assert warnings(address) == []
+
+    def test_on_purpose(self) -> None:
+        """Of a text that is a name in each of its spellings."""
+        assert warnings(path("<str:name>", mongo_locked("a:{name!s}")(lambda request, name: HttpResponse()))) == []
+
+    def test_this_project(self, settings: Settings) -> None:
+        """The demo has none; a project without addresses, or with broken ones, is left to Django's checks."""
+        assert check_views(app_configs=None) == []
+        settings.ROOT_URLCONF = "nowhere.urls"
+        assert check_views(app_configs=None) == []
+        del settings.ROOT_URLCONF
+        assert check_views(app_configs=None) == []
+
+
+def test_no_server_is_asked(connect: Callable[..., None]) -> None:
+    """A value that makes no key is refused before anything is sent."""
+    connect("mongodb://127.0.0.1:9/?directConnection=true")
+    with pytest.raises(LockKeyInvalid):
+        mongo_locked("x:{a:int}")(print_nothing)("no number")
+    with pytest.raises(LockBackendFailed):
+        mongo_locked("x:{a:int}", wait=0)(print_nothing)("5")
+
+
+def test_the_documented_examples(rf: RequestFactory) -> None:
+    """docs/howto/untrusted-keys.md"""
+    names = run("howto/untrusted-keys.md")
+    assert names["pay"](rf.get("/"), "01").content == b"paid order 01"
+    assert names["pay"](rf.get("/"), "1 OR 1").status_code == 400
+    said = re.search(r"reason = str\(error\) +# (.*)", (DOCS / "howto/untrusted-keys.md").read_text())
+    assert said
+    assert names["reason"] == said[1]

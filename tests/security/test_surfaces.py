@@ -1,0 +1,286 @@
+"""What others wrote, on every page and in the output of every command; and any bytes at every address."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import logging
+import re
+import unicodedata
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.core.management import CommandError, call_command
+from django.http import HttpResponse
+from django.test import Client, RequestFactory
+from django.utils import translation
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from pytest_django import Settings
+
+from django_mongolock.admin.pages import plainly
+from django_mongolock.backends.base import mongo_store
+from django_mongolock.engine.logs import INFO, log
+from django_mongolock.exceptions import DocumentHeld, LockBackendFailed, LockNotAcquired, LockReentry, printable
+from django_mongolock.inspection.display import quote_key
+from django_mongolock.inspection.queries import find_deadlocks
+from tests.lock_documents import DAMAGE, TOKEN, Locks, entry, now, waiter
+from tests.lock_fixtures import WITH_MONGO
+from tests.security.surfaces import ACTIONS, COMMANDS, LIST, PAGES, addresses, known_commands, known_pages, operator
+
+STATUS = f"{LIST}status/"
+#: Reverses what follows, hides it, erases a terminal, ends a line, is no character.
+EVIL = "a\u202eb\u2066c\u200fd\x1b[2Je\x9bf\u2028g\x07h"
+#: What a key may have of that.
+EVIL_KEY = "k\u202e\u2066\u200fevil"
+FACTS = ("label", "owner", "user", "place", "host", "thread")
+
+
+def test_no_surface_is_missing() -> None:
+    """These are all pages, actions and commands that there are: what is new must be attacked as well."""
+    assert set(PAGES) == known_pages()
+    assert set(COMMANDS) == known_commands()
+
+
+def shown(text: str) -> set[str]:
+    """The characters that hide or reverse others."""
+    return {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") and c not in "\n\t\r"}
+
+
+def seen(page: str) -> str:
+    """What a person sees of a page: its text, and the texts of attributes that are shown or read out."""
+    attributes = re.findall(r'\b(?:title|aria-label|data-label|alt|placeholder)="([^"]*)"', page)
+    return html.unescape(" ".join([re.sub(r"<[^>]*>", " ", page), *attributes]))
+
+
+@pytest.fixture
+def evil(locks: Locks, settings: Settings) -> Iterator[Locks]:
+    """A held, a stale and a free lock, a damaged one and a deadlock, with hostile text in every field; a history."""
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 1}
+    facts: dict[str, Any] = dict.fromkeys(FACTS, EVIL)
+    one, two = {**facts, "worker": "one"}, {**facts, "worker": "two"}
+    last = {**entry(9), **facts}
+    locks.add(EVIL_KEY, [entry(1, **one)], [waiter(2, **two)], {"last_holder": last})
+    locks.add(f"other {EVIL_KEY}", [entry(3, **two)], [waiter(4, **one)])
+    locks.add(f"stale {EVIL_KEY}", [entry(5, left=-60, **facts)])
+    locks.add(f"free {EVIL_KEY}", change={"last_holder": last})
+    locks.add(f"damaged {EVIL_KEY}", [entry(6, **facts)], change={"token": EVIL, "holders": EVIL})
+    for name, (change, _) in DAMAGE.items():
+        locks.add(f"{name} {EVIL_KEY}", [entry(7, **facts)], change=change)
+    events = mongo_store().events
+    events.insert_one({"key": EVIL_KEY, "event": EVIL, "at": now(), "by": EVIL, "reason": EVIL, **facts})
+    yield locks
+    events.drop()
+
+
+@WITH_MONGO
+class TestShown:
+    """Direction marks and control characters are shown by their codes, and HTML as text."""
+
+    def test_pages(self, evil: Locks) -> None:
+        """Every page, and the pages that ask for a confirmation."""
+        client = operator()
+        pages = {f"{name} {address}": client.get(address) for name, address in addresses(EVIL_KEY)}
+        for prefix in ("stale", "free", "damaged"):
+            pages |= {address: client.get(address) for _, address in addresses(f"{prefix} {EVIL_KEY}")}
+        for action in sorted(ACTIONS):
+            form = {"action": action, "index": 0, "_selected_action": [EVIL_KEY, f"other {EVIL_KEY}"]}
+            pages[action] = client.post(f"{LIST}?state=all", form, follow=True)
+        pages["forced"] = client.post(
+            f"{LIST}force-release/", {"lock": f'["{EVIL_KEY}", [7]]', "reason": EVIL}, follow=True
+        )
+        pages["index"] = client.get("/admin/")
+        for name, page in pages.items():
+            assert page.status_code < 500, name
+            found = shown(seen(page.content.decode()))
+            assert not found, (name, sorted(map(ascii, found)))
+        assert "k\\u202e\\u2066\\u200fevil" in seen(pages[f"lock_changelist {LIST}"].content.decode())
+
+    def test_forms_still_work(self, evil: Locks) -> None:
+        """The values of hidden fields are what they were: such a lock can be released."""
+        client = operator()
+        form = {"action": "force_release", "index": 0, "_selected_action": [f"other {EVIL_KEY}"]}
+        page = client.post(f"{LIST}?state=all", form)
+        fields = {
+            name: html.unescape(value)
+            for name, value in re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', page.content.decode())
+        }
+        assert client.post(f"{LIST}force-release/", {**fields, "reason": "x"}).status_code == 302
+        assert not any(holder["token"] == TOKEN + 3 for holder in evil.read(f"other {EVIL_KEY}")["holders"])
+
+    @pytest.mark.parametrize("name", COMMANDS)
+    def test_commands(self, evil: Locks, name: str, capfd: pytest.CaptureFixture[str]) -> None:
+        """What every command prints, and its errors; it prints something about the lock, too."""
+        said = []
+        for arguments in COMMANDS[name]:
+            out = io.StringIO()
+            options = [argument.format(key=EVIL_KEY, owner=EVIL) for argument in arguments]
+            try:
+                call_command(name, *options, stdout=out, stderr=out)
+            except CommandError as error:
+                said.append(str(error))
+            said.append(out.getvalue())
+        found = shown("".join(said))
+        assert not found, sorted(map(ascii, found))
+        assert "evil" in "".join(said) or name == "check_locks"  # which shows no lock
+
+    def test_errors_at_a_shell(self, evil: Locks, capsys: pytest.CaptureFixture[str]) -> None:
+        """Also what a command prints of an error, when it is run from a shell."""
+        from django.core.management import ManagementUtility
+
+        with pytest.raises(SystemExit):
+            ManagementUtility(["manage.py", "list_locks", "--key", "\x1b[2J\u202e"]).execute()
+        assert not shown(capsys.readouterr().err)
+
+    def test_errors(self, evil: Locks) -> None:
+        """The text of an error names the holder."""
+        (cycle,) = find_deadlocks(mongo_store())
+        errors = [LockNotAcquired(EVIL, holder=EVIL), LockReentry(EVIL), LockBackendFailed(EVIL, EVIL), cycle,
+                  DocumentHeld("ads", EVIL, EVIL, EVIL)]  # fmt: skip
+        for error in errors:
+            assert not shown(str(error))
+            assert "\\u202e" in str(error)
+
+
+class TestHtml:
+    """What is shown by its code, and what stays."""
+
+    def test_attributes(self, rf: RequestFactory) -> None:
+        """Texts that are read get the code; the values of fields mean what they did."""
+        page = '<p title="a\u202eb">\u202e</p><input value="a\u202eb">\u200d'
+        response = plainly(lambda request: HttpResponse(page))(rf.get("/"))
+        assert response.content.decode() == '<p title="a\\u202eb">\\u202e</p><input value="a&#8238;b">\u200d'
+
+    def test_from_right_to_left(self, rf: RequestFactory) -> None:
+        """Django's own texts in Hebrew have marks, which reverse no letters; what reverses them is shown, too."""
+        view = plainly(lambda request: HttpResponse("\u200f\u202e"))
+        with translation.override("he"):
+            assert view(rf.get("/")).content.decode() == "\u200f\\u202e"
+        assert view(rf.get("/")).content.decode() == "\\u200f\\u202e"
+
+    def test_only_pages(self, rf: RequestFactory) -> None:
+        """Anything but HTML stays as it is."""
+        response = HttpResponse("\u202e", content_type="application/json")
+        assert plainly(lambda request: response)(rf.get("/")).content.decode() == "\u202e"
+
+
+class TestLogs:
+    """A value cannot pass for a field, nor for a line."""
+
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            ("order:5", "order:5"),
+            (5, "5"),
+            (None, "None"),
+            ("", '""'),
+            ("a token=99", '"a token=99"'),
+            ('a" token=99 b="', r'"a\" token=99 b=\""'),
+            ("a\\", r'"a\\"'),
+            ("a=b", '"a=b"'),
+            ("a\nlock lost key=b", r'"a\u000alock lost key=b"'),
+            ("\u202e", r'"\u202e"'),
+            ("é", '"é"'),
+        ],
+    )
+    def test_quotes(self, caplog: pytest.LogCaptureFixture, value: object, text: str) -> None:
+        """A single word needs none; the field of the record keeps the value."""
+        caplog.set_level(logging.INFO, "django_mongolock")
+        log(INFO, "lock lost", key=value, token=17)
+        assert caplog.messages == [f"lock lost key={text} token=17"]
+        assert caplog.records[0].__dict__["lock_key"] == value
+
+
+@given(st.text())
+def test_printable(text: str) -> None:
+    """Nothing that hides is left, and printable text stays."""
+    assert not shown(printable(text))
+    assert printable(text) == text or not text.isprintable()
+
+
+# Any bytes
+
+HEADERS = st.dictionaries(
+    st.sampled_from(
+        ["Authorization", "Accept", "Accept-Language", "Cookie", "Content-Type", "Referer", "X-Requested-With", "Range",
+         "Sec-Fetch-Dest", "Sec-Purpose", "If-None-Match", "X-Forwarded-For"]
+    ),
+    st.text(st.characters(max_codepoint=255), max_size=30)
+    | st.binary(max_size=20).map(lambda raw: f"Basic {base64.b64encode(raw).decode()}")
+    | st.text(max_size=9).map(lambda text: f"Basic {base64.b64encode(text.encode(errors='replace')).decode()}"),
+    max_size=3,
+)  # fmt: skip
+VALUES = st.text(max_size=12) | st.sampled_from(
+    ["k", "1", "-1", "9" * 30, "\0", "[1]", '["k", [1]]', "x" * 3_000, "1e9"]
+)
+FIELDS = st.dictionaries(
+    st.sampled_from(["lock", "reason", "back", "filters", "action", "_selected_action", "index", "q", "p", "o", "state",
+                     "mode", "event", "part", "e", "all", "select_across", "next", "_popup", "_to_field"])
+    | st.text(max_size=4),
+    VALUES, max_size=4,
+)  # fmt: skip
+ANY = settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+def clean(fields: dict[str, str]) -> dict[str, str]:
+    """As a client can encode it."""
+    return {k.encode(errors="replace").decode(): v.encode(errors="replace").decode() for k, v in fields.items()}
+
+
+@WITH_MONGO
+@pytest.mark.parametrize("name", PAGES)
+def test_any_bytes(locks: Locks, settings: Settings, name: str) -> None:
+    """F75: at every address of the admin, by every method, with any query, form, header and path: never a 500."""
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "STATUS_BASIC_AUTH": True}
+    locks.held("k")
+    client = operator()
+    stranger = Client(raise_request_exception=False)
+
+    @ANY
+    @given(st.sampled_from(["get", "post", "head", "put", "options"]), FIELDS, FIELDS, HEADERS, VALUES)
+    @example("get", {}, {}, {"Authorization": "Basic \xff"}, "k")
+    @example("get", {}, {}, {"Authorization": "Basic " + base64.b64encode(b"a\0b:c").decode()}, "k")
+    @example("post", {}, {"lock": '["k", [1]]', "reason": "\0"}, {}, "k")
+    def ask(method: str, query: dict[str, str], form: dict[str, str], headers: dict[str, str], key: str) -> None:
+        path = PAGES[name][0].format(key=quote_key(key.encode(errors="replace").decode()))
+        sent: dict[str, Any] = {"query_params": clean(query), "headers": headers}
+        for each in (client, stranger):
+            response = getattr(each, method)(path, clean(form) if method == "post" else {}, **sent)
+            assert response.status_code < 500, (path, query, form, headers)
+
+    ask()
+    assert locks.read("k")["holders"]
+
+
+@WITH_MONGO
+@pytest.mark.parametrize(
+    "credentials",
+    [b"\xff", b"monitor\0:x", b"\0:\0", b"monitor:\xff", b":", b"", b"monitor:" + b"x" * 4_000, b"\x80:a"],
+)
+@pytest.mark.parametrize("scheme", ["Basic", "basic", "Basic \xe9", "Basic\t"])
+def test_passwords(locks: Locks, settings: Settings, credentials: bytes, scheme: str) -> None:
+    """F75: whatever is sent as a name and a password is refused with 401."""
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "STATUS_BASIC_AUTH": True}
+    User.objects.create_user("monitor", password="right").user_permissions.set(
+        Permission.objects.filter(codename="view_lock_status")
+    )
+    sent = f"{scheme} {base64.b64encode(credentials).decode()}"
+    response = Client(raise_request_exception=False).get(STATUS, headers={"Authorization": sent})
+    assert response.status_code == 401
+
+
+@WITH_MONGO
+def test_no_second_place_for_guesses(locks: Locks, rf: RequestFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the project says so, no password is looked at: the login page is the only place to guess at."""
+    monkeypatch.setattr("django_mongolock.inspection.monitoring.authenticate", None)
+    sent = "Basic " + base64.b64encode(b"monitor:guess").decode()
+    response = Client().get(STATUS, headers={"Authorization": sent})
+    assert response.status_code == 403
+    assert "WWW-Authenticate" not in response

@@ -1,0 +1,17 @@
+"""The settings of a project, for a user of MongoDB with few rights."""
+
+import os
+from typing import Any
+
+from tests.outside.settings import *  # noqa: F403
+from tests.outside.settings import DATABASES
+
+ROOT_URLCONF = "tests.outside.urls"
+DATABASES["default"]["NAME"] = ":memory:"
+locks: Any = DATABASES["locks"]
+locks |= {
+    "USER": os.environ["LOCKS_USER"],
+    "PASSWORD": os.environ["LOCKS_PASSWORD"],
+    "OPTIONS": {"authSource": os.environ["MONGODB_NAME"]},
+}
+MONGOLOCK = {"DATABASE": "locks", "KEY_PREFIX": "shop:"}
