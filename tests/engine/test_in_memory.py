@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from bson.timestamp import Timestamp
 
 from django_mongolock.engine import rule_in_python
-from django_mongolock.engine.document import Terms, entry
+from django_mongolock.engine.document import LEAP, Terms, entry
 from django_mongolock.engine.grant import Grant
 from django_mongolock.engine.memory_server import MemoryServer, MemorySession, MemoryStore
 from django_mongolock.engine.protocol import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
 from django_mongolock.engine.replies import Found, Reply
+from django_mongolock.engine.rule_in_python import Moment, apply_rule
 from django_mongolock.engine.session.cleanup import TRY_AGAIN_AFTER
 from django_mongolock.engine.session.releases import LOOK_EVERY
 from django_mongolock.engine.session.session import RESERVED_FOR_RELEASES, SENDING_THREADS
@@ -24,7 +28,7 @@ from django_mongolock.engine.step import Limits, Step
 from django_mongolock.exceptions import LockBackendFailed, LockMisused, LockNotAcquired
 from tests.engine.conftest import CALM, make_lock
 from tests.engine.waiters import InThread, Waiter
-from tests.grants import grant_of
+from tests.grants import grant_of, new_grant
 from tests.waiting import eventually
 
 TIMEOUT = 5.0
@@ -229,7 +233,37 @@ def test_a_lock_that_is_entered_again_names_the_line_that_has_acquired_it(sessio
         assert grant_of(mine).acquired_from == where
 
 
-# Minimum holds, limits, statistics
+def test_what_remains_and_what_was_held_is_what_the_clock_says(server: MemoryServer, session: MemorySession) -> None:
+    """P7: also in the last second, and in the first."""
+    waiting = new_grant(session, make_lock(session), object())
+    assert (waiting.held_for, waiting.remaining) == (0, 0)
+    mine = make_lock(session, terms=CALM, auto_renew=False).acquire()
+    grant = grant_of(mine)
+    assert grant.held_for < 0.5
+    server.advance(CALM.lease - 0.5)
+    assert grant.remaining <= 0.5
+    mine.release()
+    assert grant.remaining == 0
+    assert CALM.lease - 1 < grant.reporting.held_for < CALM.lease
+
+
+def test_a_command_may_take_as_long_as_the_session_says(
+    session: MemorySession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F67: no less, unless its wait is over before."""
+    apply = session.store.apply
+    given: list[float] = []
+
+    def watched(key: str, step: Step, timeout: float) -> Reply:
+        given.append(timeout)
+        return apply(key, step, timeout)
+
+    monkeypatch.setattr(session.store, "apply", watched)
+    make_lock(session, terms=CALM, wait=None).acquire().release()
+    assert given == [pytest.approx(session.command_timeout, abs=1)]
+
+
+# Minimum holds, limits, statistics, clocks
 
 
 def queued(server: MemoryServer, terms: Terms) -> MemoryStore:
@@ -246,6 +280,43 @@ def test_a_release_after_the_minimum_hold_lets_the_next_one_in_at_once(server: M
     server.advance(11)
     store.release("k", Step(remove=("g1",)), TIMEOUT)
     assert holders(server) == ["g2"]
+
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+LEAPT = timedelta(milliseconds=LEAP)
+
+
+def after_a_write(seconds: float, *, clock: str = "a", later: int = 1, **facts: Any) -> list[dict[str, Any]]:
+    """The holders of a document that is written again, so long after a write of clock "a" which granted it to "g1" for
+    a minute. later: by how much the cluster time is. facts: what its entry says besides."""
+    first = Step(ask="g1", add=entry("g1", "s", Terms(lease=59, margin=1, waiter_lease=59), {}))
+    document = apply_rule(None, first, Limits(), Moment(BEGIN, "a", Timestamp(7, 1)))
+    assert document is not None
+    document["holders"] = [{**document["holders"][0], **facts}]
+    again = Moment(BEGIN + timedelta(seconds=seconds), clock, Timestamp(7, 1 + later))
+    written = apply_rule(document, Step(remove=("another",)), Limits(), again)
+    assert written is not None
+    return list(written["holders"])
+
+
+def test_a_clock_that_is_a_little_behind_is_the_same_clock() -> None:
+    """F23: corrected by less than a leap, it judges the times that it wrote, and no lease begins again."""
+    (holder,) = after_a_write(-LEAPT.total_seconds() / 2)
+    assert holder["until"] == BEGIN + timedelta(milliseconds=holder["server_lease"])
+
+
+def test_a_clock_that_leaps_while_nothing_is_written_ends_no_lease() -> None:
+    """F23, P1: the cluster time stands still, the clock says that the lease is over: it begins a whole one again."""
+    (holder,) = after_a_write(100, later=0)
+    assert holder["until"] == BEGIN + timedelta(seconds=100, milliseconds=holder["server_lease"])
+    assert after_a_write(100) == []
+
+
+def test_a_minimum_hold_is_no_longer_after_a_failover() -> None:
+    """F64: by a clock that is behind, it would end much later; it lasts as long as it was to, from now at most."""
+    facts = {"released": BEGIN, "min_hold": 10_000, "server_lease": 10_000, "until": BEGIN + timedelta(hours=1)}
+    (holder,) = after_a_write(5, clock="b", **facts)
+    assert holder["until"] == BEGIN + timedelta(seconds=15)
 
 
 def test_the_longest_wait_and_hold_are_kept(server: MemoryServer) -> None:
@@ -317,6 +388,8 @@ def test_whoever_stands_in_line_is_counted(
     server: MemoryServer, session: MemorySession, new_session: Callable[..., MemorySession], in_thread: InThread
 ) -> None:
     """By the entry of the first, for the limit of the queue; and by the session, so that a leak shows."""
+    with make_lock(session, "shared", terms=Terms("shared", 2)):
+        assert session.known
     mine = make_lock(session, terms=LONG).acquire()
     known = [session.known]
     waiters = []
@@ -495,7 +568,38 @@ def test_what_is_struck_before_its_caller_knows_leaves_no_lock(
     assert not mine.held
 
 
+def test_what_the_heartbeat_was_not_told_of_it_finds(
+    server: MemoryServer, session: MemorySession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F33, F65: a lock object dies, and a signal strikes before the reference to it says whose it was."""
+    monkeypatch.setattr(session.heartbeat, "adopt", lambda _: None)
+    mine = make_lock(session, terms=LONG).acquire()
+    with pytest.warns(ResourceWarning, match="'k', acquired at"):  # noqa: PT031
+        del mine
+        gc.collect()
+        session.orphans.do_due(session.now())
+    assert eventually(lambda: holders(server) == [])
+
+
 # Threads
+
+
+async def test_what_was_sent_once_stays_sent(session: MemorySession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F36: a command that is taken back before it is begun takes back nothing of one that was sent before it: whoever
+    gives up then has the place in the queue removed."""
+    grant = new_grant(session, make_lock(session, terms=LONG), object())
+    session.registry.add(grant)
+    await session.commands.acall(grant.acquisition.enter(trial=False))
+    gate, submitted = threading.Event(), SENDING_THREADS - RESERVED_FOR_RELEASES
+    for _ in range(submitted):
+        session.threads.submit(lambda: gate.wait(20))
+    taken_back = asyncio.ensure_future(session.commands.acall(grant.acquisition.enter(trial=False)))
+    await asyncio.sleep(0)
+    taken_back.cancel()
+    await asyncio.wait([taken_back])
+    gate.set()
+    assert grant.waiting.sent
+    session.abandon(grant)
 
 
 @pytest.mark.parametrize("way", ["release", "hand-over"])
