@@ -557,6 +557,8 @@ def test_who_is_next_waits_a_moment_for_the_hand_over() -> None:
     """And then queues in the document, where everybody sees it."""
     play = InLine("next")
     assert play.action.timer == pytest.approx(protocol.LOCAL_HANDOVER_GRACE)
+    action = play.hear(turn="next", after=0.1)
+    assert action.timer == pytest.approx(protocol.LOCAL_HANDOVER_GRACE - 0.1)
     play.hear(turn="next", after=protocol.LOCAL_HANDOVER_GRACE)
     assert isinstance(play.result, WaitResult)
     play = InLine("next")
