@@ -314,7 +314,12 @@ def test_a_clock_that_leaps_while_nothing_is_written_ends_no_lease() -> None:
 
 def test_a_minimum_hold_is_no_longer_after_a_failover() -> None:
     """F64: by a clock that is behind, it would end much later; it lasts as long as it was to, from now at most."""
-    facts: dict[str, Any] = {"released": BEGIN, "min_hold": 10_000, "server_lease": 10_000, "until": BEGIN + timedelta(hours=1)}
+    facts: dict[str, Any] = {
+        "released": BEGIN,
+        "min_hold": 10_000,
+        "server_lease": 10_000,
+        "until": BEGIN + timedelta(hours=1),
+    }
     (holder,) = after_a_write(5, clock="b", **facts)
     assert holder["until"] == BEGIN + timedelta(seconds=15)
 

@@ -4,6 +4,7 @@
     python -m tests.simulation.mutants grant:12 protocol:3      # these
     python -m tests.simulation.mutants --defects                # the named defects
     python -m tests.simulation.mutants --list grant             # all mutants of a module
+    python -m tests.simulation.mutants --find-again             # the known ones, after the engine has changed
     python -m tests.simulation.mutants --table                  # the tables of docs/explanation/mutants.md
 
 The results are kept in mutants.json next to this file. The tests need a MongoDB, which they start.
@@ -29,7 +30,8 @@ from typing import Any, Final
 from tests.simulation import mutation
 from tests.simulation.defects import DEFECTS
 from tests.simulation.mutation import MODULES, VARIABLE, Mutant
-from tests.simulation.results import Book, Result, table
+from tests.simulation.put_back import VARIABLE as DEFECT
+from tests.simulation.results import Book, Result, table, totals
 
 ROOT: Final = Path(__file__).parents[2]
 RESULTS: Final = Path(__file__).with_name("mutants.json")
@@ -37,27 +39,34 @@ RESULTS: Final = Path(__file__).with_name("mutants.json")
 SIMULATION: Final = 60.0
 TESTS: Final = 300.0
 #: How many tests may fail that do not fail alone: the machine may be busy.
-TRIES: Final = 3
+TRIES: Final = 6
 #: How much longer than it was given the simulation may take, in seconds: those count what the processor does for it.
 OVERTIME: Final = 600.0
-#: Which tests touch a module, the likely ones first.
+#: Which tests touch a module, the quick and likely ones first. Those in memory touch all, and come before them.
 TOUCHED_BY: Final = {
-    "protocol": ("protocol", "waiting", "session", "deadlock", "owners"),
-    "rule_in_python": ("rule", "machine", "minimum_holds", "owners", "arrival_order"),
-    "grant": ("session", "locks", "living", "waiting"),
-    "lock_grants": ("locks", "session", "async", "signal_nets", "minimum_holds", "owners"),
+    "protocol": ("protocol", "session", "waiting", "deadlock", "owners"),
+    "rule_in_python": ("minimum_holds", "owners", "rule"),
+    "grant": ("session", "locks", "living", "waiting", "fence"),
+    "lock_grants": ("locks", "session", "async", "minimum_holds", "owners", "waiting"),
     "document": ("document", "locks", "session"),
-    "session.cleanup": ("releases", "session", "tombstones", "failover"),
-    "session.commands": ("session", "releases", "waiting", "arrival_order", "fast_path", "bounded_calls"),
+    "session.cleanup": ("releases", "session", "store", "tombstones"),
+    "session.commands": ("fast_path", "session", "store", "waiting"),
     "session.grant_registry": ("session", "locks", "living"),
-    "session.heartbeat": ("session", "living", "signal_nets"),
-    "session.local_queue": ("session", "waiting", "arrival_order", "locks"),
-    "session.orphans": ("session", "living", "signal_nets"),
-    "session.releases": ("releases", "fast_path", "failover"),
-    "session.renewals": ("session", "stuck_documents", "living", "minimum_holds", "waiting"),
-    "session.session": ("session", "living", "releases", "locks"),
+    "session.heartbeat": ("session", "living"),
+    "session.local_queue": ("session", "waiting", "locks"),
+    "session.orphans": ("session", "living", "minimum_holds"),
+    "session.releases": ("releases", "fast_path"),
+    "session.renewals": ("session", "living", "minimum_holds", "waiting"),
+    "session.session": ("session", "living", "releases", "locks", "waiting"),
     "session.waits": ("waiting", "watching", "session", "journal"),
-}  # fmt: skip
+}
+#: For a named defect, all of these.
+ANYWHERE: Final = ("protocol", "session", "locks", "minimum_holds", "waiting", "arrival_order", "rule")
+#: How they are run. Those that take long are left out.
+PYTEST: Final = (
+    *("-x", "-q", "--assert=plain", "--timeout", "60", "-m", "not slow and not long"),
+    *("-p", "no:cacheprovider", "-p", "tests.simulation.put_back"),
+)
 #: Run by every Python that starts while it is on the path: so the processes that tests start are mutants too.
 STARTUP: Final = "from tests.simulation.mutation import from_environment\nfrom_environment()\n"
 
@@ -82,39 +91,30 @@ def reached() -> dict[str, set[int]]:
     return {module: set(lines) for module, lines in json.loads(run.stdout).items()}
 
 
-def tested(mutant: Mutant, seconds: float) -> str | None:
-    """The test that fails on a mutant, also alone; None if there is none."""
-    what = [f"tests/engine/test_{name}.py" for name in TOUCHED_BY[mutant.module]]
+def tested(name: str, seconds: float) -> str | None:
+    """The test that fails on a mutant or a named defect, also alone; None if there is none."""
+    files = ANYWHERE if name in DEFECTS else TOUCHED_BY[mutation.find(name).module]
+    what = [f"tests/engine/test_{file}.py" for file in ("in_memory", *files)]
     for _ in range(TRIES):
-        if (found := _failing(mutant, what, seconds)) is None or _failing(mutant, [found], seconds):
+        if (found := _failing(name, what, seconds)) is None or _failing(name, [found], seconds):
             return found
         what += ["--deselect", found]
     return None
 
 
-def _failing(mutant: Mutant, what: list[str], seconds: float) -> str | None:
+def _failing(name: str, what: list[str], seconds: float) -> str | None:
+    """The first test that fails; the first file if the tests do not even end, as where all threads are blocked."""
     with tempfile.TemporaryDirectory() as startup:
         Path(startup, "sitecustomize.py").write_text(STARTUP)
         path = os.pathsep.join((str(ROOT), startup))
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "--assert=plain",
-            "--timeout",
-            "60",
-            *what,
-        ]
+        environment = {DEFECT: name} if name in DEFECTS else {VARIABLE: name}
+        command = [sys.executable, "-m", "pytest", *PYTEST, *what]
         try:
-            run = _run(command, {VARIABLE: mutant.name, "PYTHONPATH": path}, seconds)
+            run = _run(command, {**environment, "PYTHONPATH": path}, seconds)
         except subprocess.TimeoutExpired:
             return None
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", run.stdout, re.MULTILINE)
-    return failed[1] if failed else what[0] if run.returncode not in (0, 1) else None
+    return failed[1] if failed else what[0] if run.returncode not in (0, 5) else None
 
 
 def _run(command: Sequence[str], environment: dict[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
@@ -137,18 +137,34 @@ def sample(count: int, seed: int) -> list[Mutant]:
     return every[:count]
 
 
-class Search:
-    """Finds what finds mutants, and keeps it. seconds: how long the simulation looks."""
+def find_again(book: Book) -> None:
+    """Give the known mutants their numbers of today, by their text and the nearest line; drop those that are gone."""
+    known = {name: result for name, result in book.results.items() if name not in DEFECTS}
+    kept = [result for name, result in book.results.items() if name in DEFECTS]
+    for result in known.values():
+        every = mutation.mutants(result.name.partition(":")[0])
+        same = [mutant for mutant in every if (mutant.before, mutant.after) == (result.before, result.after)]
+        if same:
+            mutant = min(same, key=lambda mutant: abs(mutant.line - result.line))
+            kept.append(replace(result, name=mutant.name, line=mutant.line))
+        else:
+            sys.stdout.write(f"gone: {result.name} {result.before} -> {result.after}\n")
+    book.replace(kept)
 
-    def __init__(self, book: Book, seconds: float) -> None:
+
+class Search:
+    """Finds what finds mutants, and keeps it. seconds: how long the simulation looks. seed: that of the sample."""
+
+    def __init__(self, book: Book, seconds: float, seed: int = 0) -> None:
         self.book = book
         self.seconds = seconds
+        self.seed = seed
         self._lines: dict[str, set[int]] = {}
 
     def simulate(self, name: str) -> None:
         """Have the simulation look, from where it stopped."""
         mutant = mutation.find(name)
-        result = self.book.results.get(name) or Result(name, mutant.line, mutant.before, mutant.after)
+        result = self.book.results.get(name) or Result(name, mutant.line, mutant.before, mutant.after, sample=self.seed)
         self._lines = self._lines or reached()
         is_reached = self._lines[mutant.module].intersection(range(mutant.lines[0], mutant.lines[1] + 1))
         if is_reached and not result.found and result.seconds < self.seconds:
@@ -168,7 +184,7 @@ class Search:
         result = self.book.results[name]
         if not (result.found or result.test_seconds):
             started = time.monotonic()
-            result.test = tested(mutation.find(name), TESTS)
+            result.test = tested(name, TESTS)
             result.test_seconds = round(time.monotonic() - started, 1)
             self._keep(result)
 
@@ -190,23 +206,31 @@ def main() -> None:
     parser.add_argument("--defects", action="store_true", help="the named defects instead")
     parser.add_argument("--table", action="store_true", help="print what is known")
     parser.add_argument("--no-tests", action="store_true")
+    parser.add_argument("--find-again", action="store_true", help="the known mutants, after the engine has changed")
     options = parser.parse_args()
     if options.module:
         sys.stdout.writelines(f"{mutant.name} {mutant}\n" for mutant in mutation.mutants(options.module))
         return
+    book = Book(RESULTS)
     if options.table:
-        sys.stdout.write(table(list(Book(RESULTS).results.values())))
+        sys.stdout.write(table(list(book.results.values())))
         return
+    if options.find_again:
+        find_again(book)
+        return
+    search = Search(book, options.seconds, 0 if options.names else options.seed)
     if options.defects:
         for name in options.names or DEFECTS:
-            Search(Book(RESULTS), options.seconds).put_back(name)
+            search.put_back(name)
+            if not options.no_tests:
+                search.test(name)
         return
     names = options.names or [mutant.name for mutant in sample(options.sample, options.seed)]
-    search = Search(Book(RESULTS), options.seconds)
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(search.simulate, names))
     for name in () if options.no_tests else names:
         search.test(name)
+    sys.stdout.write(totals([book.results[name] for name in names]))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from django_mongolock.engine.step import Step
 from tests.simulation import hunt, mutants, mutation
 from tests.simulation.defects import DEFECTS, broken
 from tests.simulation.invariants import minimum_holds
+from tests.simulation.results import Book, Result, totals
 
 MUTATED = "session.local_queue"
 
@@ -73,6 +75,27 @@ def test_every_mutant_can_be_compiled_and_differs() -> None:
 def test_a_larger_sample_begins_with_a_smaller_one() -> None:
     """So what is known of one need not be run again for the other."""
     assert mutants.sample(40, seed=1)[:20] == mutants.sample(20, seed=1)
+
+
+def test_known_mutants_are_found_again(tmp_path: Path) -> None:
+    """After the engine has changed: by their text, and those that are not there any more are dropped."""
+    book, mutant = Book(tmp_path / "mutants.json"), mutation.mutants(MUTATED)[5]
+    book.keep(Result(f"{MUTATED}:999", mutant.line + 1, mutant.before, mutant.after, test="a test"))
+    book.keep(Result(f"{MUTATED}:1000", 1, "nothing like this", "nor this"))
+    mutants.find_again(book)
+    (found,) = Book(book.path).results.values()
+    assert (found.name, found.line, found.test) == (mutant.name, mutant.line, "a test")
+
+
+def test_the_rate_leaves_out_what_is_equivalent() -> None:
+    """And counts each mutant once."""
+    known = [
+        Result("a", 1, "", "", found="crash", test="both"),
+        Result("b", 1, "", "", test="one"),
+        Result("c", 1, "", "", note="equivalent: the same"),
+        Result("d", 1, "", "", note="open"),
+    ]
+    assert totals(known) == "4 mutants: simulation 1, tests 1, equivalent 1: 66.7 %\n"
 
 
 @pytest.mark.parametrize("name", sorted(DEFECTS))
