@@ -19,36 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.faults.history import FOREVER, LAPSE, Attempt, Belief, History, Window
+from tests.faults.history import FOREVER, Attempt, Belief, History, Window
 from tests.faults.records import read
-
-#: How much later somebody must have come to be certainly behind in the queue, in seconds, where nothing interferes: who
-#: is next in its own process stands in the document half a second later, and a command of a calm day takes no second.
-GRACE: Final = 2.0
-#: Within how many seconds of the grant the line of a process may have been without an entry in the document: whoever
-#: stood there for all of it went without naming the next waiter, and the next learns of that at its next renewal.
-HEADLESS: Final = 2.0
-#: Within how many seconds after somebody gave up waiting that is written down.
-GIVING_UP: Final = 1.0
-#: How much longer than a command may take somebody who may not wait any more may be kept, in seconds: the machine that
-#: runs this is shared by all processes and servers of the run. (What a process was stopped or starved is not counted.)
-TOLERANCE: Final = 1.0
-#: How much longer than it was allowed to wait an acquire may take in any lock, in seconds. That of a document sends up
-#: to twelve commands.
-BOUND: Final = {"lock": 15.0, "document": 48.0}
-#: How long after a lease a key may take to be had again, in seconds.
-SLACK: Final = 3.0
-#: How long after a fault work may take to go on as usual, in seconds: a command that was on its way still fails after
-#: four, and is sent again within one.
-RECOVERY: Final = 5.0
-#: How long a process may not get to run where a lock must not be lost, in seconds.
-IDLE: Final = 0.2
-#: How long a holder works at most, in seconds; it says so to itself.
-WORK: Final = 3.0
-#: Within how many seconds a loss is told after the program left the block.
-TELLING: Final = 6.0
-#: The longest time without any grant after everything was healed, in seconds.
-STANDSTILL: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +134,9 @@ def losses_are_told(history: History) -> Iterator[Violation]:
         lost = next((sample for sample in attempt.samples if not sample.held and sample.pid == attempt.pid), None)
         if attempt.left is not None and attempt.was == "released" and lost is not None:
             yield Violation("told", attempt.left, f"{attempt} was not held any more, and then released")
-        told_by = attempt.left + TELLING if attempt.left is not None and attempt.was == "lost" else FOREVER
+        told_by = (
+            attempt.left + history.allow.telling if attempt.left is not None and attempt.was == "lost" else FOREVER
+        )
         late = history.paused(attempt, attempt.asked, history.over)
         is_due = told_by + late < history.alive_until(attempt)
         if is_due and attempt.told is None and attempt.inner is None:
@@ -185,7 +159,7 @@ def _releases_after_others(history: History) -> Iterator[Violation]:
 
 def _is_disturbed(history: History, since: float, until: float | None) -> bool:
     """Did a fault that may change who comes first last until shortly before that time, or into it?"""
-    return any(window.meets(since - RECOVERY, until or FOREVER) for window in history.windows)
+    return any(window.meets(since - history.allow.recovery, until or FOREVER) for window in history.windows)
 
 
 def writes_stay(history: History) -> Iterator[Violation]:
@@ -232,8 +206,12 @@ def first_come_first_served(history: History) -> Iterator[Violation]:
         queue = [attempt for attempt in attempts if attempt.kind == "lock" and attempt.owner is None]
         asked = [attempt.asked for attempt in queue]
         for waiter in queue:
+            if history.allow.calm_arrivals and not is_calm(history, waiter, waiter.asked, waiter.asked + 0.1, 0.0):
+                continue
             end = _waited_until(history, waiter, key)
-            later = queue[bisect.bisect_right(asked, waiter.asked + GRACE) : bisect.bisect_left(asked, end)]
+            later = queue[
+                bisect.bisect_right(asked, waiter.asked + history.allow.grace) : bisect.bisect_left(asked, end)
+            ]
             others = [other for other in later if _overtook(history, key, waiter, other, end)]
             if others:
                 at, first = min((other.got or 0.0, other) for other in others)
@@ -252,7 +230,7 @@ def _waited_until(history: History, attempt: Attempt, key: str) -> float:
     if len(attempt.keys) > 1:
         return 0.0
     limit = FOREVER if attempt.wait is None else attempt.asked + attempt.wait
-    gave_up = FOREVER if attempt.refused is None else attempt.refused - GIVING_UP
+    gave_up = FOREVER if attempt.refused is None else attempt.refused - history.allow.giving_up
     return min(gave_up, limit, history.alive_until(attempt))
 
 
@@ -265,9 +243,17 @@ def _overtook(history: History, key: str, waiter: Attempt, other: Attempt, end: 
     before = other.got < end if mine is None else its < mine
     return (
         before
-        and _is_calm(history, waiter, other.got - GRACE, other.got, LAPSE)
+        and other.asked - waiter.asked > _grace(history, waiter.asked, other.got)
+        and is_calm(history, waiter, other.got - history.allow.grace, other.got, history.allow.lapse)
         and not _is_headless(history, key, waiter, other)
     )
+
+
+def _grace(history: History, since: float, until: float) -> float:
+    """How much later one must have come to be certainly behind. A clock that was set back stands still for a moment."""
+    allow = history.allow
+    was_set = any(window.meets(since - allow.clock_grace, until) for window in history.clocks)
+    return max(allow.grace, allow.clock_grace) if was_set else allow.grace
 
 
 def _is_headless(history: History, key: str, waiter: Attempt, other: Attempt) -> bool:
@@ -276,12 +262,15 @@ def _is_headless(history: History, key: str, waiter: Attempt, other: Attempt) ->
     One stands there for all, and hands the key on to the next. One that gives up, dies, or loses it names no next
     waiter; nor does one that shares it with others. Until the next knows, the line has no entry.
     """
-    got = other.got or 0.0
+    got, allow = other.got or 0.0, history.allow
     for mate in history.mates(waiter, key):
         if mate.asked <= waiter.asked and mate is not waiter:
-            times = [mate.refused, mate.dropped, mate.told, mate.left if mate.was != "released" else None]
+            refused = None if mate.error in allow.names_next else mate.refused
+            times = [refused, mate.dropped, mate.told, mate.left if mate.was != "released" else None]
             times += [mate.got if mate.mode != "exclusive" else None, history.excused(mate, key)]
-            if any(time is not None and other.asked - HEADLESS < time < got + HEADLESS for time in times):
+            # It may have learned later that it was granted the key.
+            since = other.asked if allow.headless >= 1.0 else got - history.idle(other, other.asked, got)
+            if any(t is not None and since - allow.headless < t < got + allow.unnoticed for t in times):
                 return True
     return False
 
@@ -304,21 +293,23 @@ def _suffering(history: History, attempt: Attempt) -> Iterator[Violation]:
         lost.append(attempt.left)
     at = min(lost, default=None)
     excused = min(history.excused(attempt, key) for key in attempt.keys)
+    if attempt.max_hold is not None and attempt.got is not None:
+        excused = min(excused, attempt.asked + attempt.max_hold)
     if (
         at is not None
         and attempt.renew
         and at < excused
-        and _is_calm(history, attempt, at - attempt.server_lease, at, IDLE)
+        and is_calm(history, attempt, at - attempt.server_lease, at, history.allow.idle)
     ):
         yield Violation("suffered", at, f"{attempt} was lost, and nothing had happened to its keys")
     failed = attempt.refused if attempt.error == "LockBackendFailed" else None
-    if failed is not None and _is_calm(history, attempt, attempt.asked, failed, IDLE):
+    if failed is not None and is_calm(history, attempt, attempt.asked, failed, history.allow.idle):
         yield Violation("suffered", failed, f"{attempt} met an error, and nothing had happened to its keys")
 
 
-def _is_calm(history: History, attempt: Attempt, since: float, until: float, idle: float) -> bool:
+def is_calm(history: History, attempt: Attempt, since: float, until: float, idle: float) -> bool:
     """Did nothing interfere with this attempt between these times, or shortly before? See History.is_calm()."""
-    return history.is_calm(attempt, since, until, RECOVERY, idle)
+    return history.is_calm(attempt, since, until, history.allow.recovery, idle)
 
 
 def waits_end_in_time(history: History) -> Iterator[Violation]:
@@ -333,7 +324,10 @@ def waits_end_in_time(history: History) -> Iterator[Violation]:
         end = attempt.answered or history.alive_until(attempt)
         allowed = attempt.wait + timeout * len(attempt.keys)
         took = end - attempt.asked
-        if took > allowed + TOLERANCE and took - history.idle(attempt, attempt.asked, end) > allowed + TOLERANCE:
+        if (
+            took > allowed + history.allow.wait
+            and took - history.idle(attempt, attempt.asked, end) > allowed + history.allow.wait
+        ):
             state = "came back after" if attempt.answered else "had not come back after"
             text = (
                 f"{attempt} was to wait {attempt.wait:g} s, a command takes {timeout:g} s, and it {state} {took:.1f} s"
@@ -350,7 +344,7 @@ def every_wait_ends(history: History) -> Iterator[Violation]:
     for attempt in history.attempts.values():
         end = attempt.answered or history.alive_until(attempt)
         late = end - attempt.asked - history.paused(attempt, attempt.asked, end)
-        if attempt.wait is not None and late > attempt.wait + BOUND[attempt.kind] * len(attempt.keys):
+        if attempt.wait is not None and late > attempt.wait + history.allow.bound[attempt.kind] * len(attempt.keys):
             state = "came back after" if attempt.answered else "had not come back after"
             yield Violation("hung", end, f"{attempt} was to wait {attempt.wait:g} s, and {state} {late:.1f} s")
     for key, attempts in history.by_key().items():
@@ -360,27 +354,27 @@ def every_wait_ends(history: History) -> Iterator[Violation]:
 def _standing_still(history: History, key: str, attempts: list[Attempt]) -> Iterator[Violation]:
     """A key that is waited for and does not move for longer than its holders' leases and work can explain."""
     moves = sorted(t for a in attempts for t in (a.got, a.left, a.dropped) if t is not None)
-    limit = 2 * max(a.server_lease for a in attempts) + WORK + SLACK
+    limit = 2 * max(a.server_lease for a in attempts) + history.allow.work + history.allow.slack
     for waiter in attempts:
         end = waiter.answered or history.alive_until(waiter)
         if len(waiter.keys) > 1 or waiter.wait == 0 or waiter.owner is not None or end - waiter.asked <= limit:
             continue
         between = moves[bisect.bisect_left(moves, waiter.asked) : bisect.bisect_left(moves, end)]
         for since, until in itertools.pairwise([waiter.asked, *between, end]):
-            calm = _longest_calm(history, waiter, since, until)
+            calm = longest_calm(history, waiter, since, until)
             if calm > limit:
                 yield Violation("forgotten", until, f"{waiter} waited {calm:.1f} s for {key!r}, and nothing happened")
                 break
 
 
-def _longest_calm(history: History, attempt: Attempt, since: float, until: float) -> float:
+def longest_calm(history: History, attempt: Attempt, since: float, until: float) -> float:
     """The longest part of this time in which nothing interfered with the attempt."""
-    if until - since < SLACK:
+    if until - since < history.allow.slack:
         return 0.0
     disturbed = [
-        (window.since, history.recovered(window, RECOVERY))
+        (window.since, history.recovered(window, history.allow.recovery))
         for window in [*history.windows, *history.stopped[history.group(attempt)]]
-        if window.meets(since - STANDSTILL, until) and (window.key is None or window.key in attempt.keys)
+        if window.meets(since - history.allow.standstill, until) and (window.key is None or window.key in attempt.keys)
     ]
     longest, start = 0.0, since
     for begin, end in sorted(disturbed):
@@ -391,7 +385,7 @@ def _longest_calm(history: History, attempt: Attempt, since: float, until: float
 def work_goes_on(history: History) -> Iterator[Violation]:
     """After a fault was healed, somebody gets a lock again soon."""
     for fault, seconds in progress(history):
-        if seconds > STANDSTILL:
+        if seconds > history.allow.standstill:
             yield Violation("standstill", fault.until, f"nobody got anything for {seconds:.1f} s after {fault.name}")
 
 
@@ -413,7 +407,7 @@ def keys_come_free(history: History) -> Iterator[Violation]:
     if not history.free:
         return
     for key, attempts in history.by_key().items():
-        allowed = max(attempt.server_lease for attempt in attempts) + SLACK
+        allowed = max(attempt.server_lease for attempt in attempts) + history.allow.slack
         free = history.free.get(key)
         if free is None:
             yield Violation("free", history.over, f"{key!r} was not to be had after the end")

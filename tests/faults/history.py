@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.faults.records import Record
+from tests.faults.tolerances import REAL_TIME, Tolerances
 
 FOREVER = float("inf")
 #: Within how many seconds after a fault was healed there may still be another primary than before.
 AFTERMATH = 5.0
-#: A pause of a process that is shorter costs it no place in a queue, in seconds: a place lives a second longer when its
-#: renewal is due.
-LAPSE = 0.8
+#: What only the rules of a simulation read.
+_MORE = {"taken", "request", "requested", "extended", "closed", "stood"}
 _EVENTS = {"got", "refused", "see", "forked", "leave", "left", "dropped", "told"}
 
 
@@ -35,8 +35,9 @@ class Attempt:
     """One call of acquire(), and what came of it. Times that never came are None.
 
     kind: "lock" or "document". renew: is it renewed in the background? inner: the attempt of the same thread that holds
-    the key already (a reentrant lock). seen, wrote: the number that a document had in it, and the one put into it.
-    forked: when a child was forked inside the block.
+    the key already (a reentrant lock). within: the attempt of the same thread that is in its block meanwhile.
+    seen, wrote: the number that a document had in it, and the one put into it. forked: when a child was forked inside
+    the block.
     """
 
     id: str
@@ -51,6 +52,9 @@ class Attempt:
     kind: str = "lock"
     renew: bool = True
     inner: str | None = None
+    max_hold: float | None = None
+    lease: float = 0.0
+    within: str | None = None
     got: float | None = None
     tokens: dict[str, int | None] = field(default_factory=dict)
     refused: float | None = None
@@ -112,7 +116,8 @@ class Window:
 class History:
     """What happened in a run."""
 
-    def __init__(self, records: Iterable[Record]) -> None:
+    def __init__(self, records: Iterable[Record], allow: Tolerances = REAL_TIME) -> None:
+        self.allow = allow
         self.attempts: dict[str, Attempt] = {}
         self.groups: dict[int, int] = {}
         self.ended: dict[int, float] = {}
@@ -130,6 +135,7 @@ class History:
         self.over = FOREVER
         self.last = 0.0
         self.meta: Record = {}
+        self.more: dict[str, list[Record]] = defaultdict(list)
         for record in records:
             self._take(record)
         self.over = min(self.over, self.last)
@@ -153,6 +159,8 @@ class History:
         elif what in _EVENTS:
             if (attempt := self.attempts.get(record["id"])) is not None:
                 _take_event(attempt, what, record)
+        elif what in _MORE:
+            self.more[what].append(record)
         elif what in ("start", "end", "kill", "stopped", "starved", "hung"):
             self._take_process(what, t, record)
         else:
@@ -198,7 +206,19 @@ class History:
                 raise ValueError(f"there is no record of the kind {what!r}")
 
     def _take_ask(self, record: Record) -> None:
-        names = ("mode", "capacity", "wait", "server_lease", "owner", "kind", "renew", "inner")
+        names = (
+            "mode",
+            "capacity",
+            "wait",
+            "server_lease",
+            "owner",
+            "kind",
+            "renew",
+            "inner",
+            "max_hold",
+            "lease",
+            "within",
+        )
         facts: dict[str, Any] = {name: record[name] for name in names if name in record}
         self.attempts[record["id"]] = Attempt(record["id"], record["pid"], tuple(record["keys"]), record["t"], **facts)
 
@@ -236,7 +256,7 @@ class History:
         What the servers suffered is felt until *grace* seconds after the first grant since then. Its own process may
         have been *idle* for so many seconds; a long pause of it is felt for *grace* seconds, too.
         """
-        pauses = (window for window in self.own(attempt) if window.until - window.since >= LAPSE)
+        pauses = (window for window in self.own(attempt) if window.until - window.since >= self.allow.lapse)
         if any(window.since < until and since < window.until + grace for window in pauses):
             return False
         if self.idle(attempt, since, until) > idle:
@@ -272,11 +292,12 @@ class History:
         forced = self.forced.get((key, token), FOREVER) if token is not None else FOREVER
         if attempt.kind == "document":
             forced = min(forced, self._other_clock(attempt))
+        forced = min(forced, self.ended.get(attempt.pid, FOREVER))
         if attempt.owner is None:
             return forced
         others = (other for other in self._of_owner[key, attempt.owner] if other is not attempt)
         resumed = min((_resumes(other, attempt) for other in others), default=FOREVER)
-        if attempt.kind == "document":  # F70: a run that lives keeps its document, whoever asks in its name
+        if attempt.kind == "document" or self.allow.resumes_the_dead:  # F70: a run that lives keeps its document
             resumed = max(resumed, self.alive_until(attempt))
         return min(forced, resumed)
 

@@ -5,6 +5,7 @@
     python3 dev.py simulate --for 3600            an hour of them, from a random seed on
     python3 dev.py simulate --defect NAME         with a defect put back, until it is found
     python3 dev.py simulate --list                the defects
+    python3 dev.py simulate --count 100000        until so many replies were ambiguous, waits cancelled, callers struck
 
 The first seed that breaks a promise is made as short as it can be, and told. Ends with 1 then, with 0 otherwise; with a
 defect, the other way round.
@@ -19,9 +20,12 @@ import itertools
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 
+from tests.simulation.plans import disturbed
 from tests.simulation.run import Outcome, simulate
+from tests.simulation.schedule import ambiguous
 from tests.simulation.shrink import broken_rules, shrunk, story
 
 
@@ -32,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, defect in importlib.import_module("tests.simulation.defects").DEFECTS.items():
             print(f"{name:<28}{defect.text}")
         return 0
+    if options.count:
+        return int(_count(options))
     with _broken(options.defect):
         found = _search(options)
     return int(found) if not options.defect else int(not found)
@@ -46,7 +52,31 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--for", type=float, default=30.0, dest="time", help="for how many real seconds to go on (30)")
     parser.add_argument("--defect", help="break the engine with this defect first")
     parser.add_argument("--list", action="store_true", help="list the defects")
+    parser.add_argument("--count", type=int, help="see that much of what may go wrong in a caller")
     return parser
+
+
+def _count(options: argparse.Namespace) -> bool:
+    """Run seed after seed, each full of ambiguous replies, cancellations and signals, until there were so many of each.
+
+    Return whether a promise was broken."""
+    counts: Counter[str] = Counter()
+    runs = broken = 0
+    for seed in itertools.count(options.seed or 1):
+        outcome = simulate(seed, options.seconds, ambiguous(seed, options.seconds), plan=disturbed)
+        counts.update(outcome.counts)
+        runs, broken = runs + 1, broken + (not outcome.is_good)
+        if not outcome.is_good:
+            print(f"seed {seed}: {', '.join(map(str, outcome.violations[:2]))}{outcome.crashes[:1]}", flush=True)
+        replies = counts["answers lost"] + counts["commands twice"]
+        if runs % 10 == 0 or min(replies, counts["cancellations"], counts["signals"]) >= options.count:
+            print(
+                f"{runs} runs, {broken} of them break a promise: {dict(counts)}, {time.process_time():.0f} s",
+                flush=True,
+            )
+        if min(replies, counts["cancellations"], counts["signals"]) >= options.count:
+            return broken > 0
+    raise AssertionError("there is always another seed")
 
 
 def _broken(defect: str | None) -> contextlib.AbstractContextManager[object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple
 from functools import partial
 from typing import Any, Final
 
@@ -13,52 +13,14 @@ from django_mongolock.engine.memory_server import is_free, is_held, is_there, is
 from django_mongolock.engine.replies import Found, Reply, read_found
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.exceptions import LockBackendFailed
-from tests.simulation.kernel import JITTER, Kernel, Process, Strand
+from tests.simulation.kernel import JITTER, Kernel, Process
+from tests.simulation.link import Exchange, Link
 from tests.simulation.server import Document, Parsed, Servers, Stream, Write
 
 #: How long the document of a free lock is kept, in seconds: a held one is renewed within that.
 RETENTION: Final = 10.0
-#: How long a command takes on its way in each direction, in seconds: at least, at most.
-LINK: Final = (0.000_1, 0.001)
 #: How long after an election a client may still take the former primary for the present one, in seconds.
 RUMOUR: Final = 1.0
-
-
-@dataclass
-class Link:
-    """The network between one process and the servers. Probabilities are for each command.
-
-    slow: how many seconds longer a command takes at most, in each direction. cut: nothing passes. lost: the probability
-    that the answer is lost. late: that the command itself is held up, for up to *late_by* seconds. held_up: that the
-    server holds it up between parsing and writing, for up to *held_up_by* seconds. twice: that it arrives twice.
-    """
-
-    cut: bool = False
-    slow: float = 0.0
-    lost: float = 0.0
-    late: float = 0.0
-    late_by: float = 6.0
-    held_up: float = 0.0
-    held_up_by: float = 5.0
-    twice: float = 0.0
-
-    def copy(self) -> Link:
-        """Another one that is as this is now."""
-        return replace(self)
-
-
-class Exchange:
-    """One command on its way, and its answer, which may come when its sender waits no more."""
-
-    def __init__(self, sender: Strand | None) -> None:
-        self.sender = sender
-        self.answers: list[Any] = []
-
-    def answer(self, kernel: Kernel, answer: Any) -> None:
-        """The answer has arrived."""
-        self.answers.append(answer)
-        if self.sender is not None:
-            kernel.wake(self.sender)
 
 
 #: What the server does for a command: it may wait, and yields for how long, or for which write to be with the majority;
@@ -69,25 +31,43 @@ STUCK: Final = 0.05
 
 
 class SimStore:
-    """See `store.Store`, also for the methods. link: the network of its process; all links may be the same."""
+    """See `store.Store`, also for the methods. link: the network of its process, with all that is wrong there now."""
 
     is_journaled = True
 
-    def __init__(self, kernel: Kernel, servers: Servers, process: Process, link: Link) -> None:
+    def __init__(self, kernel: Kernel, servers: Servers, process: Process) -> None:
         self.limits = Limits(retention=round(RETENTION * 1_000))
-        self.link = link
+        self.link = Link()
+        self._troubles: list[Link] = []
         self._kernel = kernel
         self._servers = servers
         self._process = process
         self._known = servers.named
         self._closed = False
 
+    # The network
+
+    def begin(self, trouble: Link) -> None:
+        """From now on this is wrong with its network, too."""
+        self._troubles.append(trouble)
+        self._make_link()
+
+    def end(self, trouble: Link) -> None:
+        """That is over; what else is wrong stays."""
+        self._troubles.remove(trouble)
+        self._make_link()
+
+    def _make_link(self) -> None:
+        worst = map(max, zip(*map(astuple, (Link(), *self._troubles)), strict=True))
+        self.link = Link(*worst)
+
     # Commands
 
     def apply(self, key: str, step: Step, timeout: float) -> Reply:
         given = partial(is_held, grants=(step.given,)) if step.given else None
         work = partial(self._write, key, step, given, reply=True)
-        reply: Reply = self._send(work, timeout, key)
+        # What hands a lock over is sent once: of a copy that came first, the answer would say that it was lost.
+        reply: Reply = self._send(work, timeout, key, once=bool(step.given))
         return reply
 
     def take_free(self, key: str, step: Step, timeout: float) -> Reply | None:
@@ -137,6 +117,11 @@ class SimStore:
         step = Step(remove=(grant,), force=True)
         self._send(partial(self._write, key, step, partial(is_held, grants=step.remove)), timeout, key)
 
+    def request(self, key: str, grant: str, timeout: float) -> None:
+        """Ask a holder to release the key, as `operations.request_release` does."""
+        step = Step(request_release_of=(grant,), requested_by="an operator")
+        self._send(partial(self._write, key, step, partial(is_held, grants=(grant,))), timeout, key)
+
     def clear(self, keys: Sequence[str], timeout: float) -> None:
         """Apply the rule to stale locks, as `operations.clear_stale` does."""
 
@@ -176,7 +161,7 @@ class SimStore:
     def _send(
         self, work: Callable[[Parsed], Work], timeout: float, key: str | None = None, *, once: bool = False
     ) -> Any:
-        """Have the server do the work; wait for its answer, at most so long. once: the server knows a copy of it."""
+        """Have the server do the work; wait for its answer, at most so long. once: no copy of it arrives."""
         kernel, sender = self._kernel, self._kernel.current
         if self._closed:
             raise LockBackendFailed("the session was closed", key, passing=False)
@@ -186,7 +171,9 @@ class SimStore:
         delay = self._delay()
         kernel.at(delay, partial(self._arrive, work, exchange, self._known))
         if not once and kernel.chance.random() < self.link.twice:
-            kernel.at(delay + JITTER + self._delay(), partial(self._arrive, work, Exchange(None), self._known))
+            kernel.at(
+                delay + JITTER + self._delay(), partial(self._arrive, work, Exchange(None, exchange), self._known)
+            )
         try:
             while not exchange.answers:
                 if kernel.time >= end:
@@ -204,7 +191,7 @@ class SimStore:
 
     def _delay(self) -> float:
         chance, link = self._kernel.chance, self.link
-        delay = chance.uniform(*LINK) + chance.uniform(0.0, link.slow)
+        delay = chance.uniform(0.000_1, self._servers.distance) + chance.uniform(0.0, link.slow)
         return delay + (chance.uniform(0.0, link.late_by) if chance.random() < link.late else 0.0)
 
     def _arrive(self, work: Callable[[Parsed], Work], exchange: Exchange, named: str) -> None:
@@ -221,12 +208,16 @@ class SimStore:
     def _go_on(self, work: Work, parsed: Parsed, exchange: Exchange) -> None:
         """Do the next part of the work. Another primary does nothing for it."""
         servers = self._servers
+        if exchange.is_void:
+            return
         if not servers.answers or servers.primary is not parsed.member:
             self._reply(exchange, _NotPrimary())
             return
         try:
             pause = next(work)
         except StopIteration as end:
+            exchange.has_written = parsed.has_written
+            servers.counts["commands twice"] += exchange.has_written and exchange.is_copy
             self._reply(exchange, end.value)
             return
         go_on = partial(self._go_on, work, parsed, exchange)
@@ -238,6 +229,8 @@ class SimStore:
     def _reply(self, exchange: Exchange, answer: Any) -> None:
         if not self.link.cut and self._kernel.chance.random() >= self.link.lost:
             self._kernel.at(self._delay(), partial(exchange.answer, self._kernel, answer))
+        else:
+            self._servers.counts["answers lost"] += exchange.has_written
 
     # At the server
 
@@ -258,6 +251,7 @@ class SimStore:
         while key in servers.stuck:
             yield STUCK
         document, write = servers.apply(parsed, key, step, self.limits, given)
+        parsed.has_written |= write is not None
         if write is not None and majority:
             yield write
         if not reply:

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulation: a schedule made from the seed, of which any part can be left out."""
+"""What can go wrong in a simulation."""
 
 from __future__ import annotations
 
@@ -9,30 +9,15 @@ from functools import partial
 from typing import Any, Final
 
 from tests.faults.peers import TIMEOUT
-from tests.faults.plans import KEYS
 from tests.simulation.client import RETENTION
-from tests.simulation.world import Worker, World
+from tests.simulation.link import Link
+from tests.simulation.plans import KEYS
+from tests.simulation.worker import Worker, start
+from tests.simulation.world import World
 
 #: How far the clocks of two members may be apart, in seconds, and how far that of a running primary may be set back.
 SKEW: Final = 8.0
 FAR_BACK: Final = 600.0
-#: Seconds at the beginning in which nothing goes wrong, and between the beginnings of two faults at most.
-CALM: Final = 1.0
-MOST_BETWEEN: Final = 6.0
-
-
-@dataclass(frozen=True)
-class Event:
-    """A fault that begins then. seed: what the choices in it come from."""
-
-    name: str
-    at: float
-    seed: int
-
-    def __str__(self) -> str:
-        return f"{self.at:8.3f} {self.name}"
-
-
 #: A fault does something, yields for how many seconds it lasts, and heals what it did. It returns facts for its record.
 Steps = Generator[float, None, dict[str, Any] | None]
 
@@ -48,49 +33,14 @@ class Fault:
     clocks: bool = False
 
 
-def schedule(seed: int, seconds: float) -> list[Event]:
-    """What goes wrong in a run of so many seconds."""
-    chance = random.Random(f"faults {seed}")
-    chosen = sorted(chance.sample(list(FAULTS), chance.randint(3, len(FAULTS))))  # fewer kinds at a time, deeper
-    weights = [FAULTS[name].weight for name in chosen]
-    at, events = CALM, []
-    most = chance.uniform(0.5, MOST_BETWEEN)
-    while (at := at + chance.uniform(0.0, most)) < seconds:
-        (name,) = chance.choices(chosen, weights)
-        events.append(Event(name, at, chance.getrandbits(32)))
-    return events
-
-
-def begin(world: World, event: Event) -> None:
-    """Inject the fault of an event, which is now, and heal it in time."""
-    fault, since = FAULTS[event.name], world.kernel.time
-    steps = fault.inject(world, random.Random(event.seed))
-
-    def go_on() -> None:
-        facts: dict[str, Any] = {}
-        try:
-            pause = next(steps)
-        except StopIteration as end:
-            facts = end.value or {}
-            world.open_faults -= 1
-        else:
-            world.kernel.at(pause, go_on)
-            return
-        marks = {"order": fault.order, "servers": fault.servers, "clocks": fault.clocks}
-        world.fault(event.name, since, world.kernel.time, **marks, **facts)
-
-    world.open_faults += 1
-    go_on()
-
-
 def _some(world: World, chance: random.Random) -> list[Worker]:
     """All processes, or one of them."""
-    alive = [worker for worker in world.workers if worker.process.alive]
+    alive = [worker for worker in world.workers if worker.process.alive and not worker.stopping]
     return alive if chance.random() < 0.5 or not alive else [chance.choice(alive)]
 
 
 def _one(world: World, chance: random.Random) -> Worker | None:
-    alive = [worker for worker in world.workers if worker.process.alive]
+    alive = [worker for worker in world.workers if worker.process.alive and not worker.stopping]
     return chance.choice(alive) if alive else None
 
 
@@ -156,9 +106,9 @@ def end_streams(world: World, chance: random.Random) -> Steps:
 def stuck(world: World, chance: random.Random) -> Steps:
     """A transaction has written to a document, and stands still."""
     key = chance.choice(KEYS)
-    world.servers.stuck.add(key)
+    world.servers.stuck.append(key)
     yield chance.uniform(1.0, 20.0)
-    world.servers.stuck.discard(key)
+    world.servers.stuck.remove(key)
     return {"key": key}
 
 
@@ -178,32 +128,27 @@ def purge(world: World, chance: random.Random) -> Steps:
 # The network
 
 
-def _linked(change: Callable[[Any, random.Random], None], longest: float) -> Callable[[World, random.Random], Steps]:
+def _linked(make: Callable[[random.Random], Link], longest: float) -> Callable[[World, random.Random], Steps]:
     """A fault of the links of all processes, or of one."""
 
     def inject(world: World, chance: random.Random) -> Steps:
-        stores = [worker.store for worker in _some(world, chance)]
+        stores, trouble = [worker.store for worker in _some(world, chance)], make(chance)
         for store in stores:
-            store.link = store.link.copy()
-            change(store.link, chance)
+            store.begin(trouble)
         yield chance.uniform(0.3, longest)
         for store in stores:
-            store.link = world.link
+            store.end(trouble)
         return None
 
     return inject
 
 
-def _set(**ranges: tuple[float, float]) -> Callable[[Any, random.Random], None]:
-    def change(link: Any, chance: random.Random) -> None:
-        for name, (least, most) in ranges.items():
-            setattr(link, name, chance.uniform(least, most))
-
-    return change
+def _late(chance: random.Random) -> Link:
+    return Link(late=chance.uniform(0.05, 0.5), late_by=chance.uniform(1.0, 12.0))
 
 
-def _cut(link: Any, chance: random.Random) -> None:
-    link.cut = True
+def _held_up(chance: random.Random) -> Link:
+    return Link(held_up=chance.uniform(0.05, 0.6), held_up_by=chance.uniform(0.5, 8.0))
 
 
 # The processes
@@ -213,7 +158,16 @@ def kill(world: World, chance: random.Random) -> Steps:
     """SIGKILL; another process takes its place."""
     if (worker := _one(world, chance)) is not None:
         world.kill(worker)
-        world.start(worker.process.kind)
+        start(world, worker.process.kind)
+    yield 0.0
+    return None
+
+
+def close(world: World, chance: random.Random) -> Steps:
+    """A process closes its session, whatever goes on in it, and another takes its place."""
+    if (worker := _one(world, chance)) is not None:
+        worker.close()
+        start(world, worker.process.kind)
     yield 0.0
     return None
 
@@ -228,18 +182,34 @@ def stop(world: World, chance: random.Random) -> Steps:
 
 
 def force(world: World, chance: random.Random) -> Steps:
-    """An operator takes a key from one of its holders."""
-    key, janitor = chance.choice(KEYS), world.janitor
-
-    def take() -> None:
-        holders = world.servers.documents.get(key, {}).get("holders", [])
-        world.write("force", 0, key=key, tokens=[holder["token"] for holder in holders[:1]])
-        if holders:
-            janitor.force(key, holders[0]["grant"], TIMEOUT)
-
-    world.by_janitor(take)
+    """An operator takes some keys from one of their holders each."""
+    for key in chance.sample(KEYS, chance.randint(1, 8)):
+        world.by_janitor(partial(_take, world, key))
     yield 0.0
     return None
+
+
+def _take(world: World, key: str) -> None:
+    holders = world.servers.documents.get(key, {}).get("holders", [])[:1]
+    tokens = [holder["token"] for holder in holders]
+    world.write("force", 0, key=key, tokens=tokens)
+    for holder in holders:
+        world.janitor.force(key, holder["grant"], TIMEOUT)
+        world.write("taken", 0, key=key, tokens=tokens)
+
+
+def request(world: World, chance: random.Random) -> Steps:
+    """An operator asks some holders to release their keys."""
+    for key in chance.sample(KEYS, chance.randint(1, 8)):
+        world.by_janitor(partial(_ask_for, world, key))
+    yield 0.0
+    return None
+
+
+def _ask_for(world: World, key: str) -> None:
+    for holder in world.servers.documents.get(key, {}).get("holders", [])[:1]:
+        world.janitor.request(key, holder["grant"], TIMEOUT)
+        world.write("request", 0, key=key, tokens=[holder["token"]])
 
 
 def clear(world: World, chance: random.Random) -> Steps:
@@ -256,15 +226,17 @@ FAULTS: Final[dict[str, Fault]] = {
     "clock-set-back": Fault(clock_set_back, 1, order=False, clocks=True),
     "streams-end": Fault(end_streams),
     "stuck": Fault(stuck, servers=False),
-    "purge": Fault(purge, order=False, servers=False),
-    "cut": Fault(_linked(_cut, 5.0)),
-    "slow": Fault(_linked(_set(slow=(0.01, 1.0)), 6.0)),
-    "lost-answers": Fault(_linked(_set(lost=(0.05, 0.5)), 6.0)),
-    "late-commands": Fault(_linked(_set(late=(0.05, 0.5), late_by=(1.0, 12.0)), 6.0)),
-    "held-up": Fault(_linked(_set(held_up=(0.05, 0.6), held_up_by=(0.5, 8.0)), 6.0)),
-    "twice": Fault(_linked(_set(twice=(0.05, 0.5)), 6.0)),
+    "purge": Fault(purge, 3, order=False, servers=False),
+    "cut": Fault(_linked(lambda _: Link(cut=True), 5.0)),
+    "slow": Fault(_linked(lambda chance: Link(slow=chance.uniform(0.01, 1.0)), 6.0)),
+    "lost-answers": Fault(_linked(lambda chance: Link(lost=chance.uniform(0.05, 0.5)), 6.0)),
+    "late-commands": Fault(_linked(_late, 6.0)),
+    "held-up": Fault(_linked(_held_up, 6.0)),
+    "twice": Fault(_linked(lambda chance: Link(twice=chance.uniform(0.05, 0.5)), 6.0)),
     "kill": Fault(kill, order=False, servers=False),
     "stop": Fault(stop, 3, order=False, servers=False),
-    "force": Fault(force, order=False, servers=False),
+    "close": Fault(close, 1, order=False, servers=False),
+    "force": Fault(force, 3, order=False, servers=False),
+    "request": Fault(request, 1, order=False, servers=False),
     "clear": Fault(clear, order=False, servers=False),
 }

@@ -34,6 +34,10 @@ class Process:
         return f"{self.kind}-{self.pid}"
 
 
+def _nothing() -> None:
+    """What a strand that has begun still has to run."""
+
+
 class Strand:
     """One line of execution: what a thread or a coroutine is elsewhere."""
 
@@ -55,8 +59,9 @@ class Strand:
         return not self.ended and self.process.alive
 
     def _main(self) -> None:
+        run, self._run = self._run, _nothing  # what has run is kept by no strand: it may lead to a lock object
         try:
-            self._run()
+            run()
         except Killed:
             pass
         except BaseException as error:  # noqa: BLE001 - raised where the run is read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -10,14 +11,17 @@ from typing import Final
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.options import Options
 from django_mongolock.exceptions import LockError
-from tests.faults.checker import RULES, Violation
+from tests.faults.checker import Violation
 from tests.faults.history import History
 from tests.faults.peers import TIMEOUT, Plan
-from tests.faults.plans import KEYS
 from tests.faults.records import Record
-from tests.simulation.faults import Event, begin, schedule
 from tests.simulation.invariants import watched
+from tests.simulation.plans import KEYS, Planner, usual
+from tests.simulation.rules import RULES, VIRTUAL
+from tests.simulation.schedule import Event, begin, schedule
 from tests.simulation.shell import replaced
+from tests.simulation.standing import Watch
+from tests.simulation.worker import Worker, start
 from tests.simulation.world import World
 
 #: The processes of a run.
@@ -31,7 +35,8 @@ FREEING: Final = 30.0
 
 @dataclass
 class Outcome:
-    """What came of a run. steps: how often something happened. crashes: what was raised where nothing catches it."""
+    """What came of a run. steps: how often something happened. crashes: what was raised where nothing catches it.
+    counts: see `World`."""
 
     violations: list[Violation]
     records: list[Record] = field(repr=False)
@@ -39,26 +44,36 @@ class Outcome:
     grants: int = 0
     steps: int = 0
     crashes: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
 
     @property
     def is_good(self) -> bool:
         return not self.violations and not self.crashes
 
 
-def simulate(seed: int, seconds: float, events: Sequence[Event] | None = None, kinds: Sequence[str] = KINDS) -> Outcome:
-    """Run the engine for so many virtual seconds, with these faults or those of the seed."""
-    world = World(seed)
-    kernel = world.kernel
+def simulate(
+    seed: int,
+    seconds: float,
+    events: Sequence[Event] | None = None,
+    kinds: Sequence[str] = KINDS,
+    plan: Planner = usual,
+) -> Outcome:
+    """Run the engine for so many virtual seconds, with these faults or those of the seed. plan: what is asked for."""
+    world = World(seed, plan)
+    kernel, watch = world.kernel, Watch(world)
     logging.disable(logging.CRITICAL)
     try:
         with replaced(kernel), watched() as broken_writes:
             for kind in kinds:
-                world.start(kind)
+                start(world, kind)
+            watch.begin()
             for event in schedule(seed, seconds) if events is None else events:
                 kernel.run(event.at)
                 begin(world, event)
             kernel.run(seconds)
             _end(world)
+            watch.end()
+            _try_all(world)
             kernel.close()
     finally:
         logging.disable(logging.NOTSET)
@@ -66,11 +81,11 @@ def simulate(seed: int, seconds: float, events: Sequence[Event] | None = None, k
         {"what": "run", "t": 0.0, "pid": 0, "seed": seed, "tells": True, "fair": True, "timeout": TIMEOUT}
     )
     world.records.append({"what": "start", "t": 0.0, "pid": 100, "group": 100, "kind": "harness"})
-    history = History(sorted(world.records, key=lambda record: float(record["t"])))
+    history = History(sorted(world.records, key=lambda record: float(record["t"])), VIRTUAL)
     violations = [*broken_writes, *(violation for rule in RULES for violation in rule(history))]
     grants = sum(record["what"] == "got" for record in world.records)
     crashes = [f"{strand}: {error!r}" for strand, error in kernel.failures]
-    return Outcome(violations, world.records, world.attempts, grants, kernel.steps, crashes)
+    return Outcome(violations, world.records, world.attempts, grants, kernel.steps, crashes, world.counts)
 
 
 def _end(world: World) -> None:
@@ -84,24 +99,33 @@ def _end(world: World) -> None:
     alive = [worker for worker in world.workers if worker.process.alive]
     for worker in alive[::3]:
         world.kill(worker)
-    end = kernel.time + ENDING
-    while kernel.time < end and any(w.process.alive and not all(s.ended for s in w.strands) for w in alive):
-        kernel.run(kernel.time + 1.0)
+    _wait_for(world, alive)
     for worker in alive:
-        if worker.process.alive:
-            world.write("end", worker.process.pid)
-            worker.process.alive = False
+        if worker.process.alive and not worker.is_closed:
+            worker.close()
+    _wait_for(world, alive)
+    for worker in alive:
+        if worker.is_running:
+            world.write("hung", 0, group=worker.process.pid, text=f"{worker.strands}")
+        worker.process.alive = False
     world.records.append({"what": "over", "t": kernel.time, "pid": 0})
-    _try_all(world)
+
+
+def _wait_for(world: World, workers: Sequence[Worker]) -> None:
+    """Let time pass until these have ended, but not for ever."""
+    end = world.kernel.time + ENDING
+    while world.kernel.time < end and any(worker.is_running for worker in workers):
+        world.kernel.run(world.kernel.time + 1.0)
 
 
 def _try_all(world: World) -> None:
     kernel, over = world.kernel, world.kernel.time
-    worker = world.start("last")
+    worker = start(world, "last")
     worker.stopping = True
 
     def take(key: str) -> None:
-        lock = MongoLock(lambda: worker.session, (key,), Options(Plan((key,)).terms, FREEING))
+        facts: dict[str, str | int] = {"pid": worker.process.pid, "label": "last"}
+        lock = MongoLock(lambda: worker.session, (key,), Options(Plan((key,)).terms, FREEING), lambda: facts)
         try:
             lock.acquire()
         except LockError:

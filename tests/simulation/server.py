@@ -6,6 +6,7 @@ majority a little later; what the majority does not have yet may be rolled back 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ Document = dict[str, Any]
 ORIGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 #: How long the majority takes to have a write, in seconds: at least, at most.
 REPLICATION: Final = (0.001, 0.006)
+#: How long a command takes on its way in each direction at most, in seconds: one of these in each run.
+DISTANCES: Final = (0.001, 0.001, 0.02)
 
 
 @dataclass(eq=False)
@@ -56,6 +59,7 @@ class Parsed:
     def __init__(self, servers: Servers, named: str) -> None:
         self.member = servers.primary
         self.moment = Moment(self.member.time(servers.kernel), named, servers.cluster_time)
+        self.has_written = False
 
 
 class Servers:
@@ -63,6 +67,7 @@ class Servers:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
+        self.distance = kernel.chance.choice(DISTANCES)
         self.members = [Member(number) for number in range(3)]
         self.primary = self.members[0]
         self.term = 1
@@ -73,9 +78,10 @@ class Servers:
         #: Until when no member answers: an election goes on, or all are down.
         self.away_until = 0.0
         #: Keys whose documents cannot be written, since a transaction has done so and stands still.
-        self.stuck: set[str] = set()
+        self.stuck: list[str] = []
         #: When each document was last written, in virtual time.
         self.written: dict[str, float] = {}
+        self.counts: Counter[str] = Counter()
         self._pending: list[Write] = []
         self._streams: dict[Stream, str] = {}
 

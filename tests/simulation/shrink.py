@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from tests.faults.checker import Violation
-from tests.simulation.faults import Event, schedule
 from tests.simulation.run import KINDS, Outcome, simulate
+from tests.simulation.schedule import Event, schedule
 
 T = TypeVar("T")
 
