@@ -74,18 +74,13 @@ def mongo_store(using: str | None = None) -> MongoStore:
     """
     store = get_backend(using).session().store
     if not isinstance(store, MongoStore):
-        raise in_memory()
+        raise LockBackendFailed(
+            "the locks are kept in the memory of each process (MONGOLOCK['BACKEND']), where neither the model Lock nor "
+            "the admin nor a command can see them: in a test ask the fixture mongolock, or django_mongolock.testing: "
+            "held(), waiting(key), assert_locked(key)",
+            passing=False,
+        )
     return store
-
-
-def in_memory() -> LockBackendFailed:
-    """The error for what looks for the locks in MongoDB while the tests keep them in memory."""
-    return LockBackendFailed(
-        "the locks are kept in the memory of each process (MONGOLOCK['BACKEND']), where neither the model Lock nor "
-        "the admin nor a command can see them: in a test ask the fixture mongolock, or django_mongolock.testing: "
-        "held(), waiting(key), assert_locked(key)",
-        passing=False,
-    )
 
 
 def load_backends() -> None:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from django.core.exceptions import EmptyResultSet, ImproperlyConfigured
 from django.db import NotSupportedError, models
 
-from ..backends.base import in_memory, mongo_store
+from ..backends.base import mongo_store
 from ..backends.mongo import database_settings
-from ..conf import MEMORY, get_settings
 from ..router import ROUTER
 
 if TYPE_CHECKING:  # the backend is not typed
@@ -33,9 +32,7 @@ class ReadOnlyQuerySet(MongoQuerySet):
 
     @property
     def db(self) -> str:
-        """The alias to read from. Raises ImproperlyConfigured, LockBackendFailed where the locks are not there."""
-        if get_settings().BACKEND == MEMORY:
-            raise in_memory()
+        """The alias to read from. Raises ImproperlyConfigured where no router has sent it to MongoDB."""
         alias: str = super().db
         try:
             database_settings(alias)
