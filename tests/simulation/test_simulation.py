@@ -124,7 +124,12 @@ def test_a_broken_engine_is_found_and_told() -> None:
 def engine() -> dict[str, Any]:
     """Everything that the modules of the engine hold."""
     modules = [(name, module) for name, module in sys.modules.items() if name.startswith(ENGINE)]
-    held = {f"{name}.{attribute}": value for name, module in modules for attribute, value in vars(module).items()}
+    held = {
+        f"{name}.{attribute}": value
+        for name, module in modules
+        for attribute, value in vars(module).items()
+        if attribute != "__warningregistry__"
+    }
     return held | {"wait": wakeups.Wakeup.wait, "wake": wakeups.Wakeup.wake}
 
 
