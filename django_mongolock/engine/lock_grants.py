@@ -292,10 +292,11 @@ class LockGrants:
 
     def let_go(self, session: Session) -> None:
         """What is held was released by another command."""
-        grants, self.grants, self._owner_tokens = self.grants, (), ()
-        for grant in grants:
+        for grant in self.grants:
             grant.release()
             session.released(grant)
+        # Only now: the heartbeat takes a held grant without its token for one that was forgotten.
+        self.grants = self._owner_tokens = ()
 
     # Extend
 
