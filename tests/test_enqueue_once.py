@@ -13,7 +13,7 @@ import pytest
 from celery import Celery, states
 from celery.signals import task_postrun, task_prerun, task_revoked
 
-from django_mongolock import mongo_lock
+from django_mongolock import MongoLock, mongo_lock
 from django_mongolock.contrib.celery import enqueue_once
 from django_mongolock.contrib.celery.enqueue import HEADER, once_key
 from django_mongolock.exceptions import LockBackendFailed
@@ -96,6 +96,42 @@ def test_revoked() -> None:
     task_revoked.send(sender=export, request=request, terminated=False, signum=None, expired=True)
     assert holders(key) == []
     assert holders(other)
+
+
+@pytest.mark.parametrize(("state", "stays"), [(states.SUCCESS, False), (states.FAILURE, False), (states.RETRY, True)])
+def test_an_outage_when_the_task_begins(monkeypatch: pytest.MonkeyPatch, state: str, stays: bool) -> None:
+    """F96: a task that began without its lock, since MongoDB did not answer, still frees its key when it ends."""
+    key = new_key()
+    result, _ = enqueue_once(export, key=key)
+    task = running(result.id, key)
+    with monkeypatch.context() as patch:
+        patch.setattr(MongoLock, "acquire", away)
+        task_prerun.send(sender=export, task_id=result.id, task=task)
+    task_postrun.send(sender=export, task_id=result.id, task=task, state=state, retval=None)
+    assert bool(holders(key)) is stays
+
+
+def test_the_end_of_a_second_delivery() -> None:
+    """F95: a delivery without the lock does not free the key of the run that is at work."""
+    key = new_key()
+    result, _ = enqueue_once(export, key=key)
+    first, second = running(result.id, key), running(result.id, key)
+    for task in (first, second):
+        task_prerun.send(sender=export, task_id=result.id, task=task)
+    for task, count in ((second, 1), (first, 0)):
+        task_postrun.send(sender=export, task_id=result.id, task=task, state=states.SUCCESS, retval=None)
+        assert len(holders(key)) == count
+
+
+def running(task_id: str, key: str) -> Any:
+    """A task as its worker has it."""
+    request = SimpleNamespace(id=task_id, headers={HEADER: [key, 3_600, None]}, delivery_info={})
+    return SimpleNamespace(name=export.name, request=request)
+
+
+def away(*args: Any) -> None:
+    """As if MongoDB did not answer."""
+    raise LockBackendFailed("no answer")
 
 
 class TestForks:

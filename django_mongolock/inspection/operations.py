@@ -207,13 +207,17 @@ def ask_to_release(
     return len(asked)
 
 
-def release_owner(store: MongoStore, owner: str, *, key: str = "", timeout: float = 5.0) -> list[str]:
+def release_owner(
+    store: MongoStore, owner: str, *, key: str = "", gone: bool = False, timeout: float = 5.0
+) -> list[str]:
     """Take every lock, or only *key*, from the holders with this *owner*; return the keys of the locks taken.
 
-    Other holders, waiters and damaged documents stay as they are. Raises LockBackendFailed.
+    gone: only from holders whose process has certainly ended, and detached ones. Other holders, waiters and damaged
+    documents stay as they are. Raises LockBackendFailed.
     """
     found = _held(store, "owner", owner, timeout, {"_id": {"$eq": key}} if key else {})
-    return _take(store, {name: _grants_of(holders) for name, holders in found.items()}, OWNER_DONE, timeout)
+    theirs = {name: [each for each in holders if not gone or _is_gone(each)] for name, holders in found.items()}
+    return _take(store, {name: _grants_of(each) for name, each in theirs.items() if each}, OWNER_DONE, timeout)
 
 
 def release_place(store: MongoStore, place: str, timeout: float = 5.0) -> tuple[list[str], int]:

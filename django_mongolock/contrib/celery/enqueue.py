@@ -184,15 +184,16 @@ def _sent_again(headers: object) -> Any:
 def _end(task_id: str, task: Any, state: str | None = None, retval: object = None, **kwargs: object) -> None:
     """A task has ended, or will come back: release its lock, or leave it detached."""
     lock, header = getattr(task.request, LOCK, None), _header(task.request)
-    if lock is None or header is None:
+    if header is None:
         return
     setattr(task.request, LOCK, None)
     requeued = isinstance(retval, Reject) and bool(getattr(retval, "requeue", False))
     # A task that runs eagerly has ended, too, when its retries have: they ran inside of it.
     comes_back = requeued or (state == states.RETRY and not getattr(task.request, "is_eager", False))
-    if isinstance(lock, Parked):
+    if lock is None or isinstance(lock, Parked):
         if not comes_back:
-            _try("released", header[0], lock.give_up)
+            # Without a lock, MongoDB did not answer when the task began: it may still be detached.
+            _try("released", header[0], lock.give_up if lock else lambda: _release(header, task_id, gone=True))
     elif comes_back:
         _try("detached", header[0], lambda: _park(task, lock, header[1]))
     else:
@@ -206,8 +207,12 @@ def _park(task: Any, lock: MongoLock, lease: float) -> Parked | None:
 @task_revoked.connect(weak=False, dispatch_uid="django_mongolock.once.revoked")
 def _revoked(request: Any, **kwargs: object) -> None:
     """A task was revoked or has expired. Celery calls this in the worker's main process, which did not run it."""
-    if (header := _header(request)) is None:
-        return
+    if (header := _header(request)) is not None:
+        _try("released", header[0], lambda: _release(header, request.id))
+
+
+def _release(header: tuple[str, float, str | None], task_id: str, *, gone: bool = False) -> None:
+    """Release the key of a task. gone: not if another run of the task may hold it."""
     key, _, using = header
-    stored, owner = check_key(key, get_settings().KEY_PREFIX), tidy_fact(request.id)
-    _try("released", key, lambda: release_holders(owner, using, key=stored, timeout=CLEANUP_TIMEOUT))
+    stored, owner = check_key(key, get_settings().KEY_PREFIX), tidy_fact(task_id)
+    release_holders(owner, using, key=stored, gone=gone, timeout=CLEANUP_TIMEOUT)
