@@ -64,10 +64,10 @@ COMMANDS = {
         "build the documentation and run its examples (--build: only build)", "docs", "test", [["tests.docs"]]
     ),
     "lint": Command(
-        "check the code (ruff, mypy)",
+        "check the code (ruff, mypy) and the workflows (zizmor)",
         "lint",
         "lint",
-        [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]],
+        [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"], ["tests.workflows"]],
         needs_mongod=False,
     ),
     "build": Command(

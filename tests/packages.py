@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -34,10 +35,21 @@ class Packages:
 
 @pytest.fixture(scope="session")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
-    """The sdist of this checkout, and the wheel of that sdist. Needs no network."""
-    folder = tmp_path_factory.mktemp("packages")
+    """The sdist of this checkout, and the wheel of that sdist; or those in the folder DIST. Needs no network."""
+    if given := os.environ.get("DIST"):
+        return find(Path(given))
+    return build(tmp_path_factory.mktemp("packages"))
+
+
+def build(folder: Path) -> Packages:
+    """Build them into *folder*."""
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    return find(folder)
+
+
+def find(folder: Path) -> Packages:
+    """Those that are in *folder*."""
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return Packages(sdist, wheel)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from uuid import UUID
 
 import pytest
 from celery import Celery, states
@@ -16,7 +18,7 @@ from celery.signals import task_postrun, task_prerun, task_revoked
 from django_mongolock import MongoLock, mongo_lock
 from django_mongolock.contrib.celery import enqueue_once
 from django_mongolock.contrib.celery.enqueue import HEADER, once_key
-from django_mongolock.exceptions import LockBackendFailed
+from django_mongolock.exceptions import LockBackendFailed, LockKeyInvalid
 from tests.forking import FORKS, in_child
 from tests.looking import document, held_elsewhere, holder, holders, new_key
 
@@ -167,7 +169,11 @@ def test_a_key_that_somebody_else_uses() -> None:
 
 def test_the_default_key() -> None:
     """The name and the arguments, so that no two different calls meet."""
-    assert once_key("a.b", ["x:y", 5], {"z": 1, "b": "="}) == "once:a.b:x%3Ay:5:b=%3D:z=1"
+    assert once_key("a.b", ["x:y", 5], {"z": 1, "b": "="}) == 'once:a.b:"x%3Ay":5:b="%3D":z=1'
+    different = [1, "1", 1.0, "1.0", True, "True", Decimal(1), UUID(int=1), str(UUID(int=1)), date(2030, 1, 2), "2030"]
+    assert len({once_key("a.b", [value], {}) for value in different}) == len(different)
+    with pytest.raises(LockKeyInvalid, match="which nothing fills"):
+        enqueue_once(export, key="export:{ad_id}")
     with pytest.raises(TypeError, match="give one as key="):
         once_key("a.b", [{"a": 1}], {})
     result, sent = enqueue_once(export, [new_key()], {"to": "x"})

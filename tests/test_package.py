@@ -16,7 +16,7 @@ import pytest
 import trove_classifiers
 
 import django_mongolock
-from tests.packages import ROOT, Packages
+from tests.packages import ROOT, Packages, build
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 #: Made by tools, and ignored by git.
@@ -151,3 +151,37 @@ def test_changelog_knows_the_version() -> None:
     """What is built next has a heading: its number, or "Unreleased"."""
     text = (ROOT / "CHANGELOG.md").read_text()
     assert re.search(rf"(?m)^## (\[?Unreleased|\[?{re.escape(django_mongolock.__version__)})", text)
+
+
+def test_built_twice_it_is_the_same(packages: Packages, tmp_path: Path) -> None:
+    """Bit by bit, both files: anyone can build what is on PyPI again, and compare."""
+    again = build(tmp_path)
+    assert again.wheel.read_bytes() == packages.wheel.read_bytes()
+    assert again.sdist.read_bytes() == packages.sdist.read_bytes()
+
+
+def test_the_description_says_where_to_report(metadata: Message) -> None:
+    """Who finds a vulnerability in an installed package reads its metadata."""
+    assert "Report a vulnerability" in str(metadata.get_payload())
+
+
+def test_actions_are_pinned() -> None:
+    """Each by a commit, which nobody can move; the version stands beside it, for Dependabot."""
+    for path in (ROOT / ".github/workflows").glob("*.yml"):
+        used = re.findall(r"uses: (.*)", path.read_text())
+        assert used
+        assert [line for line in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)] == []
+
+
+def test_nothing_runs_before_the_upload() -> None:
+    """The job that builds a release runs pinned tools only; what is tested and published is what it built."""
+    jobs = re.split(r"(?m)^  (?=\w+:$)", (ROOT / ".github/workflows/release.yml").read_text().partition("\njobs:\n")[2])
+    by_name = {job.partition(":")[0]: job for job in jobs if job.strip()}
+    assert list(by_name) == ["build", "test", "publish"]
+    assert "dev.py" not in by_name["build"]
+    assert "--require-hashes" in by_name["build"]
+    assert "needs: build" in by_name["test"]
+    assert "needs: test" in by_name["publish"]
+    assert all("name: dist" in job for job in by_name.values())
+    lines = (ROOT / ".github/build-requirements.txt").read_text().splitlines()
+    assert all(re.fullmatch(r"[\w-]+==[\w.]+ --hash=sha256:[0-9a-f]{64}", line) for line in lines if line[0] != "#")

@@ -29,7 +29,7 @@ from ...engine.logs import WARNING, log
 from ...engine.options import Seconds, check_seconds
 from ...engine.text_checks import check_key, tidy_fact
 from ...exceptions import LockBackendFailed, LockError
-from ...keys import LockKey, escape
+from ...keys import LockKey, as_key, escape
 from ...locks import mongo_lock
 from ...owners import CLEANUP_TIMEOUT, release_holders
 
@@ -66,7 +66,7 @@ def enqueue_once(
     """
     if not (hasattr(task, "apply_async") and hasattr(task, "AsyncResult")):
         raise TypeError(f"enqueue_once() takes a Celery task, as in enqueue_once(export_ad, [5]), not {task!r}")
-    name = key if key is not None else once_key(task.name, args, kwargs or {})
+    name: Any = once_key(task.name, args, kwargs or {}) if key is None else as_key(key)
     stored = check_key(name, get_settings().KEY_PREFIX)
     kept = check_seconds("queue_lease", queue_lease)
     store = get_backend(using).session().store
@@ -91,12 +91,23 @@ def enqueue_once(
 
 
 def once_key(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The key of a task with these arguments. Raises TypeError for values without a text of their own."""
+    """The key of a task with these arguments: those of another call make another key, also 1 and "1".
+
+    Raises TypeError for values without a text of their own.
+    """
     try:
-        parts = [*map(escape, args), *(f"{escape(word)}={escape(kwargs[word])}" for word in sorted(kwargs))]
+        parts = [*map(_literal, args), *(f"{escape(word)}={_literal(kwargs[word])}" for word in sorted(kwargs))]
     except TypeError as error:
         raise TypeError(f"the arguments of {name} cannot be part of a key ({error}): give one as key=") from None
     return ":".join(["once", name, *parts])
+
+
+def _literal(value: object) -> str:
+    """The text of an argument, as it would be written in a call."""
+    if isinstance(value, str):
+        return f'"{escape(value)}"'
+    text = escape(value)
+    return text if type(value) in (int, float, bool) else f"{type(value).__name__}({text})"
 
 
 def _terms(task_id: str, lease: float) -> Terms:
