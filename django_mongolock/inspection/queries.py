@@ -106,9 +106,26 @@ def find_deadlocks(
     if among is not None:
         query = {"_id": {"$in": list(among)}}
     with store.bounded(timeout):
+        workers = {"holders.worker": 1, "waiters.worker": 1}
+        entangled = _entangled(list(store.latest.find(query, workers).limit(MAX_LOCKS_FOR_DEADLOCKS)))
+        if not entangled:
+            return []
         fields = {"holders": 1, "waiters": 1, "now": "$$NOW"}
-        found = list(store.latest.find(query, fields).limit(MAX_LOCKS_FOR_DEADLOCKS))
+        found = list(store.latest.find({"_id": {"$in": entangled}}, fields))
     return cycles(found, found[0]["now"]) if found else []
+
+
+def _entangled(documents: list[Document]) -> list[Any]:
+    """The keys of the locks for which a worker waits that holds another of them: the only ones in a deadlock. Thousands
+    of waiters are read by their names only."""
+    held = {name for document in documents for name in _workers(document, "holders")}
+    return [document["_id"] for document in documents if held & _workers(document, "waiters")]
+
+
+def _workers(document: Document, field: str) -> set[str]:
+    entries = document.get(field)
+    found = [entry.get("worker") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return {name for name in found if isinstance(name, str) and name}
 
 
 def ping(store: MongoStore, timeout: float = 5.0) -> None:
