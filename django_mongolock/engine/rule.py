@@ -155,13 +155,13 @@ _IS_NEW: Expression = {"$eq": ["$$e.grant", "$$c.add.grant"]}
 
 
 def _without_removed(holders: Expression) -> Expression:
-    """Holders without the removed. One with a minimum hold that is not over is kept, and renewed no more."""
+    """Holders without the removed. One with a minimum hold that is not over is kept, renewed and changed no more."""
     end = {"$add": [{"$min": ["$$e.acquired_at", "$$now"]}, "$$e.min_hold"]}
     return for_each(
         only(holders, {"$or": [{"$not": [_IS_REMOVED]}, {"$and": ["$$e.min_hold", {"$gt": [end, "$$now"]}]}]}),
         {
             "$cond": [
-                _IS_REMOVED,
+                {"$and": [_IS_REMOVED, {"$not": ["$$e.released"]}]},
                 merge("$$e", {"until": end, "server_lease": "$$e.min_hold", "released": "$$now"}),
                 "$$e",
             ]

@@ -130,14 +130,15 @@ class _Rule:
         return [e for e in waiters if e["until"] > self.now]
 
     def without_removed(self, holders: Entries) -> Entries:
-        """Holders without the removed. One with a minimum hold that is not over is kept, and renewed no more."""
+        """Holders without the removed. One with a minimum hold that is not over is kept, renewed and changed no more."""
         kept = []
         for e in holders:
             end = min(e["acquired_at"], self.now) + timedelta(milliseconds=e["min_hold"])
             if e["grant"] not in self.step.remove:
                 kept.append(e)
             elif e["min_hold"] and end > self.now and not self.step.force:
-                kept.append({**e, "until": end, "server_lease": e["min_hold"], "released": self.now})
+                released = {"until": end, "server_lease": e["min_hold"], "released": self.now}
+                kept.append(e if "released" in e else {**e, **released})
         return kept
 
     def renewed(self, entries: Entries, length: str) -> Entries:

@@ -763,6 +763,15 @@ def test_a_minimum_hold_outlasts_the_release_but_not_force(client: Client, colle
     assert client.add("g4").held
 
 
+def test_a_release_that_comes_again_moves_no_minimum_hold(parsed_at: ParsedAt) -> None:
+    """F64: also where the clock of the new primary is behind the grant."""
+    terms = Terms(lease=20, margin=2, min_hold=60)
+    parsed_at(Step(ask="g1", add=entry("g1", "s", terms, {})), 9, "1", 1)
+    until = parsed_at(Step(remove=("g1",)), 0, "2", 2)["holders"][0]["until"]
+    again = parsed_at(Step(remove=("g1",)), 0.5, "2", 3)["holders"][0]
+    assert (again["until"], again["released"]) == (until, BEGAN)
+
+
 def test_a_renewal_never_brings_the_end_nearer(client: Client, collection: Collection[Document]) -> None:
     """A renewal that was held up arrives after an extension: the extension stays."""
     client.add("g1")
