@@ -102,6 +102,8 @@ def test_checks() -> None:
     ids = rows("reference/checks.md")
     compare(set(ids), check_ids(), "reference/checks.md", "in the table")
     assert list(ids) == sorted(ids), "docs/reference/checks.md: sort the ids"
+    page = section("reference/checks.md")
+    assert [each for each in ids if page.count(f"| `{each}` |") != 1] == [], "an id is used twice"
 
 
 def test_signals() -> None:

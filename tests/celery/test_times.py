@@ -61,9 +61,9 @@ def test_the_timeout_that_is_not_set(found: Any) -> None:
 
 
 def test_lease(found: Any, settings: Settings) -> None:
-    """W009: a task that is delivered again before its lock is free comes in vain."""
+    """W011: a task that is delivered again before its lock is free comes in vain."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "LEASE": 60}
-    assert found(visibility=65) == ["mongolock.W009"]
+    assert found(visibility=65) == ["mongolock.W011"]
     assert found(visibility=66) == []
     settings.MONGOLOCK = {"NO": 1}
     assert found(visibility=1) == []  # wrong settings have checks of their own

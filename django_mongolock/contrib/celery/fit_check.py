@@ -59,5 +59,5 @@ def _check_lease(visibility: float) -> Iterator[CheckMessage]:
             f"The broker delivers the task of a dead worker again after {visibility:g} s (visibility_timeout), but "
             f"its lock is free after {lease:g} s (LEASE and margin): until then, the task comes in vain.",
             hint='Make the visibility_timeout in broker_transport_options longer than MONGOLOCK["LEASE"].',
-            id="mongolock.W009",
+            id="mongolock.W011",
         )
