@@ -15,30 +15,22 @@ from .rules import Rules
 from .steps import Command
 from .updates import Document, Statement
 
-#: Codes that say nothing about the document: the server ended, stepped down, was interrupted, met a conflict or another
-#: network problem. The outcome is unknown.
-_PASSING: Final = {
-    6,
-    7,
-    24,
-    46,
-    50,
-    63,
-    89,
-    91,
-    112,
-    134,
-    150,
-    189,
-    262,
-    9001,
-    10107,
-    11600,
-    11601,
-    11602,
-    13435,
-    13436,
-}
+#: Codes that say nothing about the document, so that the outcome is unknown: those that MongoDB's list of its codes
+#: (src/mongo/base/error_codes.yml) has in the categories of network errors, shutdown, step-down, interruption, time
+#: limits, snapshots, stale routing, overload and what may be tried again; and, of those without a category, conflicts,
+#: locks that are taken, and a server without room or rights to write.
+_PASSING: Final = frozenset(
+    {
+        *{6, 7, 89, 202, 9001},  # the network
+        *{91, 189, 10058, 10107, 11600, 11602, 13435, 13436},  # shutdown, and no primary any more
+        *{24, 50, 262, 279, 290, 355, 407, 453, 11601, 46841, 91331, 10045600},  # interrupted, or out of time
+        *{134, 239, 246, 250, 272, 406},  # no snapshot of the majority yet, or a chunk on its way
+        *{63, 150, 249, 13388},  # routing by an old version
+        *{402, 433, 449, 450, 462},  # too much to do
+        *{46, 107, 112, 117, 216, 267, 365},  # a conflict, or a lock that is taken
+        *{146, 371, 14031},  # no memory, no disk, or writing is blocked
+    }
+)
 _NAMES: Final = {11000: "DuplicateKey", 121: "DocumentValidationFailure", 28: "PathNotViable"}
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from bson import Int64
 from django.db import transaction
+from pymongo import helpers_shared
+from pymongo.errors import OperationFailure
 
 from django_mongolock import (
     DocumentChanged,
@@ -23,6 +25,7 @@ from django_mongolock import (
     LockBackendFailed,
 )
 from django_mongolock.documents import open_transactions
+from django_mongolock.documents.commands import refusal_of
 from django_mongolock.documents.sender import Sender
 from tests.documents.conftest import Ground
 from tests.documents.test_holding import awaiting, blocking
@@ -133,6 +136,31 @@ class TestAcquireMany:
         call(held, "update", {"price": 6})
         assert call(held, "fail")
         assert plain.read(id_, "state", "version", "price") == ("failed", 3, 6)
+
+
+class TestCodes:
+    """What the server says about a document is told from what it says about itself."""
+
+    def test_of_the_server(self) -> None:
+        """F82: all codes after which the driver tries again, and others of MongoDB's list that pass."""
+        others = {24, 50, 112, 290, 365, 462, 10058, 13388, 14031}
+        for code in {*helpers_shared._RETRYABLE_ERROR_CODES, *others}:
+            assert refusal_of(OperationFailure("", code)) is None, code
+
+    @pytest.mark.parametrize("code", [2, 28, 121, 11000, 17419])
+    def test_of_the_document(self, code: int) -> None:
+        """F82: a validator, a unique index, a path without fields, or a document that becomes too large."""
+        found = refusal_of(OperationFailure("", code))
+        assert found
+        assert found.code == code
+
+    @pytest.mark.parametrize("code", [112, 365, 14031])
+    def test_nothing_is_refused(self, plain: Ground, failpoint: Call, code: int) -> None:
+        """F82: a conflict, or a server without room, is no refusal of the document."""
+        id_ = plain.add(1)
+        failpoint("findAndModify", errorCode=code)
+        with pytest.raises(LockBackendFailed, match=str(code)):
+            plain.lock.acquire((id_, 1), "exporting")
 
 
 class TestBatch:
