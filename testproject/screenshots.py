@@ -112,14 +112,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def incident(running: site.Site) -> None:
-    """An incident: long holders, waiters, a chain of locks, a worker that was killed."""
-    from testproject.demo.checks import _kill_holder  # Django is set up only now
+    """An incident: long holders, waiters, a chain of locks, a program that was killed."""
+    from testproject.demo.checks import kill_program  # Django is set up only now
 
     for name, label, *keys in CAST:
         argv = site.module("testproject.demo.holding", label, *keys)
         running.processes.start(name, argv)
         running.watch(2.0)
-    _kill_holder("invoices:2026-11")
+    kill_program("invoices:2026-11")
 
 
 def take(browser: Browser, running: site.Site, shot: Shot, scheme: str, folder: Path) -> None:

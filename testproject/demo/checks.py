@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -42,9 +43,10 @@ class Finding:
 
 
 def abandoned_locks() -> Iterator[Finding]:
-    """Kill a worker that holds two locks: one becomes free in time, one is cleared by the command."""
+    """Kill a program and a worker that hold a lock each: one is cleared by the command, one becomes free in time."""
     taken, swept = "demo:abandoned", "demo:swept"
-    killed_at = _kill_holder(swept, taken)  # taken last: its lease ends last
+    kill_program(swept)
+    killed_at = _kill_worker(taken)  # killed last: its lease ends last
     with mongo_lock(taken, wait=LEASE + GRACE, label="after the killed one"):
         waited = time.monotonic() - killed_at
     yield Finding("lock of a killed worker free after", f"{waited:.1f} s", waited <= LEASE + GRACE)
@@ -135,17 +137,33 @@ def _page(browser: Browser, name: str, path: str, text: str) -> Finding:
     return Finding(name, str(answer.status), passed)
 
 
-def _kill_holder(*keys: str) -> float:
-    """Let a Celery worker acquire the locks, kill the process that holds them, and return the time of that."""
-    hold.delay(LEASE, list(keys), DRAIN_SECONDS)
-    deadline = time.monotonic() + DRAIN_SECONDS
-    while Lock.objects.held().filter(pk__in=keys).count() < len(keys):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"no worker took {keys}")
-        time.sleep(0.05)
-    (holder,) = Lock.objects.get(pk=keys[0]).holders
-    os.kill(holder.pid, signal.SIGKILL)
+def _kill_worker(key: str) -> float:
+    """Let a Celery worker acquire the lock, kill the process that holds it, and return the time of that."""
+    hold.delay(LEASE, [key], DRAIN_SECONDS)
+    os.kill(_holder(key), signal.SIGKILL)
     return time.monotonic()
+
+
+def kill_program(key: str) -> None:
+    """Have another program hold the lock, and kill it. A Celery worker would release by itself what a process of its
+    pool has left."""
+    code = f"import django; django.setup(); from testproject.shop.tasks import hold; hold({LEASE}, [{key!r}], 60)"
+    with subprocess.Popen([sys.executable, "-c", code]) as program:
+        try:
+            _holder(key)
+        finally:
+            program.kill()
+
+
+def _holder(key: str) -> int:
+    """Wait until the lock is held; return by which process."""
+    deadline = time.monotonic() + DRAIN_SECONDS
+    while (lock := Lock.objects.held().filter(pk=key).first()) is None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nothing acquired {key}")
+        time.sleep(0.05)
+    (holder,) = lock.holders
+    return int(holder.pid)
 
 
 def _is_stale(key: str) -> bool:
