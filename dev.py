@@ -184,6 +184,8 @@ def read_stamp() -> dict[str, Any]:
 
 def make_venv() -> None:
     """Make .venv with this Python, in place of one that dev.py made before."""
+    if VENV.is_symlink():
+        fail(f"{VENV} is a link to an environment of another place: remove the link, and run this again")
     config = VENV / "pyvenv.cfg"
     if config.exists() and not STAMP.exists():
         fail(f"{VENV} was not made by dev.py: move it away and run this again")

@@ -316,6 +316,20 @@ def test_an_environment_of_somebody_else_is_left_alone(dev: ModuleType) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no flock on Windows")
+@pytest.mark.skipif(os.name == "nt", reason="links need a right there")
+def test_a_linked_environment_is_left_alone(dev: ModuleType, tmp_path: Path) -> None:
+    """A .venv that is a link to another folder's keeps every file: it is in use there."""
+    other = tmp_path / "other"
+    other.mkdir()
+    files = {other / "pyvenv.cfg", other / dev.STAMP.name}
+    for file in files:
+        file.touch()
+    dev.VENV.symlink_to(other)
+    with pytest.raises(SystemExit, match="is a link"):
+        dev.prepare("test")
+    assert set(other.iterdir()) == files
+
+
 def test_a_second_run_waits_for_the_first_to_install(dev: ModuleType, installed: Path) -> None:
     """Two terminals may begin at once: the second starts when the first has finished installing."""
     with dev.one_at_a_time():
