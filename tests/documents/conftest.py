@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from pymongo.collection import Collection
 from django_mongolock import DocumentLock
 from django_mongolock.documents import declared
 from django_mongolock.documents.document_lock import undeclare
+from django_mongolock.documents.sender import Background, Task
 from testproject.shop.models import Ad
 
 Document = dict[str, Any]
@@ -88,6 +90,21 @@ def forget() -> Iterator[None]:
     for lock in declared():
         if lock not in before:
             undeclare(lock)
+
+
+@pytest.fixture(autouse=True)
+def _leave_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test leaves to the background is not tried again after it: the next test may count or strike commands."""
+    over, add = threading.Event(), Background.add
+
+    def add_own(background: Background, task: Task) -> None:
+        attempt = task.attempt
+        task.attempt = lambda: over.is_set() or attempt()
+        add(background, task)
+
+    monkeypatch.setattr(Background, "add", add_own)
+    yield
+    over.set()
 
 
 def objects() -> Iterator[ObjectId]:
