@@ -13,7 +13,6 @@ from ..engine.grant import Grant
 from ..engine.mongo_store import MongoStore, StoreConfig
 from ..engine.session.notifications import Observer
 from ..engine.session.session import Session
-from ..environment import address_problem
 from ..signals import signal_sender
 from .base import Backend
 
@@ -30,8 +29,6 @@ def database_settings(alias: str) -> dict[str, Any]:
         raise ImproperlyConfigured(
             f"the DATABASES alias {alias!r} is not MongoDB: its ENGINE is {found['ENGINE']!r}, not {ENGINE!r}"
         )
-    if isinstance(host := found.get("HOST"), str) and "://" in host and (problem := address_problem(host)):
-        raise ImproperlyConfigured(f"the HOST of the DATABASES alias {alias!r} is wrong: {problem}")
     return found
 
 

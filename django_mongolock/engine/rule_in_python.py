@@ -130,7 +130,7 @@ class _Rule:
         return [e for e in waiters if e["until"] > self.now]
 
     def without_removed(self, holders: Entries) -> Entries:
-        """Holders without the removed. One with a minimum hold that is not over is kept, renewed and changed no more."""
+        """Holders without the removed. One with a minimum hold that is not over is kept, and changed no more."""
         kept = []
         for e in holders:
             end = min(e["acquired_at"], self.now) + timedelta(milliseconds=e["min_hold"])

@@ -178,7 +178,7 @@ class TestForceRelease:
         with caplog.at_level("INFO", "django_mongolock"):
             plain.lock.at_work().force_release(by="anna", reason="it hangs")
         (line,) = [record.getMessage() for record in caplog.records if "forced" in record.getMessage()]
-        assert re.findall(r"document=(\S+).* holder=dead by=anna reason=(.*)", line) == [(id_, "it hangs")]
+        assert re.findall(r"document=(\S+).* holder=dead by=anna reason=(.*)", line) == [(id_, '"it hangs"')]
 
     def test_batches(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
         """All of them, so many at a time."""
