@@ -75,7 +75,7 @@ def test_no_server(away: None) -> None:
     assert "127.0.0.1:9 (Connection refused)" in text
     assert "Compare HOST, USER, PASSWORD" in text
     assert "hunter2" not in text
-    assert text.count("not asked: put right what is wrong above") == len(SERVER) - 1
+    assert text.count("not asked: first correct what is reported as wrong") == len(SERVER) - 1
     assert json.loads(shell("--json")[1])["ok"] is False
 
 

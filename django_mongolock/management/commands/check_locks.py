@@ -27,7 +27,7 @@ exit codes:
   3  a warning: locks work, but something should be done
 """
 
-NOT_ASKED = "not asked: put right what is wrong above"
+NOT_ASKED = "not asked: first correct what is reported as wrong"
 #: A line's exit code and how it begins, by what is wrong.
 STATES = {"ok": (0, "ok"), "not asked": (0, "?"), "warning": (3, "WARNING"), "error": (1, "ERROR")}
 
