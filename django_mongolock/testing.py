@@ -146,7 +146,7 @@ class MemoryLocks:
     def held(self) -> list[str]:
         """The keys that are held now, in alphabetical order."""
         now = self._server.time
-        documents = sorted(self._server.documents.items())
+        documents = sorted(self._server.documents.copy().items())
         return [self._bare(key) for key, document in documents if any(e["until"] > now for e in document["holders"])]
 
     def waiting(self, key: Key) -> int:

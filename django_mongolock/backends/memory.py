@@ -51,7 +51,7 @@ class MemoryLockBackend(Backend[MemorySession]):
 
 def own_sessions() -> Iterator[MemorySession]:
     """The sessions of this process, without those that a test has as other processes."""
-    for (pid, _), server in list(_servers.items()):
+    for (pid, _), server in _servers.copy().items():
         if pid == os.getpid():
             yield from (session for session in list(server.sessions) if session.played_by is None)
 

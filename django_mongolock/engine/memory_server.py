@@ -110,7 +110,7 @@ class MemoryServer:
 
     def _notify_streams(self, granted: str, before: str) -> None:
         if granted != before:
-            for stream, session in list(self._streams.items()):
+            for stream, session in self._streams.copy().items():
                 if f"{session}." in granted:
                     stream.changes.put({"fullDocument": {"granted": granted}})
 
@@ -176,7 +176,7 @@ class MemoryStore:
 
     def deadlock(self, key: str, grant: str, timeout: float) -> Cycle | None:
         self._answer(key)
-        documents = [{**document, "_id": key} for key, document in list(self.server.documents.items())]
+        documents = [{**document, "_id": key} for key, document in self.server.documents.copy().items()]
         return cycle_of(documents, grant, self.server.time)
 
     def watch(self, session: str) -> Any:

@@ -15,13 +15,14 @@ import pytest
 from bson.timestamp import Timestamp
 
 from django_mongolock.engine import rule_in_python
+from django_mongolock.engine.actions import Release
 from django_mongolock.engine.document import LEAP, Terms, entry
 from django_mongolock.engine.grant import Grant
 from django_mongolock.engine.memory_server import MemoryServer, MemorySession, MemoryStore
 from django_mongolock.engine.protocol import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
 from django_mongolock.engine.replies import Found, Reply
 from django_mongolock.engine.rule_in_python import Moment, apply_rule
-from django_mongolock.engine.session.cleanup import TRY_AGAIN_AFTER
+from django_mongolock.engine.session.cleanup import TRY_AGAIN_AFTER, Removal
 from django_mongolock.engine.session.releases import LOOK_EVERY
 from django_mongolock.engine.session.session import RESERVED_FOR_RELEASES, SENDING_THREADS
 from django_mongolock.engine.step import Limits, Step
@@ -650,3 +651,23 @@ def test_the_end_of_a_session_ends_its_waits_and_its_heartbeat(
     assert [type(waiter.end().error) for waiter in waiters] == [LockMisused] * 3
     assert eventually(lambda: not heartbeat.is_alive())
     theirs.release()
+
+
+def test_removals_that_come_while_others_are_looked_at(session: MemorySession) -> None:
+    """F18: the garbage collector lets another thread in at any allocation; the heartbeat's work goes on."""
+    never = Removal(Release("k", Step(remove=("g",))), float("inf"), float("inf"))
+    session.cleanup.pending.update({f"g{number}": never for number in range(1_000)})
+
+    def come(*_: object) -> None:
+        session.cleanup.pending[f"late{len(session.cleanup.pending)}"] = never
+
+    before = gc.get_threshold()
+    gc.callbacks.append(come)
+    gc.set_threshold(1)
+    try:
+        session.cleanup.do_due(0)
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(come)
+    assert len(session.cleanup.pending) > 1_000
+    session.cleanup.pending.clear()

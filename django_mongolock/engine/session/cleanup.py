@@ -58,7 +58,7 @@ class Cleanup:
 
     def do_due(self, now: float) -> None:
         """Have what is due removed by other threads."""
-        for grant_id, removal in list(self.pending.items()):
+        for grant_id, removal in self.pending.copy().items():  # copied at once: list() of items lets other threads in
             if removal.try_at <= now:
                 under_way = self._threads.submit(functools.partial(self.remove, grant_id))
                 removal.try_at = float("inf") if under_way else now + TRY_AGAIN_AFTER
