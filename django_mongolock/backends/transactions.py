@@ -29,7 +29,7 @@ _ENDS: Final = ("commit", "rollback", "close", "set_autocommit", "savepoint_comm
 #: The same for django_mongodb_backend.transaction.atomic.
 _MONGO_ENDS: Final = ("commit_mongo", "rollback_mongo")
 
-#: The lines of code that took a lock which was released inside a transaction: each is reported once.
+#: The lines of code that took what was released inside a transaction: each is reported once.
 _reported: set[str] = set()
 
 
@@ -145,15 +145,18 @@ class _Watch:
 
 def warn_of_open(opened: list[BaseDatabaseWrapper], key: str, place: str) -> None:
     """Warn, once for each *place* that takes a lock, that it was released inside a transaction."""
+    warn_once(
+        place,
+        f"the lock {key!r} was released inside the transaction that is open on {opened[0].alias!r}: the next holder "
+        'does not yet see what was written under it. Give release="on_commit", open the transaction inside the lock, '
+        'or give release="now" to silence this warning',
+    )
+
+
+def warn_once(place: str, text: str) -> None:
+    """Warn of the line of code *place*, if it was not reported before."""
     file, _, line = place.rpartition(":")
     if place in _reported or not line.isdigit():
         return
     _reported.add(place)
-    warnings.warn_explicit(
-        f"the lock {key!r} was released inside the transaction that is open on {opened[0].alias!r}: the next holder "
-        'does not yet see what was written under it. Give release="on_commit", open the transaction inside the lock, '
-        'or give release="now" to silence this warning',
-        RuntimeWarning,
-        file,
-        int(line),
-    )
+    warnings.warn_explicit(text, RuntimeWarning, file, int(line))

@@ -24,7 +24,7 @@ from django_mongolock import (
     DocumentRefused,
     LockBackendFailed,
 )
-from django_mongolock.documents import open_transactions
+from django_mongolock.backends import transactions
 from django_mongolock.documents.commands import refusal_of
 from django_mongolock.documents.sender import Sender
 from tests.documents.conftest import Ground
@@ -397,7 +397,7 @@ class TestOpenTransaction:
 
     @pytest.fixture(autouse=True)
     def _again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(open_transactions, "_reported", set())
+        monkeypatch.setattr(transactions, "_reported", set())
 
     @pytest.mark.django_db(databases=["default", "mongo"], transaction=True)
     def test_warning(self, plain: Ground) -> None:
