@@ -1,4 +1,4 @@
-"""What a test run leaves out: one sentence at its end; in CI a failure, except for what stands here with its reason.
+"""What a test run leaves out: one sentence at its end; in CI a failure.
 
 A pytest plugin: `-p tests.left_out`.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -19,14 +19,8 @@ from tests.plugin import is_worker
 
 Report = pytest.TestReport | pytest.CollectReport
 
-#: What CI may leave out: the reason that the tests give, and why the run is still whole.
-EXEMPTIONS: Final = {
-    "needs a Docker engine": "none can run in the sandbox of .ci/run; the machines of the GitHub workflows have one",
-}
 #: Names the file that takes the sentence, so that dev.py can say it last.
 FILE: Final = "MONGOLOCK_LEFT_OUT"
-#: Of -m: what does not run by default is left out by plan.
-WHOLE: Final = ("", "not long")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -48,16 +42,14 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 def pytest_configure(config: pytest.Config) -> None:
     """Count what is left out, in the process that hears of all tests."""
     if not is_worker():
-        config.pluginmanager.register(LeftOut(config))
+        config.pluginmanager.register(LeftOut())
 
 
 class LeftOut:
     """Counts the tests of a run that are left out, by reason."""
 
-    def __init__(self, config: pytest.Config) -> None:
-        self.config = config
+    def __init__(self) -> None:
         self.found: Counter[str] = Counter()
-        self.too_many: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._note(report)
@@ -69,16 +61,7 @@ class LeftOut:
         if (reason := reason_of(report)) is not None:
             self.found[reason] += 1
 
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Fail a run in CI with an exemption that it did not need."""
-        if in_ci() and is_whole(session):
-            self.too_many = stale(EXEMPTIONS, self.found)
-        if self.too_many and not session.exitstatus:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        for reason in self.too_many:
-            terminalreporter.write_line(f"ERROR tests/left_out.py: nothing {reason}, so it is no exemption", red=True)
         said = sentence(self.found)
         if file := os.environ.get(FILE):
             Path(file).write_text(said)
@@ -92,11 +75,11 @@ def in_ci() -> bool:
 
 
 def judge(report: Report) -> None:
-    """Make a failure of a test that CI leaves out without an exemption."""
+    """Make a failure of a test that CI leaves out."""
     reason = reason_of(report)
-    if reason is not None and in_ci() and reason not in EXEMPTIONS:
+    if reason is not None and in_ci():
         report.outcome = "failed"
-        report.longrepr = f"left out in CI ({reason}): install what it needs, or see EXEMPTIONS in {__file__}"
+        report.longrepr = f"left out in CI ({reason}): install what it needs"
 
 
 def reason_of(report: Report) -> str | None:
@@ -104,22 +87,6 @@ def reason_of(report: Report) -> str | None:
     if not report.skipped or not isinstance(report.longrepr, tuple):  # that of an xfail is the failure
         return None
     return str(report.longrepr[2]).removeprefix("Skipped: ")
-
-
-def is_whole(session: pytest.Session) -> bool:
-    """Whether the run was to have every test, and came to its end."""
-    options = session.config.option
-    if options.keyword or options.lf or options.deselect or options.ignore or options.markexpr not in WHOLE:
-        return False
-    if session.shouldstop or session.exitstatus not in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}:
-        return False
-    return bool(session.config.args_source is pytest.Config.ArgsSource.TESTPATHS)
-
-
-def stale(exemptions: Collection[str], reasons: Collection[str]) -> list[str]:
-    """Return the exemptions that a whole run did not need. One for a part that is here may be needed elsewhere."""
-    here = [f"needs {name}" for name, part in parts.PARTS.items() if part.is_here()]
-    return [reason for reason in exemptions if reason not in reasons and reason not in here]
 
 
 def sentence(counts: Mapping[str, int]) -> str:

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from testproject.chromium import NoBrowserError, chromium_path
-from testproject.servers import MariaDB, Postgres, RabbitMQ, Redis
+from testproject.servers import Docker, MariaDB, Postgres, RabbitMQ, Redis
 from tests.faults import clocks
 
 #: The log of `dev.py`, where this is its environment.
@@ -54,13 +54,18 @@ def _has_python_tests() -> bool:
     return False
 
 
-def _has_docker() -> bool:
+def runs_docker() -> bool:
+    """Return whether a Docker engine runs, where DOCKER_HOST or the usual socket leads to."""
     import docker
     from docker.errors import DockerException
 
     with contextlib.suppress(DockerException):
         return bool(docker.from_env(timeout=10).ping())
     return False
+
+
+def _has_docker() -> bool:
+    return runs_docker() or ("DOCKER_HOST" not in os.environ and Docker.missing() is None)
 
 
 PARTS: Final = {
@@ -73,7 +78,7 @@ PARTS: Final = {
     "curl": Part(lambda: shutil.which("curl") is not None, ("curl",)),
     "the libraries of MongoDB": Part(_has_libraries, ("libcurl4", "libssl3")),
     "the tests of Python": Part(_has_python_tests, (f"libpython3.{sys.version_info.minor}-testsuite",)),
-    "a Docker engine": Part(_has_docker),
+    "a Docker engine": Part(_has_docker, ("docker.io",)),
 }
 
 

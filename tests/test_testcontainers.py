@@ -1,5 +1,6 @@
 """The path of people who test with Docker: testcontainers starts the MongoDB that the locks live in."""
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
-from testproject.servers import mongod_path
+from testproject.servers import Docker, mongod_path
 from tests import parts
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="the image holds a Linux mongod")]
@@ -33,11 +34,14 @@ ENTRYPOINT ["/mongod", "--dbpath", "/data"]
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[docker.DockerClient]:
-    """A Docker engine: the one that DOCKER_HOST or the usual socket leads to."""
+    """A Docker engine: the one that DOCKER_HOST or the usual socket leads to, or one of our own."""
     parts.require("a Docker engine")
-    client = docker.from_env()
-    yield client
-    client.close()
+    with contextlib.ExitStack() as stack:
+        if not parts.runs_docker():
+            uri = stack.enter_context(Docker()).uri
+            stack.enter_context(pytest.MonkeyPatch.context()).setenv("DOCKER_HOST", uri)
+        client = stack.enter_context(contextlib.closing(docker.from_env()))
+        yield client
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@
 They end with the process that started them.
 """
 
+from testproject.servers.docker import Docker
 from testproject.servers.mariadb import MariaDB
 from testproject.servers.mongo import Access, Mongod, ReplicaSet, mongod_path, mongodb
 from testproject.servers.postgres import Postgres
@@ -17,6 +18,7 @@ from testproject.servers.zookeeper import ZooKeeper
 
 __all__ = [
     "Access",
+    "Docker",
     "MariaDB",
     "Mongod",
     "Postgres",
