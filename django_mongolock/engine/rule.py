@@ -197,26 +197,39 @@ _WAITER_LEASE: Expression = {
 }
 
 
+#: When the waiter of the new entry came, as it says.
+_CAME_AT: Expression = {"$subtract": ["$$now", "$$c.waited"]}
+
+
 def _new_entry(arrived: bool) -> Expression:
-    """A list of the new entry. arrived: its waiter has waited before."""
-    since: Expression = {"$subtract": ["$$now", "$$c.waited"]} if arrived else "$$now"
+    """The new entry. arrived: its waiter has waited before."""
     changes = {
-        "since": since,
+        "since": _CAME_AT if arrived else "$$now",
         "waiter_lease": "$$waiter_lease",
         "until": from_now("$$waiter_lease"),
         "beat": "$$c.beat",
     }
-    return [let({"waiter_lease": _WAITER_LEASE}, merge("$$c.add", changes))]
+    return let({"waiter_lease": _WAITER_LEASE}, merge("$$c.add", changes))
 
 
 def _with_new(resumes: bool, arrived: bool) -> Expression:
-    """The queue with the new entry, unless it is there already, has a tombstone, or finds no room."""
-    known = {"$in": ["$$c.add.grant", {"$concatArrays": ["$$kept.grant", "$$queue.grant", "$$doc.tombstones.grant"]}]}
-    full = {"$gte": [{"$add": [size("$$queue"), {"$sum": "$$queue.behind"}]}, "$$c.waiters"]}
-    parts: list[Expression] = ["$$queue", _new_entry(arrived)]
+    """The queue with the new entry, unless it is there already, has a tombstone, or finds no room.
+
+    arrived: its waiter has waited before. If the entry is there, but as one that came later, it moves: the command that
+    brought it was held up on its way.
+    """
+    entry = _new_entry(arrived)
+    before: Expression = "$$queue"
+    parts = [before, [entry]]
     if arrived:
-        came_before: Expression = {"$lte": [{"$add": ["$$e.since", "$$c.waited"]}, "$$now"]}
-        parts = [only("$$queue", came_before), parts[1], only("$$queue", {"$not": [came_before]})]
+        came_before: Expression = {"$lte": ["$$e.since", _CAME_AT]}
+        before = only("$$queue", came_before)
+        there = {"$first": only("$$queue", _IS_NEW)}
+        moved = merge({"$ifNull": [there, entry]}, {"since": _CAME_AT})
+        parts = [before, [moved], only("$$queue", {"$not": [{"$or": [came_before, _IS_NEW]}]})]
+    stands = for_each(before, "$$e.grant") if arrived else "$$queue.grant"
+    known = {"$in": ["$$c.add.grant", {"$concatArrays": ["$$kept.grant", stands, "$$doc.tombstones.grant"]}]}
+    full = {"$gte": [{"$add": [size("$$queue"), {"$sum": "$$queue.behind"}]}, "$$c.waiters"]}
     in_order = {"$cond": [{"$or": [known, full]}, "$$queue", {"$concatArrays": parts}]}
     if not resumes:
         return in_order
@@ -224,7 +237,7 @@ def _with_new(resumes: bool, arrived: bool) -> Expression:
     # copy of the command changes nothing.
     done = {"$in": ["$$c.add.grant", {"$concatArrays": ["$$kept.grant", "$$doc.tombstones.grant"]}]}
     is_there = {"$gt": [size({"$setIntersection": ["$$live_holders.grant", "$$c.remove"]}), 0]}
-    at_head = {"$concatArrays": [_new_entry(arrived), only("$$queue", {"$not": [_IS_NEW]})]}
+    at_head = {"$concatArrays": [[entry], only("$$queue", {"$not": [_IS_NEW]})]}
     return {"$cond": [{"$and": [is_there, {"$not": [done]}]}, at_head, in_order]}
 
 

@@ -160,8 +160,8 @@ class _Rule:
     def with_new(self, new: Document, queue: Entries, done: set[str], *, resumes: bool) -> Entries:
         """The queue with the new entry, unless it is there already, has a tombstone, or finds no room.
 
-        It stands in the order of arrival. resumes: it takes the place of a holder that was removed, and goes to the
-        head, also if it is in the queue already.
+        It stands in the order of arrival; if it is there already, but as one that came later, it moves. resumes: it
+        takes the place of a holder that was removed, and goes to the head, also if it is in the queue already.
         """
         if new["grant"] in done:
             return queue
@@ -173,14 +173,19 @@ class _Rule:
         others = [e for e in queue if e["grant"] != new["grant"]]
         if resumes:
             return [entry, *others]
-        if len(others) < len(queue) or len(queue) + sum(e.get("behind", 0) for e in queue) >= self.limits.waiters:
+        if len(queue) + sum(e.get("behind", 0) for e in queue) >= self.limits.waiters:
             return queue
+        for there in queue:
+            if there["grant"] == new["grant"]:
+                if there["since"] <= since or not self.step.waited:
+                    return queue
+                entry = {**there, "since": since}
         if not self.step.waited:
             return [*queue, entry]
         return [
-            *(e for e in queue if e["since"] <= since),
+            *(e for e in others if e["since"] <= since),
             entry,
-            *(e for e in queue if e["since"] > since),
+            *(e for e in others if e["since"] > since),
         ]
 
     def grant_count(self, kept: Entries, queue: Entries) -> int:

@@ -405,6 +405,31 @@ def test_served_in_order_of_arrival(client: Client) -> None:
     assert order == [f"g{number}" for number in range(6)]
 
 
+def test_who_came_before_its_command_moves_up(client: Client, collection: Collection[Document]) -> None:
+    """P5: a command that was held up brings an entry late; the next one says since when its waiter has waited.
+
+    The entry moves to the place of that time, keeps all else, and never moves back.
+    """
+
+    def comes_again(grant: str, waited: int) -> list[str]:
+        client.apply(ask=grant, add=entry(grant, "s", TERMS, {}), waited=waited)
+        return [e["grant"] for e in waiters()]
+
+    def waiters() -> list[Document]:
+        document = collection.find_one("k")
+        assert document is not None
+        return list(document["waiters"])
+
+    for number in range(5):
+        client.add(f"g{number}")
+    travel(collection, "k", 2.0)
+    moved = next(e for e in waiters() if e["grant"] == "g3")
+    assert comes_again("g3", 3_000) == ["g3", "g1", "g2", "g4"]
+    assert {**waiters()[0], "since": None} == {**moved, "since": None}
+    assert comes_again("g3", 1_000) == ["g3", "g1", "g2", "g4"]
+    assert comes_again("g4", 1_000) == ["g3", "g1", "g2", "g4"]
+
+
 def test_the_short_release_does_what_the_whole_one_does(
     client: Client, collection: Collection[Document], stored: Stored
 ) -> None:
