@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import Mock, patch
 
 import pytest
+from bson import ObjectId
 from django.apps import AppConfig, apps
 from django.contrib import admin
 from django.contrib.auth.models import User
@@ -46,6 +47,8 @@ from django_mongolock.backends.base import close_backends
 from django_mongolock.checks import check_settings, check_shared_locks
 from django_mongolock.conf import get_settings
 from django_mongolock.contrib.celery import enqueue_once
+from django_mongolock.contrib.celery.tasks import clear_stale_locks
+from django_mongolock.documents import document_lock
 from django_mongolock.documents.source import make_source
 from django_mongolock.engine.driver_errors import whereabouts
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
@@ -205,6 +208,24 @@ def test_a_timedelta_is_a_time(settings: Settings, mongolock: MemoryLocks) -> No
         mongo_lock("a", lease=-second)
     settings.MONGOLOCK = {**settings.MONGOLOCK, "MAX_WAITERS": second}
     assert [found.id for found in check_settings(app_configs=None)] == ["mongolock.E010"]
+
+
+def test_a_timedelta_is_a_time_beside_named_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between attempts, and for documents."""
+    states: Any = {"state": "exportStatus", "pending": {"exporting": "failed"}, "final": ["exported"]}
+    declare = functools.partial(DocumentLock, Ad, **states)
+    monkeypatch.setattr(document_lock, "declare", lambda lock: None)  # for this test only
+    second = timedelta(seconds=1)
+    retrying = retrying_on_conflict(backoff=second, longest=2 * second)
+    assert (retrying.backoff, retrying.longest) == (1.0, 2.0)
+    lock = declare(stale_after=60 * second, timeout=3 * second)
+    assert lock.rules.stale_after == 60.0
+    assert lock.hold((ObjectId(), 1), wait=second)._plan.wait == 1.0
+    assert list(lock.stale(older_than=second)) == []
+    assert lock.clear_stale(older_than=timedelta(days=1)).cleared == []
+    assert clear_stale_locks(older_than=second) == {"found": 0, "cleared": 0}
+    with pytest.raises(TypeError, match="timeout is a number of seconds or a timedelta"):
+        declare(stale_after=60, timeout="3")  # type: ignore[arg-type]
 
 
 def test_a_lock_is_no_decorator_and_a_decorator_no_lock() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import unittest
 from collections.abc import Callable
 from contextlib import nullcontext
+from datetime import timedelta
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from django_mongolock import (
     mongo_lock,
     mongo_locked,
     mongo_semaphore,
+    signals,
 )
 from django_mongolock.backends.base import get_backend
 from django_mongolock.backends.memory import MemoryLockBackend
@@ -434,6 +437,41 @@ class TestTime:
         with mongolock.unavailable():
             mongolock.advance(40)
         assert lock.lost
+
+    def test_a_day_is_quick(self, mongolock: MemoryLocks) -> None:
+        """F94: of a quarter of a million renewals of a second's lease, only the first and the last are made."""
+        began = time.monotonic()
+        with mongo_lock("a", lease=1) as mine, mongolock.hold("b", lease=1) as theirs:
+            mongolock.advance(timedelta(days=1))
+            assert mine.held
+            assert theirs.held
+            assert 0 < mine.remaining <= 1
+        assert time.monotonic() - began < 1
+
+    def test_the_longest_hold_ends_within_a_long_time(self, mongolock: MemoryLocks) -> None:
+        """The renewals that are skipped are those that would be made, and no more."""
+        times: dict[str, float] = {}
+
+        def note(key: str, held: float, **facts: Any) -> None:
+            times[key] = held
+
+        signals.lock_lost.connect(note)
+        lock = mongo_lock("a", lease=1, max_hold=5_000).acquire()
+        with mongo_lock("b", lease=7) as other:
+            mongolock.advance(80_000)
+            assert other.held
+        assert lock.lost
+        assert eventually(lambda: "a" in times)
+        signals.lock_lost.disconnect(note)
+        assert times["a"] == pytest.approx(5_000, abs=5)
+
+    def test_what_happened_within_a_long_time_is_noticed(self, mongolock: MemoryLocks) -> None:
+        """A forced release is found by one of the renewals that are made."""
+        with mongolock.hold("a", lease=1) as held:
+            memory: Any = get_backend()
+            memory.server.documents["a"]["holders"].clear()
+            mongolock.advance(timedelta(days=1))
+            assert not held.held
 
     def test_moments(self, mongolock: MemoryLocks) -> None:
         first = mongo_lock("a").acquire()

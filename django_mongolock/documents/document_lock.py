@@ -14,7 +14,7 @@ from pymongo.collection import Collection
 
 from ..conf import get_settings
 from ..engine import clock
-from ..engine.options import check_wait
+from ..engine.options import Seconds, check_seconds, check_wait
 from ..engine.text_checks import tidy_fact
 from ..exceptions import DocumentDamaged
 from . import acquiring, forcing, sweep, updates
@@ -24,7 +24,7 @@ from .holding import FinalState, HeldDocument
 from .lock_context import Context
 from .open_transactions import calling_place
 from .queryset import DocumentQuerySet
-from .rules import Fields, Rules, check_version
+from .rules import Fields, Rules, check_age, check_version
 from .sender import Sender
 from .snapshot import DocumentSnapshot
 from .source import make_source
@@ -50,7 +50,7 @@ class BatchOptions(TypedDict, total=False):
 class HoldOptions(BatchOptions, total=False):
     """The options of `DocumentLock.hold`."""
 
-    wait: float | None
+    wait: Seconds | None
 
 
 class DocumentLock(Generic[D]):
@@ -72,14 +72,14 @@ class DocumentLock(Generic[D]):
         state: str,
         pending: Mapping[str, str],
         final: SizedCollection[str],
-        stale_after: float,
+        stale_after: Seconds,
         holder: str = "lockedBy",
         version: str = "documentVersion",
         time: str = "lockTimestamp",
         attempt: str = "lockAttempt",
         name: str | None = None,
         using: str | None = None,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
     ) -> None:
         """Declare the lock. Raises TypeError and ValueError that name the cure.
 
@@ -104,7 +104,7 @@ class DocumentLock(Generic[D]):
             if choices and one not in choices:
                 raise ValueError(f"the field {state!r} has no choice {one!r}: it has {', '.join(sorted(choices))}")
         self.name = name or f"{source.name}.{fields.state}"
-        self._timeout = timeout
+        self._timeout = None if timeout is None else check_seconds("timeout", timeout)
         declare(self)
 
     def __repr__(self) -> str:
@@ -130,7 +130,7 @@ class DocumentLock(Generic[D]):
         owner: str | None = None,
         final: FinalState = None,
         changes: Mapping[str, Any] | None = None,
-        wait: float | None = 0,
+        wait: Seconds | None = 0,
     ) -> Hold[D]:
         """Prepare to hold a document: use it with ``with`` or ``async with``. The document is pending inside the
         block, final after it, failed after an error; see `HeldDocument`.
@@ -220,7 +220,7 @@ class DocumentLock(Generic[D]):
         """The documents that are held now, and are not stale."""
         return self.at_work().held()
 
-    def stale(self, *, older_than: float = 0.0, unheld: bool = False) -> DocumentQuerySet:
+    def stale(self, *, older_than: Seconds = 0.0, unheld: bool = False) -> DocumentQuerySet:
         """The documents that have been held for longer than `stale_after`.
 
         older_than: only those that have been stale for so many seconds. unheld: also those that are pending and have no
@@ -262,7 +262,7 @@ class DocumentLock(Generic[D]):
         ids: Iterable[Any] | None = None,
         *,
         owner: str | None = None,
-        older_than: float = 0.0,
+        older_than: Seconds = 0.0,
         unheld: bool = False,
         batch: int = sweep.SWEEP_BATCH,
     ) -> Swept:
@@ -279,7 +279,7 @@ class DocumentLock(Generic[D]):
         ids: Iterable[Any] | None = None,
         *,
         owner: str | None = None,
-        older_than: float = 0.0,
+        older_than: Seconds = 0.0,
         unheld: bool = False,
         batch: int = sweep.SWEEP_BATCH,
     ) -> Swept:
@@ -306,10 +306,10 @@ class DocumentLock(Generic[D]):
         return Context(self._source, self.rules, self._sender())
 
     def _stale_filter(
-        self, ids: Iterable[Any] | None, owner: str | None, older_than: float, *, unheld: bool
+        self, ids: Iterable[Any] | None, owner: str | None, older_than: Seconds, *, unheld: bool
     ) -> StaleFilter:
         keys = None if ids is None else [self._source.key(id_) for id_ in ids]
-        return StaleFilter(owner, older_than, keys, unheld)
+        return StaleFilter(owner, check_age(older_than), keys, unheld)
 
     def _attempt(self, owner: str | None) -> Acquisition:
         """Return an attempt to acquire documents, with names of this process: make it when it is sent."""

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from pymongo.collection import Collection
 
+from ..engine.options import Seconds
 from . import forcing
 from .lock_context import Context
 from .rules import check_age
@@ -69,13 +70,12 @@ class DocumentQuerySet:
         """Documents that are held and not stale."""
         return self._chosen(which="held")
 
-    def stale(self, *, older_than: float = 0.0, unheld: bool = False) -> DocumentQuerySet:
+    def stale(self, *, older_than: Seconds = 0.0, unheld: bool = False) -> DocumentQuerySet:
         """Documents that have been held for longer than `stale_after`, and have been stale for *older_than* seconds.
 
         unheld: also those that are pending and have no holder, unless they have a time that is not stale.
         """
-        check_age(older_than)
-        return self._chosen(which="stale", older_than=older_than, unheld=unheld)
+        return self._chosen(which="stale", older_than=check_age(older_than), unheld=unheld)
 
     def damaged(self) -> DocumentQuerySet:
         """Pending documents that cannot be judged, since a field of the lock has an invalid value."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..engine.options import check_seconds
+from ..engine.options import Seconds, as_seconds, check_seconds
 from ..engine.text_checks import MAX_FACT_LENGTH, check_fact, check_text
 
 #: The most that a version may be; far above any real one, and adding one to it is still a whole number of 64 bits.
@@ -62,7 +62,7 @@ class Rules:
 
     @classmethod
     def declare(
-        cls, fields: Fields, pending: Mapping[str, str], final: Collection[str], stale_after: float, longest: int
+        cls, fields: Fields, pending: Mapping[str, str], final: Collection[str], stale_after: Seconds, longest: int
     ) -> Rules:
         """Check what was declared. Raises TypeError and ValueError that name the cure."""
         if not pending or not hasattr(pending, "items"):
@@ -134,10 +134,10 @@ def check_changes(changes: Mapping[str, Any], taken: Collection[str]) -> dict[st
     return dict(changes)
 
 
-def check_age(seconds: object) -> None:
-    """Raise TypeError or ValueError if this is no age: 0, or a number of seconds above it."""
-    if isinstance(seconds, bool) or seconds != 0:
-        check_seconds("older_than", seconds)
+def check_age(value: object) -> float:
+    """Return an age in seconds: 0, or a time above it. Raises TypeError, ValueError."""
+    seconds = as_seconds(value)
+    return 0.0 if seconds == 0 and not isinstance(seconds, bool) else check_seconds("older_than", seconds)
 
 
 def check_version(version: object) -> int:

@@ -85,6 +85,11 @@ class Lease:
         """When a third of its time is over."""
         return self.until - self.span(now) * 2 / 3
 
+    def put_off(self, seconds: float) -> None:
+        """It was renewed all the time, for so long."""
+        self.until += seconds
+        self.renew_at += seconds
+
 
 @dataclass(slots=True, eq=False)
 class Reporting:

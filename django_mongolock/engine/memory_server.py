@@ -19,9 +19,11 @@ from . import clock, runner
 from .actions import Action, Pause, Protocol, WaitResult
 from .deadlock import Cycle, cycle_of
 from .grant import TAKEN, Grant
+from .memory_filters import is_free, is_held, is_there, is_uncontended, reply_of
 from .processes import Fate
-from .replies import Found, Reply, read_found, read_reply
+from .replies import Found, Reply, read_found
 from .rule_in_python import Moment, apply_rule
+from .session.heartbeat import Chore
 from .session.notifications import Observer
 from .session.session import Session
 from .step import Limits, Step
@@ -50,6 +52,8 @@ class MemoryServer:
         self.away: threading.Thread | None = None
         self._streams: dict[MemoryStream, str] = {}
         self._mutex = threading.Lock()
+        #: Held while the clock is moved: what is due meanwhile is done by the thread that moves it.
+        self.clock_mutex = threading.RLock()
         self._moved = 0.0
         self._origin = datetime.fromtimestamp(time.time(), UTC) - timedelta(seconds=clock.now())
 
@@ -58,16 +62,36 @@ class MemoryServer:
         return clock.now() + self._moved
 
     def advance(self, seconds: float) -> None:
-        """Let time go by, as it does for living processes: what is due meanwhile, such as renewals, is done."""
-        end = self.now() + seconds
-        while (now := self.now()) < end:
-            due = {session: session.heartbeat.next_due() for session in list(self.sessions)}
-            self._moved += max(0.001, min([end, *due.values()]) - now)
-            for session, moment in due.items():
-                if moment <= self.now():
-                    session.heartbeat.do_due()
+        """Let time go by, as it does for living processes: what is due meanwhile, such as renewals, is done; but
+        once each lease was renewed, these are skipped."""
+        with self.clock_mutex:
+            begin = self.now()
+            end = begin + seconds
+            while (now := self.now()) < end:
+                due = {session: session.heartbeat.next_due() for session in list(self.sessions)}
+                self._moved += max(0.001, min([end, *due.values()]) - now)
+                for session, moment in due.items():
+                    if moment <= self.now():
+                        session.heartbeat.do_due()
+                self._skip_renewals(begin, end)
         for session in list(self.sessions):
             session.wake()
+
+    def _skip_renewals(self, begin: float, end: float) -> None:
+        """Move the clock to *end*, or until a lock was held for its longest, with all leases that would be renewed."""
+        grants = [grant for session in self.sessions for grant in list(session.registry.grants.values())]
+        living = {grant.id: grant for grant in grants if grant.renewable and not grant.lease.failures}
+        longest = max((grant.length for grant in living.values()), default=0.0)
+        ahead = min([end, *(grant.lease.last - longest for grant in living.values())]) - self.now()
+        if ahead <= 0 or self.now() < begin + longest:
+            return
+        with self._mutex:
+            self._moved += ahead
+            for document in self.documents.values():
+                for entry in document["holders"] + document["waiters"]:
+                    if entry["grant"] in living:
+                        living[entry["grant"]].lease.put_off(ahead)
+                        entry["until"] += timedelta(seconds=ahead)
 
     @property
     def time(self) -> datetime:
@@ -113,6 +137,25 @@ class MemoryServer:
             for stream, session in self._streams.copy().items():
                 if f"{session}." in granted:
                     stream.changes.put({"fullDocument": {"granted": granted}})
+
+
+class ClockChores:
+    """What is due in a session, never while another thread moves the clock: a renewal that had begun would be late."""
+
+    def __init__(self, server: MemoryServer, chores: Sequence[Chore]) -> None:
+        self._server = server
+        self._chores = chores
+
+    def next_due(self) -> float:
+        """See Chore."""
+        with self._server.clock_mutex:
+            return min(chore.next_due() for chore in self._chores)
+
+    def do_due(self, now: float) -> None:
+        """See Chore."""
+        with self._server.clock_mutex:
+            for chore in self._chores:
+                chore.do_due(now)
 
 
 class MemoryStream:
@@ -215,6 +258,8 @@ class MemorySession(Session):
         self._server = store.server
         self._server.sessions.append(self)
         self.played_by = played_by
+        chores = (self.waits, self.orphans, self.renewals, self.cleanup)
+        self.heartbeat.serve([ClockChores(self._server, chores)], self.orphans.adopt)
 
     def close(self, timeout: float = 2.0) -> None:
         """See Session.close()."""
@@ -282,43 +327,3 @@ def _call_and_set(callback: Callable[[], object] | None, done: threading.Event) 
             callback()
     finally:
         done.set()
-
-
-def is_held(document: Document, grants: Sequence[str]) -> bool:
-    return any(e["grant"] in grants for e in document["holders"])
-
-
-def _is_former(holder: Document, grant: str, owner: str | None) -> bool:
-    return owner is not None and holder.get("owner") == owner and holder["grant"] != grant and "released" not in holder
-
-
-def is_uncontended(document: Document, grant: str) -> bool:
-    return [e["grant"] for e in document["holders"]] == [grant] and not document["waiters"]
-
-
-def is_free(document: Document, grant: str) -> bool:
-    return not (document["holders"] or document["waiters"]) and all(e["grant"] != grant for e in document["tombstones"])
-
-
-def is_there(document: Document, grants: Sequence[str]) -> bool:
-    return any(e["grant"] in grants for e in (*document["holders"], *document["waiters"]))
-
-
-def reply_of(key: str, document: Document | None, grant: str, now: datetime, owner: str | None = None) -> Reply:
-    """What MongoDB answers by the projection `step.REPLY`, or for an owner `step.REPLY_TO_OWNER`."""
-    if document is None:
-        return read_reply(key, None)
-    holders, waiters = document["holders"], document["waiters"]
-    places = [e["grant"] for e in waiters]
-    answer = {
-        "now": now,
-        "token": document["token"],
-        "mine": next((e for e in holders if e["grant"] == grant), None),
-        "place": places.index(grant) if grant in places else -1,
-        "queued": next((e for e in waiters if e["grant"] == grant), None),
-        "waiting": len(waiters) + sum(e.get("behind", 0) for e in waiters),
-        "first_end": min((e["until"] for e in holders), default=None),
-        "holder": next(iter(holders), None),
-        "former": next((e for e in holders if _is_former(e, grant, owner)), None),
-    }
-    return read_reply(key, answer)

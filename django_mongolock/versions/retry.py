@@ -17,6 +17,7 @@ from django.db import connections
 from django.db.transaction import TransactionManagementError
 
 from .. import signals
+from ..engine.options import Seconds, as_seconds
 from ..exceptions import DocumentChanged, DocumentHeld, VersionConflict
 from .passing import end_failed_commits, is_passing
 
@@ -82,16 +83,20 @@ def leaves(error: BaseException) -> list[BaseException]:
 class Retrying:
     """The attempts at a block, see `retrying_on_conflict`."""
 
-    def __init__(self, attempts: int, backoff: float, longest: float, aliases: Collection[str] | None = None) -> None:
-        for name, value in (("attempts", attempts), ("backoff", backoff), ("longest", longest)):
+    def __init__(
+        self, attempts: int, backoff: Seconds, longest: Seconds, aliases: Collection[str] | None = None
+    ) -> None:
+        seconds: list[float] = [as_seconds(backoff), as_seconds(longest)]
+        for name, value in zip(("attempts", "backoff", "longest"), (attempts, *seconds), strict=True):
             if isinstance(value, bool) or not isinstance(value, int if name == "attempts" else (int, float)):
                 what = "a whole number" if name == "attempts" else "a number of seconds"
                 raise TypeError(f"{name} is {what}, not {type(value).__name__}")
         if attempts < 1:
             raise ValueError(f"attempts must be a whole number of at least 1, not {attempts!r}")
-        if backoff < 0 or longest < 0:
+        if min(seconds) < 0:
             raise ValueError(f"backoff and longest are seconds, 0 or more, not {backoff!r} and {longest!r}")
-        self.attempts, self.backoff, self.longest, self.aliases = attempts, backoff, longest, aliases
+        self.attempts, self.aliases = attempts, aliases
+        self.backoff, self.longest = seconds
 
     def pause(self, attempt: int, conflict: BaseException | None = None) -> float:
         """Return how many seconds to wait after *attempt*: up to a limit that doubles each time (full jitter), or as
@@ -148,7 +153,7 @@ class Attempts:
 
 
 def retrying_on_conflict(
-    *, attempts: int = ATTEMPTS, backoff: float = BACKOFF, longest: float = LONGEST, using: str | None = None
+    *, attempts: int = ATTEMPTS, backoff: Seconds = BACKOFF, longest: Seconds = LONGEST, using: str | None = None
 ) -> Retrying:
     """Attempts at a block that reads and writes; `for` it, or `async for`.
 
@@ -170,8 +175,8 @@ def retry_on_conflict(
     /,
     *,
     attempts: int = ...,
-    backoff: float = ...,
-    longest: float = ...,
+    backoff: Seconds = ...,
+    longest: Seconds = ...,
     using: str | None = ...,
 ) -> Callable[P, R]: ...
 @overload
@@ -180,8 +185,8 @@ def retry_on_conflict(
     /,
     *,
     attempts: int = ...,
-    backoff: float = ...,
-    longest: float = ...,
+    backoff: Seconds = ...,
+    longest: Seconds = ...,
     using: str | None = ...,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def retry_on_conflict(
@@ -189,8 +194,8 @@ def retry_on_conflict(
     /,
     *,
     attempts: int = ATTEMPTS,
-    backoff: float = BACKOFF,
-    longest: float = LONGEST,
+    backoff: Seconds = BACKOFF,
+    longest: Seconds = LONGEST,
     using: str | None = None,
 ) -> Any:
     """Call the function again after a conflict. It has to read what it writes, and may run twice.

@@ -153,6 +153,18 @@ def test_a_lock_that_another_has_by_now_is_lost_at_the_next_beat(
     assert theirs.held
 
 
+def test_nothing_else_renews_while_the_clock_is_moved(server: MemoryServer, session: MemorySession) -> None:
+    """A renewal that the heartbeat's thread has begun would be found late by a clock that is moved to its end."""
+    make_lock(session, terms=CALM).acquire()
+    heartbeat = threading.Thread(target=session.heartbeat.do_due, daemon=True)
+    with server.clock_mutex:
+        heartbeat.start()
+        heartbeat.join(0.2)
+        assert heartbeat.is_alive()
+    heartbeat.join(5)
+    assert not heartbeat.is_alive()
+
+
 def test_an_extension_without_a_length_is_a_whole_lease_from_now(server: MemoryServer, session: MemorySession) -> None:
     """By the clock of this process as well as on the server."""
     mine = make_lock(session, terms=CALM, auto_renew=False).acquire()

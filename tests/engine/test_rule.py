@@ -27,7 +27,8 @@ from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
 from django_mongolock.engine.document import DOCUMENT_FIELDS, LONG_QUEUE, UNLIMITED, Mode, Terms, entry, find_damage
-from django_mongolock.engine.memory_server import MemoryServer, MemoryStore, reply_of
+from django_mongolock.engine.memory_filters import reply_of
+from django_mongolock.engine.memory_server import MemoryServer, MemoryStore
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.replies import Reply, read_news
 from django_mongolock.engine.rule import pipeline

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from django_mongolock.engine.deadlock import Cycle, cycle_of
-from django_mongolock.engine.memory_server import is_free, is_held, is_there, is_uncontended, reply_of
+from django_mongolock.engine.memory_filters import is_free, is_held, is_there, is_uncontended, reply_of
 from django_mongolock.engine.replies import Found, Reply, read_found
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.exceptions import LockBackendFailed
