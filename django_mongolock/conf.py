@@ -69,6 +69,8 @@ class LockSettings:
 
 
 KNOWN: Final = frozenset(field.name for field in fields(LockSettings))
+#: How much alike (difflib) a name has to be to be a slip of the pen. BEAT and EDIT_BEAT are less.
+SIMILAR: Final = 0.75
 
 
 def _check_seconds(value: object) -> None:
@@ -192,6 +194,8 @@ def raw_settings() -> Mapping[str, Any]:
     raw = getattr(settings, NAME, {})
     if isinstance(raw, str):
         raw = _read_json(raw)
+        if not isinstance(raw, Mapping):
+            raise ImproperlyConfigured(f"{NAME} is JSON, but not an object")
     if not isinstance(raw, Mapping):
         raise ImproperlyConfigured(f"{NAME} must be a dictionary, not {type(raw).__name__}")
     return {name: as_seconds(value) for name, value in {**raw, **_overrides}.items()}

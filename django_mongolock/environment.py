@@ -8,16 +8,19 @@ app report what is wrong with the text. No message quotes it: it may hold a pass
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, unquote_plus
 
 from pymongo.uri_parser import split_hosts, split_options
 
-from .conf import ENGINE, KNOWN, LockSettings
+from .conf import ENGINE, KNOWN, SIMILAR, LockSettings
 
 __all__ = ["database_from_url", "settings_from_url"]
 
 SCHEMES: Final = ("mongodb", "mongodb+srv")
+#: The NAME of an address that has none. MongoDB refuses it. For "", django-mongodb-backend raises before checks run.
+NO_NAME: Final = " "
 
 
 class Address(NamedTuple):
@@ -40,11 +43,11 @@ def database_from_url(url: str) -> dict[str, Any]:
     """Return the entry of DATABASES for ``mongodb://user:password@host1,host2/name?replicaSet=rs0&tls=true``.
 
     User and password are beside HOST, where Django's debug page hides them. Options that are settings of this app are
-    left out: see `settings_from_url`.
+    left out: see `settings_from_url`. Of an address without a name, NAME is a blank, which a check reports.
     """
     address = _read(url)
     mongo = address._replace(options=tuple(option for option in address.options if _setting(option) is None))
-    entry = {"ENGINE": ENGINE, "HOST": mongo.without_user(), "NAME": address.database}
+    entry = {"ENGINE": ENGINE, "HOST": mongo.without_user(), "NAME": address.database or NO_NAME}
     return {**entry, "USER": unquote(address.user), "PASSWORD": unquote(address.password)} if address.user else entry
 
 
@@ -77,12 +80,20 @@ def address_problem(host: str) -> str | None:
         try:
             split_options(option, validate=True, warn=False)
         except Exception:  # noqa: BLE001 - see above
-            return f"its option {option.partition('=')[0]!r} is unknown to MongoDB, or has a wrong value"
+            name = option.partition("=")[0]
+            return f"its option {name!r} is unknown to MongoDB, or has a wrong value{_similar(name)}"
     return None
 
 
+def _similar(option: str) -> str:
+    found = get_close_matches(_plain(option), _SETTINGS, 1, SIMILAR)
+    return f" (a setting of locks is {found[0]!r})" if found else ""
+
+
 def _read(url: str) -> Address:
-    scheme, _, rest = url.strip().partition("://")
+    scheme, separator, rest = url.strip().partition("://")
+    if not separator:  # nothing of it may be taken for a scheme: it may begin with user and password
+        scheme, rest = "", scheme
     before, _, query = rest.partition("?")
     if "@" in query and "@" not in before:  # a ? in the password: nothing of it may end up in HOST
         return Address(scheme, "", "", "", "", ())
@@ -92,12 +103,16 @@ def _read(url: str) -> Address:
     return Address(scheme, user, password, hosts, unquote(database), tuple(filter(None, query.split("&"))))
 
 
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
 #: The names of the settings by those that an address may use. DATABASE is not among them: the alias is in the settings.
-_SETTINGS: Final[Mapping[str, str]] = {name.replace("_", "").lower(): name for name in KNOWN - {"DATABASE"}}
+_SETTINGS: Final[Mapping[str, str]] = {_plain(name): name for name in KNOWN - {"DATABASE"}}
 
 
 def _setting(option: str) -> str | None:
-    return _SETTINGS.get(option.partition("=")[0].replace("_", "").lower())
+    return _SETTINGS.get(_plain(option.partition("=")[0]))
 
 
 def _value(name: str, text: str) -> Any:

@@ -8,7 +8,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS
 from django.db.models import Model
 
-from .conf import get_settings
+from .conf import get_settings, raw_settings
 
 __all__ = ["MongoLockRouter"]
 
@@ -33,7 +33,7 @@ class MongoLockRouter:
 
     def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
         try:
-            home = get_settings().DATABASE
+            home: object = raw_settings().get("DATABASE", "")  # another setting that is wrong changes nothing here
         except ImproperlyConfigured:
             return None  # the checks report it
         if app_label == APP_LABEL:

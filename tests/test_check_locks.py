@@ -79,14 +79,33 @@ def test_no_server(away: None) -> None:
     assert json.loads(shell("--json")[1])["ok"] is False
 
 
-@pytest.mark.parametrize("wrong", [{"DATABASE": "mongo", "LEASE": 0}, {"DATABASE": "nowhere"}, [], {}])
-def test_wrong_settings(settings: Settings, wrong: Any) -> None:
-    """They come first: no server is asked."""
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        ({"DATABASE": "mongo", "LEASE": 0}, {"settings": "error", "database": "not asked", "router": "not asked"}),
+        ({"DATABASE": "nowhere"}, {"database": "error", "router": "not asked"}),
+        ([], {"settings": "error", "database": "not asked", "router": "not asked"}),
+        ("locks", {"settings": "error", "database": "not asked", "router": "not asked"}),
+        ({}, {"database": "error", "router": "not asked"}),
+        (
+            {"DATABASE": "nowhere", "COMMAND_TIMEOUT": 40},
+            {"settings": "warning", "database": "error", "router": "not asked"},
+        ),
+    ],
+)
+def test_wrong_settings(settings: Settings, wrong: Any, found: dict[str, str]) -> None:
+    """What does not depend on what is wrong is asked all the same, each line in its place; the server is not."""
     settings.MONGOLOCK = wrong
-    found = states()
-    assert "error" in found.values()
-    assert {name: found[name] for name in SERVER} == dict.fromkeys(SERVER, "not asked")
+    assert list(look()) == [*PROJECT, *SERVER]
+    assert states() == {**found, **dict.fromkeys(SERVER, "not asked")}
     assert shell()[0] == 1
+
+
+def test_a_document_lock_outside_of_mongodb(settings: Settings, locks: Locks) -> None:
+    """It is reported where the router is; the server is asked all the same."""
+    settings.DATABASE_ROUTERS = ["django_mongolock.router.MongoLockRouter"]
+    assert states() == {"router": "error"}
+    assert "mongolock.E016" in {problem["id"] for problem in look()["router"]["problems"]}
 
 
 def test_a_new_database(locks: Locks) -> None:
@@ -103,7 +122,7 @@ def test_a_new_database(locks: Locks) -> None:
 
 def test_the_rules_are_those_of_the_checks(settings: Settings, locks: Locks) -> None:
     """The same findings; one that is silenced there is here."""
-    settings.DATABASE_ROUTERS = []
+    settings.DATABASE_ROUTERS = [path for path in settings.DATABASE_ROUTERS if "MongoLockRouter" not in path]
     settings.MONGOLOCK = {**settings.MONGOLOCK, "COMMAND_TIMEOUT": 40}
     locks.collection.drop_indexes()
     checked = [

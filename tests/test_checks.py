@@ -108,6 +108,15 @@ class TestValues:
         settings.MONGOLOCK = {**settings.MONGOLOCK, 7: 1, None: 2, "TTL": 3, ("a",): 4}
         assert ids(checks.check_settings(app_configs=None)) == ["E004"] * 4
 
+    def test_a_slip_of_the_pen(self, settings: Settings) -> None:
+        """The setting that was meant is named; for one that is only known from elsewhere, all that there are."""
+        assert check(settings, lease=5)[0].hint == "Write 'LEASE'."
+        assert check(settings, KEYPREFIX="a:")[0].hint == "Write 'KEY_PREFIX'."
+        for name in ("BEAT", "COLLECTION", "TTL"):
+            hint = str(check(settings, **{name: 5})[0].hint)
+            assert hint.startswith("Known: BACKEND, ")
+            assert "What cannot be set, and why" in hint
+
     @pytest.mark.parametrize("value", [None, 7, ["DATABASE"], ("DATABASE", "mongo")])
     def test_no_dictionary(self, settings: Settings, value: Any) -> None:
         """MONGOLOCK itself may be wrong."""

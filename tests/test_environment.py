@@ -113,12 +113,15 @@ def test_a_project_from_the_environment(shop: Path) -> None:
         ("from_url", {"MONGOLOCK_URL": f"mongodb://u:{SECRET}@h/db?lease=long"}, "E005"),
         ("from_url", {"MONGOLOCK_URL": f"mongodb://u:{SECRET}?@h/db"}, "E019"),
         ("from_json", {"MONGOLOCK_URL": "mongodb://h/db", "MONGOLOCK": '{"DATABASE": "locks",}'}, "E018"),
+        ("from_url", {"MONGOLOCK_URL": f"mongodb://u:{SECRET}@h"}, "E021"),
+        ("from_url", {"MONGOLOCK_URL": f"u:{SECRET}@h"}, "E019"),
     ],
 )
-def test_check_says_it(shop: Path, settings: str, variables: dict[str, str], id_: str) -> None:
-    """`manage.py check` ends with the id of the check, without a traceback and without the password."""
-    done = run(shop, settings, "-m", "django", "check", **variables)
-    assert f"(mongolock.{id_})" in done.stderr
+@pytest.mark.parametrize("command", ["check", "migrate"])
+def test_check_says_it(shop: Path, command: str, settings: str, variables: dict[str, str], id_: str) -> None:
+    """Both commands end with the id of the check, and with no other, no traceback and no password."""
+    done = run(shop, settings, "-m", "django", command, "--database", "locks", **variables)
+    assert re.findall(r"\((\w+\.[EW]\d+)\)", done.stderr) == [f"mongolock.{id_}"]
     assert "Traceback" not in done.stderr
     assert SECRET not in done.stdout + done.stderr
 
@@ -147,15 +150,18 @@ def test_options(option: str, found: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("url", "code", "words"),
     [
-        ("", "E021", "NAME"),
+        ("", "E019", "does not begin with mongodb://"),
         ("nonsense", "E019", "does not begin with mongodb://"),
         (f"postgres://u:{SECRET}@h/db", "E019", "does not begin with mongodb://"),
+        (f"u:{SECRET}@h/db", "E019", "does not begin with mongodb://"),
         (f"mongodb://u:{SECRET}@h", "E021", "has no NAME"),
+        (f"mongodb://u:{SECRET}@h/a/b", "E021", "has '/' in its NAME"),
         (f"mongodb://u:{SECRET}@/db", "E019", "cannot be read"),
         (f"mongodb://u:{SECRET}@h:x/db", "E019", "cannot be read"),
         (f"mongodb://u:a?{SECRET}@h/db", "E019", "percent-encoded"),
         (f"mongodb://u:a@{SECRET}/b@h:x/db", "E019", "percent-encoded"),
-        (f"mongodb://u:{SECRET}@h/db?lese=30", "E019", "option 'lese' is unknown"),
+        (f"mongodb://u:{SECRET}@h/db?lese=30", "E019", "a setting of locks is 'lease'"),
+        (f"mongodb://u:{SECRET}@h/db?beat=30", "E019", "option 'beat' is unknown to MongoDB, or has a wrong value."),
         (f"mongodb://h/db?tlsCAFile=/{SECRET}", "E019", "option 'tlsCAFile'"),
         (f"mongodb://h/db?tls={SECRET}", "E019", "option 'tls' is unknown to MongoDB, or has a wrong value"),
     ],
@@ -165,10 +171,24 @@ def test_wrong_addresses(url: str, code: str, words: str, settings: Settings, mo
     """Each is a check with the cure, and an error at the first lock; no text shows the password."""
     settings.DATABASES = {**settings.DATABASES, "wrong": database_from_url(url)}
     settings.MONGOLOCK = {"DATABASE": "wrong"}
-    found = [message for message in checks.check_settings(app_configs=None) if message.id == f"mongolock.{code}"]
+    found = checks.check_settings(app_configs=None)
+    assert ids(found) == [code]
     assert words in found[0].msg
     assert "mongodb://" in str(found[0].hint)
     assert SECRET not in repr(found)
+    assert SECRET not in settings.DATABASES["wrong"]["HOST"] or "option" in words
+
+
+@pytest.mark.parametrize(
+    ("host", "name", "code"),
+    [("mongodb://h/db", "", None), ("mongodb://h/?w=1", "", "E021"), ("h", "", "E021"), ("mongodb://h", "d b", "E021")],
+)
+@pytest.mark.filterwarnings("ignore:Overriding setting DATABASES")
+def test_the_name_may_be_in_the_address(host: str, name: str, code: str | None, settings: Settings) -> None:
+    """As django-mongodb-backend reads it from there."""
+    entry = {"ENGINE": "django_mongodb_backend", "HOST": host, "NAME": name}
+    settings.DATABASES = {**settings.DATABASES, "mongo": entry}
+    assert ids(checks.check_settings(app_configs=None)) == ([code] if code else [])
 
 
 @pytest.mark.filterwarnings("ignore:Overriding setting DATABASES")

@@ -124,6 +124,13 @@ def test_wrong_settings_are_left_to_the_checks(settings: Settings, wrong: Any) -
     assert MongoLockRouter().allow_migrate("default", "auth") is None
 
 
+def test_a_wrong_setting_does_not_open_the_locks_to_other_apps(settings: Settings) -> None:
+    """Or `migrate` would report the models of all apps, which do not fit into MongoDB."""
+    settings.MONGOLOCK = {"DATABASE": "mongo", "LEASE": "long"}
+    assert MongoLockRouter().allow_migrate("mongo", "auth") is False
+    assert MongoLockRouter().allow_migrate("mongo", "django_mongolock") is True
+
+
 @pytest.mark.parametrize("wait", [-1, float("inf"), float("nan")])
 def test_a_wait_that_cannot_be_meant_names_what_can(wait: float) -> None:
     """0 is a wait, and None is one without end."""

@@ -10,9 +10,9 @@ from typing import Any, Literal, Self
 
 from django.core.checks import ERROR, CheckMessage
 
-from ..conf import MEMORY, get_settings
+from ..conf import MEMORY, LockSettings, get_settings, raw_settings
 from ..inspection.server_facts import ServerFacts
-from .opt_in import check_documents
+from .opt_in import check_document_places, check_documents
 from .project import project_rules
 from .server import facts_of, server_rules
 
@@ -72,26 +72,29 @@ class Line:
 def diagnose() -> Iterator[Line]:
     """Everything that locks need, in the order in which it is to be put right. Never raises."""
     found = {name: list(messages) for name, messages in project_rules().items()}
-    right = not any(message.is_serious() for messages in found.values() for message in messages)
-    facts = _project_facts() if right else {}
+    right = {name for name, messages in found.items() if not any(message.is_serious() for message in messages)}
+    facts = _project_facts(right)
+    found["router"] += check_document_places(app_configs=None)
     for name, messages in found.items():
         yield Line.of(name, messages, facts.get(name))
-    if not right:
+    if right < found.keys():
         yield from (Line(name, None, []) for name in server_rules(ServerFacts(), ""))
     elif get_settings().BACKEND != MEMORY:
         yield from _server_lines(get_settings().DATABASE)
 
 
-def _project_facts() -> dict[str, str]:
-    """Of a project without errors."""
-    settings = get_settings()
+def _project_facts(right: set[str]) -> dict[str, str]:
+    """Of the subjects without errors, as far as they need nothing of the others."""
+    facts = {"apps": "django_mongolock is in INSTALLED_APPS"}
+    if "settings" not in right:
+        return facts
+    settings = LockSettings(**raw_settings())
     prefix = f"KEY_PREFIX {settings.KEY_PREFIX!r}" if settings.KEY_PREFIX else "no KEY_PREFIX"
-    return {
-        "settings": f"LEASE {settings.LEASE:g} s, WAIT {settings.WAIT} s, {prefix}",
-        "apps": "django_mongolock is in INSTALLED_APPS",
-        "database": "in memory" if settings.BACKEND == MEMORY else f"DATABASES[{settings.DATABASE!r}]",
-        "router": "Lock.objects and migrate find this database",
-    }
+    facts["settings"] = f"LEASE {settings.LEASE:g} s, WAIT {settings.WAIT} s, {prefix}"
+    if "database" in right:
+        facts["database"] = "in memory" if settings.BACKEND == MEMORY else f"DATABASES[{settings.DATABASE!r}]"
+        facts["router"] = "Lock.objects and migrate find this database"
+    return facts
 
 
 def _server_lines(alias: str) -> Iterator[Line]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 from django.apps import AppConfig, apps
 from django.conf import settings
@@ -13,10 +14,13 @@ from django.core.checks import CheckMessage, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS
 
-from ..conf import ENGINE, KNOWN, MEMORY, NAME, LockSettings, find_wrong, raw_settings
-from ..environment import address_problem
+from ..conf import ENGINE, KNOWN, MEMORY, NAME, SIMILAR, LockSettings, find_wrong, raw_settings
+from ..environment import NO_NAME, address_problem, database_from_url
 from ..router import ROUTER
 from .messages import error, warning
+
+#: What the name of a database may not contain.
+REFUSED: Final = ' ."$/\\\0'
 
 
 @register()
@@ -30,12 +34,15 @@ def project_rules() -> dict[str, Iterable[CheckMessage]]:
     try:
         raw = raw_settings()
     except ImproperlyConfigured as problem:
-        if isinstance(getattr(settings, NAME), str):
-            cure = 'Write an object: {"DATABASE": "<alias of your MongoDB>", "LEASE": 30}.'
-            return {"settings": [error("E018", f"{problem}.", cure)]}
-        return {"settings": [error("E001", str(problem), f'Write {NAME} = {{"DATABASE": "<alias of your MongoDB>"}}.')]}
+        return {"settings": [_unreadable(problem)], "apps": _check_contrib(), "database": (), "router": ()}
     kept = {"database": _check_memory(), "router": ()} if raw.get("BACKEND") == MEMORY else _in_database(raw)
     return {"settings": _check_values(raw), "apps": _check_contrib(), **kept}
+
+
+def _unreadable(problem: ImproperlyConfigured) -> CheckMessage:
+    if isinstance(getattr(settings, NAME), str):
+        return error("E018", f"{problem}.", 'Write an object: {"DATABASE": "<alias of your MongoDB>", "LEASE": 30}.')
+    return error("E001", f"{problem}.", f'Write {NAME} = {{"DATABASE": "<alias of your MongoDB>"}}.')
 
 
 def _in_database(raw: Mapping[str, Any]) -> dict[str, Iterable[CheckMessage]]:
@@ -45,11 +52,19 @@ def _in_database(raw: Mapping[str, Any]) -> dict[str, Iterable[CheckMessage]]:
 
 def _check_values(raw: Mapping[str, Any]) -> list[CheckMessage]:
     found: list[CheckMessage] = [
-        error("E004", f"{NAME} has an unknown setting {name!r}.", f"Known: {', '.join(sorted(KNOWN))}.")
+        error("E004", f"{NAME} has an unknown setting {name!r}.", _known(name))
         for name in sorted(set(raw) - KNOWN, key=str)
     ]
     found += [error(wrong.id, f"{wrong.problem}.", f"{wrong.cure}.") for wrong in find_wrong(raw)]
     return found or list(_check_times(raw))
+
+
+def _known(name: object) -> str:
+    meant = get_close_matches(str(name).upper(), KNOWN, 1, SIMILAR)
+    names = ", ".join(sorted(KNOWN))
+    return (
+        f"Write {meant[0]!r}." if meant else f'Known: {names}. See "What cannot be set, and why" in the documentation.'
+    )
 
 
 def _check_times(raw: Mapping[str, Any]) -> Iterator[CheckMessage]:
@@ -111,16 +126,21 @@ def _check_router(alias: str) -> Iterator[CheckMessage]:
 
 def _check_address(alias: str, entry: Mapping[str, Any]) -> Iterator[CheckMessage]:
     host = entry.get("HOST") or ""
-    if isinstance(host, str) and "://" in host and (problem := address_problem(host)):
+    address = host if isinstance(host, str) and "://" in host else ""
+    if address and (problem := address_problem(address)):
         yield error(
             "E019",
             f"The address of DATABASES[{alias!r}] is wrong: {problem}.",
             "Write mongodb://user:password@host1,host2/name?replicaSet=rs0&tls=true.",
         )
-    if not entry.get("NAME"):
+        return
+    name = str(entry.get("NAME") or database_from_url(address)["NAME"])
+    refused = next((character for character in REFUSED if character in name), None)
+    if refused is not None:
+        problem = "has no NAME" if name == NO_NAME else f"has {refused!r} in its NAME, which MongoDB refuses"
         yield error(
             "E021",
-            f"DATABASES[{alias!r}] has no NAME.",
+            f"DATABASES[{alias!r}] {problem}.",
             "Name the database; in an address, it stands after the servers: mongodb://host1,host2/name.",
         )
 

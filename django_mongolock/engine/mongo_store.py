@@ -18,7 +18,7 @@ from pymongo import MongoClient, ReadPreference, WriteConcern
 from pymongo.change_stream import CollectionChangeStream
 from pymongo.collection import Collection
 from pymongo.common import MAX_POOL_SIZE
-from pymongo.errors import ConfigurationError, InvalidURI, OperationFailure, PyMongoError, WriteError
+from pymongo.errors import ConfigurationError, InvalidName, InvalidURI, OperationFailure, PyMongoError, WriteError
 from pymongo.read_concern import ReadConcern
 
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
@@ -85,10 +85,9 @@ class MongoStore:
             client: MongoClient[Document] = MongoClient(**self._client_options())
         except (ConfigurationError, InvalidURI, ValueError, TypeError, OSError) as error:
             # The text of a URI error may quote the URI.
-            raise LockBackendFailed(
-                f"the connection settings are wrong ({type(error).__name__}): look at HOST, PORT and OPTIONS",
-                passing=False,
-            ) from None
+            problem = f"the connection settings are wrong ({type(error).__name__})"
+            cure = "look at HOST, PORT, USER, PASSWORD and OPTIONS"
+            raise LockBackendFailed(f"{problem}: {cure}", passing=False) from None
         self._clock.client = client
         return client
 
@@ -113,7 +112,13 @@ class MongoStore:
                 datetime_conversion=DatetimeConversion.DATETIME_AUTO,
                 unicode_decode_error_handler="replace",
             )
-            return self.client.get_database(self.config.database, options).get_collection(
+            try:
+                database = self.client.get_database(self.config.database, options)
+            except InvalidName:
+                raise LockBackendFailed(
+                    "the database has no name, or a wrong one: look at NAME", passing=False
+                ) from None
+            return database.get_collection(
                 self.config.collection,
                 codec_options=options,
                 read_preference=ReadPreference.PRIMARY,
