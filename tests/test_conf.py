@@ -51,6 +51,7 @@ class TestSettings:
     def test_missing(self, settings: Settings) -> None:
         """Without the setting the error says what to write."""
         del settings.MONGOLOCK
+        get_settings.cache_clear()  # Django tells nothing of a setting that is deleted
         with pytest.raises(ImproperlyConfigured, match=r'for example MONGOLOCK = {"DATABASE": "locks"}'):
             get_settings()
 

@@ -310,10 +310,10 @@ def _waiters_never_pruned(patches: Patches) -> None:
 
 
 def _newest_first(patches: Patches) -> None:
-    one, before = rule._new_entry(False), {"$lte": [{"$add": ["$$e.since", "$$c.waited"]}, "$$now"]}
+    one, before = [rule._new_entry(False)], {"$lte": ["$$e.since", rule._CAME_AT]}
     patches.swap({"$concatArrays": ["$$queue", one]}, {"$concatArrays": [one, "$$queue"]})
     patches.swap(only("$$queue", before), [])
-    patches.swap(only("$$queue", {"$not": [before]}), "$$queue")
+    patches.swap(only("$$queue", {"$not": [{"$or": [before, rule._IS_NEW]}]}), "$$queue")
 
 
 def _arrival_forgotten(patches: Patches) -> None:
