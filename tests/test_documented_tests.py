@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FAILURES = ROOT / "docs" / "explanation/failures.md"
+FAILURES = ROOT / "docs" / "evidence/failures.md"
 PROMISES = ROOT / "docs" / "explanation/promises.md"
 THREATS = ROOT / "SECURITY.md"
-ORIGINS = ROOT / "docs" / "explanation/origins.md"
+ORIGINS = ROOT / "docs" / "evidence/origins.md"
 NAME = re.compile(r"`(tests/[\w/]+\.py)::([\w:]+)`")
 
 

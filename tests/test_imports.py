@@ -9,14 +9,14 @@ import pytest
 
 PACKAGE = "django_mongolock"
 ROOT = Path(__file__).resolve().parent.parent / PACKAGE
-PAGE = ROOT.parent / "docs" / "explanation/house.md"
+PAGE = ROOT.parent / "docs" / "project/house.md"
 
 #: A line of the path of a lock, and what is said to be in a file.
 PATH = re.compile(r"^\| (`\w+.*?`) \| `([\w/]+\.py)` \|", re.MULTILINE)
 IN_FILE = re.compile(r"((?:`\w+(?:\(\))?`(?: and )?)+) in `([\w/]+\.py)`")
 
 #: The rooms of the house, from the ground up. A room imports from those below it, and the rooms of one floor do not
-#: know one another. docs/explanation/house.md draws them.
+#: know one another. docs/project/house.md draws them.
 FLOORS = (
     {"exceptions"},
     {"engine"},
@@ -187,7 +187,7 @@ def test_a_circle_is_found(tmp_path: Path) -> None:
     assert [name.rpartition(".")[2] for name in found] == ["a", "b", "c"]
 
 
-# docs/explanation/house.md
+# docs/project/house.md
 
 
 def test_the_page_draws_the_floors() -> None:

@@ -1,4 +1,4 @@
-"""The generated parts of docs/explanation/benchmarks.md: its tables, between comments that name them, and its plots."""
+"""The generated parts of docs/evidence/benchmarks.md: its tables, between comments that name them, and its plots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from tests.benchmarks.contenders import BARE, OURS
 from tests.benchmarks.measure import goal_text, median, shown, texts
 
-PAGE: Final = Path(__file__).resolve().parent.parent.parent / "docs/explanation/benchmarks.md"
+PAGE: Final = Path(__file__).resolve().parent.parent.parent / "docs/evidence/benchmarks.md"
 
 Answers = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""Make the table of docs/explanation/faults.md out of what runs have found.
+"""Make the table of docs/evidence/faults.md out of what runs have found.
 
 `python -m tests.faults.report FILE... [--into PAGE]`; the files are what `--json` wrote.
 """

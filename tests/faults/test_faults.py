@@ -103,8 +103,8 @@ class TestReport:
         assert page.read_text() == f"before\n{report.BEGIN}\n\n{report.table(self.outcomes)}\n\n{report.END}\nafter\n"
 
     def test_the_page_in_docs_has_a_place(self) -> None:
-        """docs/explanation/faults.md can be made anew."""
-        page = Path(__file__).parents[2] / "docs" / "explanation/faults.md"
+        """docs/evidence/faults.md can be made anew."""
+        page = Path(__file__).parents[2] / "docs" / "evidence/faults.md"
         assert report.BEGIN in page.read_text()
         assert report.END in page.read_text()
 

@@ -7,7 +7,7 @@ import pytest
 from tests.faults.model import BUGS, World
 from tests.faults.search import HAUNTS, LARGER, WORLDS, hunt, search
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "explanation/proof.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "evidence/proof.md").read_text()
 
 
 SEARCHED = ((pytest.mark.slow, WORLDS), (pytest.mark.long, LARGER))
