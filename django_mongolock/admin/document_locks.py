@@ -1,4 +1,4 @@
-"""The actions for the admin of a model that has a document lock."""
+"""The admin of a model that has a document lock: its form leaves the lock alone, and actions release documents."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django.contrib import admin, messages
 from django.core import checks
-from django.db.models import QuerySet
+from django.db.models import Expression, F, Field, QuerySet
+from django.db.models.functions import Coalesce
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -32,7 +33,10 @@ MAX_CLEARED_AT_ONCE: Final = 1_000
 
 class DocumentLockAdminMixin(ModelAdmin):
     """For the admin of a model that has a `DocumentLock`: actions that release the selected documents, if they are
-    stale, or by force after a question.
+    stale, or by force after a question; and a form that does not write what the lock has written since it was opened.
+
+    The fields of the lock are read-only. A save writes the others, and increases the version in the same update: work
+    on the document that is under way ends in its failed state, and is done again with what was saved.
 
     Put it before ModelAdmin, and set `document_lock`. Where you set `actions` yourself, name "clear_stale_documents"
     and "force_release_documents" among them. They need the permissions ``django_mongolock.clear_document_lock`` and
@@ -52,6 +56,30 @@ class DocumentLockAdminMixin(ModelAdmin):
             hint = "Set it to the lock that you declared beside the model: document_lock = ad_exports."
             found.append(checks.Error(message, hint=hint, obj=type(self), id="mongolock.E017"))
         return found
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
+        """Add the fields of the lock."""
+        found = list(super().get_readonly_fields(request, obj))
+        return [*found, *(field.name for field in self._lock_fields if field.name not in found)]
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Save what is not the lock's, unless you have put that into the form, and increase the version."""
+        version = self.document_lock.rules.fields.version
+        if change:
+            for field in self._lock_fields:
+                if field.name not in form.changed_data and not getattr(field, "is_version", False):
+                    del obj.__dict__[field.attname]  # a deferred field, which Django does not write
+                    if field.column == version:
+                        setattr(obj, field.attname, Coalesce(F(field.name), 0) + 1)
+        super().save_model(request, obj, form, change)
+        for field in self._lock_fields:
+            if isinstance(obj.__dict__.get(field.attname), Expression):
+                del obj.__dict__[field.attname]
+
+    @property
+    def _lock_fields(self) -> list[Field[Any, Any]]:
+        columns = self.document_lock.rules.fields.names().values()
+        return [field for field in self.model._meta.concrete_fields if field.column in columns]
 
     def has_clear_document_lock_permission(self, request: HttpRequest) -> bool:
         """Whether this user may release stale documents."""
