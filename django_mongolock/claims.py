@@ -205,7 +205,7 @@ class Claim(Detached):
             return self
         token = None if self._held is None else self.fencing_token
         self._held, self._belief = None, Belief()
-        raise LockLost(self._stored, token, "its owner has it no longer")
+        raise LockLost(self._stored, token, "its owner does not hold it now")
 
     def _keep(self, holder: Any) -> Protocol[bool]:
         terms = self._terms()

@@ -156,7 +156,8 @@ class LockLost(LockError):
     reason: str = "its lease ended"
 
     def _text(self) -> str:
-        return f"lock {self.key!r} (token {self.token}) was lost: {self.reason}"
+        token = "" if self.token is None else f" (token {self.token})"
+        return f"lock {self.key!r}{token} was lost: {self.reason}"
 
 
 @dataclass(eq=False, repr=False)

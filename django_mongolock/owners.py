@@ -6,7 +6,7 @@ import secrets
 from typing import Any, Final
 
 from django.contrib.auth import SESSION_KEY
-from django.contrib.auth.signals import user_logged_out
+from django.contrib.auth.signals import user_logged_in, user_logged_out
 from django.http import HttpRequest
 
 from .backends.base import mongo_store
@@ -70,8 +70,8 @@ def session_owner(request: HttpRequest) -> str:
     """The owner that stands for the session of *request*, for ``mongo_lock(..., owner=session_owner(request))``.
 
     It is random and kept in the session, so it does not reveal the session key; a login, a logout or a change of the
-    user makes a new one. A logout releases what it holds in MONGOLOCK["DATABASE"]. Raises TypeError without a
-    session.
+    user makes a new one. A logout releases what it holds in MONGOLOCK["DATABASE"], and a login what it holds there by
+    a claim. Raises TypeError without a session.
     """
     session = _session(request)
     return _owner(session, session.get(OWNER_KEY), session.get(SESSION_KEY))
@@ -83,7 +83,7 @@ async def asession_owner(request: HttpRequest) -> str:
     return _owner(session, await session.aget(OWNER_KEY), await session.aget(SESSION_KEY))
 
 
-def _session(request: HttpRequest) -> Any:
+def _session(request: HttpRequest | None) -> Any:
     session = getattr(request, "session", None)
     if session is None:
         raise TypeError("the request has no session: put SessionMiddleware into MIDDLEWARE, and call this in a view")
@@ -102,14 +102,29 @@ def _owner(session: Any, kept: object, user: object) -> str:
 
 def _release_on_logout(sender: object, request: HttpRequest | None, **kwargs: object) -> None:
     """Release what the session holds. For a session that never was an owner, nothing is sent."""
+    if kept := _kept(request):
+        _release(kept[0])
+
+
+def _release_on_login(sender: object, request: HttpRequest | None, **kwargs: object) -> None:
+    """Release the claims of the session from before the login: nobody could give them back. What a process holds for
+    it goes on."""
+    kept = _kept(request)
+    if kept and kept[1] != _session(request).get(SESSION_KEY):
+        _release(kept[0], claims=True)
+
+
+def _kept(request: HttpRequest | None) -> Any:
     session = getattr(request, "session", None)
-    kept = session.get(OWNER_KEY) if session is not None else None
-    if not kept:
-        return
+    return session.get(OWNER_KEY) if session is not None else None
+
+
+def _release(owner: str, **which: Any) -> None:
     try:
-        release_holders(kept[0], timeout=CLEANUP_TIMEOUT)
+        release_holders(owner, timeout=CLEANUP_TIMEOUT, **which)
     except LockError as error:
-        log(WARNING, "the locks of a logged-out session are not released: they end with their leases", error=error)
+        log(WARNING, "the locks of an ended session are not released: they end with their leases", error=error)
 
 
+user_logged_in.connect(_release_on_login, dispatch_uid="django_mongolock.login")
 user_logged_out.connect(_release_on_logout, dispatch_uid="django_mongolock.logout")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth import logout
+from django.contrib.auth.models import User
 from django.contrib.sessions.backends.db import SessionStore
 from django.contrib.sessions.models import Session
 from django.core.management import call_command
@@ -28,6 +29,7 @@ from tests.lock_documents import Locks
 from tests.lock_fixtures import WITH_MONGO, Commands
 from tests.looking import new_key
 from tests.test_admin import browser
+from tests.test_owners import sign_in
 from tests.waiting import eventually
 
 pytestmark = WITH_MONGO
@@ -89,7 +91,7 @@ class TestClaim:
     def test_others_are_kept_out(self, do: Do, key: str) -> None:
         """Another owner's claim, a plain lock, and a lock with the very same owner; the error names the holder."""
         do(claim(key, owner="a", label="editing the cart"), "acquire")
-        with pytest.raises(LockNotAcquired, match=r"editing the cart.*owner a.*no process: a claim") as caught:
+        with pytest.raises(LockNotAcquired, match=r"editing the cart, owner a, no process: a claim, for ") as caught:
             do(claim(key, owner="b"), "acquire")
         assert 1_700 < caught.value.retry_after < 2_000
         for owner in (None, "a"):
@@ -97,7 +99,7 @@ class TestClaim:
         for name in ("renew", "release"):
             other = claim(key, owner="b")
             if name == "renew":
-                with pytest.raises(LockLost, match="its owner has it no longer"):
+                with pytest.raises(LockLost, match=r"^lock '\S+' was lost: its owner does not hold it now$"):
                     do(other, name)
             else:
                 assert not do(other, name)
@@ -235,6 +237,20 @@ class TestSession:
         assert not taken(claim(key, owner="b"))
         logout(request)
         assert taken(claim(key, owner="b"))
+
+    def test_login(self, key: str, locks: Locks) -> None:
+        """On login the session gets another owner: what a visitor claimed before is free at once, for that user too.
+
+        A process that holds a lock for the session goes on.
+        """
+        request, other = request_of(), new_key("claim")
+        claim(key, owner=request).acquire()
+        with mongo_lock(other, owner=session_owner(request)) as held:
+            sign_in(request, User.objects.create_user("anna"))
+            assert claim(key, owner=request).acquire().held
+            held.extend()
+        sign_in(request, User.objects.get(username="anna"))  # again, as the same: it keeps its claim
+        assert claim(key, owner=request).renew().held
 
     def test_another_request_of_the_session(self, key: str, locks: Locks) -> None:
         """The session that was stored by the first request knows the owner."""

@@ -183,12 +183,13 @@ def describe(holder: Mapping[str, Any], now: datetime) -> str:
     It goes into errors and logs: whatever was written into the document, it is one line, and a short one.
     """
     facts = {name: tidy_fact(holder.get(name) or "") for name in ("label", "place", "owner", "user", "host", "pid")}
-    label, place, host = facts["label"], facts["place"], facts["host"] or "?"
+    label, place, host, pid = facts["label"], facts["place"], facts["host"] or "?", facts["pid"]
     if holder.get("released"):
         return f"released, and kept locked for its minimum hold (host {host})"
     words = [word for word in ("" if label in place else label, place) if word]
     words += [f"{name} {facts[name]}" for name in ("owner", "user") if facts[name]]
-    words.append(f"host {host} pid {facts['pid'] or '?'}")
+    # A claim and an edit lock have no process, and a description of that in place of the host.
+    words.append(host if facts["host"] and not pid else f"host {host} pid {pid or '?'}")
     acquired_at = holder.get("acquired_at")  # in a waiter's entry, this package did not write it
     since = acquired_at if isinstance(acquired_at, datetime) else holder["since"]
     words.append(f"for {max(0.0, (now - since).total_seconds()):.1f} s")

@@ -19,7 +19,7 @@ from ..engine.election import CLOCK, CLUSTER_TIME
 from ..engine.history import FACTS, Happened
 from ..engine.logs import INFO, log
 from ..engine.mongo_store import MongoStore
-from ..engine.processes import fate
+from ..engine.processes import CLAIM, fate
 from ..engine.rule import IS_WHOLE, pipeline
 from ..engine.step import Step
 from ..engine.text_checks import check_fact
@@ -208,15 +208,16 @@ def ask_to_release(
 
 
 def release_owner(
-    store: MongoStore, owner: str, *, key: str = "", gone: bool = False, timeout: float = 5.0
+    store: MongoStore, owner: str, *, key: str = "", gone: bool = False, claims: bool = False, timeout: float = 5.0
 ) -> list[str]:
     """Take every lock, or only *key*, from the holders with this *owner*; return the keys of the locks taken.
 
-    gone: only from holders whose process has certainly ended, and detached ones. Other holders, waiters and damaged
-    documents stay as they are. Raises LockBackendFailed.
+    gone: only from holders whose process has certainly ended, and from tasks in a queue. claims: only claims. Other
+    holders, waiters and damaged documents stay as they are. Raises LockBackendFailed.
     """
     found = _held(store, "owner", owner, timeout, {"_id": {"$eq": key}} if key else {})
-    theirs = {name: [each for each in holders if not gone or _is_gone(each)] for name, holders in found.items()}
+    meant = _is_gone if gone else _is_claim if claims else bool
+    theirs = {name: [each for each in holders if meant(each)] for name, holders in found.items()}
     return _take(store, {name: _grants_of(each) for name, each in theirs.items() if each}, OWNER_DONE, timeout)
 
 
@@ -255,6 +256,10 @@ def _grants_of(holders: Sequence[Document]) -> list[str]:
 def _is_gone(holder: Document) -> bool:
     process = holder.get("process")
     return type(process) is str and fate(process) == "gone"
+
+
+def _is_claim(holder: Document) -> bool:
+    return holder.get("process") == CLAIM
 
 
 def _entries(document: Document) -> list[Any]:
