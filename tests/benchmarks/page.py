@@ -1,4 +1,4 @@
-"""The generated parts of docs/evidence/benchmarks.md: its tables, between comments that name them, and its plots."""
+"""The tables of docs/evidence/data/benchmarks.md, between comments that name them, and the plots of benchmarks.md."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any, Final
 from tests.benchmarks.contenders import BARE, OURS
 from tests.benchmarks.measure import goal_text, median, shown, texts
 
-PAGE: Final = Path(__file__).resolve().parent.parent.parent / "docs/evidence/benchmarks.md"
+PAGE: Final = Path(__file__).resolve().parent.parent.parent / "docs/evidence/data/benchmarks.md"
 
 Answers = dict[str, Any]
 
 
 def write(answers: Answers, page: Path = PAGE) -> None:
-    """Write the parts for which there are answers into *page*, and the plots beside it; the others stay."""
+    """Write the parts for which there are answers into *page*, and the plots into docs/images; the others stay."""
     from tests.benchmarks import plots  # matplotlib is needed for nothing else
 
-    drawn = plots.draw(answers["questions"], page.parent.parent / "images")
-    parts = {name: "\n".join([*question(found), *drawn.get(name, [])]) for name, found in answers["questions"].items()}
+    plots.draw(answers["questions"], page.parents[2] / "images")
+    parts = {name: "\n".join(question(found)) for name, found in answers["questions"].items()}
     parts["machine"] = "\n".join(machine(answers["machine"]))
     if {"alone", "contended", "killed"} <= set(answers["questions"]):
         parts["better"] = "\n".join(better(answers["questions"]))

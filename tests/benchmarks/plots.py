@@ -32,23 +32,20 @@ OTHER_COLOR: Final = "#9aa5b1"
 Questions = dict[str, Any]
 
 
-def draw(questions: Questions, folder: Path) -> dict[str, list[str]]:
-    """Draw those for which there are figures; return the Markdown that shows them, by question."""
+def draw(questions: Questions, folder: Path) -> None:
+    """Draw those for which there are figures."""
     folder.mkdir(parents=True, exist_ok=True)
-    drawn: dict[str, list[str]] = {}
-    for name, (needs, title, make) in PLOTS.items():
+    for name, (needs, make) in PLOTS.items():
         if data := questions.get(needs, {}).get("data"):
             figure, axes = plt.subplots(figsize=(7.2, 4.0))
             try:
                 make(axes, data)
                 figure.tight_layout()
                 figure.savefig(folder / f"benchmark-{name}.svg", metadata={"Date": None})
-                drawn.setdefault(needs, []).append(f"![{title}](../images/benchmark-{name}.svg)\n")
             except (KeyError, ValueError) as error:  # a question that ended early has no such figures
                 print(f"plot {name}: left out: {type(error).__name__}: {error}")
             finally:
                 plt.close(figure)
-    return drawn
 
 
 def color(name: str) -> str:
@@ -130,12 +127,12 @@ def simulated(axes: Any, data: dict[str, Any]) -> None:
     axes.legend(frameon=False)
 
 
-#: By file name: the question whose figures it shows, its title, and what draws it.
-PLOTS: Final[dict[str, tuple[str, str, Callable[[Any, dict[str, Any]], None]]]] = {
-    "alone": ("alone", "Acquire and release of a free lock", alone),
-    "hand-over": ("contended", "Hand-over by the number of processes", hand_over),
-    "throughput": ("contended", "Acquisitions a second by the number of processes", throughput),
-    "fairness": ("contended", "Longest wait in multiples of the mean", fairness),
-    "killed": ("killed", "Seconds until the next one has the lock of a killed process", killed),
-    "simulated": ("scale", "Simulated and real throughput", simulated),
+#: By file name: the question whose figures it shows, and what draws it.
+PLOTS: Final[dict[str, tuple[str, Callable[[Any, dict[str, Any]], None]]]] = {
+    "alone": ("alone", alone),
+    "hand-over": ("contended", hand_over),
+    "throughput": ("contended", throughput),
+    "fairness": ("contended", fairness),
+    "killed": ("killed", killed),
+    "simulated": ("scale", simulated),
 }

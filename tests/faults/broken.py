@@ -599,7 +599,7 @@ def from_environment() -> str:
 
 
 def table() -> str:
-    """The variants as the table of `docs/evidence/old-bugs.md`: `python -m tests.faults.broken` prints it."""
+    """The variants as the table of `docs/evidence/mutants.md`: `python -m tests.faults.broken` prints it."""
     rows = [("variant", "defect", "consequence", "breaks", "found by"), ("---",) * 5]
     rows += [(f"`{v.name}`", v.defect, v.harm, v.breaks, f"`{v.finder}`") for v in VARIANTS.values()]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)

@@ -31,16 +31,7 @@ def test_each_bug_is_found(bug: str) -> None:
     assert found.trace[0] == "A asks for the lock"
 
 
-@pytest.mark.parametrize(
-    "bug",
-    [
-        "deadline from the reply",
-        "taken and forgotten",
-        "an old time cuts",
-        "equal cluster times: an earlier time cuts",
-        "a place counts as a lease",
-    ],
-)
+@pytest.mark.parametrize("bug", ["deadline from the reply", "taken and forgotten"])
 def test_the_page_shows_what_the_search_finds(bug: str) -> None:
     """The traces in the docs are those of the model as it is."""
     assert str(hunt(bug)) in PAGE

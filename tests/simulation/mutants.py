@@ -5,7 +5,7 @@
     python -m tests.simulation.mutants --defects                # the named defects
     python -m tests.simulation.mutants --list grant             # all mutants of a module
     python -m tests.simulation.mutants --find-again             # the known ones, after the engine has changed
-    python -m tests.simulation.mutants --table                  # the tables of docs/evidence/mutants.md
+    python -m tests.simulation.mutants --table                  # all results, as tables
 
 The results are kept in mutants.json next to this file. The tests need a MongoDB, which they start.
 """

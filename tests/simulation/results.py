@@ -1,4 +1,4 @@
-"""What is known of defects and mutants, kept in a file, and as the tables of docs/evidence/mutants.md."""
+"""What is known of defects and mutants, kept in a file, and as tables."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Book:
 
 
 def table(results: Sequence[Result]) -> str:
-    """The tables of docs/evidence/mutants.md: of the defects, of the mutants of each sample."""
+    """Tables: of the defects, of the mutants of each sample."""
     defects = [result for result in results if result.name in DEFECTS]
     rows: list[tuple[str, ...]] = [
         ("defect", "what it is", "breaks", "found by the simulation", "found by a test"),
@@ -107,7 +107,7 @@ def _by_simulation(result: Result) -> str:
 
 
 def _by_test(result: Result) -> str:
-    """A test of the engine, or the scenario that each broken variant of docs/evidence/old-bugs.md is run in."""
+    """A test of the engine, or the scenario that each broken variant of docs/evidence/mutants.md is run in."""
     if result.test:
         return f"`{result.test.rpartition('::')[2]}`"
     return f"scenario `{VARIANTS[result.name].finder}`" if result.name in VARIANTS else ""
