@@ -137,6 +137,17 @@ class TestAcquireMany:
         assert call(held, "fail")
         assert plain.read(id_, "state", "version", "price") == ("failed", 3, 6)
 
+    def test_a_refused_write_leaves_no_doubt(self, plain: Ground, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It was certainly not done: the end of the block is written at once, and not left to the background."""
+        id_ = plain.add(1, price=5)
+        check_prices(plain)
+        held = call(plain.lock, "acquire", (id_, 1), "exporting")
+        with pytest.raises(DocumentRefused):
+            call(held, "update", {"price": 0})
+        monkeypatch.setattr(Sender, "send_in_background", lambda *_: pytest.fail("left to the background"))
+        call(held, "__exit__", KeyError, KeyError(), None)
+        assert plain.read(id_, "state", "holder") == ("failed", None)
+
 
 class TestCodes:
     """What the server says about a document is told from what it says about itself."""

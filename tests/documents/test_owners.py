@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from django_mongolock import DocumentChanged, DocumentHeld, DocumentLockLost, DocumentNotFound
+from django_mongolock.documents.holding import HeldDocument
 from django_mongolock.documents.sender import Sender
 from django_mongolock.versions import retry_on_conflict, retrying_on_conflict
 from testproject.shop.models import Ad
@@ -276,8 +277,11 @@ class TestIsolate:
         """The same in a coroutine; a cancellation goes on, and leaves nothing pending."""
         ids = [plain.add(1) for _ in range(3)]
 
+        failed = []
+
         async def work() -> None:
             batch = await plain.lock.aacquire_many([(id_, 1) for id_ in ids], "exporting", final="exported")
+            failed.append(batch.failed)
             async with batch:
                 async with batch.isolate(batch.held[0]):
                     raise KeyError
@@ -286,6 +290,29 @@ class TestIsolate:
 
         with pytest.raises(asyncio.CancelledError):
             asyncio.run(work())
+        assert [type(error) for error in failed[0].values()] == [KeyError]
+        assert eventually(lambda: [plain.read(id_, "state") for id_ in ids] == ["failed"] * 3)
+
+    def test_what_strikes_at_its_end(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A signal while a document is finished is no error of its work: it ends the batch, which leaves nothing."""
+        ids = [plain.add(1) for _ in range(3)]
+        finished = []
+
+        def strike(held: HeldDocument[Any], final: object) -> str:
+            finished.append(held.id)
+            raise KeyboardInterrupt
+
+        def work() -> None:
+            with batch:
+                for held in batch:
+                    with batch.isolate(held):
+                        pass
+
+        batch = plain.lock.acquire_many([(id_, 1) for id_ in ids], "exporting", final="exported")
+        monkeypatch.setattr(HeldDocument, "final_state", strike)
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        assert (len(finished), batch.failed) == (1, {})
         assert eventually(lambda: [plain.read(id_, "state") for id_ in ids] == ["failed"] * 3)
 
 
