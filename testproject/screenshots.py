@@ -116,7 +116,7 @@ def incident(running: site.Site) -> None:
     from testproject.demo.checks import kill_program  # Django is set up only now
 
     for name, label, *keys in CAST:
-        argv = site.module("testproject.demo.holding", label, *keys)
+        argv = site.module("testproject.demo.night", "hold", label, *keys)
         running.processes.start(name, argv)
         running.watch(2.0)
     kill_program("invoices:2026-11")

@@ -48,7 +48,13 @@ DATABASE_ROUTERS = [
 ]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-MONGOLOCK: dict[str, Any] = {"DATABASE": "mongo", "LEASE": 30, "WAIT": 10, "KEY_PREFIX": ""}
+MONGOLOCK: dict[str, Any] = {
+    "DATABASE": "mongo",
+    "LEASE": env.float("MONGOLOCK_LEASE", default=30.0),
+    "WAIT": 10,
+    "KEY_PREFIX": "",
+    "HISTORY": env.int("MONGOLOCK_HISTORY", default=0),
+}
 
 # The alias that holds the ads, the sellers and the books of the external service.
 SHOP_MONGO_ALIAS = "mongo"
@@ -56,6 +62,8 @@ SHOP_MONGO_ALIAS = "mongo"
 SHOP_LOCKING = env.bool("SHOP_LOCKING", default=True)
 # "on" keeps the locks of ads in the ads themselves, see `testproject.shop.ad_events`.
 SHOP_DOCUMENT_LOCKS = env.bool("SHOP_DOCUMENT_LOCKS", default=False)
+# "on" lets the staff begin the incidents of `testproject.shop.night`, which start programs.
+SHOP_INCIDENTS = env.bool("SHOP_INCIDENTS", default=False)
 # Seconds after which an ad that a flow holds by the lock in the ad itself is stuck.
 SHOP_STALE_AFTER = env.float("SHOP_STALE_AFTER", default=60.0)
 # Where the slow external service answers: this project, by default.

@@ -7,12 +7,26 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from django.contrib.auth.models import User
+from django.db import connections
+from django.test import Client
+from pytest_django import Settings
+from pytest_django.live_server_helper import LiveServer
 
+from django_mongolock.models import Lock
+from testproject.demo import tour
 from testproject.demo.browser import Browser
+from testproject.shop import night
+from testproject.shop.models import ad_exports
+from tests.browsing import browser
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
@@ -61,9 +75,9 @@ def test_runs_until_its_end(end: signal.Signals) -> None:
         base, password = re.search(r"(http://\S+)/\n", text), re.search(r"admin / (\S+)", text)
         assert base
         assert password
-        browser = Browser(base[1])
-        browser.login("/admin/login/", "admin", password[1])
-        assert "Wrong re-exports" in browser.get("/").text
+        person = Browser(base[1])
+        person.login("/admin/login/", "admin", password[1])
+        assert "Wrong re-exports" in person.get("/").text
         # web, beat, traffic, the watcher, the worker and its four children; the MongoDB is that of the test run
         eventually(lambda: len(descendants(demo.pid)) >= 9, 45)
         started = descendants(demo.pid)
@@ -94,9 +108,9 @@ def test_a_port_that_is_none(port: str) -> None:
 
 
 @contextmanager
-def running_demo() -> Iterator[subprocess.Popen[str]]:
+def running_demo(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Start the demo; end it at the latest with the test."""
-    demo = subprocess.Popen(DEMO, stdout=subprocess.PIPE, text=True)
+    demo = subprocess.Popen([*DEMO, *arguments], stdout=subprocess.PIPE, text=True)
     with demo:
         try:
             yield demo
@@ -133,3 +147,110 @@ def processes() -> dict[int, int]:
     table = subprocess.run(["ps", "-eo", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
     rows = (line.split() for line in table.splitlines())
     return {int(pid): int(parent) for pid, parent, state in rows if not state.startswith("Z")}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(LIMIT + 30)
+def test_a_bad_night_in_a_browser(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--incident`, by what it prints alone: each step is followed in a browser, and the next one comes by itself."""
+    monkeypatch.setenv("MONGOLOCK_LEASE", "6")
+    with browser() as running, running_demo("--incident") as demo:
+        text = read_until(demo, "Ctrl-C")
+        base, password = re.search(r"(http://\S+)/\n", text), re.search(r"admin / (\S+)", text)
+        assert base
+        assert password
+        page = running.new_page(base_url=base[1])
+        page.goto("/admin/login/?next=/")
+        page.fill("#id_username", "admin")
+        page.fill("#id_password", password[1])
+        page.click("input[type=submit]")
+        assert page.locator(".incidents button").count() == 5
+
+        def follow(*buttons: str) -> None:
+            look = re.search(r"look at  (\S+)", read_until(demo, "look at"))
+            assert look
+            page.goto(look[1])
+            for button in buttons:
+                page.click(button)
+            if buttons:
+                page.wait_for_selector("input[name=reason]")
+                page.fill("input[name=reason]", "a bad night")
+                page.keyboard.press("Enter")
+                page.wait_for_selector(".messagelist")
+
+        follow("text=Ask to release…")
+        follow("text=Force release…")
+        assert "Till 3 has the lock" in read_until(demo, "Till 3")
+        follow()  # a process was killed: wait
+        follow("tr:has-text('deadlock') a", "text=Ask to release…")
+        follow("a:has-text('tickets')", "text=Force release…")
+        read_until(demo, "5 of 5")
+        follow()
+        assert "exporting" in page.inner_text("#result_list").lower()
+        page.check("input[name=_selected_action]")
+        page.select_option("select[name=action]", label="Release the selected documents if their lock is stale")
+        page.click("button[name=index]")
+        assert "The night is over" in read_until(demo, "The night is over")
+
+
+@pytest.fixture
+def incidents() -> Iterator[None]:
+    """Their programs end with the test."""
+    yield
+    night.end()
+
+
+@pytest.mark.usefixtures("incidents")
+@pytest.mark.django_db(transaction=True, databases=["default", "mongo"])
+def test_a_bad_night(
+    live_server: LiveServer, settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tour says what to do, and goes on when the locks say that it was done; here by the model, not on pages."""
+    monkeypatch.setenv("MONGODB_NAME", str(connections["mongo"].settings_dict["NAME"]))
+    monkeypatch.setenv("MONGOLOCK_LEASE", "1.5")
+    monkeypatch.setenv("MONGOLOCK_HISTORY", "1")
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 1}
+    settings.SHOP_INCIDENTS, settings.ALLOWED_HOSTS = True, ["*"]
+    User.objects.create_superuser("admin", password="x")
+    running: Any = SimpleNamespace(base=live_server.url, password="x", processes=Mock(), watch=Mock())
+    guide = threading.Thread(target=tour.guide, args=[running], daemon=True)
+    guide.start()
+    printed = ""
+
+    def reads(text: str) -> bool:
+        nonlocal printed
+        printed += capsys.readouterr().out
+        return text in printed
+
+    def locks(*keys: str) -> Any:
+        return Lock.objects.filter(pk__in=keys)
+
+    assert eventually(lambda: reads("Press “Ask to release…”"), LIMIT)
+    assert not reads("Force release…")
+    assert locks("import:books").ask_to_release("anna: the till waits") == 1
+    assert eventually(lambda: reads("Press “Force release…”"), LIMIT)
+    assert locks("import:books").force_release(by="anna", reason="it hangs") == 1
+    assert eventually(lambda: reads("Till 3 has the lock."), LIMIT)
+    assert eventually(lambda: reads("?q=stock:"), LIMIT)  # the killed one needed no help
+    assert reads("needs no help")
+    assert eventually(lambda: reads("van has heard it") or locks("stock:north").ask_to_release("anna: go home"), LIMIT)
+    assert eventually(lambda: reads("The longest wait"), LIMIT)
+    assert [lock.waiting for lock in locks("tickets")] == [300]
+    assert locks("tickets").force_release(reason="it hangs") == 1
+    assert eventually(lambda: reads("look at  ") and reads("?q=Barometer"), LIMIT)
+    assert ad_exports.clear_stale().cleared
+    guide.join(LIMIT)
+    assert reads("The night is over.")
+    running.watch.assert_called_once()
+
+
+def test_incidents_are_for_the_staff_of_the_demo(client: Client, db: None, settings: Settings) -> None:
+    """Their programs are started for no other user, and on no other site."""
+    for staff, switched_on in ((False, True), (True, False)):
+        settings.SHOP_INCIDENTS = switched_on
+        client.force_login(User.objects.create(username=f"staff {staff}", is_staff=staff))
+        assert client.get("/incidents/").status_code == 403
+        assert client.post("/incidents/hung/").status_code == 403
+    settings.SHOP_INCIDENTS = True
+    assert client.post("/incidents/none/").status_code == 404
+    assert [each["begun"] for each in client.get("/incidents/").json()["incidents"]] == [False] * 5

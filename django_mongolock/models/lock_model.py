@@ -133,8 +133,8 @@ class LockQuerySet(ReadOnlyQuerySet):
     def ask_to_release(self, requested_by: str) -> int:
         """Ask the holders of each of these locks to release it; return how many holders were asked.
 
-        They learn of it at their next renewal (`MongoLock.release_requested`), and decide by themselves. caller: who
-        asks, for the holders.
+        They learn of it at their next renewal (`MongoLock.release_requested`), and decide by themselves. requested_by:
+        who asks, for the holders.
         """
         return sum(lock.ask_to_release(requested_by) for lock in self.leased().iterator())
 

@@ -1,4 +1,4 @@
-"""``python -m testproject.demo``: run the shop, or check it in about half a minute.
+"""``python -m testproject.demo``: run the shop, check it in about half a minute, or go through a bad night.
 
 Exit code 0: what was expected was seen. For ``--check`` that is: nothing wrong. For
 ``--check --no-locks`` it is the reverse: at least one wrong re-export, which the locks prevent. The traffic goes on
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -19,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from testproject.demo import site
+from testproject.demo import site, tour
 from testproject.demo.processes import ProcessEndedError, Processes
 from testproject.servers import ServerError, mongodb
 
@@ -43,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with running_site(options) as running:
             (check if options.check else show)(running, options)
+            if options.incident:
+                tour.guide(running)
     except KeyboardInterrupt:
         print("\nStopped; nothing is left running.")
         return 0 if not options.check else 1
@@ -80,13 +83,25 @@ def show(running: site.Site, options: argparse.Namespace) -> None:
   edit locks  {running.base}/admin/shop/order/ (open the same one in two browsers)
   login       {site.ADMIN} / {running.password}
   or as       {site.EDITOR} / {running.password}
+  terminal    {terminal(running)}
   logs        {running.processes.logs}
   locking     {kind(options) if options.locks else "OFF: watch the wrong re-exports on the start page"}
 
 Ctrl-C stops everything.""",
         flush=True,
     )
-    running.watch(options.seconds or float("inf"))
+    if not options.incident:
+        running.watch(options.seconds or float("inf"))
+
+
+def terminal(running: site.Site) -> str:
+    """Return the command that shows the locks in a second terminal."""
+    env = running.processes.env
+    names = ("MONGODB_URI", "MONGODB_NAME", "SQLITE_PATH")
+    settings = " ".join(f"{name}={shlex.quote(env[name])}" for name in names)
+    here = Path(sys.executable)
+    python = here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here
+    return f"{settings} {python} -m testproject.manage list_locks"
 
 
 def kind(options: argparse.Namespace) -> str:
@@ -147,6 +162,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m testproject.demo", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--check", action="store_true", help="verify the demo without interaction, then end")
+    parser.add_argument("--incident", action="store_true", help="a guided tour of a bad night, until Ctrl-C")
     parser.add_argument("--no-locks", dest="locks", action="store_false", help="run the same code without locks")
     parser.add_argument(
         "--document-locks",
@@ -161,6 +177,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.in_documents and not options.locks:
         parser.error("--document-locks and --no-locks exclude each other")
+    if options.incident and (options.check or options.in_documents or not options.locks):
+        parser.error("--incident goes with none of --check, --no-locks and --document-locks")
     return options
 
 

@@ -103,6 +103,8 @@ def databases(
         "SHOP_LOCKING": "on" if locking else "off",
         "SHOP_DOCUMENT_LOCKS": "on" if in_documents else "off",
         "SHOP_STALE_AFTER": "20",
+        "SHOP_INCIDENTS": "on" if locking else "off",
+        "MONGOLOCK_HISTORY": "10",
         "PYTHONUNBUFFERED": "1",
     }
     django.setup()

@@ -32,6 +32,8 @@ register_converter(OrderKeyConverter, "order")
 
 urlpatterns = [
     path("", views.start, name="start"),
+    path("incidents/", views.incidents, name="incidents"),
+    path("incidents/<slug:name>/", views.incident, name="incident"),
     path("api/ads/", views.AdsView.as_view(), name="ads"),
     path("api/ads/<objectid:ad_id>/", views.AdView.as_view(), name="ad"),
     path("api/ads/<objectid:ad_id>/opt/", views.opt, name="ad-opt"),

@@ -8,16 +8,17 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib.auth.decorators import login_required
-from django.core.exceptions import BadRequest
+from django.core.exceptions import BadRequest, PermissionDenied
 from django.forms import Form
-from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.shortcuts import render
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.http import require_GET, require_POST
 
 from django_mongolock import DocumentHeld
-from testproject.shop import ad_events, overview, services, tasks
+from testproject.shop import ad_events, night, overview, services, tasks
 from testproject.shop.forms import AdForm, OptForm, OrderForm, SellerForm
 from testproject.shop.locking import locked
 from testproject.shop.models import Order
@@ -26,7 +27,34 @@ from testproject.shop.models import Order
 @require_GET
 def start(request: HttpRequest) -> HttpResponse:
     """Show the ads, what the external service has of them, the orders, and the judgement so far."""
-    return render(request, "shop/start.html", overview.collect())
+    context = overview.collect()
+    context["may_log_in"] = settings.SHOP_INCIDENTS
+    context["incidents"] = night.status() if _may_begin(request) else None
+    return render(request, "shop/start.html", context)
+
+
+@require_GET
+def incidents(request: HttpRequest) -> HttpResponse:
+    """``/incidents/``: how far the incidents are."""
+    if not _may_begin(request):
+        raise PermissionDenied
+    return JsonResponse({"incidents": night.status()})
+
+
+@require_POST
+def incident(request: HttpRequest, name: str) -> HttpResponse:
+    """``/incidents/<name>/``: begin one."""
+    if not _may_begin(request):
+        raise PermissionDenied
+    try:
+        night.begin(name)
+    except KeyError as error:
+        raise Http404 from error
+    return redirect(f"{reverse('start')}#{name}")
+
+
+def _may_begin(request: HttpRequest) -> bool:
+    return bool(settings.SHOP_INCIDENTS and request.user.is_staff)
 
 
 @method_decorator(login_required, name="dispatch")
