@@ -200,6 +200,7 @@ def incidents() -> Iterator[None]:
     night.end()
 
 
+@pytest.mark.timeout(LIMIT)
 @pytest.mark.usefixtures("incidents")
 @pytest.mark.django_db(transaction=True, databases=["default", "mongo"])
 def test_a_bad_night(
