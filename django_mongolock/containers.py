@@ -33,13 +33,21 @@ def replica_set(image: str) -> Iterator[str]:
     image: of a MongoDB whose entry point takes the options of mongod, as the official one does.
     """
     try:
+        from docker.errors import DockerException
         from testcontainers.core.container import DockerContainer
     except ImportError as error:
         raise ImproperlyConfigured(
             "a MongoDB in a container needs testcontainers: pip install testcontainers"
         ) from error
+    try:
+        made = DockerContainer(image)
+    except DockerException:
+        raise ImproperlyConfigured(
+            "a MongoDB in a container needs Docker, which does not answer: start it, or set DOCKER_HOST. "
+            "If you have a MongoDB, define the fixture mongolock_container by keep_locks_in(address)"
+        ) from None
     command = ["--replSet", "mongolock", "--bind_ip_all"]
-    with DockerContainer(image).with_command(command).with_exposed_ports(PORT) as container:
+    with made.with_command(command).with_exposed_ports(PORT) as container:
         host, port = container.get_container_host_ip(), container.get_exposed_port(PORT)
         address = f"mongodb://{host}:{port}/?directConnection=true"
         _initiate(address)

@@ -94,16 +94,21 @@ testcontainers.core.container.DockerContainer = StandIn
 
 
 @pytest.mark.slow
-def test_the_page(tmp_path: Path) -> None:
-    """A project of a user's, whose own MongoDB is not there: conftest.py and tests as on the page."""
-    conftest, tests, image = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-    (tmp_path / "conftest.py").write_text(conftest + image)
+@pytest.mark.parametrize("docker", [True, False])
+def test_the_page(tmp_path: Path, mongo_uri: str, docker: bool) -> None:
+    """A project of a user's, whose own MongoDB is not there: conftest.py and tests as on the page.
+
+    Also with a MongoDB that runs already.
+    """
+    conftest, tests, image, without = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    (tmp_path / "conftest.py").write_text(conftest + (image if docker else without))
     (tmp_path / "test_in_a_container.py").write_text(tests)
     (tmp_path / "views.py").write_text(VIEWS)
     (tmp_path / "settings.py").write_text(SETTINGS)
     (tmp_path / "stand_in.py").write_text(PLUGIN)
-    plugins = ["-p", "stand_in", "-p", "no:asyncio", "-p", "no:cacheprovider"]
+    plugins = [*(["-p", "stand_in"] if docker else []), "-p", "no:asyncio", "-p", "no:cacheprovider"]
     environment = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "DJANGO_SETTINGS_MODULE": "settings"}
+    environment |= {"MONGODB_URI": mongo_uri, "DOCKER_HOST": "tcp://127.0.0.1:9"}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *plugins],
         cwd=tmp_path,
@@ -132,6 +137,13 @@ def test_a_replica_set_for_the_locks(stand_in: list[tuple[str, list[str]]]) -> N
     assert entry == before
     with mongo_lock("here", wait=0):
         pass
+
+
+def test_without_docker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what to start, and what to do instead."""
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
+    with pytest.raises(ImproperlyConfigured, match=r"start it.*keep_locks_in\(address\)"):
+        containers.replica_set("mongo:8.0").__enter__()
 
 
 def test_without_testcontainers(monkeypatch: pytest.MonkeyPatch) -> None:
