@@ -375,6 +375,7 @@ class TestOutput:
         assert (refused.returncode, refused.stdout) == (1, "")
         assert refused.stderr.startswith("CommandError: there is no terminal for the confirmation")
         assert shell("clear_stale_locks", "--older-than", "x").returncode == 2
+        assert shell("list_locks", "--key", "").returncode == 2
         cleared = shell("clear_stale_locks", "--no-input")
         assert (cleared.returncode, cleared.stdout) == (0, "Cleared 1 of 1 stale locks.\n")
         usage = shell("clear_stale_locks", "--help").stdout

@@ -194,9 +194,12 @@ class TestProgram:
 
     def test_mistakes(self) -> None:
         """A wrong key or time is told in one line."""
-        for arguments in (("", "true"), ("k", "--lease", "0", "--", "true"), ("k",)):
-            with pytest.raises(CommandError):
+        for arguments in (("", "--", "true"), ("k", "--lease", "0", "--", "true")):
+            with pytest.raises(CommandError) as caught:
                 call_command("run_locked", *arguments)
+            assert caught.value.returncode == 2
+        with pytest.raises(CommandError, match="put -- between the key and the program"):
+            call_command("run_locked", "k")
 
     @pytest.mark.usefixtures("away")
     def test_away(self) -> None:

@@ -210,7 +210,7 @@ class ModelSource(Source):
 
     def _check(self, document: object) -> None:
         if not isinstance(document, self._model._meta.concrete_model or self._model):
-            raise TypeError(f"pass a {self.name}, or (pk, version), not {type(document).__name__}")
+            raise TypeError(f"pass an instance of {self.name}, or (pk, version), not {type(document).__name__}")
 
     def _field(self, name: str) -> Field[Any, Any] | None:
         """Return a field by its name, or by the name that it has in the documents."""

@@ -80,7 +80,7 @@ def chosen_locks(options: dict[str, Any]) -> Iterator[DocumentLock[Any]]:
         try:
             yield from map(find_lock, options["document_lock"])
         except LookupError as error:
-            raise CommandError(f"--document-lock: {error}") from error
+            raise CommandError(f"--document-lock: {error}", returncode=2) from error
     elif options["key"] is None:
         alias = options["database"]
         yield from (lock for lock in declared() if alias is None or lock.alias == alias)

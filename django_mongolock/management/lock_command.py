@@ -41,7 +41,7 @@ class LockCommand(PlainCommand):
             help="only keys that match as a whole: * is any text, ? one character. You can omit the prefix "
             "MONGOLOCK['KEY_PREFIX']; keys with other prefixes are never touched. The output shows the prefix",
         )
-        parser.add_argument("--owner", help="only locks with exactly this owner=")
+        parser.add_argument("--owner", help="only locks and documents with exactly this owner")
         parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
         parser.add_argument("--database", metavar="ALIAS", help="a DATABASES alias, if not MONGOLOCK['DATABASE']")
 
@@ -67,14 +67,14 @@ class LockCommand(PlainCommand):
         try:
             return glob(options["key"], prefix)
         except ValueError as error:
-            raise CommandError(f"--key: {error}") from error
+            raise CommandError(f"--key: {error}", returncode=2) from error
 
     def owner(self, options: dict[str, Any]) -> str | None:
         """The chosen owner. Raises CommandError for a text that cannot be an owner."""
         try:
             return check_fact("--owner", options["owner"])
         except ValueError as error:
-            raise CommandError(str(error)) from error
+            raise CommandError(str(error), returncode=2) from error
 
 
 def seconds(text: str) -> float:
@@ -148,7 +148,8 @@ def write_table(stdout: OutputWrapper, rows: Iterable[tuple[str, ...]], titles: 
         if len(block) == 1_000:
             widths = _write_block(stdout, block, widths)
             block = []
-    _write_block(stdout, block, widths)
+    if block != [titles]:
+        _write_block(stdout, block, widths)
 
 
 def _write_block(stdout: OutputWrapper, block: list[tuple[str, ...]], widths: list[int] | None) -> list[int]:

@@ -283,7 +283,7 @@ class TestReadAgain:
 
         lock = make("model").lock
         ad = Ad.objects.create(user_id="7", title="A lamp", price=5)
-        with pytest.raises(TypeError, match=r"pass a shop\.Ad"):
+        with pytest.raises(TypeError, match=r"pass an instance of shop\.Ad"):
             lock.hold(Seller(user_id="7"), "exporting")
         with pytest.raises(ValueError, match="no field 'prize'"):
             lock.hold(ad, "exporting", changes={"prize": 1})

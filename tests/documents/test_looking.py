@@ -312,15 +312,17 @@ class TestReleaseLock:
     @pytest.mark.parametrize(
         ("arguments", "says", "code"),
         [
-            ([], "name the KEY of a lock, or --owner", 2),
-            (["k", "--owner", "x"], "name the KEY of a lock, or --owner", 2),
+            ([], "name either the KEY of a lock, or --owner", 2),
+            (["k", "--owner", "x"], "name either the KEY of a lock, or --owner", 2),
             (["k", "--document-lock", "test", "--ask"], "--ask and --token are for the KEY", 2),
             (["--owner", "x", "--token", "5"], "--ask and --token are for the KEY", 2),
             (["k", "--document-lock", "test", "--document-lock", "x"], "of one --document-lock", 2),
-            (["k", "--document-lock", "x"], "no document lock 'x' was declared", 1),
+            (["k", "--document-lock", "x"], "no document lock 'x' was declared", 2),
             (["k", "--document-lock", "test"], "no document k of test is held now", 3),
             (["--owner", "x"], "the owner 'x' holds nothing now", 3),
-            (["--owner", ""], "--owner has 1 to 256 characters", 1),
+            (["--owner", ""], "--owner has 1 to 256 characters", 2),
+            (["", "--by", "x"], "key", 2),
+            (["k", "--by", "x" * 300], "--by has 1 to 256 characters", 2),
         ],
     )
     def test_wrong(self, plain: Ground, locks: Locks, arguments: list[str], says: str, code: int) -> None:

@@ -43,7 +43,7 @@ state of that work, for a retry job. With --key no document is cleared, with --d
 CODES = """\
 exit codes:
   0  the stale locks were cleared, or there was nothing to clear
-  1  error: MongoDB cannot be reached, a setting or a pattern is wrong, or there is no terminal (see --no-input)
+  1  error: MongoDB cannot be reached, a setting is wrong, or there is no terminal (see --no-input)
   2  the command line is wrong
   3  --dry-run found stale locks
 """

@@ -34,7 +34,7 @@ class Command(LockCommand):
         "is only stopped where fencing tokens are compared. So ask first: --ask only requests the release. "
         "With --document-lock it takes a document from its holder, and sets the failed state of its work. With --owner "
         "it takes all locks and documents of an owner. "
-        "Exit codes: 0 released, or asked; 1 error; 3 the lock is not held."
+        "Exit codes: 0 released, or asked; 1 error, or you answered no; 2 the command line is wrong; 3 not held."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -78,7 +78,7 @@ class Command(LockCommand):
     def _check(self, options: dict[str, Any]) -> None:
         """Raise CommandError for options that do not go together."""
         if (options["lock"] is None) == (options["owner"] is None):
-            raise CommandError("name the KEY of a lock, or --owner", returncode=2)
+            raise CommandError("name either the KEY of a lock, or --owner", returncode=2)
         if options["lock"] is not None and len(options["document_lock"]) > 1:
             raise CommandError("one document is of one --document-lock", returncode=2)
         if (options["owner"] is not None or options["document_lock"]) and (options["ask"] or options["token"]):
@@ -88,7 +88,7 @@ class Command(LockCommand):
         try:
             return check_fact(option, value or None) or ""
         except ValueError as error:
-            raise CommandError(str(error)) from error
+            raise CommandError(str(error), returncode=2) from error
 
     # One lock
 
@@ -97,7 +97,7 @@ class Command(LockCommand):
         try:
             key = check_key(name, "" if name.startswith(prefix) else prefix)
         except ValueError as error:
-            raise CommandError(str(error)) from error
+            raise CommandError(str(error), returncode=2) from error
         try:
             lock: Lock | None = self._locks(options).held().filter(pk=key).first()
         except DatabaseError as error:  # it has no text; the driver's error is translated
@@ -116,7 +116,7 @@ class Command(LockCommand):
         try:
             count = lock.ask_to_release(f"{self.by}: {self.reason}" if self.reason else self.by, token=token)
         except ValueError as error:
-            raise CommandError(f"--by and --reason: {error}") from error
+            raise CommandError(f"--by and --reason: {error}", returncode=2) from error
         self.stdout.write(f"{lock.key!r}: {count} asked. A holder learns of the request at its next renewal.")
 
     def _take(self, lock: Lock, token: int | None, *, ask: bool) -> None:

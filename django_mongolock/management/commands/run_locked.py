@@ -34,6 +34,8 @@ The program finds MONGOLOCK_KEY and MONGOLOCK_FENCING_TOKEN in its environment.
 CODES = """\
 exit codes:
   the program's own; 128 plus the number of the signal, if a signal ended it
+    1  a setting is wrong
+    2  the command line is wrong
    69  MongoDB cannot be reached
    75  another process holds the lock (EX_TEMPFAIL: try again later); 0 with --on-contention skip
    76  the lock was lost and the program was stopped
@@ -131,7 +133,9 @@ class Command(PlainCommand):
                 using=options["database"],
                 on_lost=child.stop,
             )
-        except (ValueError, TypeError, ImproperlyConfigured) as error:
+        except (ValueError, TypeError) as error:
+            raise CommandError(str(error), returncode=2) from error
+        except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
 
 
