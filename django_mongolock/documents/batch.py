@@ -65,9 +65,9 @@ class Batch(Block, Generic[D]):
                 yield from fail_all(self._context, [held for held in some if held.ended is None])
         except BaseException as problem:
             left = self._open()
-            put_back(self._context, [held.failing() for held in left])
+            put_back(self._context, [held.writes.failing() for held in left])
             for held in left:
-                held.ended_in(self._context.rules.pending[held.pending])
+                held.ended_in(held.writes.failed)
             if error is None:
                 raise
             log(WARNING, "documents not released", place=self._context.name, error=problem)
@@ -137,12 +137,12 @@ def finish_all(context: Context, some: Documents) -> Steps[list[Exception]]:
     for held in some:
         try:
             states[held.id] = state = held.final_state(None)
-            statements.append(held.writing(attempt, {}, updates.releasing(context.rules, state)))
+            statements.append(held.writes.writing(attempt, {}, updates.releasing(context.rules, state)))
         except Exception as problem:  # noqa: BLE001 - it is raised when all have been tried
             problems.append(problem)
     by_id = {held.id: held for held in some if held.id in states}
     for held in by_id.values():
-        held.may_have_written(attempt)
+        held.writes.may_have_written(attempt)
     written, done, left = yield from _write_all(context, statements, attempt, doubt)
     for id_, held in by_id.items():
         if id_ in done:
@@ -150,14 +150,16 @@ def finish_all(context: Context, some: Documents) -> Steps[list[Exception]]:
         elif id_ in written.refused:
             problems.append(DocumentRefused(context.name, id_, str(written.refused[id_])))
         else:
-            problems.append(held.lose(left.get(id_), maybe_written=doubt.remains))
+            why = held.writes.why_not(left.get(id_), maybe_written=doubt.remains)
+            held.refused(why)
+            problems.append(why)
     return problems
 
 
 def fail_all(context: Context, some: Documents) -> Steps[None]:
     """Set the failed states of documents with one command."""
     attempt = updates.new_attempt()
-    statements = [held.failing(attempt) for held in some]
+    statements = [held.writes.failing(attempt) for held in some]
     written, done, _ = yield from _write_all(context, statements, attempt, Doubt())
     for held in some:
         if held.id in written.refused:
@@ -165,7 +167,7 @@ def fail_all(context: Context, some: Documents) -> Steps[None]:
             log(WARNING, "document not released", **facts)
         elif held.id not in done:
             log(WARNING, "document lost before its work failed", document=held.id, place=context.name)
-        held.ended_in(context.rules.pending[held.pending])
+        held.ended_in(held.writes.failed)
 
 
 def _write_all(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Collection as SizedCollection
 from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack
@@ -15,22 +12,21 @@ from pymongo.collection import Collection
 from ..conf import get_settings
 from ..engine import clock
 from ..engine.options import Seconds, check_seconds, check_wait
-from ..engine.text_checks import tidy_fact
-from ..exceptions import DocumentDamaged
-from . import acquiring, forcing, sweep, updates
+from . import acquiring, forcing, sweep
 from .batch import Batch
 from .hold import Hold, PendingState, Plan
 from .holding import FinalState, HeldDocument
 from .lock_context import Context
 from .open_transactions import calling_place
 from .queryset import DocumentQuerySet
-from .rules import Fields, Rules, check_age, check_version
+from .requests import Requests
+from .rules import Fields, Rules, check_age
 from .sender import Sender
 from .snapshot import DocumentSnapshot
 from .source import make_source
 from .steps import Steps, send
 from .sweep import Swept
-from .updates import Acquisition, Request, StaleFilter
+from .updates import StaleFilter
 
 D = TypeVar("D")
 T = TypeVar("T")
@@ -105,6 +101,7 @@ class DocumentLock(Generic[D]):
                 raise ValueError(f"the field {state!r} has no choice {one!r}: it has {', '.join(sorted(choices))}")
         self.name = name or f"{source.name}.{fields.state}"
         self._timeout = None if timeout is None else check_seconds("timeout", timeout)
+        self._requests = Requests(source, self.rules)
         declare(self)
 
     def __repr__(self) -> str:
@@ -146,12 +143,13 @@ class DocumentLock(Generic[D]):
         flow holds the document, and reads the document again if it has changed; so decide inside the block, or in
         *pending*. None: without end.
         """
-        made, flow = self._checked(changes), self.rules.check_owner(owner)
+        requests = self._requests
+        made, flow = requests.check_changes(changes), self.rules.check_owner(owner)
         plan = Plan(
-            request=self._request(document, pending, made),
-            again=lambda found: self._request(self._source.instance(found), pending, made),
-            attempt=lambda: self._attempt(flow),
-            final=self._check_final(final),
+            request=requests.make(document, pending, made),
+            again=lambda found: requests.make(self._source.instance(found), pending, made),
+            attempt=lambda: requests.attempt(flow),
+            final=requests.check_final(final),
             wait=check_wait(wait),
             place=calling_place(),
         )
@@ -200,9 +198,10 @@ class DocumentLock(Generic[D]):
         final: FinalState = None,
         changes: Mapping[str, Any] | None = None,
     ) -> Steps[Batch[D]]:
-        sent, final, made = clock.now(), self._check_final(final), self._checked(changes)
-        acquisition = self._attempt(self.rules.check_owner(owner))
-        requests = {request.id: request for request in (self._request(each, pending, made) for each in documents)}
+        asks, sent = self._requests, clock.now()
+        final, made = asks.check_final(final), asks.check_changes(changes)
+        acquisition = asks.attempt(self.rules.check_owner(owner))
+        requests = {request.id: request for request in (asks.make(each, pending, made) for each in documents)}
         outcome = yield from acquiring.acquire_many(context, acquisition, list(requests.values()))
         held = [
             HeldDocument[D](context, acquisition, document, final=final, sent=sent, place=place)
@@ -310,41 +309,6 @@ class DocumentLock(Generic[D]):
     ) -> StaleFilter:
         keys = None if ids is None else [self._source.key(id_) for id_ in ids]
         return StaleFilter(owner, check_age(older_than), keys, unheld)
-
-    def _attempt(self, owner: str | None) -> Acquisition:
-        """Return an attempt to acquire documents, with names of this process: make it when it is sent."""
-        name = owner or tidy_fact(f"{secrets.token_hex(12)}/{socket.gethostname()}/{os.getpid()}")
-        return Acquisition(name[: self.rules.longest_owner], updates.new_attempt())
-
-    def _checked(self, changes: Mapping[str, Any] | None) -> dict[str, Any]:
-        return self.rules.check_changes(self._source.changes(changes or {}))
-
-    def _request(self, document: Any, pending: PendingState, changes: dict[str, Any]) -> Request:
-        id_, version = self._reference(document)
-        if callable(pending):
-            if isinstance(document, (tuple, DocumentSnapshot)):
-                raise TypeError("a function for pending= needs the document as you have read it")
-            pending = pending(document)
-        return Request(id_, version, self.rules.check_pending(pending), changes)
-
-    def _check_final(self, final: FinalState) -> FinalState:
-        return final if final is None or callable(final) else self.rules.check_final(final)
-
-    def _reference(self, document: Any) -> tuple[Any, int]:
-        if isinstance(document, DocumentSnapshot):
-            return document.id, document.version
-        if isinstance(document, tuple):
-            if len(document) != 2:
-                raise TypeError("pass the document as you have read it, or (id, version)")
-            return self._source.key(document[0]), check_version(document[1])
-        key, field = self._source.key(document), self.rules.fields.version
-        version = self._source.read(document, field)
-        if version is None:
-            return key, 0  # a document that never had a version
-        if isinstance(version, bool) or not isinstance(version, int):
-            problem = f"its field {field!r} is {type(version).__name__}, not a whole number"
-            raise DocumentDamaged(self._source.name, key, problem)
-        return key, check_version(version)
 
 
 def declare(lock: DocumentLock[Any]) -> None:

@@ -10,8 +10,6 @@ from ..backends.transactions import open_transactions
 from ..engine import clock
 from ..engine.logs import WARNING, log
 from ..exceptions import (
-    DocumentChanged,
-    DocumentDamaged,
     DocumentLockLost,
     DocumentNotFound,
     DocumentRefused,
@@ -24,10 +22,10 @@ from .acquiring import put_back
 from .commands import Refusal, read_whole, write_one
 from .lock_context import Context
 from .open_transactions import warn_of_open
-from .rules import LAST_VERSION
+from .own_writes import OwnWrites
 from .sender import Sender
-from .steps import Doubt, Steps, aware, get_path, read_state, send
-from .updates import Acquisition, Document, Statement
+from .steps import Steps, aware, get_path, send
+from .updates import Acquisition, Document
 
 D = TypeVar("D")
 
@@ -89,16 +87,10 @@ class HeldDocument(Block, Generic[D]):
         sent: float,
         place: str = "",
     ) -> None:
-        fields = context.rules.fields
-        #: The document as it was granted, or after the last `update`; raw, as MongoDB has it.
-        self.document = document
-        self.id: Any = document["_id"]
-        self.owner = acquisition.owner
-        self.pending: str = get_path(document, fields.state)
-        #: Grows with every acquisition and every change; an external service can compare it.
-        self.version: int = int(get_path(document, fields.version))
+        #: Its writes, and how they left it.
+        self.writes = OwnWrites(context, acquisition, document)
         #: Since when it is held, for people: by the server's clock.
-        self.since = aware(get_path(document, fields.time))
+        self.since = aware(get_path(document, context.rules.fields.time))
         #: The state in which the block ends if nothing goes wrong; or a function that chooses it for the document.
         self.final = final
         self._ended: str | None = None
@@ -106,12 +98,34 @@ class HeldDocument(Block, Generic[D]):
         self._instance: Any = None
         self._context = context
         self._sender = context.sender
-        #: What may stand in the document: the id and the version of the last write that is known to be done, and those
-        #: of later ones whose outcome is unknown.
-        self._known = {(acquisition.attempt, self.version)}
         self._place = place
         # By the local clock, counted from before the command was sent that is known, by its id, to have set the time.
         self._deadline = sent + context.rules.stale_after
+
+    @property
+    def document(self) -> Document:
+        """The document as it was granted, or after the last `update`; raw, as MongoDB has it."""
+        return self.writes.document
+
+    @property
+    def id(self) -> Any:
+        """Its `_id`."""
+        return self.writes.id
+
+    @property
+    def owner(self) -> str:
+        """Who holds it, as the document says."""
+        return self.writes.owner
+
+    @property
+    def pending(self) -> str:
+        """The state that the document has while it is held."""
+        return self.writes.pending
+
+    @property
+    def version(self) -> int:
+        """Grows with every acquisition and every change; an external service can compare it."""
+        return self.writes.version
 
     def __repr__(self) -> str:
         how = self.ended or f"{self.pending}, {self.remaining:.1f} s left"
@@ -218,15 +232,15 @@ class HeldDocument(Block, Generic[D]):
 
     def abandon(self) -> None:
         """Have the document released in the background, in its failed state, if it is still held. Never waits."""
-        put_back(self._context, [self.failing()])
-        self.ended_in(self._context.rules.pending[self.pending])
+        put_back(self._context, [self.writes.failing()])
+        self.ended_in(self.writes.failed)
 
     def ended_in(self, state: str) -> None:
         """Note how the work ended."""
         self._ended = state
 
     def _fail_quietly(self) -> Steps[None]:
-        if len({attempt for attempt, _ in self._known}) > 1:
+        if self.writes.in_doubt:
             self.abandon()  # MongoDB did not answer just now: one wait is enough
             return
         try:
@@ -265,81 +279,23 @@ class HeldDocument(Block, Generic[D]):
         self._deadline = sent + self._context.rules.stale_after  # _write has checked that this very write was done
 
     def _write(self, changes: Mapping[str, Any], more: Document, *, renew: bool = False) -> Steps[None]:
-        """Write, if the document is still as we left it, or as a write of ours left it whose outcome is unknown.
+        try:
+            yield from self.writes.write(changes, more, renew=renew)
+        except LockError as problem:
+            self.refused(problem)
+            raise
 
-        The id of this very write shows whether it was done where the answer was lost, and refuses late copies of
-        earlier writes.
-        """
-        attempt, doubt = updates.new_attempt(), Doubt()
-        statement = self.writing(attempt, changes, more, renew=renew)
-        known, mine = self._known, {(attempt, version + bool(changes)) for _, version in self._known}
-        self._known = known | mine
-        answer = yield from send(write_one(statement), doubt)
-        if answer is None and doubt.remains:  # perhaps the copy that was not answered was done
-            answer = yield from send(read_whole(self.id))
-            if answer is None or get_path(answer, self._context.rules.fields.attempt) != attempt:
-                raise self.lose(answer, maybe_written=True)
-        elif answer is None or isinstance(answer, Refusal):
-            self._known = known  # it was certainly not done
-            if isinstance(answer, Refusal):
-                raise DocumentRefused(self._context.name, self.id, str(answer))
-            raise self.lose((yield from send(read_whole(self.id))))
-        self._accept(answer, mine)
-
-    def writing(
-        self, attempt: str, changes: Mapping[str, Any], more: Mapping[str, Any], *, renew: bool = False
-    ) -> Statement:
-        """Return the update that makes a write. Raises DocumentDamaged."""
-        rules = self._context.rules
-        if changes and self.version >= LAST_VERSION - 1:
-            raise DocumentDamaged(self._context.name, self.id, "its version is too large")
-        update = updates.writing(rules, attempt, changes, more)
-        if renew:
-            update["$currentDate"] = {rules.fields.time: True}
-        return Statement(self.id, updates.is_held(rules, self.owner, self._known), update)
-
-    def may_have_written(self, attempt: str) -> None:
-        """Note a write that changes no version."""
-        self._known = self._known | {(attempt, version) for _, version in self._known}
-
-    def _accept(self, document: Document, mine: set[tuple[str, int]]) -> None:
-        """The write was done: *mine* is how it may have left the document."""
-        found = read_state(self._context.rules, document)
-        exact = {(attempt, version) for attempt, version in mine if version == found.version}
-        self._known = exact or mine  # none: another writer has raised the version already
-        self.document = document
-        self.version = max(version for _, version in self._known)
-
-    def lose(self, found: Document | None, *, maybe_written: bool = False) -> LockError:
-        """Return why a write was refused, and note whether the document is lost."""
-        problem = self._why_not(found, maybe_written=maybe_written)
-        self._ended = LOST if isinstance(problem, (DocumentLockLost, DocumentNotFound)) else None
-        return problem
-
-    def _why_not(self, found: Document | None, *, maybe_written: bool) -> LockError:
-        name, seen = self._context.name, read_state(self._context.rules, found) if found is not None else None
-        if seen is None:
-            return DocumentNotFound(name, self.id)
-        if seen.damage:
-            return DocumentDamaged(name, self.id, seen.damage)
-        attempts = {attempt for attempt, _ in self._known}
-        if seen.holder == self.owner and seen.attempt in attempts:
-            return DocumentChanged(name, self.id, self.version, seen.version)
-        return DocumentLockLost(name, self.id, self.version, seen.holder, seen.state, maybe_written=maybe_written)
-
-    def failing(self, attempt: str | None = None) -> Statement:
-        """Return the update that sets the failed state, whatever the version is."""
-        rules, attempts = self._context.rules, list({attempt for attempt, _ in self._known})
-        release = updates.releasing(rules, rules.pending[self.pending])
-        update = updates.writing(rules, attempt or updates.new_attempt(), {}, release)
-        return Statement(self.id, updates.is_held_in_any_version(rules, self.owner, attempts), update)
+    def refused(self, problem: LockError) -> None:
+        """Note why a write was not done: it may say that the document is lost."""
+        if isinstance(problem, (DocumentLockLost, DocumentNotFound)):
+            self._ended = LOST
 
     def _fail(self) -> Steps[bool]:
         if self._sender.forked:
             return False
         self._check()
         attempt = updates.new_attempt()
-        statement = self.failing(attempt)
+        statement = self.writes.failing(attempt)
         try:
             answer = yield write_one(statement)
         except BaseException:
@@ -347,7 +303,7 @@ class HeldDocument(Block, Generic[D]):
             raise
         if isinstance(answer, Refusal):
             raise DocumentRefused(self._context.name, self.id, str(answer))
-        self._ended = self._context.rules.pending[self.pending]
+        self._ended = self.writes.failed
         if answer is not None:
             return True
         found = yield from send(read_whole(self.id))  # the driver may have sent it twice
