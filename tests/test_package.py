@@ -99,6 +99,26 @@ def test_metadata(metadata: Message) -> None:
     assert metadata["Requires-Python"] == f">={min(pythons)}"
 
 
+def test_the_package_page_stands_alone(metadata: Message) -> None:
+    """All its links and pictures are absolute, and an owner changes one line: nothing else names the repository."""
+    text = str(metadata.get_payload())
+    repository = PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"]
+    targets = re.findall(r"\]\(([^)]+)\)|src=\"([^\"]+)\"", text)
+    assert len(targets) > 15
+    assert all("".join(target).startswith("https://") for target in targets)
+    assert f'src="{repository}/raw/main/docs/images/dashboard.png"' in text
+    urls = dict(entry.split(", ") for entry in metadata.get_all("Project-URL", []))
+    assert list(urls) == ["Documentation", "Source", "Changelog", "Issues"]
+    tracked = subprocess.run(
+        ["git", "grep", "--files-with-matches", repository.removeprefix("https://")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert tracked.stdout.split() in ([], ["pyproject.toml"])  # none in an sdist, which is no checkout
+
+
 def test_extras_are_what_contrib_asks_for(metadata: Message) -> None:
     """Every optional integration has an extra that installs what it imports."""
     assert set(metadata.get_all("Provides-Extra", [])) == {"celery", "opentelemetry", "prometheus", "rest-framework"}

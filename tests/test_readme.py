@@ -9,12 +9,11 @@ from typing import Any
 
 from celery import shared_task
 
-from django_mongolock import mongo_lock
-from django_mongolock.models import Lock
 from tests.lock_fixtures import WITH_MONGO
 from tests.looking import document
 
 README = Path(__file__).parents[1] / "README.md"
+HEADINGS = ["Installation", "Use", "Promises", "Try it", "Links"]
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
 
 
@@ -26,33 +25,36 @@ def run(number: int, **names: Any) -> dict[str, Any]:
 
 def test_all_are_here() -> None:
     """An example that is added must be added here."""
-    assert len(EXAMPLES) == 3
-
-
-@WITH_MONGO
-def test_the_first() -> None:
-    """A block, a view, a task."""
-    shipped: list[tuple[int, int]] = []
-    ship = lambda order, fencing_token: shipped.append((order, fencing_token))  # noqa: E731
-    names = run(0, order_id=5, ship=ship, shared_task=shared_task)
-    assert shipped == [(5, document("order:5")["token"])]
-    assert names["export_ad"](7) is None
-    assert document("ad:7")["acquisitions"] == 1
+    assert len(EXAMPLES) == 2
 
 
 def test_settings() -> None:
     """They are those of the project, but for the URI."""
-    names: dict[str, Any] = {"DATABASES": {}, "INSTALLED_APPS": [], "MIDDLEWARE": [], "os": os}
-    names = run(1, **names)
+    names: dict[str, Any] = {"DATABASES": {}, "INSTALLED_APPS": [], "os": os}
+    names = run(0, **names)
     assert names["MONGOLOCK"] == {"DATABASE": "locks"}
     assert names["DATABASES"]["locks"]["ENGINE"] == "django_mongodb_backend"
-    assert names["MIDDLEWARE"] == ["django_mongolock.middleware.LockContextMiddleware"]
 
 
 @WITH_MONGO
-def test_who_holds_it() -> None:
-    """The queries work, and force release takes the lock away."""
-    lock = mongo_lock("order:5").acquire()
-    run(2)
-    assert not Lock.objects.held().filter(key="order:5").exists()
-    lock.release()
+def test_use() -> None:
+    """A block, a view, two tasks."""
+    shipped: list[int] = []
+    names = run(1, order_id=5, ship=shipped.append, shared_task=shared_task)
+    assert shipped == [5]
+    assert names["export_ad"](7) is None
+    assert document("ad:7")["acquisitions"] == 1
+
+
+def test_it_begins_with_what_it_is() -> None:
+    """The order in which a newcomer reads: one sentence, badges, why, a picture, installation, use, promises, links."""
+    text = README.read_text()
+    marks = ["Named locks", "[![Tests]", "take turns", "<picture>", *(f"## {name}" for name in HEADINGS)]
+    assert sorted(marks, key=text.index) == marks
+
+
+def test_the_two_commands() -> None:
+    """One runs the demo, one the tests, and continuous integration calls the latter."""
+    commands = re.findall(r"^\$ python3 dev\.py (\w+)", README.read_text(), re.MULTILINE)
+    assert commands == ["demo", "test"]
+    assert "python3 dev.py test" in (README.parent / ".ci/run").read_text()
