@@ -34,9 +34,11 @@ RUN_BY = {
     "docs/howto/transactions.md": "tests/test_docs_decorator.py",
     "docs/howto/untrusted-keys.md": "tests/security/test_key_values.py",
     "docs/howto/versions.md": "tests/test_versions_docs.py",
+    "docs/howto/views.md": "tests/test_docs_topics.py",
     "docs/index.md": "tests/test_docs_site.py",
     "docs/reference/decorator.md": "tests/test_docs_decorator.py",
     "docs/tutorial/index.md": "tests/test_docs_tutorial.py",
+    "docs/tutorial/quickstart.md": "tests/test_docs_topics.py",
 }
 #: What else reads a page: its figures, its tables, the tests that it names.
 CHECKED_BY = (

@@ -1,7 +1,8 @@
-"""The examples in the pages on Celery, commands, rows and owners are run, top to bottom."""
+"""The examples in the quickstart and the pages on views, Celery, commands, rows and owners are run, top to bottom."""
 
 from __future__ import annotations
 
+import os
 import re
 import uuid
 from collections.abc import Iterator
@@ -9,12 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from celery import Celery
 from django.contrib.auth.models import AnonymousUser, User
 from django.contrib.sessions.backends.db import SessionStore
 from django.core.management import call_command
 from django.db import connection
 from django.http import HttpRequest
+from django.test import AsyncRequestFactory, RequestFactory
+from django.utils.module_loading import import_string
+from ninja.testing import TestAsyncClient, TestClient
+from rest_framework.test import APIRequestFactory
 
 from django_mongolock import SKIPPED
 from testproject.celery import app as shop
@@ -62,6 +68,49 @@ def test_celery(app: Celery) -> None:
     assert [names["report"](tenant) for tenant in "aba"] == ["a", "b", SKIPPED]
     (schedule,) = names["CELERY_BEAT_SCHEDULE"].values()
     assert app.tasks[schedule["task"]].apply(kwargs=schedule["kwargs"]).get() == {"found": 0, "cleared": 0}
+
+
+def test_quickstart(app: Celery) -> None:
+    """docs/tutorial/quickstart.md: its settings, a view, a task, a block."""
+    settings, examples = blocks("tutorial/quickstart.md")
+    project: dict[str, Any] = {"os": os, "DATABASES": {}, "INSTALLED_APPS": []}
+    exec(settings, project)  # noqa: S102
+    assert project["MONGOLOCK"]["DATABASE"] in project["DATABASES"]
+    names: dict[str, Any] = {"__name__": f"docs_{uuid.uuid4().hex}"}
+    exec(examples, names)  # noqa: S102
+    request = RequestFactory().get("/")
+    assert names["pay"](request, 5).content == b"order 5 is paid"
+    assert names["ship"].apply((5,)).get() == "order 5 is shipped"
+    assert names["cancel"](5) == "order 5 is cancelled"
+    with held_elsewhere("order:5"):
+        assert names["pay"](request, 5).status_code == 423
+
+
+def answers(names: dict[str, Any]) -> dict[str, int]:
+    """The status that each view of docs/howto/views.md gives for order 5."""
+    get, post = RequestFactory().get("/"), APIRequestFactory().post("/")
+    ninja = TestClient(names["api"])
+    return {
+        "function": async_to_sync(names["pay"])(AsyncRequestFactory().get("/"), order_id=5).status_code,
+        "class": names["OrderView"].as_view()(get, order_id=5).status_code,
+        "method": names["CartView"].as_view()(RequestFactory().post("/"), cart_id=5).status_code,
+        "inside": async_to_sync(names["refund"])(AsyncRequestFactory().get("/"), order_id=5).status_code,
+        "api_view": names["pay_by_api"](post, order_id=5).status_code,
+        "viewset": names["OrderSet"].as_view({"post": "update"})(post, pk=5).status_code,
+        "ninja": ninja.post("/orders/5/pay").status_code,
+        "ninja, async": async_to_sync(TestAsyncClient(names["api"]).post)("/orders/5/ship").status_code,
+        "ninja, inside": ninja.post("/orders/5/refund").status_code,
+    }
+
+
+def test_views() -> None:
+    """docs/howto/views.md: each answers, and each says that the order is locked."""
+    names = run("howto/views.md")
+    assert set(answers(names).values()) == {200}
+    with held_elsewhere("order:5"), held_elsewhere("cart:5"):
+        assert set(answers(names).values()) == {423}
+    assert names["CartView"].as_view()(RequestFactory().get("/"), cart_id=5).status_code == 200
+    assert import_string(names["REST_FRAMEWORK"]["EXCEPTION_HANDLER"])
 
 
 def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
