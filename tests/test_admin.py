@@ -18,6 +18,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.contrib.messages import get_messages
+from django.core.management.base import CommandError
 from django.test import Client
 from django.urls import NoReverseMatch, reverse
 from django.utils.timezone import localtime
@@ -27,6 +28,7 @@ from django_mongolock import mongo_lock
 from django_mongolock.admin import listing
 from django_mongolock.exceptions import printable
 from django_mongolock.inspection.display import quote_key
+from django_mongolock.models import Lock
 from tests.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, now, waiter
 from tests.lock_fixtures import WITH_MONGO, Commands
 from tests.test_commands import run
@@ -94,7 +96,7 @@ class TestList:
             [entry(1, left=595, label="nightly", place="task shop.tasks.export 7d0", user="anna", owner="job-1")],
             [waiter(2), waiter(3), waiter(4, left=-5)],
         )
-        locks.add("catalog", [entry(n, mode="shared", host=f"web-{n}", left=900) for n in range(2, 7)])
+        locks.add("catalog", [entry(n, mode="shared", host=f"web-{n}", left=900, held_for=90) for n in range(2, 7)])
         locks.stale("left:behind")
         locks.free("free:1")
 
@@ -102,21 +104,31 @@ class TestList:
         """Everything about a held lock is in its row; no grant and no session is."""
         response = admin.get(LIST)
         text = text_of(response)
-        for word in ("order:5", "● held", "nightly · task shop.tasks.export 7d0 · user anna · owner job-1"):
+        for word in ("order:5", "● held", "catalog"):
             assert word in text
-        assert re.search(r"web-1 · pid 4001 · MainThread", text)
-        assert re.search(r"1 min 1\d s ago", text)
-        assert f"{localtime(entry()['acquired_at']):%Y-%m-%d %H:%M:}"[:15] in text
-        assert re.search(r"9 min 5\d s 2 1763676000001", text)  # left, waiting, token
-        assert "and 2 more" in text
+        (who,) = re.findall(r"nightly .*?id 7d0", text)
+        assert (
+            who == "nightly web-1 · pid 4001 · MainThread · task shop.tasks.export · user anna · owner job-1 · id 7d0"
+        )
+        assert f'title="{localtime(entry()["acquired_at"]):%Y-%m-%d %H:%M:}'[:20] in response.content.decode()
+        assert re.search(r"held for 1 min 1\d s lease left 9 min 5\d s waiting 2 longest wait 1 min 1\d s", text)
+        assert "and 4 more" in text
         assert "secret" not in response.content.decode()
+        assert str(TOKEN + 1) not in response.content.decode()
+
+    def test_nothing_is_told_twice(self, admin: Client, locks: Locks) -> None:
+        """A Celery task is its label, its place and its owner at once: its name and its id are shown once each."""
+        locks.add("once", [entry(9, label="shop.tasks.bill", place="task shop.tasks.bill 7d0f-1", owner="7d0f-1")])
+        text = text_of(admin.get(f"{LIST}?q=once"))
+        assert "shop.tasks.bill web-1 · pid 4009 · MainThread · id 7d0f-1" in text
+        assert (text.count("shop.tasks.bill"), text.count("7d0f-1")) == (1, 1)
 
     @pytest.mark.parametrize(
         ("query", "keys"),
         [
-            ("", ["order:5", "catalog"]),
-            ("?state=held", ["order:5", "catalog"]),
-            ("?state=nonsense", ["order:5", "catalog"]),
+            ("", ["catalog", "order:5"]),
+            ("?state=held", ["catalog", "order:5"]),
+            ("?state=nonsense", ["catalog", "order:5"]),
             ("?state=waited", ["order:5"]),
             ("?state=stale", ["left:behind"]),
             ("?state=free", ["free:1"]),
@@ -124,14 +136,22 @@ class TestList:
             ("?mode=shared", ["catalog"]),
             ("?mode=exclusive&state=all", ["left:behind", "order:5"]),
             ("?mode=semaphore", []),
-            ("?mode=$ne", ["order:5", "catalog"]),
+            ("?mode=$ne", ["catalog", "order:5"]),
             ("?o=-1&state=all", ["order:5", "left:behind", "free:1", "catalog"]),
+            ("?o=5", ["order:5", "catalog"]),
+            ("?o=-5", ["catalog", "order:5"]),
+            ("?o=4", ["catalog", "order:5"]),
+            ("?o=-4", ["order:5", "catalog"]),
+            ("?o=6", ["order:5", "catalog"]),
             ("?o=-6", ["catalog", "order:5"]),
+            ("?o=7", ["order:5", "catalog"]),
+            ("?o=7&state=all", ["catalog", "free:1", "left:behind", "order:5"]),
             ("?o=99.x.3", ["catalog", "order:5"]),
         ],
     )
     def test_filters_and_order(self, admin: Client, query: str, keys: list[str]) -> None:
-        """Held is what is shown first; what ends first is at the top."""
+        """Held is what is shown first; what has been held for longest is at the top. Each column sorts, except where
+        free locks are listed, of which there may be a million."""
         assert rows(admin.get(LIST + query)) == keys
 
     @pytest.mark.parametrize(
@@ -197,7 +217,17 @@ class TestList:
     def test_server_time(self, admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         """The web server's clock decides nothing."""
         monkeypatch.setattr("django.utils.timezone.now", lambda: now() + timedelta(hours=1))
-        assert rows(admin.get(LIST)) == ["order:5", "catalog"]
+        assert rows(admin.get(LIST)) == ["catalog", "order:5"]
+
+    def test_the_longest_wait_first(self, admin: Client, locks: Locks) -> None:
+        """Waits are sorted by those who still wait: a waiter that died in the queue counts for nothing."""
+        locks.add("older", [entry(1)], [waiter(2, left=-5, held_for=400), waiter(3, held_for=50)])
+        locks.add("oldest", [entry(1)], [waiter(2, held_for=20), waiter(3, held_for=300)])
+        response = admin.get(f"{LIST}?state=waited")
+        assert rows(response) == ["oldest", "order:5", "older"]
+        assert re.search(
+            r"longest wait 5 min \d s .* longest wait 1 min 1\d s .* longest wait 5\d s", text_of(response)
+        )
 
     def test_prefix(self, admin: Client, locks: Locks, settings: Settings) -> None:
         """The locks of another site in the same collection are not shown, found, or opened."""
@@ -222,6 +252,60 @@ class TestList:
         assert (len(rows(first)), len(rows(second))) == (100, 32)
         assert not set(rows(first)) & set(rows(second))
         assert admin.get(f"{LIST}?p=99").status_code == 302
+
+
+class TestKept:
+    """What is only kept for a minimum hold is not held: nobody is at work."""
+
+    @pytest.fixture(autouse=True)
+    def some(self, locks: Locks) -> None:
+        locks.held("at:work")
+        done = now() - timedelta(seconds=700)
+        locks.add("once", [entry(2, left=9_000, held_for=800, label="bill", released=done)])
+        locks.add("over", [entry(3, left=-5, released=done)])
+        locks.add("both", [entry(4, left=500, mode="shared", released=done), entry(5, mode="shared", label="reads")])
+
+    def test_list_and_page(self, admin: Client) -> None:
+        """It has a list of its own; it says when it was done, and no pid as if that lived."""
+        assert rows(admin.get(LIST)) == ["at:work", "both"] or rows(admin.get(LIST)) == ["both", "at:work"]
+        response = admin.get(f"{LIST}?state=kept")
+        assert rows(response) == ["once"]
+        for text in (text_of(response), text_of(admin.get(page_of("once")))):
+            assert "◇ kept" in text
+            assert re.search(r"bill done 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d on web-1", text)
+            assert "4002" not in text
+        assert "kept until" in text
+        assert "Ask to release" not in text
+        assert "The lock is free" not in text
+        assert re.search(r"both ● held reads and 1 more web-1 · pid 4005", text_of(admin.get(LIST)))
+
+    def test_models(self) -> None:
+        """The same by the ORM: each lock is in one of the lists."""
+        named = {
+            name: sorted(str(lock) for lock in getattr(Lock.objects, name)()) for name in ("held", "kept", "stale")
+        }
+        assert named == {"held": ["at:work", "both"], "kept": ["once"], "stale": []}
+        assert [lock.is_kept for lock in Lock.objects.order_by("key") if lock.key in ("both", "once")] == [False, True]
+
+    def test_the_job_runs_again(self, admin: Client, locks: Locks) -> None:
+        """To free it asks just that, and a request for its release finds no holder."""
+        asked = text_of(select(admin, "force_release", "once"))
+        assert "The job will run again." in asked
+        assert "The holder's work is not stopped" not in asked
+        assert "None of the selected" in notes(select(admin, "ask_to_release", "once", follow=True).client.get(LIST))
+        both = text_of(select(admin, "ask_to_release", "once", "at:work"))
+        assert "was skipped because its work is done, and no holder can be asked: once" in both
+        confirm(admin, select(admin, "force_release", "once"))
+        assert locks.read("once")["holders"] == []
+
+    def test_commands(self, locks: Locks) -> None:
+        """list_locks has an option for it; release_lock frees it, and asks nobody."""
+        assert "once" not in run("list_locks")[0]
+        assert re.search(r"once +kept +bill, done 20.* on web-1 ", run("list_locks", "--kept")[0])
+        with pytest.raises(CommandError, match="there is no holder to ask"):
+            run("release_lock", "once", "--ask")
+        assert "'once' is free." in run("release_lock", "once", "--no-input")[0]
+        assert locks.read("once")["holders"] == []
 
 
 class TestEmpty:
@@ -688,12 +772,17 @@ class TestSpeed:
                 assert explained["executionStats"]["totalDocsExamined"] <= max(most_documents, listing.CAP + 1)
         assert first["executionStats"]["totalDocsExamined"] <= most_documents
 
-    def test_default_list_looks_at_one_page(self, admin: Client, commands: Commands, locks: Locks) -> None:
-        """The default list reads no more documents than it shows."""
-        admin.get(LIST)
+    @pytest.mark.parametrize(
+        ("query", "most"), [("", 300), ("?o=-6", 300), ("?o=5", 101), ("?o=7&state=all", 101), ("?o=1&state=all", 101)]
+    )
+    def test_looks_at_what_is_held(
+        self, admin: Client, commands: Commands, locks: Locks, query: str, most: int
+    ) -> None:
+        """A list of held locks reads these; in the order of an index, it reads one page and one document more."""
+        admin.get(LIST + query)
         explained = explain(locks, commands.sent[0])
-        assert "mongolock_expires_at" in str(explained["queryPlanner"]["winningPlan"])
-        assert explained["executionStats"]["totalDocsExamined"] == 101  # is there another page?
+        assert "COLLSCAN" not in str(explained["queryPlanner"]["winningPlan"])
+        assert explained["executionStats"]["totalDocsExamined"] == most
 
     def test_counts_no_further_than_needed(
         self, admin: Client, commands: Commands, monkeypatch: pytest.MonkeyPatch

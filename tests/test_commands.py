@@ -338,7 +338,7 @@ class TestOutput:
         locks.add("k", [entry(1, left=-65, place="task export", user="anna", host="web-9")])
         before = locks.read("k")
         out, _ = run("clear_stale_locks", "--dry-run")
-        assert "task export · user anna, web-9 · pid 4001 · MainThread" in out
+        assert "task export, web-9 · pid 4001 · MainThread · user anna" in out
         assert re.search(r"ended 1 min \d s ago", out)
         assert "Stale locks: 1. Nothing was cleared." in out
         assert locks.read("k") == before
@@ -436,9 +436,10 @@ class TestList:
         assert listed["more"] is ("--limit" in arguments)
 
     def test_table(self) -> None:
-        """Key, state, holder, since, left, waiting, token; damage in words."""
-        lines = run("list_locks")[0].splitlines()
-        assert lines[0].split() == ["KEY", "STATE", "HOLDER", "SINCE", "LEFT", "WAITING", "TOKEN"]
+        """Key, state, holder, held for, left, waiting, token; damage in words."""
+        assert re.split(" {2,}", run("list_locks")[0].splitlines()[0])[-2:] == ["LEFT", "WAITING"]
+        lines = run("list_locks", "--wide")[0].splitlines()
+        assert re.split(" {2,}", lines[0]) == ["KEY", "STATE", "HOLDER", "HELD FOR", "LEFT", "WAITING", "TOKEN"]
         assert lines[2].startswith("b:held")
         for word in (
             "held",
@@ -456,9 +457,22 @@ class TestList:
     def test_a_long_holder(self, locks: Locks) -> None:
         """The columns stand below their titles, however long the label is."""
         locks.add("long", [entry(6, label="the nightly import of everything that the publishers have sent")])
-        title, row = run("list_locks", "--key", "long")[0].splitlines()
+        title, row = run("list_locks", "--wide", "--key", "long")[0].splitlines()
         assert row[title.index("LEFT") - 2 : title.index("LEFT")] == "  "
         assert row[title.index("TOKEN") :] == str(TOKEN + 6)
+
+    def test_a_hundred_columns(self, locks: Locks) -> None:
+        """Whatever stands in the documents, a line has no more than a hundred columns; --wide cuts nothing."""
+        key, place = "long:" + "k" * 200, "task shop.tasks.import_catalog 0d7f4b6e-8a0f-4f5e-9f6a-3a1a3c1f2b11"
+        locks.add(key, [entry(6, label="the nightly import of all books", place=place, user="u" * 80, left=-5_000_000)])
+        locks.add("short", [entry(7, place=place, host="worker-3")])
+        out, _ = run("list_locks", "--all")
+        assert max(map(len, out.splitlines())) <= 100
+        assert "task shop.tasks.import_catalog, worker-3" in run("list_locks", "--key", "short")[0]
+        assert f"{key[:20]}" in out
+        assert key not in out
+        wide, _ = run("list_locks", "--all", "--wide")
+        assert all(text in wide for text in (key, "u" * 80, "0d7f4b6e-8a0f-4f5e-9f6a-3a1a3c1f2b11"))
 
     def test_nothing(self, locks: Locks) -> None:
         """An empty list says so."""

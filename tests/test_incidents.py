@@ -66,7 +66,7 @@ class TestThePage:
         before = locks.read("k")
         page = select(admin, action, "k")
         text = text_of(page)
-        for word in ("nightly · user anna", "web-1 · pid 4001", "1 min 1", str(TOKEN + 1), "2 waiters"):
+        for word in ("nightly", "web-1 · pid 4001 · MainThread · user anna", "1 min 1", str(TOKEN + 1), "2 waiters"):
             assert word in text
         assert f'action="{ACTIONS[action]}"' in page.content.decode()
         assert ("The lock is not taken away" in text) == (action == "ask_to_release")

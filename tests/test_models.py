@@ -219,7 +219,7 @@ class TestForceRelease:
         """Also during a minimum hold."""
         with mongo_lock("k", min_hold=60):
             pass
-        assert Lock.objects.held().get().force_release()
+        assert Lock.objects.kept().get().force_release()
         assert not Lock.objects.held().exists()
 
     def test_not_the_next_holder(self, three: Locks) -> None:

@@ -11,6 +11,7 @@ from django.contrib import messages
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
+from ..inspection import display
 from ..inspection.snapshot import LockSnapshot, State
 from .release import Outcome, as_shown
 
@@ -34,15 +35,16 @@ class ReasonForm(forms.Form):
 
 @dataclass(frozen=True)
 class Kind:
-    """An action that a page confirms."""
+    """An action that a page confirms, on locks in these states."""
 
     name: str
     title: StrPromise
     needs_reason: bool
+    states: tuple[State, ...]
 
 
-FORCE: Final = Kind("force_release", gettext_lazy("Force release?"), needs_reason=True)
-ASK: Final = Kind("ask_to_release", gettext_lazy("Ask to release?"), needs_reason=False)
+FORCE: Final = Kind("force_release", gettext_lazy("Force release?"), True, (State.HELD, State.KEPT))
+ASK: Final = Kind("ask_to_release", gettext_lazy("Ask to release?"), False, (State.HELD,))
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,9 @@ class Row:
     @property
     def next(self) -> str:
         """What happens after a forced release. Of several holders, some may keep the lock."""
+        if self.lock.state is State.KEPT:
+            end = display.moment(self.lock.expires_at or self.lock.now)
+            return _("Kept until %s. If you free it, the job will run again when it is next called.") % end
         waiting, only_one = self.lock.waiting, self.lock.holding == 1
         if not waiting:
             return _("No waiters: the lock will be free.") if only_one else _("No waiters.")
@@ -83,6 +88,11 @@ _LEFT_OUT: Final = {
         "%(count)d of the selected locks were skipped because they are free now: %(keys)s",
         "count",
     ),
+    State.KEPT: ngettext_lazy(
+        "%(count)d of the selected locks was skipped because its work is done, and no holder can be asked: %(keys)s",
+        "%(count)d of the selected locks were skipped because their work is done, and no holder can be asked: %(keys)s",
+        "count",
+    ),
     State.STALE: ngettext_lazy(
         "%(count)d of the selected locks was skipped because it is stale, and the next process that asks gets it: "
         "%(keys)s",
@@ -98,10 +108,10 @@ _LEFT_OUT: Final = {
 }
 
 
-def left_out(locks: Sequence[LockSnapshot]) -> Iterator[str]:
+def left_out(kind: Kind, locks: Sequence[LockSnapshot]) -> Iterator[str]:
     """Which of the selected locks are skipped, and why."""
     for state, text in _LEFT_OUT.items():
-        if keys := [str(lock.key) for lock in locks if lock.state is state]:
+        if state not in kind.states and (keys := [str(lock.key) for lock in locks if lock.state is state]):
             yield text % {"count": len(keys), "keys": _first(keys)}
 
 

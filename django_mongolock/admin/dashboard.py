@@ -77,8 +77,13 @@ TEXTS: Final[dict[Alarm, Callable[[Problem], str]]] = {
         % problem.amount
     ),
     Alarm.DAMAGED: lambda problem: (
-        _("The document of “%s” is damaged: the lock cannot be acquired until the document is repaired.")
-        % problem.about
+        ngettext(
+            "The document of “%(key)s” is damaged: the lock cannot be acquired until the document is repaired.",
+            "%(count)d documents are damaged, such as that of “%(key)s”: their locks cannot be acquired until they are "
+            "repaired.",
+            int(problem.amount),
+        )
+        % {"count": problem.amount, "key": problem.about}
     ),
     Alarm.LONG_WAIT: lambda problem: (
         _("A waiter has been waiting for “%(key)s” for %(time)s.")

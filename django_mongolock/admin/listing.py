@@ -24,7 +24,7 @@ from ..engine.deadlock import Cycle
 from ..engine.mongo_store import MongoStore
 from ..engine.text_checks import check_text
 from ..inspection.patterns import KeyMatch, glob, starting
-from ..inspection.queries import count, find_deadlocks, ping
+from ..inspection.queries import ORDERS, Bounds, count, find_deadlocks, ping
 from ..models import Lock, LockQuerySet
 from ..models.lock_model import LONG_AGO
 
@@ -56,6 +56,7 @@ class StateFilter(admin.SimpleListFilter):
         return [
             ("held", _("Held")),
             ("waited", _("With waiters")),
+            ("kept", _("Kept")),
             ("stale", _("Stale")),
             ("free", _("Free")),
             ("all", _("All")),
@@ -89,6 +90,12 @@ class ModeFilter(admin.SimpleListFilter):
         if self.value() not in dict(self.lookup_choices):
             return queryset
         return queryset.filter(_of_holders([{"mode": str(self.value())}]))
+
+
+def sorts_all(request: HttpRequest) -> bool:
+    """Whether the list is of locks with a lease: few enough to be sorted by what has no index."""
+    default = "all" if request.GET.get(SEARCH_VAR, "").strip() else "held"
+    return request.GET.get(StateFilter.parameter_name, default) not in ("all", "free")
 
 
 def search(queryset: LockQuerySet, text: str) -> LockQuerySet:
@@ -174,16 +181,26 @@ class LockChangeList(BoundedChangeList):
     #: The deadlocks, if the list shows locks with waiters.
     deadlocks: list[Cycle]
 
+    #: What the list is sorted by if no index has that order.
+    by: tuple[str, int] | None = None
+
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Lock]) -> list[str | Combinable]:
         """Without the second key that Django adds for a definite order: the index has a definite order."""
-        chosen = [name for name in super().get_ordering(request, queryset) if name != "-pk"]
-        return chosen[:1] or ["key"]
+        chosen = [str(name) for name in super().get_ordering(request, queryset) if name != "-pk"]
+        name = chosen[0] if chosen else "key"
+        if name.lstrip("-") not in ORDERS:
+            return [name]
+        if not sorts_all(request):
+            return ["key"]
+        self.by = name.lstrip("-"), -1 if name.startswith("-") else 1
+        return ["expires_at"]
 
     def get_ordering_field_columns(self) -> dict[int, Literal["desc", "asc"]]:
         """The columns that show an arrow."""
         if ORDER_VAR in self.params:
             return super().get_ordering_field_columns()
-        name = "key_link" if self.queryset.query.order_by[:1] == ("key",) else "left"
+        order = self.by[0] if self.by else self.queryset.query.order_by[0]
+        name = {"key": "key_link", "expires_at": "left"}.get(order, order)
         return {self.list_display.index(name): "asc"}
 
     def get_results(self, request: HttpRequest) -> None:
@@ -206,7 +223,8 @@ class LockChangeList(BoundedChangeList):
     def fetch(self, skip: int, limit: int, timeout: float) -> list[Lock]:
         """See BoundedChangeList.fetch()."""
         queryset: Any = self.queryset
-        found = queryset.snapshots(skip=skip, limit=limit, timeout=timeout)
+        bounds: Bounds = {"skip": skip, "limit": limit, "timeout": timeout}
+        found = queryset.snapshots(**bounds, **({"by": self.by} if self.by else {}))
         return [Lock.from_snapshot(snapshot, queryset.db) for snapshot in found]
 
     def _deadlocks(self, store: MongoStore, timeout: float) -> list[Cycle]:

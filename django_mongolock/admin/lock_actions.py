@@ -106,15 +106,16 @@ class LockActions(Pages):
         self, request: HttpRequest, kind: Kind, locks: Sequence[LockSnapshot], form: ReasonForm | None = None
     ) -> HttpResponse | None:
         """The page that asks for confirmation; None if none of these locks is held."""
-        held = [lock for lock in locks if lock.state is State.HELD]
+        held = [lock for lock in locks if lock.state in kind.states]
         if not held:
             self.message_user(request, _("None of the selected locks is held now."), messages.WARNING)
             return None
         context = {
             "title": kind.title,
             "kind": kind.name,
+            "all_kept": all(lock.state is State.KEPT for lock in held),
             "rows": [Row(lock, chooses=len(held) == 1 and len(lock.tokens) > 1) for lock in held],
-            "left_out": list(left_out(locks)),
+            "left_out": list(left_out(kind, locks)),
             "filters": request.POST.get("filters") or request.GET.urlencode(),
             "back": request.POST.get("back", ""),
             "way_back": self.way_back(request),

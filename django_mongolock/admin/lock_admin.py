@@ -26,7 +26,8 @@ from ..inspection.snapshot import State
 from ..models import Lock, LockEvent
 from . import dashboard, document_forcing, document_pages
 from .columns import Columns
-from .listing import LockChangeList, ModeFilter, StateFilter, search
+from .confirmation import FORCE
+from .listing import LockChangeList, ModeFilter, StateFilter, search, sorts_all
 from .lock_actions import SHOWN, LockActions
 from .pages import csrf, plainly, unless_away
 
@@ -39,7 +40,7 @@ class LockAdmin(Columns, LockActions):
     """Read only. To force a release and to clear needs the permission ``django_mongolock.force_release_lock``, to ask
     for a release ``django_mongolock.ask_release_lock``."""
 
-    list_display = ("key_link", "state", "who", "where", "since", "left", "waiting", "fencing_token")
+    list_display = ("key_link", "state", "who", "since", "left", "waiting", "waited")
     list_filter = (StateFilter, ModeFilter)
     search_fields = ("key",)
     search_help_text = gettext_lazy(
@@ -57,8 +58,13 @@ class LockAdmin(Columns, LockActions):
         return LockChangeList
 
     def get_ordering(self, request: HttpRequest) -> tuple[str]:
-        """The lease that ends first comes first; locks without a lease are sorted by key."""
-        return ("key",) if request.GET.get("state") in ("all", "free") else ("expires_at",)
+        """What has been held or waited for longest comes first; among all locks, what an index finds first."""
+        orders = {"all": "key", "free": "key", "stale": "expires_at", "waited": "waited"}
+        return (orders.get(request.GET.get("state", ""), "since" if sorts_all(request) else "expires_at"),)
+
+    def get_sortable_by(self, request: HttpRequest) -> tuple[str, ...]:
+        """Only by what an index finds, if free locks are listed too."""
+        return ("key_link", "left", *(("since", "waiting", "waited") if sorts_all(request) else ()))
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Lock], search_term: str
@@ -136,7 +142,7 @@ class LockAdmin(Columns, LockActions):
             "facts": display.counters(lock),
             "quoted": display.quote_key(key),
             "can_ask": self.has_ask_release_permission(request) and lock.state is State.HELD,
-            "can_release": may_force and lock.state is State.HELD,
+            "can_release": may_force and lock.state in FORCE.states,
             "can_clear": may_force and lock.state is State.STALE,
             "checkbox": ACTION_CHECKBOX_NAME,
             **self._history(request, key),

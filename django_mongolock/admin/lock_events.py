@@ -126,7 +126,7 @@ class LockEventAdmin(Pages):
 
     @admin.display(description=gettext_lazy("where"))
     def where(self, event: LockEvent) -> SafeString:
-        return format_html("<bdi>{}</bdi>", display.where(event.party))
+        return format_html("<bdi>{}</bdi>", display.details(event.party))
 
     @admin.display(description=gettext_lazy("token"))
     def fencing_token(self, event: LockEvent) -> str:

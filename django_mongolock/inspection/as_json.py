@@ -51,6 +51,7 @@ def _overview(found: Overview) -> Json:
         "now": found.now.isoformat(),
         "counts": {
             "held": found.held,
+            "kept": found.kept,
             "waited_for": found.waited,
             "waiting": found.waiting,
             "stale": found.stale,
@@ -127,7 +128,8 @@ def _process(process: Process, now: datetime) -> Json:
 
 def _party(party: Party, since: datetime | None) -> Json:
     facts = {name: value for name in _FACTS if (value := getattr(party, name)) is not None}
-    return facts | ({"since": since.isoformat()} if since else {})
+    moments = {"since": since, "released": party.released}
+    return facts | {name: moment.isoformat() for name, moment in moments.items() if moment}
 
 
 def _moment(value: datetime | None) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
+from itertools import islice
 from typing import Final
 
 from django.urls import reverse
@@ -10,7 +12,7 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from ..context import BROWSER
 from ..engine.document import UNLIMITED
@@ -20,6 +22,7 @@ from .snapshot import LockSnapshot, Party, State
 #: A state or an event is shown by word and by shape; colour only comes on top.
 STATES: Final = {
     State.HELD: ("●", gettext_lazy("held")),
+    State.KEPT: ("◇", gettext_lazy("kept")),
     State.STALE: ("◐", gettext_lazy("stale")),
     State.FREE: ("○", gettext_lazy("free")),
     State.DAMAGED: ("▲", gettext_lazy("damaged")),
@@ -58,18 +61,51 @@ def _badge(css: str, shape: str, word: object) -> SafeString:
 
 
 def who(party: Party) -> str:
-    """Label, view or task, user, owner. For an edit lock neither view nor owner, which is a hash."""
-    edits = party.host == BROWSER
-    words = [word for word in (party.label, "" if edits else party.place) if word]
-    words += [_("user %s") % party.user] if party.user else []
-    words += [_("owner %s") % party.owner] if party.owner and not edits else []
-    return " · ".join(words) or _("unknown")
+    """The label, or else the task or view, the user, the owner: one line."""
+    return next(_names(party), "") or _("unknown")
 
 
-def where(party: Party) -> str:
-    """Host, process, thread or asyncio task."""
-    words = [party.host or "", _("pid %s") % party.pid if party.pid is not None else "", party.thread or ""]
+def where(party: Party, *, thread: bool = True) -> str:
+    """Host, process, thread or asyncio task; of a holder that has released the lock, the host and when."""
+    if party.released:
+        return _("done %(time)s on %(host)s") % {"time": moment(party.released), "host": party.host or "?"}
+    words = [party.host or "", _("pid %s") % party.pid if party.pid is not None else ""]
+    words += [party.thread or ""] if thread else []
     return " · ".join(word for word in words if word) or "?"
+
+
+def details(party: Party) -> str:
+    """Where, and what `who` leaves out."""
+    return " · ".join([where(party), *islice(_names(party), 1, None)])
+
+
+def _names(party: Party) -> Iterator[str]:
+    """What names a holder or a waiter, nothing twice. Of an edit lock neither view nor owner, which is a hash."""
+    label, place, owner = party.label or "", party.place or "", party.owner or ""
+    if party.host == BROWSER:
+        place = owner = ""
+    task, id_ = place.rsplit(" ", 1) if place.count(" ") > 1 and place.startswith("task ") else (place, "")
+    yield from filter(None, (label, "" if label and label in task else task))
+    if party.user:
+        yield _("user %s") % party.user
+    if owner and owner != id_:
+        yield _("owner %s") % owner
+    if id_:
+        yield _("id %s") % id_
+
+
+def holders(lock: LockSnapshot) -> SafeString | str:
+    """As HTML: who the first holder is, where, and how many others there are; or the damage."""
+    if lock.damage or not lock.holders:
+        return lock.damage or "–"
+    first, others = min(lock.holders, key=lambda holder: bool(holder.released)), lock.holding - 1
+    more = f" {ngettext('and %d more', 'and %d more', others) % others}" if others > 0 else ""
+    return format_html(
+        '<span class="mongolock-who"><bdi>{}</bdi>{}</span><small class="mongolock-who"><bdi>{}</bdi></small>',
+        who(first),
+        more,
+        details(first),
+    )
 
 
 def mode(party: Party) -> str:
@@ -118,6 +154,14 @@ def time_ago(value: datetime | None, now: datetime | None) -> SafeString | str:
         ago(value, now),
         moment(value),
     )
+
+
+def time_since(value: datetime | None, now: datetime) -> SafeString | str:
+    """How long ago a moment was, as HTML that shows the moment itself as a hint; "–" without one."""
+    if value is None:
+        return "–"
+    text = duration((now - value).total_seconds())
+    return format_html('<time datetime="{}" title="{}">{}</time>', value.isoformat(), moment(value), text)
 
 
 def time_left(end: datetime | None, now: datetime) -> str:

@@ -52,7 +52,7 @@ class Which:
         query: Document = {
             "expires_at": {"$type": "date"},
             "$expr": {"$lte": ["$expires_at", end]},
-            "holders": {"$not": RELEASED},
+            "$nor": [RELEASED],
             **self.key.query(),
         }
         return query if self.owner is None else {**query, "holders.owner": {"$eq": self.owner}}

@@ -1,35 +1,21 @@
 """All locks at one moment, for a page or a program to show: bounded, however many locks there are.
 
-A handful of commands, each on an index, return keys and sums; the last one reads the few documents to be shown.
+One command, each part of it on an index, returns the few locks to be shown and sums: so these fit together.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
 
 from ..engine.deadlock import Cycle
 from ..engine.mongo_store import MongoStore
-from .overview_pipelines import (
-    KEYS_SHOWN,
-    MAX_COUNTED,
-    MAX_HELD_EXAMINED,
-    SHOWN,
-    contended_pipeline,
-    held_pipeline,
-    recent_pipeline,
-    stale_pipeline,
-    waits_pipeline,
-)
+from .overview_pipelines import KEYS_SHOWN, MAX_COUNTED, MAX_HELD_EXAMINED, SHOWN, overview_pipeline
 from .patterns import EVERY_KEY, KeyMatch
-from .queries import count, find_deadlocks, snapshots
-from .snapshot import Document, LockSnapshot, State, read_date, read_number, read_text
-
-#: How many holders and how many waiters of a lock are read.
-PARTIES: Final = 10
+from .queries import find_deadlocks
+from .snapshot import Document, LockSnapshot, State, read_date, read_number, read_snapshot, read_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +38,21 @@ class Process:
 class Overview:
     """Counts and lists. Times are according to the server's clock, at the moment *now*.
 
-    held, waited, stale: how many locks are held, have waiters, are stale. waiting: how many wait. capped: even more
-    are held. longest_held, waited_for, left_behind (stale), contended, recent: the first few locks of each list.
-    processes, more_processes: the first few, and the number of the others. looked_at: the number of held locks that
-    longest_held and processes are based on.
+    held, kept, waited, stale: how many locks are held, are only kept, have waiters, are stale. waiting: how many wait.
+    capped: even more are held or kept. unsound: the keys of damaged ones among the held locks looked at. longest_held,
+    waited_for, left_behind (stale), contended, recent: the first few locks of each list. processes, more_processes: the
+    first few, and the number of the others. looked_at: the number of held locks that processes are based on.
     """
 
     now: datetime
     held: int = 0
+    kept: int = 0
     waited: int = 0
     waiting: int = 0
     stale: int = 0
     capped: bool = False
     looked_at: int = 0
+    unsound: tuple[str, ...] = ()
     longest_held: tuple[LockSnapshot, ...] = ()
     waited_for: tuple[LockSnapshot, ...] = ()
     left_behind: tuple[LockSnapshot, ...] = ()
@@ -77,7 +65,7 @@ class Overview:
     @property
     def unused(self) -> bool:
         """Whether no lock has been used here."""
-        return not (self.held or self.stale or self.contended or self.recent)
+        return not (self.held or self.kept or self.stale or self.contended or self.recent)
 
     @property
     def shown(self) -> tuple[LockSnapshot, ...]:
@@ -86,9 +74,9 @@ class Overview:
         return tuple({lock.key: lock for locks in lists for lock in locks}.values())
 
     @property
-    def damaged(self) -> tuple[LockSnapshot, ...]:
-        """The damaged documents among these."""
-        return tuple(lock for lock in self.shown if lock.state is State.DAMAGED)
+    def damaged(self) -> list[str]:
+        """The keys of the damaged documents among these."""
+        return sorted({*self.unsound, *(lock.key for lock in self.shown if lock.state is State.DAMAGED)})
 
     @property
     def longest_wait(self) -> float:
@@ -98,39 +86,36 @@ class Overview:
 
 def overview(store: MongoStore, match: KeyMatch = EVERY_KEY, timeout: float = 5.0) -> Overview:
     """Look at the locks whose keys match. Raises LockBackendFailed."""
-    held, waits, stale = (
-        _ask(store, pipeline(match), timeout)[0] for pipeline in (held_pipeline, waits_pipeline, stale_pipeline)
-    )
-    looked_at = _sum(held, "n")
-    counted = looked_at
-    if looked_at == MAX_HELD_EXAMINED:  # there may be more; a count in the index alone needs the time as a value
-        counted = count(store, {"expires_at": {"$gt": held["now"]}, **match.query()}, MAX_COUNTED + 1, timeout)
+    found = _ask(store, overview_pipeline(store.collection.name, match), timeout)
+    parts: dict[str, Document] = {part["part"]: part for part in found}
+    held, waits, stale = parts["held"], parts["waits"], parts["stale"]
     lists = {
-        "longest_held": _keys(held["longest"]),
-        "waited_for": _keys(waits["longest"]),
-        "left_behind": _keys(stale["latest"]),
-        "contended": _keys(_ask(store, contended_pipeline(match), timeout)),
-        "recent": _keys(_ask(store, recent_pipeline(match), timeout)),
+        "longest_held": held["longest"],
+        "waited_for": waits["longest"],
+        "left_behind": stale["latest"],
+        **{name: parts.get(name, {}).get("locks", []) for name in ("contended", "recent")},
     }
-    read = _read(store, {key for keys in lists.values() for key in keys}, timeout)
-    found = {name: tuple(read[key] for key in keys if key in read) for name, keys in lists.items()}
-    # One command chose a lock and a later one read it: it may have changed in between.
-    found["waited_for"] = tuple(lock for lock in found["waited_for"] if lock.queue)
-    for name, state in (("longest_held", State.HELD), ("left_behind", State.STALE)):
-        found[name] = tuple(lock for lock in found[name] if lock.state in (state, State.DAMAGED))
+    kept = _sum(held, "kept")
+    at_work = _sum(held, "n") - kept
     processes = _processes([*held["processes"], *stale["processes"]], waits["processes"], held["now"])
     return Overview(
         now=held["now"],
-        held=min(counted, MAX_COUNTED),
-        capped=counted > MAX_COUNTED,
-        looked_at=looked_at,
+        held=min(at_work, MAX_COUNTED),
+        kept=kept,
+        capped=at_work + kept > MAX_COUNTED,
+        looked_at=min(at_work, MAX_HELD_EXAMINED),
+        unsound=tuple(row["_id"] for row in held["damaged"]),
         waited=_sum(waits, "waited"),
         waiting=_sum(waits, "waiting"),
         stale=_sum(stale, "n"),
         processes=tuple(processes[:SHOWN]),
         more_processes=len(processes[SHOWN:]),
         deadlocks=tuple(find_deadlocks(store, match, timeout)) if waits["entangled"] else (),
-        **found,
+        # A key that is no text belongs to no lock.
+        **{
+            name: tuple(read_snapshot(each) for each in locks if type(each["_id"]) is str)
+            for name, locks in lists.items()
+        },
     )
 
 
@@ -142,19 +127,6 @@ def _sum(found: Document, name: str) -> int:
 def _ask(store: MongoStore, pipeline: list[Document], timeout: float) -> list[Document]:
     with store.bounded(timeout):
         return list(store.latest.aggregate(pipeline))
-
-
-def _keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The keys that are text: others belong to no lock."""
-    return [row["_id"] for row in rows if isinstance(row["_id"], str)]
-
-
-def _read(store: MongoStore, keys: set[str], timeout: float) -> dict[str, LockSnapshot]:
-    if not keys:
-        return {}
-    query = {"_id": {"$in": sorted(keys)}}
-    found = snapshots(store, query, limit=len(keys), holders=PARTIES, waiters=PARTIES, timeout=timeout)
-    return {lock.key: lock for lock in found}
 
 
 def _processes(holds: Iterable[Document], waits: Iterable[Document], now: datetime) -> list[Process]:

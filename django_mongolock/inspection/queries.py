@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final, TypedDict, Unpack
 
@@ -26,8 +27,13 @@ QUICK: Final = 0.5
 READ_BATCH: Final = 1_000
 #: How many locks with waiters are searched for deadlocks.
 MAX_LOCKS_FOR_DEADLOCKS: Final = 1_000
-#: The holders of a lock that was released, and is only kept for a minimum hold: it is not stale when that ends.
-RELEASED: Final[Document] = {"$elemMatch": {"released": {"$type": "date"}}}
+#: All holders have released the lock, which is only kept for a minimum hold: it is not held, nor stale when that ends.
+RELEASED: Final[Document] = {
+    "holders": {
+        "$elemMatch": {"released": {"$type": "date"}},
+        "$not": {"$elemMatch": {"released": {"$not": {"$type": "date"}}}},
+    }
+}
 
 
 def array(field: str) -> Document:
@@ -37,9 +43,15 @@ def array(field: str) -> Document:
 
 #: The waiters whose place in the queue has not expired.
 QUEUE: Final[Document] = {"$filter": {"input": array("waiters"), "as": "e", "cond": {"$gt": ["$$e.until", "$$NOW"]}}}
-#: An expression: whether the lock was released, and is only kept for a minimum hold.
+#: An expression for since when the first of the `$$queue` has waited.
+FIRST: Final[Document] = {"$min": "$$queue.since"}
+_IS_RELEASED: Final[Document] = {"$eq": [{"$type": "$$this.released"}, "date"]}
+#: `RELEASED` as an expression.
 WAS_RELEASED: Final[Document] = {
-    "$in": ["date", {"$map": {"input": array("holders"), "in": {"$type": "$$this.released"}}}]
+    "$and": [
+        {"$ne": [array("holders"), []]},
+        {"$allElementsTrue": [{"$map": {"input": array("holders"), "in": _IS_RELEASED}}]},
+    ]
 }
 
 
@@ -49,9 +61,23 @@ def waiting(waiters: Document | str) -> Document:
     return {"$let": {"vars": {"waiters": waiters}, "in": {"$add": [{"$size": "$$waiters"}, behind]}}}
 
 
-class Bounds(TypedDict, total=False):
-    """How much to read. limit: 0 for all. holders, waiters: of each lock. timeout: for each batch, in seconds."""
+#: What locks can be sorted by without an index: so many of them at most, the first in the order of the query.
+MAX_SORTED: Final = 10_000
+_NEVER: Final = datetime(9999, 1, 1, tzinfo=UTC)
+ORDERS: Final[Document] = {
+    "since": {"$ifNull": [{"$min": "$holders.acquired_at"}, _NEVER]},
+    "waited": {"$ifNull": [{"$let": {"vars": {"queue": QUEUE}, "in": FIRST}}, _NEVER]},
+    "waiting": waiting(QUEUE),
+}
 
+
+class Bounds(TypedDict, total=False):
+    """How much to read. limit: 0 for all. holders, waiters: of each lock. timeout: for each batch, in seconds.
+
+    by: one of `ORDERS` and its direction, 1 or -1; without it, the locks have the order of the query.
+    """
+
+    by: tuple[str, int]
     skip: int
     limit: int
     holders: int
@@ -66,9 +92,15 @@ def snapshots(
     limit, timeout = bounds.get("limit", 0), bounds.get("timeout", 60.0)
     stages: list[Document] = [{"$match": query}]
     stages += [{"$sort": dict(sort)}] if sort else []
+    if (by := bounds.get("by")) is not None:
+        stages += [
+            {"$limit": MAX_SORTED},
+            {"$addFields": {"order": ORDERS[by[0]]}},
+            {"$sort": {"order": by[1], "_id": 1}},
+        ]
     stages += [{"$skip": skip}] if (skip := bounds.get("skip")) else []
     stages += [{"$limit": limit}] if limit else []
-    stages.append({"$project": _projection(bounds.get("holders", 3), bounds.get("waiters", 1))})
+    stages.append({"$project": projection(bounds.get("holders", 3), bounds.get("waiters", 1))})
     with store.bounded(timeout):
         # One more than is wanted: the server then closes the cursor with the first batch.
         cursor = store.latest.aggregate(stages, batchSize=min(limit or READ_BATCH, READ_BATCH) + 1)
@@ -142,17 +174,19 @@ def ping(store: MongoStore, timeout: float = 5.0) -> None:
                 raise translate(error, waited, client=store.client) from bare(error)
 
 
-def _projection(holders: int, waiters: int) -> Document:
+def projection(holders: int, waiters: int, skip: int = 0) -> Document:
+    """What `read_snapshot` reads: with so many holders, and so many of the waiters whose places have not expired."""
+    live: Document = {"$slice": [QUEUE, skip, waiters]}
     return {
         **dict.fromkeys((*DOCUMENT_FIELDS, "expires_at", "last_holder"), 1),
         "now": "$$NOW",
         "whole": IS_WHOLE,
         "released": WAS_RELEASED,
         "holders": _first("holders", holders),
-        "waiters": _first("waiters", waiters),
+        "waiters": {"$cond": [{"$isArray": "$waiters"}, live, "$waiters"]},
         "tombstones": _first("tombstones", 1),
         "holding": {"$size": array("holders")},
-        "waiting": waiting(QUEUE),
+        "queue": {"$let": {"vars": {"queue": QUEUE}, "in": {"waiting": waiting("$$queue"), "since": FIRST}}},
     }
 
 

@@ -18,9 +18,11 @@ Document = dict[str, Any]
 
 
 class State(StrEnum):
-    """held: a lease runs. stale: the lease has ended without a release; the next process that asks gets the lock."""
+    """held: a lease runs. kept: released, but not free before its minimum hold is over. stale: the lease has ended
+    without a release; the next process that asks gets the lock."""
 
     HELD = "held"
+    KEPT = "kept"
     STALE = "stale"
     FREE = "free"
     DAMAGED = "damaged"
@@ -31,8 +33,8 @@ class Party:
     """A holder or a waiter, or the process that an event of the history is about; None for what is not known.
 
     grant: its id, for `operations.force_release`. session, worker: names for its process, and for its thread or task,
-    the same wherever that holds or waits. These three are not shown. lease: milliseconds. behind: how many more of its
-    process wait behind this waiter, which stands for them in the queue.
+    the same wherever that holds or waits. These three are not shown. released: when, if the lock is only kept. lease:
+    milliseconds. behind: how many more of its process wait behind this waiter, which stands for them in the queue.
     """
 
     grant: str | None = field(default=None, repr=False)
@@ -51,6 +53,7 @@ class Party:
     token: int | None = None
     since: datetime | None = None
     acquired_at: datetime | None = None
+    released: datetime | None = None
     until: datetime | None = None
     behind: int = 0
 
@@ -60,8 +63,8 @@ class LockSnapshot:
     """One lock as the server saw it at the moment *now*.
 
     holders and waiters are the first few; holding and waiting count all of them: of the waiters those whose place in
-    the queue has not expired, with those of their processes behind them. damage: why the document cannot be used, None
-    if it can. last: the previous holder.
+    the queue has not expired, with those of their processes behind them. waiting_since: since when the first of these
+    has waited. damage: why the document cannot be used, None if it can. last: the previous holder.
     """
 
     key: Any
@@ -71,6 +74,7 @@ class LockSnapshot:
     waiters: tuple[Party, ...]
     holding: int
     waiting: int
+    waiting_since: datetime | None
     token: int | None
     expires_at: datetime | None
     purge_at: datetime | None
@@ -91,8 +95,10 @@ class LockSnapshot:
 
     @property
     def since(self) -> datetime | None:
-        """When the first of the holders shown acquired the lock."""
-        return min((holder.acquired_at for holder in self.holders if holder.acquired_at), default=None)
+        """When the first of the holders shown acquired the lock, apart from those that have released it, if others have
+        not."""
+        parties = [holder for holder in self.holders if not holder.released] or self.holders
+        return min((holder.acquired_at for holder in parties if holder.acquired_at), default=None)
 
     @property
     def tokens(self) -> list[int]:
@@ -107,8 +113,7 @@ class LockSnapshot:
     @property
     def longest_wait(self) -> float | None:
         """Seconds that the first in the queue has waited; None without waiters."""
-        since = [waiter.since for waiter in self.queue if waiter.since]
-        return (self.now - min(since)).total_seconds() if since else None
+        return None if self.waiting_since is None else (self.now - self.waiting_since).total_seconds()
 
 
 def read_snapshot(document: Document) -> LockSnapshot:
@@ -120,7 +125,8 @@ def read_snapshot(document: Document) -> LockSnapshot:
     elif expires_at is None:
         state = State.FREE
     else:
-        state = State.HELD if expires_at > now else State.FREE if document["released"] else State.STALE
+        live, done = (State.HELD, State.STALE), (State.KEPT, State.FREE)
+        state = (done if document["released"] else live)[expires_at <= now]
     return LockSnapshot(
         key=document["_id"],
         now=now,
@@ -128,7 +134,8 @@ def read_snapshot(document: Document) -> LockSnapshot:
         holders=read_parties(document.get("holders")),
         waiters=read_parties(document.get("waiters")),
         holding=document["holding"],
-        waiting=document["waiting"],
+        waiting=document["queue"]["waiting"],
+        waiting_since=read_date(document["queue"].get("since")),
         token=read_number(document.get("token")),
         expires_at=expires_at,
         purge_at=read_date(document.get("purge_at")),
@@ -176,7 +183,7 @@ _TEXTS: Final = ("grant", "session", "mode", "owner", "label", "place", "user", 
 _READERS: Final[dict[str, Callable[[object], Any]]] = {
     **dict.fromkeys(_TEXTS, read_text),
     **dict.fromkeys(("capacity", "pid", "lease", "token"), read_number),
-    **dict.fromkeys(("since", "acquired_at", "until"), read_date),
+    **dict.fromkeys(("since", "acquired_at", "released", "until"), read_date),
     "behind": _count,
 }
 

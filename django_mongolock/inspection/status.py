@@ -74,7 +74,7 @@ def _of_locks(locks: Overview) -> Iterator[Problem]:
     if locks.deadlocks:
         yield Problem(Alarm.DEADLOCK, len(locks.deadlocks))
     if locks.damaged:
-        yield Problem(Alarm.DAMAGED, len(locks.damaged), locks.damaged[0].key)
+        yield Problem(Alarm.DAMAGED, len(locks.damaged), locks.damaged[0])
     if locks.longest_wait > LONG_WAIT:
         # The order may have changed since the locks were chosen.
         longest = max(locks.waited_for, key=lambda lock: lock.longest_wait or 0.0)

@@ -7,6 +7,7 @@ import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
@@ -117,44 +118,61 @@ def write_json(
     stdout.write("]" + "".join(f", {json.dumps(key)}: {json.dumps(value)}" for key, value in rest().items()) + "}")
 
 
-#: The width of a column at most; a longer text moves the rest of its row to the right.
+#: The width of a table that is not wide: longer texts are cut. In a wide one, a longer text moves the rest of its row.
+FITS: Final = 100
 MAX_WIDTH: Final = 120
-TITLES: Final = ("KEY", "STATE", "HOLDER", "SINCE", "LEFT", "WAITING", "TOKEN")
+TITLES: Final = ("KEY", "STATE", "HOLDER", "HELD FOR", "LEFT", "WAITING", "TOKEN")
 
 
-def as_row(lock: LockSnapshot) -> tuple[str, ...]:
-    """The row of a lock, for a terminal."""
+def write_locks(stdout: OutputWrapper, locks: Iterable[LockSnapshot], *, wide: bool = True) -> None:
+    """Write a table of locks. wide: with all that is known of the holder, and with the token."""
+    rows = (_as_row(lock, wide=wide) for lock in locks)
+    write_table(stdout, rows, TITLES if wide else TITLES[:-1], wide=wide)
+
+
+def _as_row(lock: LockSnapshot, *, wide: bool) -> tuple[str, ...]:
     first = next(iter(lock.holders), None)
-    who = "" if first is None else f"{display.who(first)}, {display.where(first)}"
-    more = lock.holding - 1
+    more = f" and {lock.holding - 1} more" if lock.holding > 1 else ""
+    where = display.details if wide else partial(display.where, thread=False)
     row = (
         lock.key,
         display.STATES[lock.state][1],
-        lock.damage or (f"{who} and {more} more" if more > 0 else who) or "-",
-        display.ago(first.acquired_at, lock.now) if first and first.acquired_at else "-",
+        lock.damage or (f"{display.who(first)}, {where(first)}{more}" if first else "-"),
+        display.duration((lock.now - lock.since).total_seconds()) if lock.since else "-",
         display.time_left(lock.expires_at, lock.now) if lock.expires_at else "-",
         lock.waiting,
-        max(lock.tokens, default=lock.token or "-"),
+        *((max(lock.tokens, default=lock.token or "-"),) if wide else ()),
     )
     return tuple(printable(cell) for cell in row)
 
 
-def write_table(stdout: OutputWrapper, rows: Iterable[tuple[str, ...]], titles: tuple[str, ...] = TITLES) -> None:
+def write_table(
+    stdout: OutputWrapper, rows: Iterable[tuple[str, ...]], titles: tuple[str, ...], *, wide: bool = True
+) -> None:
     """Write rows in columns that are as wide as the first thousand rows need: the others are not read before."""
     block: list[tuple[str, ...]] = [titles]
-    widths: list[int] | None = None
+    widths: list[int] = []
     for row in rows:
         block.append(row)
         if len(block) == 1_000:
-            widths = _write_block(stdout, block, widths)
+            widths = widths or _widths(block, wide=wide)
+            _write_block(stdout, block, widths, wide=wide)
             block = []
     if block != [titles]:
-        _write_block(stdout, block, widths)
+        _write_block(stdout, block, widths or _widths(block, wide=wide), wide=wide)
 
 
-def _write_block(stdout: OutputWrapper, block: list[tuple[str, ...]], widths: list[int] | None) -> list[int]:
-    widths = widths or [min(MAX_WIDTH, max(map(len, column))) for column in zip(*block, strict=True)]
-    for row in block:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        stdout.write("  ".join(cells).rstrip())
+def _widths(block: list[tuple[str, ...]], *, wide: bool) -> list[int]:
+    widths = [min(MAX_WIDTH, max(map(len, column))) for column in zip(*block, strict=True)]
+    while not wide and sum(widths) + 2 * (len(widths) - 1) > FITS:
+        widths[widths.index(max(widths))] -= 1
     return widths
+
+
+def _write_block(stdout: OutputWrapper, block: list[tuple[str, ...]], widths: list[int], *, wide: bool) -> None:
+    for row in block:
+        cells = (
+            (cell if wide or len(cell) <= width else f"{cell[: width - 1]}…").ljust(width)
+            for cell, width in zip(row, widths, strict=True)
+        )
+        stdout.write("  ".join(cells).rstrip())

@@ -103,6 +103,7 @@ class Parties(EmbeddedModelArrayField):  # type: ignore[misc]
                 party,
                 since=read_moment(party.since),
                 acquired_at=read_moment(party.acquired_at),
+                released=read_moment(party.released),
                 until=read_moment(party.until),
             )
             for party in read_parties(value)

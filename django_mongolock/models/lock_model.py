@@ -39,7 +39,7 @@ class _Condition(Func):
 
 
 class WasReleased(_Condition):
-    """The lock was released, and is only kept for a minimum hold."""
+    """All holders have released the lock, which is only kept for a minimum hold."""
 
     expression: ClassVar[dict[str, Any]] = queries.WAS_RELEASED
 
@@ -67,7 +67,11 @@ class LockQuerySet(ReadOnlyQuerySet):
 
     def held(self) -> LockQuerySet:
         """Locks that are held now."""
-        return self.leased().filter(expires_at__gt=Now())
+        return self.leased().filter(~WasReleased(), expires_at__gt=Now())
+
+    def kept(self) -> LockQuerySet:
+        """Locks that were released, but are not free before their minimum hold is over, as after `once_per`."""
+        return self.leased().filter(WasReleased(), expires_at__gt=Now())
 
     def stale(self) -> LockQuerySet:
         """Locks whose lease has ended without a release. The next process that asks gets them."""
@@ -197,6 +201,11 @@ class Lock(models.Model):
     def delete(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Not supported: see LockQuerySet.delete()."""
         raise NotSupportedError("locks are not deleted: use force_release(), or manage.py clear_stale_locks")
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether all holders have released the lock: it is free once its minimum hold is over."""
+        return bool(self.holders) and all(holder.released for holder in self.holders)
 
     @property
     def waiting(self) -> int:

@@ -12,6 +12,8 @@ from ..inspection.snapshot import Party
 register = template.Library()
 for function in (
     display.who,
+    display.details,
+    display.holders,
     display.where,
     display.mode,
     display.state_badge,
@@ -20,6 +22,7 @@ for function in (
     display.duration,
     display.milliseconds,
     display.time_ago,
+    display.time_since,
     display.time_left,
 ):
     register.filter(function.__name__, function)

@@ -219,7 +219,7 @@ class TestListLocks:
         assert re.search(rf"{held} +held +exporting +flow\\u001b\[2J +\d", text)
         assert stale not in text
         assert re.search(rf"{stale} +stale +exporting +dead +1 min", run("list_locks", "--stale"))
-        text = run("list_locks", "--all")
+        text = run("list_locks", "--all", "--wide")
         assert all(each in text for each in (held, stale, damaged, "is str, not a whole number"))
         assert all("Documents" not in run("list_locks", *more) for more in (["--key", "*"], ["--waiting"]))
 

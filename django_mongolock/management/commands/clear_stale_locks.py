@@ -20,7 +20,7 @@ from ...inspection.queries import count
 from ...inspection.snapshot import LockSnapshot
 from ...signals import send, stale_locks_cleared
 from ..document_locks import Report, chosen_locks, process
-from ..lock_command import LockCommand, add_document_lock, as_row, seconds, whole_number, write_json, write_table
+from ..lock_command import LockCommand, add_document_lock, seconds, whole_number, write_json, write_locks
 
 Documents = list[DocumentLock[Any]]
 
@@ -117,7 +117,7 @@ class Command(LockCommand):
         if store and first:
             total = count(store, which.query())
             self.stdout.write(f"Stale locks: {total}.\n")
-            write_table(self.stdout, map(as_row, first))
+            write_locks(self.stdout, first)
             if total > len(first):
                 self.stdout.write("…")
         for report in reports:
@@ -150,7 +150,7 @@ class Command(LockCommand):
 
     def _write_locks(self, locks: Iterator[LockSnapshot], *, dry_run: bool) -> None:
         if dry_run:
-            write_table(self.stdout, map(as_row, locks))
+            write_locks(self.stdout, locks)
             self.stdout.write(f"Stale locks: {self.cleared.found}. Nothing was cleared.")
         else:
             deque(locks, maxlen=0)

@@ -18,7 +18,7 @@ from ...models import Lock, LockQuerySet
 from ..document_locks import TITLES as DOCUMENT_TITLES
 from ..document_locks import Listing, chosen_locks, listing
 from ..document_locks import as_row as as_document_row
-from ..lock_command import LockCommand, add_document_lock, as_row, whole_number, write_json, write_table
+from ..lock_command import LockCommand, add_document_lock, whole_number, write_json, write_locks, write_table
 
 FOUND = 3
 
@@ -39,6 +39,7 @@ class Command(LockCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         which = parser.add_mutually_exclusive_group()
         which.add_argument("--stale", action="store_true", help="locks whose lease has ended without a release")
+        which.add_argument("--kept", action="store_true", help="locks that are released, but kept for a minimum hold")
         which.add_argument("--waiting", action="store_true", help="locks with waiters")
         which.add_argument("--all", action="store_true", help="all locks, also free ones, sorted by key")
         which.add_argument("--deadlocks", action="store_true", help="deadlocks; exit code 3 if there are any")
@@ -49,6 +50,7 @@ class Command(LockCommand):
             metavar="NUMBER",
             help="how many, 0 for no limit (default: 100)",
         )
+        parser.add_argument("--wide", action="store_true", help="cut no text to fit a line of 100, and add the tokens")
         add_document_lock(parser)
         super().add_arguments(parser)
 
@@ -64,7 +66,7 @@ class Command(LockCommand):
             if options["deadlocks"]:
                 self._show_deadlocks(find_deadlocks(self.store(options), self.keys(options)), as_json=options["json"])
                 return
-            documents = [] if options["waiting"] else list(chosen_locks(options))
+            documents = [] if options["waiting"] or options["kept"] else list(chosen_locks(options))
             limit = options["limit"]
             found = iter(()) if options["document_lock"] else self._snapshots(options, limit + 1 if limit else 0)
             shown = islice(found, limit or None)
@@ -75,7 +77,7 @@ class Command(LockCommand):
                 if not options["document_lock"]:
                     self._write_table(shown, found, options)
                 for each in lists:
-                    self._write_documents(each)
+                    self._write_documents(each, wide=options["wide"])
             if self.failed:
                 raise CommandError(f"some documents could not be read: {'; '.join(self.failed)}")
 
@@ -93,11 +95,11 @@ class Command(LockCommand):
             self.failed.append(f"{found.name}: {found.error}")
         return found
 
-    def _write_documents(self, found: Listing) -> None:
+    def _write_documents(self, found: Listing, *, wide: bool) -> None:
         """The documents of one lock; nothing if there are none."""
         if found.documents:
             self.stdout.write(f"\nDocuments of {found.name}:")
-            write_table(self.stdout, map(as_document_row, found.documents), DOCUMENT_TITLES)
+            write_table(self.stdout, map(as_document_row, found.documents), DOCUMENT_TITLES, wide=wide)
         if found.more:
             self.stdout.write("… and more: see --limit.")
         self._noted(found)
@@ -121,10 +123,10 @@ class Command(LockCommand):
     ) -> None:
         first = next(shown, None)
         if first is None:
-            chosen = any(options[name] for name in ("all", "stale", "waiting", "key", "owner"))
+            chosen = any(options[name] for name in ("all", "stale", "kept", "waiting", "key", "owner"))
             self.stdout.write("There are no such locks." if chosen else "No lock is held.")
             return
-        write_table(self.stdout, map(as_row, chain([first], shown)))
+        write_locks(self.stdout, chain([first], shown), wide=options["wide"])
         if next(found, None) is not None:
             self.stdout.write("… and more: see --limit.")
 
@@ -134,4 +136,5 @@ def _chosen(queryset: LockQuerySet, options: dict[str, Any]) -> LockQuerySet:
         return queryset.order_by("key")
     if options["stale"]:
         return queryset.stale().order_by("expires_at")
-    return (queryset.waited_for() if options["waiting"] else queryset.held()).order_by("expires_at")
+    chosen = queryset.waited_for if options["waiting"] else queryset.kept if options["kept"] else queryset.held
+    return chosen().order_by("expires_at")

@@ -8,6 +8,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
+from django.db.models.functions import Now
 
 from ...conf import get_settings
 from ...documents import DocumentLock, DocumentSnapshot
@@ -17,7 +18,7 @@ from ...models import Lock, LockQuerySet
 from ..document_locks import TITLES as DOCUMENT_TITLES
 from ..document_locks import as_row as as_document_row
 from ..document_locks import chosen_locks, find_document
-from ..lock_command import LockCommand, add_document_lock, as_row, write_table
+from ..lock_command import LockCommand, add_document_lock, write_locks, write_table
 
 FREE = 3
 #: How many locks, and how many documents of each lock, the confirmation shows.
@@ -99,11 +100,13 @@ class Command(LockCommand):
         except ValueError as error:
             raise CommandError(str(error), returncode=2) from error
         try:
-            lock: Lock | None = self._locks(options).held().filter(pk=key).first()
+            lock: Lock | None = self._locks(options).leased().filter(pk=key, expires_at__gt=Now()).first()
         except DatabaseError as error:  # it has no text; the driver's error is translated
             raise (error.__cause__ or error) from None
         if lock is None:
             raise CommandError(f"{key!r} is not held now", returncode=FREE)
+        if lock.is_kept and options["ask"]:
+            raise CommandError(f"{key!r} is only kept for its minimum hold: there is no holder to ask", returncode=FREE)
         if token is not None and token not in [holder.token for holder in lock.holders]:
             raise CommandError(f"{key!r} is not held with fencing token {token} now", returncode=FREE)
         return lock
@@ -123,11 +126,15 @@ class Command(LockCommand):
         if ask:
             self._check_terminal()
             locks = Lock.objects.using(lock._state.db).filter(pk=lock.pk)
-            write_table(self.stdout, map(as_row, locks.snapshots(limit=1)))
-            self._confirm("Take this lock from its holder?")
+            write_locks(self.stdout, locks.snapshots(limit=1))
+            self._confirm(
+                "Its work is done. Free this lock, so that the job can run again?"
+                if lock.is_kept
+                else "Take this lock from its holder?"
+            )
         if not lock.force_release(token=token, by=self.by, reason=self.reason):
             raise CommandError(f"{lock.key!r} is held by another holder now, or by none", returncode=FREE)
-        self.stdout.write(f"{lock.key!r} was taken from its holder.")
+        self.stdout.write(f"{lock.key!r} {'is free' if lock.is_kept else 'was taken from its holder'}.")
 
     # Documents, and all of an owner
 
@@ -147,7 +154,7 @@ class Command(LockCommand):
             locks = list(found)
             if locks and ask:
                 self._check_terminal()
-                write_table(self.stdout, map(as_row, found.snapshots(limit=SHOWN)))
+                write_locks(self.stdout, found.snapshots(limit=SHOWN))
                 self._say_rest(len(locks))
         documents = [(lock, list(lock.owned_by(owner))) for lock in chosen_locks({**options, "key": None})]
         documents = [(lock, found) for lock, found in documents if found]
