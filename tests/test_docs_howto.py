@@ -32,7 +32,7 @@ from django_mongolock import (
 from django_mongolock.conf import LockSettings, find_wrong
 from django_mongolock.management.commands import clear_stale_locks, list_locks, release_lock
 from testproject.shop.models import Ad, Order, ad_exports
-from tests.looking import document, holder, holders
+from tests.looking import document, held_elsewhere, holder, holders
 from tests.test_docs_topics import DOCS, blocks
 
 pytestmark = pytest.mark.django_db(databases=["default", "mongo"], transaction=True)
@@ -120,7 +120,7 @@ class TestFencing:
         assert Ad.objects.get(pk=ad.pk).price == 8
 
 
-def test_locks() -> None:
+def test_locks(capsys: pytest.CaptureFixture[str]) -> None:
     """docs/howto/locks.md: each of them can be made and taken, and each name is where it is said to be."""
     made: list[MongoLock] = []
 
@@ -131,7 +131,13 @@ def test_locks() -> None:
 
         return note
 
-    (page,) = blocks("howto/locks.md")
+    _, page = blocks("howto/locks.md")
+    start = (DOCS / "howto/locks.md").read_text().partition("```python\n")[2].partition("```")[0]
+    exec(start, {})
+    assert capsys.readouterr().out == ""
+    with held_elsewhere("import:books", label="the nightly import"):
+        exec(start.replace("wait=10", "wait=0"), {})
+    assert "held by the nightly import" in capsys.readouterr().out
     names = {"mongo_lock": noting(mongo_lock), "mongo_semaphore": noting(mongo_semaphore), "lock_key": lock_key}
     exec(page, {**names, "order": Order(pk=5), "task_id": "5"})
     assert len(made) == 6
@@ -202,4 +208,4 @@ def test_exit_codes() -> None:
     """docs/howto/looking.md names those that the commands have."""
     page = (DOCS / "howto/looking.md").read_text()
     assert {list_locks.FOUND, release_lock.FREE, clear_stale_locks.FOUND} == {3}
-    assert "| 3 | `--deadlocks` found some | the lock has no holder, or another one by now" in page
+    assert "| 3 | `--deadlocks` found some | the lock or the document has no holder, or another one by now" in page
