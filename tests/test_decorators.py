@@ -1,4 +1,4 @@
-"""`mongo_locked` on every kind of callable that is no view: those are in test_views, tasks in test_celery."""
+"""`mongo_locked` on every kind of callable that is no view: those are in test_views, tasks in tests/celery."""
 
 from __future__ import annotations
 

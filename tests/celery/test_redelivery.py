@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,9 +18,11 @@ from django_mongolock import mongo_lock
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.contrib.celery import enqueue_once
 from testproject.servers import Redis
-from tests import parts, redis_app
+from tests import parts
+from tests.celery import redelivery_app
+from tests.celery.redelivery_app import notes
+from tests.celery.workers import Worker
 from tests.looking import document, holders
-from tests.redis_app import notes
 from tests.waiting import eventually
 
 pytestmark = [
@@ -31,38 +32,7 @@ pytestmark = [
 ]
 
 
-class Worker:
-    """A real ``celery worker`` in a session of its own, so that it can be killed whole."""
-
-    def __init__(self, environment: dict[str, str], pool: str = "prefork", concurrency: int = 2) -> None:
-        command = [
-            *(sys.executable, "-m", "celery", "-A", "tests.redis_app", "worker", f"--pool={pool}"),
-            *(f"--concurrency={concurrency}", "--without-gossip", "--without-mingle", "--without-heartbeat"),
-        ]
-        self.log = Path(environment["TEST_CELERY_DIRECTORY"]) / f"log-{uuid.uuid4().hex}"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-
-    def kill(self) -> None:
-        """As a machine that loses power: the worker and its pool, at once."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-    def stop(self) -> int:
-        """Warm shutdown. Returns the exit code."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(90)
-
-
 Start = Callable[..., Worker]
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[Redis]:
-    """The broker."""
-    with Redis() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -84,15 +54,16 @@ def starting(redis: Redis, directory: Path, visibility: float) -> Iterator[Start
         "TEST_CELERY_QUEUE": queue,
         "TEST_CELERY_VISIBILITY": str(visibility),
     }
-    redis_app.DIRECTORY = directory
-    app = redis_app.app
+    redelivery_app.DIRECTORY = directory
+    app = redelivery_app.app
     before = app.conf.task_default_queue
     app.conf.update(broker_url=redis.uri, result_backend=f"file://{directory}", task_default_queue=queue)
     app.amqp.queues = app.amqp.Queues({})  # type: ignore[misc]
     workers: list[Worker] = []
 
     def start(**options: Any) -> Worker:
-        workers.append(Worker(environment, **options))
+        log = directory / f"log-{uuid.uuid4().hex}"
+        workers.append(Worker(environment, log, app="tests.celery.redelivery_app", **options))
         return workers[-1]
 
     yield start
@@ -109,15 +80,9 @@ def start(redis: Redis, directory: Path) -> Iterator[Start]:
         yield start
 
 
-@pytest.fixture
-def name() -> str:
-    """A name that no other test uses."""
-    return uuid.uuid4().hex
-
-
 def enough(name: str) -> None:
-    """Let `redis_app.work` end."""
-    (redis_app.DIRECTORY / f"{name}-enough").touch()
+    """Let `redelivery_app.work` end."""
+    (redelivery_app.DIRECTORY / f"{name}-enough").touch()
 
 
 def done(result: Any, seconds: float = 90) -> Any:
@@ -129,10 +94,10 @@ def test_a_killed_worker(start: Start, name: str) -> None:
     """F49: a worker is killed in the middle of a locked task, and Redis delivers that once more: it resumes at once, by
     its id, with a new fencing token, while another task that queued for the key before still waits."""
     first = start(concurrency=1)
-    result = redis_app.job.delay(name, "a")
+    result = redelivery_app.job.delay(name, "a")
     assert eventually(lambda: notes(name), 90)
     second = start(concurrency=2)
-    other = redis_app.other.delay(name)
+    other = redelivery_app.other.delay(name)
     assert eventually(lambda: document(f"job:{name}").get("waiters"), 90)
     lease = holders(f"job:{name}")[0]["until"]
     first.kill()
@@ -155,13 +120,13 @@ def test_pools(start: Start, name: str, pool: str) -> None:
     """F30, F31: in every pool tasks take their locks, wait, come back, and a warm shutdown gives back what was kept."""
     worker = start(pool=pool)
     with mongo_lock(f"soon:{name}", wait=0):
-        waits = redis_app.soon.delay(name)
-        kept = redis_app.keep.delay(name)
+        waits = redelivery_app.soon.delay(name)
+        kept = redelivery_app.keep.delay(name)
         assert done(kept), worker.log.read_text()
     assert done(waits)
-    result = redis_app.facts.delay(name)
+    result = redelivery_app.facts.delay(name)
     found = done(result)
-    assert found["place"] == f"task tests.redis_app.facts {result.id}"
+    assert found["place"] == f"task tests.celery.redelivery_app.facts {result.id}"
     assert found["owner"] == result.id
     assert holders(f"kept:{name}")
     assert worker.stop() == 0, worker.log.read_text()
@@ -178,7 +143,7 @@ def worker(redis: Redis, directory: Path) -> Iterator[Worker]:
 
 def test_a_killed_process_of_the_pool(worker: Worker, name: str) -> None:
     """F49: one process of the pool is killed; its task comes back at once and resumes at once."""
-    result = redis_app.job.delay(name, "a")
+    result = redelivery_app.job.delay(name, "a")
     assert eventually(lambda: notes(name), 90)
     os.kill(int(notes(name)[0].split()[2]), signal.SIGKILL)
     assert eventually(lambda: len(notes(name)) == 2, 90)
@@ -193,22 +158,22 @@ class TestOncePer:
     def test_period(self, name: str) -> None:
         """Of those that come in one period, one runs; the others succeed and say false. A run that fails does not
         count."""
-        failing = redis_app.report.delay(name, fail=True)
+        failing = redelivery_app.report.delay(name, fail=True)
         with pytest.raises(ValueError, match=name):
             done(failing)
-        results = [redis_app.report.delay(name) for _ in range(4)]
+        results = [redelivery_app.report.delay(name) for _ in range(4)]
         assert sorted(map(str, map(done, results))) == sorted([name, *["False"] * 3])
         assert notes(name) == ["ran", "ran"]
 
     def test_killed(self, name: str) -> None:
         """A run that is killed does not count: its message comes back, and resumes."""
-        result = redis_app.nightly.delay(name)
+        result = redelivery_app.nightly.delay(name)
         assert eventually(lambda: notes(name), 90)
         os.kill(int(notes(name)[0]), signal.SIGKILL)
         assert eventually(lambda: len(notes(name)) == 2, 90)
         enough(name)
         assert done(result) == name
-        assert done(redis_app.nightly.delay(name)) is False
+        assert done(redelivery_app.nightly.delay(name)) is False
 
 
 class TestEnqueueOnce:
@@ -218,27 +183,27 @@ class TestEnqueueOnce:
     def test_ends(self, worker: Worker, name: str, how: str) -> None:
         """However the task ends, it may be enqueued again then, and not before; a retry is no end."""
         key = f"once:{name}"
-        result, sent = enqueue_once(redis_app.tidy, (name,), {"how": how}, key=key)
+        result, sent = enqueue_once(redelivery_app.tidy, (name,), {"how": how}, key=key)
         assert sent
         assert holders(key)[0]["owner"] == result.id
         assert eventually(lambda: notes(name), 90), worker.log.read_text()
-        again, sent = enqueue_once(redis_app.tidy, (name,), key=key)
+        again, sent = enqueue_once(redelivery_app.tidy, (name,), key=key)
         assert (again.id, sent) == (result.id, False)
         enough(name)
         if how == "retry":
             assert eventually(lambda: holders(key) and "queue" in holders(key)[0]["place"], 90)
-            assert not enqueue_once(redis_app.tidy, (name,), key=key)[1]
+            assert not enqueue_once(redelivery_app.tidy, (name,), key=key)[1]
         if how == "die":
             with pytest.raises(WorkerLostError):
                 done(result)
         assert eventually(lambda: not holders(key), 90), worker.log.read_text()
         assert document(key)["expired"] == 0  # it was given back, and did not just end
         assert len(notes(name)) == (2 if how == "retry" else 1)
-        assert enqueue_once(redis_app.tidy, (name,), key=key)[1]
+        assert enqueue_once(redelivery_app.tidy, (name,), key=key)[1]
 
     def test_expired(self, worker: Worker, name: str) -> None:
         """A task that the worker refuses, because it is revoked or has expired, gives its key back."""
         key = f"once:{name}"
-        enqueue_once(redis_app.tidy, (name,), key=key, expires=0.001)
+        enqueue_once(redelivery_app.tidy, (name,), key=key, expires=0.001)
         assert eventually(lambda: not holders(key), 90)
         assert notes(name) == []

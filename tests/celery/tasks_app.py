@@ -1,4 +1,4 @@
-"""The tasks of test_celery, in an application of their own. A real worker imports this module, too."""
+"""The tasks of test_tasks, in an application of their own. A real worker imports this module, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`enqueue_once` without a worker: the state of the queue and of the lock. With workers: test_celery_redelivery."""
+"""`enqueue_once` without a worker: the state of the queue and of the lock. With workers: test_redelivery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Redis application whose tasks test_celery_redelivery sends. A real worker imports this module, too."""
+"""The Redis application whose tasks test_redelivery sends. A real worker imports this module, too."""
 
 from __future__ import annotations
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,33 +20,23 @@ from django_mongolock.backends.base import mongo_store
 from django_mongolock.contrib.celery import retry_task
 from django_mongolock.decorator import contention
 from testproject.broker import broker_url
-from tests import celery_app
+from tests.celery import tasks_app
 from tests.celery.running import in_task
+from tests.celery.workers import Worker
 from tests.looking import held_elsewhere, holders
 from tests.waiting import eventually
-
-WORKER = [
-    *(sys.executable, "-m", "celery", "-A", "tests.celery_app", "worker", "--pool=prefork", "--concurrency=2"),
-    *("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=WARNING"),
-]
-
-
-@pytest.fixture
-def name() -> str:
-    """A name that no other test uses."""
-    return uuid.uuid4().hex
 
 
 @pytest.fixture(scope="module", autouse=True)
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the worker keeps its log, and every process the results."""
     directory = tmp_path_factory.mktemp("celery")
-    celery_app.app.conf.update(result_backend=f"file://{directory}")
+    tasks_app.app.conf.update(result_backend=f"file://{directory}")
     return directory
 
 
 @pytest.fixture(scope="module")
-def worker(mongo: MongoClient[dict[str, Any]], mongo_uri: str, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+def worker(mongo: MongoClient[dict[str, Any]], mongo_uri: str, directory: Path) -> Iterator[Worker]:
     """A worker with two processes that uses the locks of this test run and a queue of its own."""
     database = f"mongolock_broker_{uuid.uuid4().hex[:8]}"
     broker = broker_url(mongo_uri, database)
@@ -59,19 +47,13 @@ def worker(mongo: MongoClient[dict[str, Any]], mongo_uri: str, directory: Path) 
         "TEST_CELERY_BROKER": broker,
         "TEST_CELERY_DIRECTORY": str(directory),
     }
-    celery_app.app.conf.update(broker_url=broker)
-    with (directory / "log").open("wb") as log:
-        process = subprocess.Popen(WORKER, env=environment, stdout=log, stderr=log)
+    tasks_app.app.conf.update(broker_url=broker)
+    worker = Worker(environment, directory / "log", app="tests.celery.tasks_app")
     try:
-        assert done(celery_app.facts.delay(uuid.uuid4().hex), 30), (directory / "log").read_text()
-        yield process
+        assert done(tasks_app.facts.delay(uuid.uuid4().hex), 60), worker.log.read_text()
+        yield worker
     finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        worker.kill()
         mongo.drop_database(database)
 
 
@@ -92,20 +74,18 @@ class TestWorker:
 
     def test_facts(self, name: str) -> None:
         """A lock says which task holds it, by name and id, and in which process."""
-        result = celery_app.facts.delay(name)
+        result = tasks_app.facts.delay(name)
         found = done(result)
-        assert found["place"] == f"task tests.celery_app.facts {result.id}"
-        assert found["label"] == "tests.celery_app.facts"
+        assert found["place"] == f"task tests.celery.tasks_app.facts {result.id}"
+        assert found["label"] == "tests.celery.tasks_app.facts"
         assert found["pid"] != os.getpid()
         assert holders(f"facts:{name}") == []
 
-    def test_processes_have_sessions_of_their_own(
-        self, name: str, worker: subprocess.Popen[bytes], parents_key: str
-    ) -> None:
+    def test_processes_have_sessions_of_their_own(self, name: str, worker: Worker, parents_key: str) -> None:
         """F30, F31: each process of the pool has its own session, for all its tasks; the parent keeps its lock."""
         (parent,) = holders(parents_key)
-        assert parent["pid"] == worker.pid
-        results = [celery_app.facts.delay(f"{name}{number}", seconds=0.3) for number in range(4)]
+        assert parent["pid"] == worker.process.pid
+        results = [tasks_app.facts.delay(f"{name}{number}", seconds=0.3) for number in range(4)]
         pairs = {(found["pid"], found["session"]) for found in map(done, results)}
         assert len({pid for pid, _ in pairs}) == len({session for _, session in pairs}) == len(pairs) == 2
         assert parent["session"] not in {session for _, session in pairs}
@@ -114,21 +94,21 @@ class TestWorker:
     def test_skip(self, name: str) -> None:
         """A skipped task succeeds with a false result, which a JSON result backend can store."""
         with held_elsewhere(f"busy:{name}"):
-            assert done(celery_app.skipping.delay(name)) is False
-        assert done(celery_app.skipping.delay(name)) is True
+            assert done(tasks_app.skipping.delay(name)) is False
+        assert done(tasks_app.skipping.delay(name)) is True
 
     @pytest.mark.parametrize("max_retries", range(4))
     def test_retry(self, name: str, max_retries: int, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A task waits for its lock for longer than its retries would allow, and then still has all of them."""
         with held_elsewhere(f"busy:{name}"):
-            result = celery_app.returning.delay(name, fail=max_retries)
+            result = tasks_app.returning.delay(name, fail=max_retries)
             retries = directory / f"retries-{result.id}"
             assert eventually(lambda: retries.exists() and len(retries.read_text()) > max_retries + 2)
-        assert done(result) == [result.id, max_retries, f"task tests.celery_app.returning {result.id}"]
+        assert done(result) == [result.id, max_retries, f"task tests.celery.tasks_app.returning {result.id}"]
 
     def test_soft_time_limit(self, name: str) -> None:
         """F29: soft time limits that strike anywhere in acquire, body and release leave no lock behind."""
-        tasks = [celery_app.interrupted] * 14 + [celery_app.interrupted_inside] * 6
+        tasks = [tasks_app.interrupted] * 14 + [tasks_app.interrupted_inside] * 6
         results = [
             task.apply_async((f"{name}{number}",), soft_time_limit=random.uniform(0.05, 0.2))  # type: ignore[arg-type]
             for number, task in enumerate(tasks)
@@ -137,28 +117,28 @@ class TestWorker:
             with pytest.raises(SoftTimeLimitExceeded):
                 done(result)
         assert eventually(lambda: not any(holders(f"soft:{name}{number}") for number in range(len(tasks))), 5)
-        assert done(celery_app.facts.delay(name))
+        assert done(tasks_app.facts.delay(name))
 
     def test_killed(self, name: str) -> None:
         """F27: a process that is killed inside a locked task keeps the key for its lease and no longer."""
-        celery_app.killed.delay(name)
+        tasks_app.killed.delay(name)
         assert eventually(lambda: holders(f"killed:{name}"))
         with mongo_lock(f"killed:{name}", wait=6):
             pass
 
-    def test_shutdown(self, worker: subprocess.Popen[bytes], name: str, parents_key: str) -> None:
+    def test_shutdown(self, worker: Worker, name: str, parents_key: str) -> None:
         """F31: SIGTERM lets the running task finish, and gives back what its processes still hold.
 
         The last test of the worker.
         """
-        done(celery_app.keep.delay(name))
+        done(tasks_app.keep.delay(name))
         assert holders(f"kept:{name}")
-        running = celery_app.facts.delay(name, seconds=1)
+        running = tasks_app.facts.delay(name, seconds=1)
         assert eventually(lambda: holders(f"facts:{name}"))
-        worker.send_signal(signal.SIGTERM)
+        worker.process.send_signal(signal.SIGTERM)
         assert done(running)
         assert eventually(lambda: holders(f"kept:{name}") == [], 10)
-        assert worker.wait(20) == 0
+        assert worker.process.wait(20) == 0
         assert holders(parents_key) == []
 
 
@@ -167,29 +147,29 @@ class TestWithoutWorker:
 
     def test_direct_call(self, name: str) -> None:
         """A task that is called as a function is locked as well, and raises if it cannot come back later."""
-        assert celery_app.skipping(name) is True
+        assert tasks_app.skipping(name) is True
         with held_elsewhere(f"busy:{name}"):
-            assert celery_app.skipping(name) is SKIPPED
+            assert tasks_app.skipping(name) is SKIPPED
             with pytest.raises(LockNotAcquired):
-                celery_app.returning(name)
+                tasks_app.returning(name)
 
     def test_eager(self, name: str) -> None:
         """An eager task has no later: it fails with LockNotAcquired instead of trying again at once, for ever."""
-        assert celery_app.skipping.apply((name,)).get() is True
+        assert tasks_app.skipping.apply((name,)).get() is True
         with held_elsewhere(f"busy:{name}"):
-            result = celery_app.returning.apply((name,))
+            result = tasks_app.returning.apply((name,))
         assert isinstance(result.result, LockNotAcquired)
 
     def test_without_the_app(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Where the app is not in INSTALLED_APPS, nothing has registered "retry": the error names the cure."""
         monkeypatch.setattr(contention, "_policies", {})
         with held_elsewhere(f"busy:{name}"), pytest.raises(ImproperlyConfigured, match="INSTALLED_APPS"):
-            celery_app.returning(name)
+            tasks_app.returning(name)
 
     def test_eager_facts(self, name: str) -> None:
         """An eager task is still a task by its name and id."""
-        result = celery_app.facts.apply((name,))
-        assert result.get()["place"] == f"task tests.celery_app.facts {result.id}"
+        result = tasks_app.facts.apply((name,))
+        assert result.get()["place"] == f"task tests.celery.tasks_app.facts {result.id}"
 
     def test_broker_away(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A task that cannot be sent again is handed back to the broker rather than lost."""
@@ -198,7 +178,7 @@ class TestWithoutWorker:
             raise ConnectionError
 
         monkeypatch.setattr("celery.canvas.Signature.apply_async", fail)
-        with in_task(celery_app.returning), pytest.raises(Reject) as caught:
+        with in_task(tasks_app.returning), pytest.raises(Reject) as caught:
             retry_task.retry_current_task(LockNotAcquired("key"))
         assert caught.value.requeue  # type: ignore[attr-defined]
 
@@ -210,7 +190,7 @@ class TestWithoutWorker:
             sent.append(again)
 
         monkeypatch.setattr("celery.canvas.Signature.apply_async", send)
-        with in_task(celery_app.returning, retries=2), pytest.raises(Retry) as caught:
+        with in_task(tasks_app.returning, retries=2), pytest.raises(Retry) as caught:
             retry_task.retry_current_task(LockNotAcquired("key", retry_after=20))
         (again,) = sent
         assert again.options["task_id"] == "the-id"
