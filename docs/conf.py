@@ -40,7 +40,8 @@ exclude_patterns = ["_build"]
 
 html_theme = "furo"
 html_title = f"{project} {release}"
-html_static_path: list[str] = []
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_copyright = False
 highlight_language = "none"
 
