@@ -129,7 +129,7 @@ def test_the_receiver_of_the_page(mongolock: MemoryLocks, capsys: pytest.Capture
 
 
 def test_every_signal_is_on_the_page() -> None:
-    page = (ROOT / "docs" / "howto/monitoring.md").read_text()
+    page = (ROOT / "docs" / "reference/signals.md").read_text()
     names = [name for name, value in vars(signals).items() if type(value).__name__ == "Signal"]
     assert len(names) == 11
     assert [name for name in names if f"`{name}`" not in page] == []
