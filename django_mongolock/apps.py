@@ -15,7 +15,9 @@ class MongoLockConfig(AppConfig):
         from .backends.base import load_backends
         from .contrib import register
         from .management.migrate import make_indexes_after_migrate
+        from .router import add_router
 
+        add_router()
         register()
         load_backends()
         post_migrate.connect(

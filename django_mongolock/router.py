@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS
+from django.db import DEFAULT_DB_ALIAS, router
 from django.db.models import Model
 
 from .conf import get_settings, raw_settings
@@ -22,7 +23,8 @@ class MongoLockRouter:
 
     The lock model is read from MONGOLOCK["DATABASE"]. Other apps are not migrated there, unless it is the default
     database: their migrations do not run on MongoDB, and neither does the creation of their permissions.
-    A project that keeps models of its own in the same alias puts its own router before this one.
+    A project that keeps models of its own in the same alias puts its own router before this one. Where MongoDB is the
+    default database, the router is added by itself.
     """
 
     def db_for_read(self, model: type[Model], **hints: Any) -> str | None:
@@ -31,11 +33,19 @@ class MongoLockRouter:
     def db_for_write(self, model: type[Model], **hints: Any) -> str | None:
         return self.db_for_read(model, **hints)
 
-    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+    def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **hints: Any) -> bool | None:
         try:
             home: object = raw_settings().get("DATABASE", "")  # another setting that is wrong changes nothing here
         except ImproperlyConfigured:
             return None  # the checks report it
         if app_label == APP_LABEL:
-            return db == home
+            # The models only read: nothing is made for them, and `dumpdata` and `loaddata` leave them out.
+            return db == home and model_name is None
         return False if db == home and home != DEFAULT_DB_ALIAS else None
+
+
+def add_router() -> None:
+    """Add the router to the project's, where they need not name it: `dumpdata` asks the routers what to leave out."""
+    with suppress(ImproperlyConfigured):  # the checks report it
+        if get_settings().DATABASE == DEFAULT_DB_ALIAS:
+            router.routers.append(MongoLockRouter())

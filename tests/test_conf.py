@@ -85,8 +85,12 @@ class TestRouter:
         """The lock model lives in the alias of the locks, and is migrated there and nowhere else."""
         router = MongoLockRouter()
         assert router.db_for_read(Lock) == router.db_for_write(Lock) == home
-        assert router.allow_migrate(home, "django_mongolock", model_name="lock") is True
-        assert router.allow_migrate("elsewhere", "django_mongolock", model_name="lock") is False
+        assert router.allow_migrate(home, "django_mongolock") is True
+        assert router.allow_migrate("elsewhere", "django_mongolock") is False
+        for model in ("lock", "lockevent", "entry"):
+            assert router.allow_migrate(home, "django_mongolock", model_name=model) is False, (
+                "nothing to make or to dump"
+            )
 
     def test_other_models(self, home: str) -> None:
         """About other models it has no opinion, but that their migrations do not run in a MongoDB beside."""

@@ -16,7 +16,7 @@ from bson.int64 import Int64
 from bson.max_key import MaxKey
 from bson.timestamp import Timestamp
 from django.core.management import call_command
-from django.db import NotSupportedError, connections
+from django.db import NotSupportedError, connections, models
 from django.utils import timezone
 from pytest_django import Settings
 
@@ -181,6 +181,12 @@ class TestReadOnly:
             lambda: Lock.objects.update_or_create(key="x"),
             lambda: Lock.objects.get(pk="held").save(),
             lambda: Lock.objects.get(pk="held").delete(),
+            lambda: Lock(key="held").save_base(),
+            lambda: models.Model.save_base(Lock(key="held"), raw=True, using="mongo"),  # as loaddata does
+            lambda: models.Model.save_base(Lock(key="x"), raw=True, using="mongo", force_insert=True),
+            lambda: Lock._base_manager.all().update(token=1),
+            lambda: Lock._base_manager.filter(key="held").delete(),
+            lambda: Lock._base_manager.all()._raw_delete("mongo"),
         ],
     )
     def test_refused(self, three: Locks, write: Callable[[], object]) -> None:

@@ -13,9 +13,13 @@ from pymongo import MongoClient
 
 SCRIPT = """
 import html
+import json
 import re
+import tempfile
 
 import django
+from django.conf import settings
+settings.DATABASE_ROUTERS = []  # none is needed
 django.setup()
 
 from django.contrib.admin.models import LogEntry
@@ -43,6 +47,12 @@ client.force_login(user)
 with mongo_lock(order, label="in the test") as lock:
     assert lock.key == f"shop.order:{order.pk}", lock.key
     assert [found.key for found in Lock.objects.held()] == [lock.key]
+    with tempfile.NamedTemporaryFile(suffix=".json") as dump:
+        call_command("dumpdata", exclude=["contenttypes", "auth.permission"], output=dump.name)
+        assert {each["model"].split(".")[0] for each in json.load(dump)} == {"auth", "shop", "sessions"}
+        Order.objects.update(item="another")
+        call_command("loaddata", dump.name, verbosity=0)
+        assert Order.objects.get().item == "book"
     page = client.get("/admin/django_mongolock/lock/", headers={"host": "localhost"})
     assert page.status_code == 200, page
     assert lock.key in page.content.decode()

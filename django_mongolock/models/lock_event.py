@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 
-from django.db import NotSupportedError
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django_mongodb_backend.fields import ObjectIdAutoField
@@ -18,16 +17,11 @@ from ..inspection.display import EVENTS, milliseconds
 from ..inspection.snapshot import Party
 from .entry import PartyFields
 from .fields import Moment, Number, Text, read_moment
-from .read_only import ReadOnlyManager, ReadOnlyQuerySet
-
-_NOT_WRITTEN = "the history of locks is written by the engine only: see MONGOLOCK['HISTORY']"
+from .read_only import ReadOnlyManager, ReadOnlyModel, ReadOnlyQuerySet
 
 
 class LockEventQuerySet(ReadOnlyQuerySet):
     """Events to read."""
-
-    not_deleted = "events are not deleted: new ones push out the oldest"
-    not_written = _NOT_WRITTEN
 
     def recent(self, limit: int = 100, *, skip: int = 0, timeout: float = 5.0) -> list[LockEvent]:
         """The latest of these events, or the first in their order; read by an index. Raises LockBackendFailed."""
@@ -42,12 +36,15 @@ class LockEventQuerySet(ReadOnlyQuerySet):
         return 0 if query is None else event_queries.count(mongo_store(self.db), query[0], limit, timeout)
 
 
-class LockEvent(PartyFields):
+class LockEvent(ReadOnlyModel, PartyFields):
     """An event in the life of a lock: one of `engine.history.Happened`.
 
     With MONGOLOCK["HISTORY"], the process that it happened to writes it a moment later. That is not certain: the events
     of the last second of a process are lost with it, and new events push out the oldest. An event is no proof.
     """
+
+    not_deleted = "events are not deleted: new ones push out the oldest"
+    not_written = "the history of locks is written by the engine only: see MONGOLOCK['HISTORY']"
 
     id = ObjectIdAutoField(primary_key=True, db_column="_id")
     at = Moment(_("when"), help_text=_("according to the server's clock"))
@@ -63,24 +60,14 @@ class LockEvent(PartyFields):
 
     objects = ReadOnlyManager.from_queryset(LockEventQuerySet)()
 
-    class Meta:
-        managed = False
+    class Meta(ReadOnlyModel.Meta):
         db_table = "mongolock_locks_history"
         ordering = ("-at", "-id")
         verbose_name = _("lock event")
         verbose_name_plural = _("lock events")
-        default_permissions = ("view",)
 
     def __str__(self) -> str:
         return printable(f"{self.key}: {self.event}")
-
-    def save(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not supported: only the engine writes."""
-        raise NotSupportedError(_NOT_WRITTEN)
-
-    def delete(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not supported: new events push out the oldest."""
-        raise NotSupportedError(LockEventQuerySet.not_deleted)
 
     @property
     def party(self) -> Party:

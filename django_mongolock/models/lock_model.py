@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, Final, NoReturn, Unpack
+from typing import Any, ClassVar, Final, Unpack
 
-from django.db import NotSupportedError, models
+from django.db import models
 from django.db.models import Func, Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
@@ -21,7 +21,7 @@ from ..inspection.snapshot import LockSnapshot, Party
 from ..signals import lock_forced, send
 from .entry import Entry
 from .fields import Moment, Number, Parties
-from .read_only import ReadOnlyManager, ReadOnlyQuerySet
+from .read_only import ReadOnlyManager, ReadOnlyModel, ReadOnlyQuerySet
 
 #: Far longer than the place of a dead waiter in a queue lasts.
 _DEAD_WAITERS_GONE: Final = timedelta(hours=1)
@@ -58,9 +58,6 @@ def key_condition(match: KeyMatch) -> Q:
 
 class LockQuerySet(ReadOnlyQuerySet):
     """Locks to read. The server's clock decides, in the query, which of them are held."""
-
-    not_deleted = "locks are not deleted: use force_release(), or manage.py clear_stale_locks"
-    not_written = "locks change only by the engine's own rule: use mongo_lock() and force_release()"
 
     #: The owner whose grants `force_release` takes; None for all.
     _owner: str | None = None
@@ -151,11 +148,14 @@ def _force_release(lock: Lock, owner: str | None, by: str, reason: str) -> bool:
         return False
 
 
-class Lock(models.Model):
+class Lock(ReadOnlyModel):
     """One key and what is known of it. The counters run for as long as the document lives.
 
     In a damaged document, a value of the wrong type is read as None, or as [] for a list.
     """
+
+    not_deleted = "locks are not deleted: use force_release(), or manage.py clear_stale_locks"
+    not_written = "locks change only by the engine's own rule: use mongo_lock() and force_release()"
 
     key = models.CharField(_("key"), primary_key=True, db_column="_id", max_length=512)
     holders = Parties(Entry, verbose_name=_("holders"))
@@ -176,13 +176,11 @@ class Lock(models.Model):
     #: How the server saw the lock, for objects that come from `from_snapshot`.
     snapshot: LockSnapshot
 
-    class Meta:
-        managed = False
+    class Meta(ReadOnlyModel.Meta):
         db_table = "mongolock_locks"
         ordering = ("key",)
         verbose_name = _("lock")
         verbose_name_plural = _("locks")
-        default_permissions = ("view",)
         permissions = (
             ("ask_release_lock", _("Can ask for the release of a lock")),
             ("force_release_lock", _("Can force the release of a lock")),
@@ -193,14 +191,6 @@ class Lock(models.Model):
 
     def __str__(self) -> str:
         return printable(self.key)
-
-    def save(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not supported: locks change only by the engine's own rule."""
-        raise NotSupportedError("locks are not saved through the ORM: use mongo_lock()")
-
-    def delete(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not supported: see LockQuerySet.delete()."""
-        raise NotSupportedError("locks are not deleted: use force_release(), or manage.py clear_stale_locks")
 
     @property
     def is_kept(self) -> bool:

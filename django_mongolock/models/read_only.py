@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from django.core.exceptions import EmptyResultSet, ImproperlyConfigured
@@ -25,10 +24,6 @@ else:
 
 class ReadOnlyQuerySet(MongoQuerySet):
     """Filters, orders and counts like any other; writes nothing."""
-
-    #: The text of the errors: why, and what to do instead.
-    not_deleted: ClassVar[str]
-    not_written: ClassVar[str]
 
     @property
     def db(self) -> str:
@@ -56,21 +51,18 @@ class ReadOnlyQuerySet(MongoQuerySet):
             return None
         return query.match_mql, query.ordering
 
-    def delete(self) -> NoReturn:
+    def delete(self, *args: Any) -> NoReturn:
         """Not supported: locks that were renewed or granted in the meantime would be deleted too."""
-        raise NotSupportedError(self.not_deleted)
+        raise NotSupportedError(self.model.not_deleted)
 
-    def update(self, **values: Any) -> NoReturn:
+    def update(self, *args: Any, **values: Any) -> NoReturn:
         """Not supported: only the engine writes."""
-        raise NotSupportedError(self.not_written)
+        raise NotSupportedError(self.model.not_written)
 
-    def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> NoReturn:
-        """Not supported: see update()."""
-        raise NotSupportedError(self.not_written)
-
-    def bulk_update(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> NoReturn:
-        """Not supported: see update()."""
-        raise NotSupportedError(self.not_written)
+    bulk_create = bulk_update = update
+    # What Model.save_base() and loaddata call.
+    _insert = _update = update
+    _raw_delete = delete  # type: ignore[assignment]
 
 
 class ReadOnlyManager(Manager):
@@ -79,3 +71,27 @@ class ReadOnlyManager(Manager):
     def get_queryset(self) -> models.QuerySet[Any]:
         mongo_store(self._db)
         return super().get_queryset()
+
+
+class ReadOnlyModel(models.Model):
+    """A model that is not written through the ORM, neither by an instance nor by any manager."""
+
+    #: The texts of the errors: why, and what to do instead.
+    not_deleted: ClassVar[str]
+    not_written: ClassVar[str]
+
+    class Meta:
+        abstract = True
+        managed = False
+        base_manager_name = "objects"
+        default_permissions = ("view",)
+
+    def save(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not supported: only the engine writes."""
+        raise NotSupportedError(self.not_written)
+
+    save_base = save
+
+    def delete(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not supported: see ReadOnlyQuerySet.delete()."""
+        raise NotSupportedError(self.not_deleted)
