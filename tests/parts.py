@@ -75,6 +75,7 @@ PARTS: Final = {
     "PostgreSQL": Part(lambda: Postgres.missing() is None, ("postgresql",)),
     "MariaDB": Part(lambda: MariaDB.missing() is None, ("mariadb-server",)),
     "a C compiler": Part(lambda: clocks.missing() is None, ("gcc", "libc6-dev")),
+    "promtool": Part(lambda: shutil.which("promtool") is not None, ("prometheus",)),
     "curl": Part(lambda: shutil.which("curl") is not None, ("curl",)),
     "the libraries of MongoDB": Part(_has_libraries, ("libcurl4", "libssl3")),
     "the tests of Python": Part(_has_python_tests, (f"libpython3.{sys.version_info.minor}-testsuite",)),

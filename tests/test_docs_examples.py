@@ -97,7 +97,7 @@ def test_every_metric_of_the_page_exists(mongolock: MemoryLocks) -> None:
 
 def test_the_apps_of_the_page() -> None:
     """Each line for INSTALLED_APPS adds one app."""
-    prometheus, opentelemetry, *_ = blocks("howto/monitoring.md")
+    prometheus, _collector, opentelemetry, *_ = blocks("howto/monitoring.md")
     namespace: dict[str, Any] = {"INSTALLED_APPS": []}
     exec(prometheus + opentelemetry, namespace)  # noqa: S102
     labels = [AppConfig.create(entry).label for entry in namespace["INSTALLED_APPS"]]
