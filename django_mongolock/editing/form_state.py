@@ -16,7 +16,20 @@ from django.db.models import Model
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
-from ..versions.forms import Fields, Page, columns, digest, digest_left_alone, display, page_of, show, was_left_alone
+from ..versions.forms import (
+    Fields,
+    Page,
+    columns,
+    digest,
+    digest_left_alone,
+    display,
+    in_words,
+    is_current,
+    page_of,
+    show,
+    unsign,
+    was_left_alone,
+)
 
 SALT: Final = "django_mongolock.editing.form_state"
 
@@ -44,25 +57,13 @@ Shown = Mapping[str, Iterable[tuple[Model, Fields]]]
 
 def seal(obj: Model, fields: Fields, rows: Shown | None = None) -> str:
     """Return what a page of *obj* with these fields and rows is made of, for its hidden field."""
-    return signing.dumps(_made_of(obj, fields, rows or {}), salt=SALT, compress=True)
-
-
-def _made_of(obj: Model, fields: Fields, rows: Shown) -> Rows:
-    return {
-        "page": page_of(obj, fields),
-        "rows": {
-            prefix: {str(row.pk): page_of(row, its) for row, its in shown if row.pk is not None}
-            for prefix, shown in rows.items()
-        },
-    }
+    pages = {prefix: {str(row.pk): page_of(row, its) for row, its in shown} for prefix, shown in (rows or {}).items()}
+    return signing.dumps({"page": page_of(obj, fields), "rows": pages}, salt=SALT, compress=True)
 
 
 def unseal(sealed: str | None) -> Rows | None:
     """Return what seal() has sealed; None for anything else."""
-    try:
-        found: Rows = signing.loads(sealed or "", salt=SALT)
-    except signing.BadSignature:
-        return None
+    found: Rows | None = unsign(sealed, SALT)
     return found
 
 
@@ -71,21 +72,11 @@ def is_unchanged(sealed: str | None, obj: Model, fields: Fields, rows: Shown | N
     had = unseal(sealed)
     if had is None:
         return False
-    now = _made_of(obj, fields, rows or {})
-    pairs = [(had["page"], now["page"])]
-    for prefix in had["rows"].keys() | now["rows"].keys():
-        before, after = had["rows"].get(prefix, {}), now["rows"].get(prefix, {})
-        if before.keys() != after.keys():
-            return False
-        pairs += [(before[pk], after[pk]) for pk in before]
-    return all(_same(*pair) for pair in pairs)
-
-
-def _same(had: Page, now: Page) -> bool:
-    """Compare two pages. Fields that the page did not show count only through the version of a model that has one."""
-    if had["of"] != now["of"] or had["version"] != now["version"]:
+    now = {prefix: {str(row.pk): (row, its) for row, its in shown} for prefix, shown in (rows or {}).items()}
+    if any(had["rows"].get(prefix, {}).keys() != now.get(prefix, {}).keys() for prefix in had["rows"].keys() | now):
         return False
-    return all(had["fields"].get(name) == value for name, value in now["fields"].items())
+    there = ((had["rows"][prefix][pk], *each) for prefix, found in now.items() for pk, each in found.items())
+    return all(is_current(*each) for each in ((had["page"], obj, fields), *there))
 
 
 def merge(form: Any, stored: Model, had: Page | None, label: str = "") -> list[Difference]:
@@ -100,7 +91,7 @@ def merge(form: Any, stored: Model, had: Page | None, label: str = "") -> list[D
         theirs = had is None or had["fields"].get(field.name) != digest(field, now)
         mine = not was_left_alone(had, field, typed)
         name = capfirst(form.fields[field.name].label or field.verbose_name)
-        words = str(form[field.name].value() or "") if value is _INVALID else _in_words(field, value)
+        words = str(form[field.name].value() or "") if value is _INVALID else in_words(field, value)
         found.append(Difference(f"{label}{name}", display(field, stored), words, _verdict(theirs=theirs, mine=mine)))
         if theirs and not mine:
             show(form.fields[field.name], now)
@@ -137,13 +128,6 @@ def _typed(form: Any, name: str) -> Any:
         return form.fields[name].clean(form[name].data)
     except (ValidationError, TypeError):
         return _INVALID
-
-
-def _in_words(field: Any, value: Any) -> str:
-    """Return a value as a page would show it if it were saved."""
-    if field.many_to_many:
-        return ", ".join(map(str, value or ()))
-    return str(dict(field.flatchoices).get(value, "" if value is None else value))
 
 
 def without_gone(data: Any, prefix: str, pk_name: str, gone: set[int]) -> None:

@@ -19,10 +19,13 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from ..versions.forms import Fields
+from ..versions.version_admin import SealedPages
 from . import texts
 from .form_state import Shown, without_gone
+from .listing import EDITOR, note_editors
 from .page import Editing, gone
 from .page_request import ACTION, SEAL
 
@@ -37,7 +40,7 @@ _STORED: Final = "_mongolock_stored"
 _TEMPLATE: Final = "django_mongolock/editing/change_form.html"
 
 
-class EditLockMixin(ModelAdmin):
+class EditLockMixin(SealedPages, ModelAdmin):
     """Put it before ModelAdmin: ``class OrderAdmin(EditLockMixin, admin.ModelAdmin)``.
 
     The tab that opens a change page takes the lock of the object; other pages of it are for reading until it is free.
@@ -227,6 +230,23 @@ class EditLockMixin(ModelAdmin):
         return not _is_readonly(request) and super().has_delete_permission(request, obj)
 
     # Deleting, and the list
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        """Add the column that says who is editing."""
+        columns = super().get_list_display(request)
+        return columns if "edited_by" in columns else [*columns, "edited_by"]
+
+    def get_changelist_instance(self, request: HttpRequest) -> Any:
+        """Read who is editing the objects of this page of the list."""
+        changes = super().get_changelist_instance(request)
+        if "edited_by" in changes.list_display:
+            note_editors(changes.result_list)
+        return changes
+
+    @admin.display(description=gettext_lazy("being edited by"))
+    def edited_by(self, obj: Model) -> str:
+        """Return who is editing the object of a row, and since when."""
+        return getattr(obj, EDITOR, "–")
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
         """Delete under the lock: what someone else is editing is not deleted."""

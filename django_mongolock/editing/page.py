@@ -179,10 +179,12 @@ class Editing:
 
     def done(self) -> None:
         """Release the lock, since what was sent is saved. Without this call, it ends with its lease."""
+        self.page.note_saved()
         self.lock.release()
 
     async def adone(self) -> None:
         """See done()."""
+        self.page.note_saved()
         await self.lock.arelease()
 
     # Answering the page's script
@@ -221,6 +223,7 @@ class Editing:
             "text": texts.state(self.status),
             "detail": texts.detail(self.status),
             "token": self._token,
+            "saved": self.page.saved,
             "beat": settings.EDIT_BEAT,
             "lease": display.duration(settings.EDIT_LEASE),
         }

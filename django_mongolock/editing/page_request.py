@@ -21,6 +21,9 @@ SEAL: Final = "edit_lock_seal"
 TAKE_OVER: Final = "edit_lock_take_over"
 #: Where a session notes that its browser runs the page's script.
 SCRIPT: Final = "_mongolock_edit_script"
+#: Where it notes which tabs have saved, and how many of them.
+SAVED: Final = "_mongolock_edit_saved"
+MOST_SAVED: Final = 10
 
 
 class PageRequest:
@@ -89,6 +92,16 @@ class PageRequest:
         """Note that this browser runs the page's script."""
         if self._session is not None and not self.has_script:
             self._session[SCRIPT] = True
+
+    @property
+    def saved(self) -> str:
+        """The tabs whose forms this session has saved last: what was typed there is no draft any more."""
+        return " ".join(self._session.get(SAVED, ())) if self._session is not None else ""
+
+    def note_saved(self) -> None:
+        """Note that what this tab has sent is saved."""
+        if self._session is not None and self.tab:
+            self._session[SAVED] = [*self._session.get(SAVED, ()), self.tab][-MOST_SAVED:]
 
     def person(self) -> Person:
         """Return who edits: a user; without one, a login that has a session of its own."""

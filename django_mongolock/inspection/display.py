@@ -69,6 +69,8 @@ def where(party: Party, *, thread: bool = True) -> str:
     """Host, process, thread or asyncio task; of a holder that has released the lock, the host and when."""
     if party.released:
         return _("done %(time)s on %(host)s") % {"time": moment(party.released), "host": party.host or "?"}
+    if party.host == BROWSER:
+        return _("a browser tab")
     words = [party.host or "", _("pid %s") % party.pid if party.pid is not None else ""]
     words += [party.thread or ""] if thread else []
     return " · ".join(word for word in words if word) or "?"
@@ -83,7 +85,8 @@ def _names(party: Party) -> Iterator[str]:
     """What names a holder or a waiter, nothing twice. Of an edit lock neither view nor owner, which is a hash."""
     label, place, owner = party.label or "", party.place or "", party.owner or ""
     if party.host == BROWSER:
-        place = owner = ""
+        yield " · ".join(filter(None, (label, party.user and _("user %s") % party.user)))
+        return
     task, id_ = place.rsplit(" ", 1) if place.count(" ") > 1 and place.startswith("task ") else (place, "")
     yield from filter(None, (label, "" if label and label in task else task))
     if party.user:

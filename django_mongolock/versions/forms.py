@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Container, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
@@ -11,13 +13,14 @@ from django import forms
 from django.core import signing
 from django.core.exceptions import ValidationError
 from django.db import models, router
+from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from ..exceptions import VersionConflict
 from .checking import all_or_nothing, version_field, version_read
 from .sent_back import sent_back
 
-__all__ = ["VersionedModelForm"]
+__all__ = ["SealedModelForm", "VersionedModelForm"]
 
 if TYPE_CHECKING:
     ModelForm = forms.ModelForm[Any]
@@ -28,7 +31,7 @@ SALT = "django_mongolock.versions"
 #: The hidden field that carries the version.
 FIELD = "version_read"
 #: The fields of a form, by their names.
-Fields: TypeAlias = Mapping[str, forms.Field]
+Fields: TypeAlias = Mapping[str, forms.Field | None]
 
 
 class Page(TypedDict):
@@ -55,13 +58,14 @@ class SignedVersion(forms.CharField):
         return False
 
 
-class VersionedModelForm(ModelForm):
-    """A ModelForm whose page carries the version that it was made of, in the hidden field `version_read`.
+class SealedModelForm(ModelForm):
+    """A ModelForm whose page carries what it was made of, in the hidden field `version_read`: the version of a model
+    that has one, and a digest of each field.
 
-    If the object has another version when the page comes back, the form is not valid: it says so, and shows at each
+    If that is not what is stored when the page comes back, the form is not valid: it says so, and shows at each
     field that has changed what is stored now. What was typed stays in its field; a field that the user had not changed
-    takes the stored value. The page then carries the new version, so sending it again saves it. A page without a
-    version, or with a forged one, is treated as one that has shown nothing.
+    takes the stored value. The page then carries what is stored, so sending it again saves it. A page that
+    does not say, or with a forged text, is treated as one that has shown nothing.
 
     A change between is_valid() and the save raises VersionConflict; `try_save` shows the same page instead.
     """
@@ -70,8 +74,6 @@ class VersionedModelForm(ModelForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if version_field(self._meta.model) is None:
-            raise TypeError(f"{self._meta.model._meta.label} has no VersionField, which {type(self).__name__} needs")
         if not self.instance._state.adding:
             self.initial[FIELD] = sign(self.instance, self.fields)
         #: Whether the object was changed or deleted since the page was made.
@@ -128,7 +130,7 @@ class VersionedModelForm(ModelForm):
 
     def _page(self) -> Page | None:
         """Return what the page was made of; None if it does not say, or if it is about another object."""
-        page = read_page(self.data.get(self.add_prefix(FIELD)))
+        page: Page | None = unsign(self.data.get(self.add_prefix(FIELD)))
         return page if page and (self.instance._state.adding or page["of"] == _name(self.instance)) else None
 
     def _show_deleted(self) -> None:
@@ -165,6 +167,15 @@ class VersionedModelForm(ModelForm):
         self.add_error(field.name, shown)
 
 
+class VersionedModelForm(SealedModelForm):
+    """The form of a model with a version: any change of the object counts, also of what the form does not show."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if version_field(self._meta.model) is None:
+            raise TypeError(f"{self._meta.model._meta.label} has no VersionField, which {type(self).__name__} needs")
+
+
 def show(field: forms.Field, value: Any) -> None:
     """Let a field of a bound form show *value*, whatever was sent."""
     field.bound_data = lambda *_: value  # type: ignore[method-assign]
@@ -195,18 +206,20 @@ def was_left_alone(page: Page | None, field: models.Field[Any, Any], mine: str |
     )
 
 
-def is_current(page: Page | None, instance: models.Model) -> bool:
-    """Return whether the page was made of *instance* in the version that it has now."""
-    return page is not None and page["of"] == _name(instance) and page["version"] == _version(instance)
+def is_current(page: Page | None, instance: models.Model, names: Container[str] | None = None) -> bool:
+    """Return whether *instance* has the version and the values that the page shows. names: the fields that count."""
+    if page is None or page["of"] != _name(instance) or page["version"] != _version(instance):
+        return False
+    shown = page["fields"]
+    own = columns(instance, shown if names is None else names)
+    return all(shown.get(field.name) == digest(field, field.value_from_object(instance)) for field in own)
 
 
-def read_page(signed: str | None) -> Page | None:
-    """Return what sign() has signed; None for anything else."""
-    try:
-        page: Page = signing.loads(signed or "", salt=SALT)
-    except signing.BadSignature:
-        return None
-    return page
+def unsign(signed: str | None, salt: str = SALT) -> Any:
+    """Return what was signed; None for anything else."""
+    with suppress(signing.BadSignature):
+        return signing.loads(signed or "", salt=salt)
+    return None
 
 
 def digest(field: models.Field[Any, Any], value: Any) -> str:
@@ -214,8 +227,10 @@ def digest(field: models.Field[Any, Any], value: Any) -> str:
     if field.many_to_many:
         text = ",".join(sorted(str(getattr(one, "pk", one)) for one in value or ()))
     else:
-        value = getattr(value, "pk", value)
-        text = str(field.get_prep_value(value if value is not None or field.null else ""))
+        if isinstance(value, models.Model):
+            value = getattr(value, getattr(field, "target_field", value._meta.pk).attname)
+        value = field.get_prep_value(value if value is not None or field.null else "")
+        text = str(value.astimezone(UTC) if isinstance(value, datetime) and timezone.is_aware(value) else value)
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
@@ -225,13 +240,21 @@ def digest_left_alone(field: models.Field[Any, Any], form_field: forms.Field | N
 
 
 def display(field: models.Field[Any, Any], instance: models.Model) -> str:
-    """Return the value as a page shows it."""
+    """Return what is stored as a page shows it."""
+    return in_words(field, field.value_from_object(instance) if field.many_to_many else getattr(instance, field.name))
+
+
+def in_words(field: models.Field[Any, Any], value: Any) -> str:
+    """Return a value as a page shows it: times in the reader's time zone, to the second, as forms have them."""
     if field.many_to_many:
-        return ", ".join(map(str, field.value_from_object(instance)))
-    if field.choices:
-        return str(getattr(instance, f"get_{field.name}_display")())
-    value = getattr(instance, field.name)
-    return "" if value is None else str(value)
+        return ", ".join(map(str, value or ()))
+    if isinstance(value, datetime) and timezone.is_aware(value):
+        value = timezone.localtime(value)
+    if isinstance(value, datetime | time):
+        value = value.replace(microsecond=0, tzinfo=None)
+    if isinstance(field, models.FileField):
+        value = value or ""  # False: to be removed
+    return "" if value is None else str(dict(field.flatchoices).get(value, value) if field.choices else value)
 
 
 def columns(instance: models.Model, names: Container[str]) -> list[Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any, Final
 
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.options import TO_FIELD_VAR
-from django.contrib.admin.utils import unquote
-from django.core import checks
+from django.contrib.admin.utils import NestedObjects, unquote
+from django.core import checks, signing
 from django.db import router
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
@@ -16,15 +18,74 @@ from django.utils.translation import gettext as _
 from ..context import own_address
 from ..exceptions import VersionConflict
 from .checking import all_or_nothing, counted, version_field
-from .forms import FIELD, VersionedModelForm, is_current, read_page, show, sign
+from .forms import FIELD, SALT, SealedModelForm, VersionedModelForm, page_of, show, unsign
 
 __all__ = ["VersionedAdmin", "VersionedForms"]
+
+#: The salt of what a page that deletes has shown.
+TREE: Final = f"{SALT}.tree"
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
     BaseModelAdmin = admin.options.BaseModelAdmin[Any]
 else:
     ModelAdmin, BaseModelAdmin = admin.ModelAdmin, admin.options.BaseModelAdmin
+
+
+class SealedPages(ModelAdmin):
+    """The list and the page that deletes: they change only what their user has seen."""
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
+        """With list_editable, put the seals of the rows into the page, and conflicts into their rows."""
+        try:
+            response = super().changelist_view(request, extra_context)
+        except VersionConflict:
+            response = super().changelist_view(request, extra_context)
+        formset = getattr(getattr(response, "context_data", {}).get("cl"), "formset", None)
+        if formset is not None:
+            for form in formset.initial_forms:
+                if FIELD in form.fields:
+                    _carry(form, formset.management_form)
+        return response
+
+    def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
+        """See changelist_view()."""
+        return super().get_changelist_form(request, **{"form": SealedModelForm, **kwargs})
+
+    def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        """Ask for confirmation about what is stored now: the address of the page carries its seal."""
+        by, using = request.GET.get(TO_FIELD_VAR), router.db_for_write(self.model)
+        known = by is None or self.to_field_allowed(request, by)
+        obj = self.get_object(request, unquote(object_id), by) if known else None
+        if obj is None or not self.has_delete_permission(request, obj):
+            return super().delete_view(request, object_id, extra_context)
+        if request.method != "POST" and FIELD not in request.GET:
+            return _ask(request, signing.dumps(_tree(obj), salt=TREE))
+        try:
+            with all_or_nothing(using):
+                if request.method == "POST":
+                    found = self.model._base_manager.using(using).select_for_update().filter(pk=obj.pk).first()
+                    if found is None or unsign(request.GET.get(FIELD), TREE) != _tree(found):
+                        raise counted(VersionConflict(obj._meta.label, obj.pk, None))
+                return super().delete_view(request, object_id, extra_context)
+        except VersionConflict:
+            self.message_user(
+                request, _("This was changed meanwhile. Look again before you delete it."), messages.ERROR
+            )
+            return _ask(request, None)
+
+
+def _tree(instance: Any) -> list[str]:
+    """Return the name of *instance* and a digest of it and of all that is deleted with it."""
+    collector = NestedObjects(using=router.db_for_write(type(instance), instance=instance))
+    collector.collect([instance])
+    pages = [
+        page_of(each, dict.fromkeys(field.name for field in each._meta.concrete_fields))
+        for found in collector.data.values()
+        for each in found
+    ]
+    text = json.dumps(sorted(pages, key=lambda page: page["of"]))
+    return [instance._meta.label, str(instance.pk), hashlib.sha256(text.encode()).hexdigest()[:32]]
 
 
 class VersionedForms(BaseModelAdmin):
@@ -57,7 +118,7 @@ class VersionedForms(BaseModelAdmin):
         return found
 
 
-class VersionedAdmin(VersionedForms, ModelAdmin):
+class VersionedAdmin(SealedPages, VersionedForms, ModelAdmin):
     """A ModelAdmin that saves and deletes only what its user has seen."""
 
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -67,46 +128,6 @@ class VersionedAdmin(VersionedForms, ModelAdmin):
                 return super().changeform_view(request, *args, **kwargs)
         except VersionConflict:
             return super().changeform_view(request, *args, **kwargs)
-
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
-        """With list_editable, put the versions of the rows into the page, and conflicts into their rows."""
-        try:
-            response = super().changelist_view(request, extra_context)
-        except VersionConflict:
-            response = super().changelist_view(request, extra_context)
-        formset = getattr(getattr(response, "context_data", {}).get("cl"), "formset", None)
-        if formset is not None:
-            for form in formset.initial_forms:
-                _carry(form, formset.management_form)
-        return response
-
-    def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
-        """See changelist_view()."""
-        return super().get_changelist_form(request, **{"form": VersionedModelForm, **kwargs})
-
-    def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """Ask for confirmation about one version, which the address of the page carries."""
-        if request.method != "POST" and FIELD not in request.GET:
-            by = request.GET.get(TO_FIELD_VAR)
-            known = by is None or self.to_field_allowed(request, by)
-            obj = self.get_object(request, unquote(object_id), by) if known else None
-            if obj is not None and self.has_delete_permission(request, obj):
-                return _ask(request, sign(obj))
-        try:
-            with all_or_nothing(router.db_for_write(self.model)):
-                return super().delete_view(request, object_id, extra_context)
-        except VersionConflict:
-            self.message_user(
-                request, _("This was changed meanwhile. Look again before you delete it."), messages.ERROR
-            )
-            return _ask(request, None)
-
-    def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        """Delete the object if it has the version that was shown."""
-        shown = read_page(request.GET.get(FIELD))
-        if not is_current(shown, obj):
-            raise counted(VersionConflict(obj._meta.label, obj.pk, shown["version"] if shown else None))
-        super().delete_model(request, obj)
 
     def _get_obj_does_not_exist_redirect(self, request: HttpRequest, opts: Any, object_id: str) -> Any:
         """Show what was typed if the object was deleted while it was being edited, so that it can be created again."""

@@ -15,11 +15,12 @@ from django.shortcuts import aget_object_or_404, render
 from django.urls import path
 from django.views.generic import UpdateView
 
-from django_mongolock.admin import EditLockMixin
+from django_mongolock.admin import EditedFilter, EditLockMixin
 from django_mongolock.editing import Editing, EditLockViewMixin
 from django_mongolock.versions.version_admin import VersionedAdmin
 from testproject.rates.models import PastRate, PlainRate, Rate
 from testproject.shop.models import Ad, Order
+from tests.editing.notes import Author, Note, NoteAdmin
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -31,6 +32,8 @@ else:
     ModelForm = forms.ModelForm
 
 site = admin.AdminSite("editing")
+site.register(Note, NoteAdmin)
+site.register(Author)
 
 
 class OrderRows(TabularInline):
@@ -56,6 +59,7 @@ class OrderAdmin(EditLockMixin, ModelAdmin):
 
     list_display = ("pk", "item", "price")
     list_editable = ("price",)
+    list_filter = (EditedFilter,)
     fields = ("buyer", "item", "price", "state")
     save_as = True
 

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from django.contrib.auth.models import Permission, User
+from django.db import transaction
 from django.db.models import Model
 from django.test import Client
 
@@ -19,13 +20,14 @@ _numbers = itertools.count(1)
 
 def staff(name: str = "", *permissions: str, superuser: bool = False) -> Client:
     """A browser in which a member of the staff is logged in, who may change everything, but not take over."""
-    user, made = User.objects.get_or_create(
-        username=name or f"user{next(_numbers)}", defaults={"is_staff": True, "is_superuser": superuser}
-    )
-    if made:
-        labels = ("shop", "rates", "auth")
-        user.user_permissions.set(Permission.objects.filter(content_type__app_label__in=labels))
-    user.user_permissions.add(*Permission.objects.filter(codename__in=permissions))
+    with transaction.atomic():  # a caller that is refused by the database asks again: all of it, or nothing
+        user, made = User.objects.get_or_create(
+            username=name or f"user{next(_numbers)}", defaults={"is_staff": True, "is_superuser": superuser}
+        )
+        if made:
+            labels = ("shop", "rates", "auth")
+            user.user_permissions.set(Permission.objects.filter(content_type__app_label__in=labels))
+        user.user_permissions.add(*Permission.objects.filter(codename__in=permissions))
     client = Client()
     client.force_login(user)
     return client
@@ -34,7 +36,7 @@ def staff(name: str = "", *permissions: str, superuser: bool = False) -> Client:
 def fields_of(page: Any) -> dict[str, str]:
     """What a browser would send back of the form untouched: hidden fields, inputs, areas, chosen options."""
     text = page.content.decode()
-    body = re.search(r'<form[^>]*id="[a-z_]+"[^>]*novalidate>(.*?)</form>', text, re.DOTALL) or re.search(
+    body = re.search(r'<form[^>]*id="[a-z_-]+"[^>]*novalidate>(.*?)</form>', text, re.DOTALL) or re.search(
         r'<form method="post" id="order(?:-form)?">(.*?)</form>', text, re.DOTALL
     )
     assert body, text

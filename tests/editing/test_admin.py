@@ -9,19 +9,21 @@ import pytest
 from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
 from django.db import connections
-from django.test import Client
+from django.test import Client, RequestFactory
 from django.urls import reverse
 from pytest_django import Settings
 
+from django_mongolock.admin import EditedFilter
 from django_mongolock.backends.base import close_backends, mongo_store
 from django_mongolock.editing import edit_key
 from django_mongolock.inspection import operations
 from testproject.rates.models import PastRate, PlainRate, Rate
 from testproject.shop.models import Ad, Order
 from tests.editing.conftest import set_locks
+from tests.editing.site import site
 from tests.editing.staff import fields_of, holders, staff, state_of, tell, text_of
 from tests.lock_documents import Locks
-from tests.lock_fixtures import WITH_MONGO
+from tests.lock_fixtures import WITH_MONGO, Commands
 
 pytestmark = WITH_MONGO
 
@@ -615,9 +617,10 @@ class TestDeleting:
         for answer in (ben.get(address, follow=True), ben.post(address, {"post": "yes"}, follow=True)):
             assert "Not deleted. This is being edited by anna." in text_of(answer)
         assert Order.objects.exists()
-        assert anna.get(address).status_code == 200
+        asked = anna.get(address, follow=True)
+        assert asked.status_code == 200
         pk = order.pk
-        anna.post(address, {"post": "yes"})
+        anna.post(asked.redirect_chain[0][0], {"post": "yes"})
         assert not Order.objects.exists()
         assert holders(f"shop.order:{pk}") == []
 
@@ -638,15 +641,56 @@ class TestDeleting:
         anna, ben = staff("anna"), staff("ben")
         anna.get(page_of(order))
         other = Order.objects.create(buyer=order.buyer, item="hat", price=1)
-        sent = {"form-TOTAL_FORMS": "2", "form-INITIAL_FORMS": "2", "_save": "Save"}
-        sent |= {"form-0-id": str(other.pk), "form-0-price": "2", "form-1-id": str(order.pk), "form-1-price": "100"}
+        sent = fields_of(ben.get("/admin/shop/order/")) | {"form-0-price": "2", "_save": "Save"}
+        assert (sent["form-0-id"], sent["form-1-id"]) == (str(other.pk), str(order.pk))
         assert ben.post("/admin/shop/order/", sent).status_code == 302
         other.refresh_from_db()
         assert other.price == 2
-        answer = ben.post("/admin/shop/order/", sent | {"form-1-price": "7"})
+        answer = ben.post(
+            "/admin/shop/order/", fields_of(ben.get("/admin/shop/order/")) | {"form-1-price": "7", "_save": "Save"}
+        )
         assert "This is being edited by anna." in text_of(answer)
         order.refresh_from_db()
         assert order.price == 100
+
+
+class TestList:
+    """The list says what is being edited, and by whom."""
+
+    @pytest.fixture
+    def orders(self, order: Order) -> list[Order]:
+        return [order, Order.objects.create(buyer=order.buyer, item="hat", price=1)]
+
+    def test_column_and_filter(self, orders: list[Order], commands: Commands) -> None:
+        """A name and since when, for any admin with the mixin, by one command; the filter leaves out the others."""
+        ben = staff("ben")
+        assert state_of(staff("anna").get(page_of(orders[0]))) == "mine"
+        commands.sent.clear()
+        page = ben.get("/admin/shop/order/")
+        assert commands.names() == ["aggregate"]
+        rows = re.findall(r'<td class="field-edited_by">(.*?)</td>', page.content.decode())
+        assert [re.sub(r"[\d.]+ s", "N s", row) for row in rows] == ["–", "anna · N s ago"]
+        edited = ben.get("/admin/shop/order/?being_edited=now")
+        assert "bike" in text_of(edited)
+        assert "hat" not in text_of(edited)
+
+    @pytest.mark.parametrize("name", ["a/b c:d?e", "_5F,%é\"'<"])
+    def test_filter_by_other_keys(self, name: str) -> None:
+        """Text with separators, UUIDs."""
+        for obj in (PlainRate.objects.create(name=name, value=1), PastRate.objects.create(name="EUR", value=1)):
+            base = f"/admin/rates/{obj._meta.model_name}/"
+            boss = staff("boss", superuser=True)
+            boss.get(f"{base}{quote(obj.pk)}/change/")
+            request = RequestFactory().get("/", {"being_edited": "now"})
+            filtering = EditedFilter(request, {"being_edited": ["now"]}, type(obj), site._registry[type(obj)])
+            assert list(filtering.queryset(request, type(obj)._base_manager.all())) == [obj]
+
+    def test_without_mongo(self, orders: list[Order], away: None) -> None:
+        """The list is there, and says that it does not know."""
+        page = staff("anna").get("/admin/shop/order/?being_edited=now")
+        assert "We cannot check at the moment which of these are being edited." in text_of(page)
+        page = staff("anna").get("/admin/shop/order/")
+        assert re.findall(r'<td class="field-edited_by">(.*?)</td>', page.content.decode()) == ["?", "?"]
 
 
 class TestWithoutMongo:

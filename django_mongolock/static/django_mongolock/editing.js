@@ -21,6 +21,7 @@
   let state = panel.dataset.mongolockEditing;  // as the server last reported it
   let had = !readonly;                         // this page had the lock, so it may hold what was typed
   let mine = had && Boolean(panel.dataset.held);  // it has it now, as far as is known
+  let reached = true;                          // the server has answered the last question
   let sending = false;
   let acting = false;                          // a button was pressed: no beat comes between it and its answer
   let dirty = state === "refused";
@@ -69,14 +70,33 @@
         credentials: "same-origin", redirect: "manual", signal: AbortSignal.timeout(Math.max(10000, every)),
       });
       const answer = response.ok ? await response.json() : null;
+      if (response.status === 403) { await renewToken(); }
       if (number !== wanted) { return null; }
-      part("offline").hidden = answer !== null;
       if (answer !== null) { show(answer, action); }
+      reach(answer !== null);
       return answer;
     } catch {
-      if (number === wanted) { part("offline").hidden = false; }
+      if (number === wanted) { reach(false); }
       return null;
     }
+  }
+
+  // A login, in another tab, gives all forms another token.
+  async function renewToken() {
+    const response = await fetch(panel.dataset.page, { credentials: "same-origin", redirect: "manual" });
+    const page = new DOMParser().parseFromString(await response.text(), "text/html");
+    const token = page.querySelector("input[name=csrfmiddlewaretoken]");
+    for (const each of token ? document.querySelectorAll("input[name=csrfmiddlewaretoken]") : []) { each.value = token.value; }
+  }
+
+  // Without an answer it is not known who is editing: then nothing else is shown, and nothing is sent.
+  function reach(now) {
+    reached = now;
+    part("offline").hidden = now;
+    part("text").parentElement.hidden = !now;
+    part("detail").hidden = !now || !part("detail").textContent;
+    panel.classList.toggle("mongolock-editing-away", !now || state === "away");
+    lockForm();
   }
 
   function say(name, text) {
@@ -133,7 +153,7 @@
 
   function lockForm() {
     if (!form || readonly) { return; }
-    const stop = !mine;
+    const stop = !mine || !reached;
     form.classList.toggle("mongolock-editing-locked", stop);
     for (const button of form.querySelectorAll("[type=submit]")) {
       if (stop) { button.setAttribute("aria-disabled", "true"); } else { button.removeAttribute("aria-disabled"); }
@@ -203,23 +223,27 @@
       later = setTimeout(saveDraft, 400);
     });
     form.addEventListener("submit", (event) => {
-      if (!mine && event.submitter && event.submitter.name !== "edit_lock_take_over") {
+      if (!reached || (!mine && event.submitter && event.submitter.name !== "edit_lock_take_over")) {
         event.preventDefault();
-        part("text").closest("section").scrollIntoView({ block: "start" });
+        panel.scrollIntoView({ block: "start" });
+        beat();
         return;
       }
       clearTimeout(later);
-      // If it is saved, the next page is not this one with errors, and the draft is of no more use: see below.
+      // If it is saved, the draft is of no more use: see below.
       saveDraft();
-      storage.set(`${memory}:sent`, "1");
+      storage.set(`${memory}:sent`, field("edit_lock_tab") ? field("edit_lock_tab").value : "");
       sending = true;
       clearTimeout(timer);
     });
-    // The first page after a save: one that was refused shows what was typed by itself.
-    if (storage.get(`${memory}:sent`)) {
-      storage.drop(`${memory}:sent`);
-      storage.drop(draftName);
-      if (form.querySelector(".errorlist") || state === "refused") { dirty = true; saveDraft(); }
+    // The first page after a save: one that was refused shows what was typed by itself. A login may have come between,
+    // or the network failed: only the server knows what was saved.
+    const sent = storage.get(`${memory}:sent`);
+    storage.drop(`${memory}:sent`);
+    if (sent && panel.dataset.saved.split(" ").includes(sent)) { storage.drop(draftName); }
+    if (sent && (form.querySelector(".errorlist") || state === "refused")) {
+      dirty = true;
+      saveDraft();
     } else { offerDraft(); }
   }
   for (const name of ["pointerdown", "keydown", "input", "wheel", "touchstart"]) {

@@ -1,0 +1,99 @@
+"""What a real browser sends back of what it was shown: on the form, in the list and on the page that deletes (F91)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+from pytest_django import Settings
+
+from tests.editing import notes
+from tests.editing.notes import MOMENT, Note, Row, new_note
+from tests.editing.test_browser import Person, _quick, chromium, patiently, people, requests, says
+
+__all__ = ["_quick", "chromium", "people", "requests"]
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases=["default", "mongo"]),
+    pytest.mark.slow,
+]
+LIST = "/admin/rates/note/"
+
+
+@pytest.fixture
+def note(settings: Settings) -> Note:
+    """A note, in the admin of a site whose days end at another time than those of the database."""
+    settings.TIME_ZONE = "Asia/Kolkata"
+    notes.make_tables()
+    return new_note()
+
+
+def differences(tab: Any) -> list[str]:
+    """The rows of the comparison, as they are read."""
+    rows = tab.locator("table.mongolock-editing-both tbody tr").all()
+    return [" | ".join(cell.inner_text() for cell in row.locator("th, td").all()) for row in rows]
+
+
+def rows_of(note: Note) -> list[dict[str, Any]]:
+    """The note and its rows as they are stored, but for the title."""
+    names = [field.attname for field in Note._meta.concrete_fields if field.name != "title"]
+    others = {"others": list(note.others.values_list("pk", flat=True))}
+    return [others, *patiently(lambda: [*Note.objects.values(*names), *Row.objects.order_by("pk").values()])]
+
+
+def test_left_alone(people: Callable[..., Person], note: Note) -> None:
+    """Only what was typed, and what another writer changed, is in the comparison; saved again, only that is written."""
+    tab = people("root", superuser=True).open(f"{LIST}{note.pk}/change/")
+    says(tab, "You are editing this.")
+    tab.fill("[name=title]", "mine")
+    patiently(lambda: Note.objects.update(line="theirs", moment="2026-02-03T04:05:06.000007Z"))
+    row = Row.objects.order_by("pk").first()
+    patiently(lambda: Row.objects.filter(pk=row.pk).update(text="their\nrow"))
+    there = rows_of(note)
+    tab.click("[name=_save]")
+    says(tab, "Not saved: this was changed while you were editing it.")
+    assert differences(tab) == [
+        "Line | theirs | a b | someone else; you had not changed it",
+        "Moment | 2026-02-03 09:35:06 | 2026-01-03 04:34:05 | someone else; you had not changed it",
+        "Title | title | mine | only you",
+        "Row “Row object (1)”: Text | their\nrow | one\ntwo\n\nthree | someone else; you had not changed it",
+    ]
+    assert rows_of(note) == there
+    tab.click("[name=_save]")
+    tab.wait_for_url(f"**{LIST}")
+    assert patiently(Note.objects.get).title == "mine"
+    (_, saved, first, _), (_, before, *_) = rows_of(note), there
+    assert (saved["line"], saved["moment"].replace(microsecond=7)) == ("theirs", before["moment"])
+    assert first["text"].replace("\r", "") == "their\nrow"
+
+
+def test_list(people: Callable[..., Person], note: Note) -> None:
+    """A list that was open while another writer saved writes over nothing; shown again, it saves."""
+    tab = people("root", superuser=True).open(LIST)
+    tab.fill("[name=form-0-title]", "mine")
+    patiently(lambda: Note.objects.update(line="theirs"))
+    tab.click("[name=_save]")
+    expect(tab.locator("#result_list")).to_contain_text("Changed meanwhile to “theirs”; you had not changed it.")
+    assert tab.input_value("[name=form-0-title]") == "mine"
+    assert patiently(Note.objects.values_list("line", "title").get) == ("theirs", "title")
+    tab.click("[name=_save]")
+    expect(tab.locator(".success")).to_be_visible()
+    moment = patiently(lambda: Note.objects.get().moment)
+    assert patiently(Note.objects.values_list("line", "title").get) == ("theirs", "mine")
+    assert moment == MOMENT, "nothing was typed there"
+
+
+@pytest.mark.parametrize("what", ["the object", "a row"])
+def test_delete(people: Callable[..., Person], note: Note, what: str) -> None:
+    """An old confirmation deletes nothing that was saved since, neither in the object nor in its rows."""
+    tab = people("root", superuser=True).open(f"{LIST}{note.pk}/delete/")
+    changed: Any = Note if what == "the object" else Row
+    patiently(lambda: changed.objects.update(text="theirs"))
+    tab.click("input[type=submit]")
+    expect(tab.locator(".error")).to_contain_text("This was changed meanwhile. Look again before you delete it.")
+    assert patiently(Note.objects.exists)
+    tab.click("input[type=submit]")
+    tab.wait_for_url(f"**{LIST}")
+    assert not patiently(Note.objects.exists)
