@@ -30,7 +30,6 @@ from django_mongolock import (
     mongo_semaphore,
 )
 from django_mongolock.conf import LockSettings, find_wrong
-from django_mongolock.management.commands import clear_stale_locks, list_locks, release_lock
 from testproject.shop.models import Ad, Order, ad_exports
 from tests.looking import document, held_elsewhere, holder, holders
 from tests.test_docs_topics import DOCS, blocks
@@ -202,10 +201,3 @@ def test_running(settings: Settings) -> None:
     assert list(find_wrong(names["MONGOLOCK"])) == []
     assert names["MONGOLOCK"]["DATABASE"] in names["DATABASES"]
     assert (LockSettings().LEASE, LockSettings().RETENTION) == (30, 7 * 24 * 3600)
-
-
-def test_exit_codes() -> None:
-    """docs/howto/looking.md names those that the commands have."""
-    page = (DOCS / "howto/looking.md").read_text()
-    assert {list_locks.FOUND, release_lock.FREE, clear_stale_locks.FOUND} == {3}
-    assert "| 3 | `--deadlocks` found some | the lock or the document has no holder, or another one by now" in page

@@ -38,6 +38,15 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(file), f"{page}: {target}#{anchor}"
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "project"], ids=str)
+def test_each_page_begins_with_what_it_is_for(page: Path) -> None:
+    """In a sentence, before any heading, table, list or example."""
+    title, purpose, *_ = page.read_text().split("\n\n")
+    assert title.startswith("# ")
+    assert re.match(r"[A-Z`]", purpose)
+    assert purpose.rstrip().endswith((".", ":"))
+
+
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Every page has its place in a table of contents, and every link its end."""
