@@ -82,7 +82,12 @@ SHOTS = [
     Shot("dashboard-narrow", f"{LOCKS}dashboard/", width=NARROW, height=780),
     Shot("locks", LOCKS, height=620),
     Shot("lock", f"{LOCKS}report_3Anightly/change/", height=820),
-    Shot("force-release", f"{LOCKS}report_3Anightly/change/", height=620, before=click("button[value=force_release]")),
+    Shot(
+        "force-release",
+        f"{LOCKS}report_3Anightly/change/",
+        height=620,
+        before=click(".mongolock-next a[href*=force-release]"),
+    ),
     Shot("edit-lock", ORDER, height=640, shared=True),
     Shot("edit-lock-both", ORDER, height=760, before=both_versions),
 ]

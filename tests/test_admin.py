@@ -254,6 +254,54 @@ class TestList:
         assert admin.get(f"{LIST}?p=99").status_code == 302
 
 
+class TestNext:
+    """What one would do next: ask, force, look at the process, or nothing."""
+
+    def test_links_ask_first(self, admin: Client, locks: Locks) -> None:
+        """The page of a lock leads to the question, which changes nothing before it is answered, and back."""
+        locks.held("order/5&6", left=33)
+        before = locks.read("order/5&6")
+        page = admin.get(page_of("order/5&6"))
+        (address,) = re.findall(r'href="([^"]*force-release/[^"]*)"', page.content.decode())
+        asked = admin.get(html.unescape(address))
+        assert "Force release?" in text_of(asked)
+        assert html.escape(page_of("order/5&6")) in asked.content.decode()
+        assert locks.read("order/5&6") == before
+        done = confirm(admin, asked)
+        assert "1 lock was taken" in notes(done)
+        assert locks.read("order/5&6")["holders"] == []
+        assert "None of the selected" in notes(admin.get(html.unescape(address), follow=True))
+
+    def test_not_without_permission(self, locks: Locks) -> None:
+        """Who may only look sees no button, and gets no question."""
+        locks.held("k")
+        viewer = browser("view_lock")
+        assert "release/?key" not in viewer.get(page_of("k")).content.decode()
+        for name in ("force-release", "ask-to-release"):
+            assert viewer.get(f"{LIST}{name}/?key=k").status_code == 403
+
+    def test_outlook(self, admin: Client, locks: Locks) -> None:
+        """What happens if nobody does anything; and a line for a terminal, where there is a process."""
+        locks.held("held", left=33)
+        locks.add("waited", [entry(2, left=33)], [waiter(3)])
+        locks.add("claim", [entry(2, host="no process: a claim")])
+        locks.stale("stale")
+        for key, text in (
+            ("held", "free in 3[0-9] s, unless its holder renews the lease. web-1 : py-spy dump --pid 4001"),
+            ("waited", "the first waiter gets it in 3[0-9] s, unless its holder renews"),
+            ("stale", "the next process that asks gets it. web-1 : py-spy dump --pid 4001"),
+        ):
+            assert re.search(f"If you do nothing: {text}", text_of(admin.get(page_of(key)))), key
+        assert "py-spy" not in text_of(admin.get(page_of("claim")))
+
+    def test_no_third_history(self, admin: Client, locks: Locks) -> None:
+        """The log of the admin is linked as what it is, and only where it says something."""
+        locks.held("k")
+        assert "Actions in the admin" not in text_of(admin.get(page_of("k")))
+        confirm(admin, select(admin, "force_release", "k"))
+        assert "Actions in the admin" in text_of(admin.get(page_of("k")))
+
+
 class TestKept:
     """What is only kept for a minimum hold is not held: nobody is at work."""
 
@@ -399,11 +447,21 @@ class TestPage:
             assert not {".", ".."} & set(page_of(key).split("/"))
 
     def test_huge(self, locks: Locks, admin: Client) -> None:
-        """Of a queue of thousands the page shows the first hundred, and says so."""
+        """Of a queue of thousands the page shows the first twenty; all of them have a page of their own."""
         locks.add("k", [entry(1)], [waiter(n) for n in range(3_000)])
         text = text_of(admin.get(page_of("k")))
         assert "first come, first served (3000)" in text
-        assert "The first 100 are shown" in text
+        assert (text.count("pid 40"), text.count("Show all waiters")) == (1 + 20, 1)
+        waiters = page_of("k").replace("/change/", "/waiters/")
+        first, last = text_of(admin.get(waiters)), text_of(admin.get(f"{waiters}?p=30"))
+        assert re.search(
+            r"first come, first served \(3000\) .* 1 unknown web-1 · pid 4000 .* 100 unknown .* 4099", first
+        )
+        assert re.search(r" 2901 unknown web-1 · pid 6900 .* 3000 unknown .* pid 6999 .*Previous", last)
+        assert "No waiters." in text_of(admin.get(f"{waiters}?p=31"))
+        assert admin.get(f"{waiters}?p=x").status_code == admin.get(f"{waiters}?p=0").status_code == 200
+        assert browser().get(waiters).status_code == 403
+        assert "There is no lock" in notes(admin.get(waiters.replace("/k/", "/no/"), follow=True))
 
 
 class TestRights:
@@ -518,7 +576,7 @@ class TestForceRelease:
         body = admin.get(page_of("k")).content.decode()
         assert '<input type="hidden" name="_selected_action" value="k">' in body
         assert 'action="/admin/django_mongolock/lock/?state=all"' in body
-        assert 'name="action" value="force_release"' in body
+        assert "force-release/?key=k" in body
 
     def test_many(self, locks: Locks, admin: Client) -> None:
         """Several at once; what nobody holds, and what is damaged, is left out and that is said."""

@@ -107,9 +107,9 @@ class TestPage:
         for word in ("2 held", "2 waiting, for 1 lock", "1 stale", "0 deadlocks"):
             assert word in tiles
         waits = section(response, "waits")
-        assert re.search(r"order:5 2 till web-1 · pid 4002 · MainThread 3\d s ago 20\d\d-", waits)
+        assert re.search(r"order:5 2 till web-1 · pid 4002 · MainThread 3\d s ", waits)
         assert "task shop.export · user anna" in waits
-        assert re.search(r"catalog unknown and 4 more web-2 · pid 4002 .*1 min \d s ago", section(response, "held"))
+        assert re.search(r"catalog unknown and 4 more web-2 · pid 4002 .*1 min \d s ", section(response, "held"))
         assert re.search(r"left:behind .* ended 1 min", section(response, "stale"))
         assert "order:5 400 of 900" in section(response, "contended")
         assert "are notified by a change stream" in section(response, "server")

@@ -258,9 +258,10 @@ class TestEverybody:
         axe = Axe()
         fill(locks)
         order = f"{LIST}order_3A5/change/"
+        waiters = f"{LIST}order_3A5/waiters/"
         with visit(every=60, color_scheme=scheme) as page:
             found = {}
-            for path in (PAGE, LIST, f"{LIST}?state=all", f"{LIST}?state=waited", f"{LIST}?state=free", order,
+            for path in (PAGE, LIST, f"{LIST}?state=all", f"{LIST}?state=waited", f"{LIST}?state=free", order, waiters,
                          f"{LIST}?state=stale", f"{LIST}left_3Abehind/change/", f"{LIST}bad/change/",
                          f"{LIST}documents/", f"{LIST}order_3A5/history/",
                          "/admin/django_mongolock/"):  # fmt: skip
@@ -269,7 +270,7 @@ class TestEverybody:
                 assert page.url.endswith(path), "it led elsewhere"
                 found[path] = violations(axe.run(page))
             page.goto(order)
-            page.click("button[value=force_release]")
+            page.click(".mongolock-next a[href*=force-release]")
             found["force release"] = violations(axe.run(page))
             locks.collection.delete_many({})
             for path in (PAGE, LIST):

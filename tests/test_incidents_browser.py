@@ -138,7 +138,7 @@ def test_a_request_is_granted_by_the_holder(locks: Locks, anna: User, site: str,
     """From the page of the lock with the keyboard alone: the holder is told who asks and why, and releases it."""
     with holder(locks, "import:books") as next_line, opened(running, site, anna) as page:
         page.goto(page_of("import:books"))
-        page.focus("button[value=ask_to_release]")
+        page.focus(".mongolock-next a[href*=ask-to-release]")
         page.keyboard.press("Enter")
         page.wait_for_selector("input[name=reason]")
         assert page.inner_text("h1") == "Ask to release?"
@@ -160,7 +160,7 @@ def test_one_reader_of_several(locks: Locks, anna: User, site: str, running: Any
     locks.add("catalog", [entry(n, mode="shared", host=f"web-{n}") for n in (1, 2, 3)])
     with opened(running, site, anna) as page:
         page.goto(page_of("catalog"))
-        page.click("button[value=force_release]")
+        page.click(".mongolock-next a[href*=force-release]")
         page.uncheck("input[type=checkbox] >> nth=1")
         page.fill("input[name=reason]", "x")
         page.click("input.mongolock-danger")
@@ -193,7 +193,7 @@ def test_looks(locks: Locks, anna: User, site: str, running: Any, window: tuple[
 
         page.goto(page_of("order:5"))
         look("detail")
-        page.click("button[value=force_release]")
+        page.click(".mongolock-next a[href*=force-release]")
         page.wait_for_selector("input[name=reason]")
         look("force")
         page.eval_on_selector("form[action$='force-release/']", "form => { form.noValidate = true }")
@@ -201,7 +201,7 @@ def test_looks(locks: Locks, anna: User, site: str, running: Any, window: tuple[
         page.wait_for_selector(".errorlist")
         look("force-without-reason")
         page.goto(page_of("catalog"))
-        page.click("button[value=ask_to_release]")
+        page.click(".mongolock-next a[href*=ask-to-release]")
         page.wait_for_selector("input[name=reason]")
         look("ask")
         page.goto("/admin/django_mongolock/lockevent/")

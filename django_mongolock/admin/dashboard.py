@@ -17,7 +17,7 @@ from ..inspection.overview import Overview
 from ..inspection.snapshot import LockSnapshot
 from ..inspection.status import Alarm, Problem, Status, current_status
 from . import graph, lanes
-from .pages import Pages
+from .lock_actions import LockActions
 
 #: Seconds between two refreshes.
 REFRESH_SECONDS: Final = 5
@@ -32,7 +32,7 @@ ROLES: Final = {
 }
 
 
-def view(admin: Pages, request: HttpRequest) -> HttpResponse:
+def view(admin: LockActions, request: HttpRequest) -> HttpResponse:
     """The page; with ``?part=live`` only what a refresh replaces."""
     if not admin.has_view_permission(request) or request.method not in ("GET", "HEAD"):
         raise PermissionDenied
@@ -41,6 +41,8 @@ def view(admin: Pages, request: HttpRequest) -> HttpResponse:
         "title": _("Lock dashboard"),
         "every": REFRESH_SECONDS,
         "may_read_status": request.user.has_perm(PERMISSION),
+        "may_ask": admin.has_ask_release_permission(request),
+        "may_force": admin.has_force_release_permission(request),
         **facts(current_status()),
     }
     return admin.page(request, name, context)

@@ -96,7 +96,7 @@ class LockActions(Pages):
 
     def way_back(self, request: HttpRequest) -> str:
         """The list, with its filters; or the page of the lock where the action began."""
-        if back := request.POST.get("back", ""):
+        if back := request.POST.get("back") or request.GET.get("key"):
             return lock_address(back, self.admin_site.name)
         address = reverse("admin:django_mongolock_lock_changelist", current_app=self.admin_site.name)
         filters = request.POST["filters"] if "filters" in request.POST else request.GET.urlencode()
@@ -117,7 +117,7 @@ class LockActions(Pages):
             "rows": [Row(lock, chooses=len(held) == 1 and len(lock.tokens) > 1) for lock in held],
             "left_out": list(left_out(kind, locks)),
             "filters": request.POST.get("filters") or request.GET.urlencode(),
-            "back": request.POST.get("back", ""),
+            "back": request.POST.get("back") or request.GET.get("key", ""),
             "way_back": self.way_back(request),
             "form": form or ReasonForm(kind),
         }
@@ -127,9 +127,13 @@ class LockActions(Pages):
         """Do what was confirmed, to the holders that were shown; ask again if a required reason is missing."""
         if not (self.has_view_permission(request) and may):
             raise PermissionDenied
-        if request.method != "POST":
+        asks = request.method == "GET" and "key" in request.GET
+        if request.method != "POST" and not asks:
             return HttpResponseNotAllowed(["POST"])
         way_back = HttpResponseRedirect(self.way_back(request))
+        if asks:
+            one = self.get_queryset(request).filter(pk=request.GET["key"])
+            return self._question(request, kind, self._read(one, SHOWN)) or way_back
         shown = release.read_shown(request.POST.getlist("lock"))
         if not shown:
             self.message_user(request, _("No holder was selected: nothing was done."), messages.WARNING)

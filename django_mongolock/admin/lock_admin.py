@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.models import LogEntry
+from django.contrib.admin.options import get_content_type_for_model
 from django.contrib.admin.utils import quote
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
@@ -22,15 +24,17 @@ from ..documents import declared
 from ..inspection import display
 from ..inspection.monitoring import lock_status
 from ..inspection.patterns import starting
-from ..inspection.snapshot import State
+from ..inspection.queries import Bounds
+from ..inspection.snapshot import LockSnapshot, State
 from ..models import Lock, LockEvent
 from . import dashboard, document_forcing, document_pages
 from .columns import Columns
-from .confirmation import FORCE
 from .listing import LockChangeList, ModeFilter, StateFilter, search, sorts_all
 from .lock_actions import SHOWN, LockActions
 from .pages import csrf, plainly, unless_away
 
+#: How many waiters the page of a lock shows; the page of its waiters shows all.
+WAITERS: Final = 20
 #: How many of the latest events the page of a lock shows.
 EVENTS: Final = 20
 
@@ -86,6 +90,7 @@ class LockAdmin(Columns, LockActions):
             ("documents/", self.documents_view, "documents"),
             ("documents/force-release/", self.force_documents_view, "force_documents"),
             ("dashboard/", self.dashboard_view, "dashboard"),
+            ("<path:object_id>/waiters/", self.waiters_view, "waiters"),
             ("<path:object_id>/history/", self.history_view, "history"),
             ("<path:object_id>/change/", self.change_view, "change"),
         ]
@@ -125,15 +130,9 @@ class LockAdmin(Columns, LockActions):
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         """The page of one lock: its holders, its waiters, its statistics."""
-        if not self.has_view_permission(request) or request.method not in ("GET", "HEAD"):
-            raise PermissionDenied
         key = display.unquote_key(object_id)
-        queryset: Any = self.get_queryset(request).filter(pk=key)
-        timeout = get_settings().COMMAND_TIMEOUT
-        lock = next(queryset.snapshots(holders=SHOWN, waiters=SHOWN, timeout=timeout), None)
+        lock = self._read_one(request, key, holders=SHOWN, waiters=WAITERS)
         if lock is None:
-            text = _("There is no lock “%s” (any more): the documents of unused locks are deleted after a while.")
-            self.message_user(request, text % key, messages.WARNING)
             return HttpResponseRedirect(self.way_back(request))
         may_force = self.has_force_release_permission(request)
         context = {
@@ -141,13 +140,37 @@ class LockAdmin(Columns, LockActions):
             "lock": lock,
             "facts": display.counters(lock),
             "quoted": display.quote_key(key),
-            "can_ask": self.has_ask_release_permission(request) and lock.state is State.HELD,
-            "can_release": may_force and lock.state in FORCE.states,
+            "may_ask": self.has_ask_release_permission(request),
+            "may_force": may_force,
             "can_clear": may_force and lock.state is State.STALE,
+            "has_log": LogEntry.objects.filter(content_type=get_content_type_for_model(Lock), object_id=key).exists(),
             "checkbox": ACTION_CHECKBOX_NAME,
             **self._history(request, key),
         }
         return self.page(request, "detail", context)
+
+    def _read_one(self, request: HttpRequest, key: str, **bounds: Unpack[Bounds]) -> LockSnapshot | None:
+        """The lock for a page about it; None, with a message, if there is none."""
+        if not self.has_view_permission(request) or request.method not in ("GET", "HEAD"):
+            raise PermissionDenied
+        queryset: Any = self.get_queryset(request).filter(pk=key)
+        lock = next(queryset.snapshots(timeout=get_settings().COMMAND_TIMEOUT, **bounds), None)
+        if lock is None:
+            text = _("There is no lock “%s” (any more): the documents of unused locks are deleted after a while.")
+            self.message_user(request, text % key, messages.WARNING)
+        return lock
+
+    @unless_away
+    def waiters_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """All who wait for a lock, page by page."""
+        key, text = display.unquote_key(object_id), request.GET.get("p", "")
+        number = int(text) if text.isdecimal() and text.isascii() and len(text) < 5 else 1
+        passed = max(0, number - 1) * SHOWN
+        lock = self._read_one(request, key, waiters=SHOWN, passed=passed)
+        if lock is None:
+            return HttpResponseRedirect(self.way_back(request))
+        context = {"title": _("Waiters of %s") % key, "lock": lock, "passed": passed, "number": number}
+        return self.page(request, "waiters", {**context, "more": len(lock.waiters) == SHOWN})
 
     def _history(self, request: HttpRequest, key: str) -> dict[str, Any]:
         """The latest events of the lock, if the history is kept."""

@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..context import BROWSER
+from ..context import BROWSER, CLAIMED
 from ..engine.document import UNLIMITED
 from ..engine.history import Happened
 from .snapshot import LockSnapshot, Party, State
@@ -109,6 +109,28 @@ def holders(lock: LockSnapshot) -> SafeString | str:
         more,
         details(first),
     )
+
+
+def outlook(lock: LockSnapshot) -> str:
+    """What will happen to a lock if nobody does anything; empty if it is free."""
+    left = time_left(lock.expires_at, lock.now)
+    if lock.state is State.KEPT:
+        return _("If you do nothing: free in %s.") % left
+    if lock.state is State.HELD and lock.waiting:
+        return _("If you do nothing: the first waiter gets it in %s, unless its holder renews the lease.") % left
+    if lock.state is State.HELD:
+        return _("If you do nothing: free in %s, unless its holder renews the lease.") % left
+    if lock.state is State.STALE:
+        return _("If you do nothing: the next process that asks gets it.")
+    return ""
+
+
+def look_at_process(lock: LockSnapshot) -> tuple[str, str] | None:
+    """The host of the first holder, and a command for there that shows what the process does; None without one."""
+    for holder in lock.holders if lock.state in (State.HELD, State.STALE) else ():
+        if holder.pid is not None and not holder.released and holder.host not in (BROWSER, CLAIMED):
+            return holder.host or "?", f"py-spy dump --pid {holder.pid}"
+    return None
 
 
 def mode(party: Party) -> str:

@@ -72,7 +72,8 @@ ORDERS: Final[Document] = {
 
 
 class Bounds(TypedDict, total=False):
-    """How much to read. limit: 0 for all. holders, waiters: of each lock. timeout: for each batch, in seconds.
+    """How much to read. limit: 0 for all. holders, waiters: of each lock. passed: waiters at the head of the queue that
+    are left out. timeout: for each batch, in seconds.
 
     by: one of `ORDERS` and its direction, 1 or -1; without it, the locks have the order of the query.
     """
@@ -82,6 +83,7 @@ class Bounds(TypedDict, total=False):
     limit: int
     holders: int
     waiters: int
+    passed: int
     timeout: float
 
 
@@ -100,7 +102,7 @@ def snapshots(
         ]
     stages += [{"$skip": skip}] if (skip := bounds.get("skip")) else []
     stages += [{"$limit": limit}] if limit else []
-    stages.append({"$project": projection(bounds.get("holders", 3), bounds.get("waiters", 1))})
+    stages.append({"$project": projection(bounds.get("holders", 3), bounds.get("waiters", 1), bounds.get("passed", 0))})
     with store.bounded(timeout):
         # One more than is wanted: the server then closes the cursor with the first batch.
         cursor = store.latest.aggregate(stages, batchSize=min(limit or READ_BATCH, READ_BATCH) + 1)
@@ -174,9 +176,9 @@ def ping(store: MongoStore, timeout: float = 5.0) -> None:
                 raise translate(error, waited, client=store.client) from bare(error)
 
 
-def projection(holders: int, waiters: int, skip: int = 0) -> Document:
+def projection(holders: int, waiters: int, passed: int = 0) -> Document:
     """What `read_snapshot` reads: with so many holders, and so many of the waiters whose places have not expired."""
-    live: Document = {"$slice": [QUEUE, skip, waiters]}
+    live: Document = {"$slice": [QUEUE, passed, waiters]}
     return {
         **dict.fromkeys((*DOCUMENT_FIELDS, "expires_at", "last_holder"), 1),
         "now": "$$NOW",

@@ -14,6 +14,8 @@ for function in (
     display.who,
     display.details,
     display.holders,
+    display.outlook,
+    display.look_at_process,
     display.where,
     display.mode,
     display.state_badge,
