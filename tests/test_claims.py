@@ -312,9 +312,9 @@ class TestLooking:
         made = claim(key, owner="session:x", label="checkout").acquire()
         mongo_lock("other").acquire()
         out = io.StringIO()
-        call_command("list_locks", stdout=out)
+        call_command("list_locks", "--wide", stdout=out)
         (line,) = [line for line in out.getvalue().splitlines() if key in line]
-        assert "checkout · owner session:x, no process: a claim" in line
+        assert "checkout, no process: a claim · owner session:x" in line
         assert [lock.key for lock in Lock.objects.claimed()] == [made.key]
         (holder,) = Lock.objects.claimed()[0].holders
         assert (holder.owner, holder.host, holder.pid) == ("session:x", "no process: a claim", None)
