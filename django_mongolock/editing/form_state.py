@@ -12,6 +12,7 @@ from typing import Any, Final, TypedDict
 
 from django.core import signing
 from django.core.exceptions import ValidationError
+from django.core.files.uploadedfile import UploadedFile
 from django.db.models import Model
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
@@ -92,7 +93,10 @@ def merge(form: Any, stored: Model, had: Page | None, label: str = "") -> list[D
         mine = not was_left_alone(had, field, typed)
         name = capfirst(form.fields[field.name].label or field.verbose_name)
         words = str(form[field.name].value() or "") if value is _INVALID else in_words(field, value)
-        found.append(Difference(f"{label}{name}", display(field, stored), words, _verdict(theirs=theirs, mine=mine)))
+        verdict = _verdict(theirs=theirs, mine=mine)
+        if isinstance(value, UploadedFile):
+            verdict = f"{verdict}; {_('choose the file again')}"  # no page can keep it
+        found.append(Difference(f"{label}{name}", display(field, stored), words, verdict))
         if theirs and not mine:
             show(form.fields[field.name], now)
     return found

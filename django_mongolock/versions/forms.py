@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 from django import forms
 from django.core import signing
 from django.core.exceptions import ValidationError
+from django.core.files.uploadedfile import UploadedFile
 from django.db import models, router
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -224,7 +225,9 @@ def unsign(signed: str | None, salt: str = SALT) -> Any:
 
 def digest(field: models.Field[Any, Any], value: Any) -> str:
     """Return a few characters that differ where the value differs."""
-    if field.many_to_many:
+    if isinstance(value, UploadedFile):
+        text = f"new file {value.name}"  # also under the name of the one that is stored
+    elif field.many_to_many:
         text = ",".join(sorted(str(getattr(one, "pk", one)) for one in value or ()))
     else:
         if isinstance(value, models.Model):

@@ -69,6 +69,23 @@ def test_left_alone(people: Callable[..., Person], note: Note) -> None:
     assert first["text"].replace("\r", "") == "their\nrow"
 
 
+@pytest.mark.parametrize("name", ["one.txt", "two.txt"])
+def test_file(people: Callable[..., Person], note: Note, name: str) -> None:
+    """F91: a page cannot keep a file that was chosen, and says so; also of one with the name of the stored one."""
+    tab = people("root", superuser=True).open(f"{LIST}{note.pk}/change/")
+    says(tab, "You are editing this.")
+    tab.set_input_files("[name=file]", {"name": name, "mimeType": "text/plain", "buffer": b"new"})
+    patiently(lambda: Note.objects.update(line="theirs"))
+    tab.click("[name=_save]")
+    says(tab, "Not saved: this was changed while you were editing it.")
+    assert f"File | one.txt | {name} | only you; choose the file again" in differences(tab)
+    tab.set_input_files("[name=file]", {"name": name, "mimeType": "text/plain", "buffer": b"new"})
+    tab.click("[name=_save]")
+    tab.wait_for_url(f"**{LIST}")
+    saved = patiently(Note.objects.get)
+    assert (saved.file.read(), saved.line) == (b"new", "theirs")
+
+
 def test_list(people: Callable[..., Person], note: Note) -> None:
     """A list that was open while another writer saved writes over nothing; shown again, it saves."""
     tab = people("root", superuser=True).open(LIST)
