@@ -12,7 +12,7 @@ from ..context import BROWSER, CLAIMED
 from ..engine.deadlock import EARLIEST_END
 from ..engine.rule import IS_WHOLE
 from .patterns import KeyMatch
-from .queries import QUEUE, RELEASED, WAS_RELEASED, array, projection, waiting
+from .queries import QUEUE, RELEASED, WAS_RELEASED, array, first, projection, waiting
 
 Document = dict[str, Any]
 
@@ -50,6 +50,7 @@ def _held(match: KeyMatch) -> list[Document]:
     """The held and the kept locks; those whose leases end first come first."""
     at_work: Document = {"$match": {"kept": False}}
     since: Document = {"$addFields": {"since": {"$min": "$holders.acquired_at"}}}
+    few: Document = {"$addFields": {"waiters": first("waiters", PARTIES)}}  # a long queue takes long to check
     damaged: Document = {"_id": {"$type": "string"}, "$expr": {"$not": [IS_WHOLE]}}
     return [
         {"$match": {"expires_at": {"$gt": EARLIEST_END}, "$expr": {"$gt": ["$expires_at", "$$NOW"]}, **match.query()}},
@@ -64,7 +65,7 @@ def _held(match: KeyMatch) -> list[Document]:
                     *_first({"since": 1}),
                 ],
                 "processes": [at_work, {"$limit": MAX_HELD_EXAMINED}, *_sessions("holders", "server_lease")],
-                "damaged": [{"$limit": MAX_HELD_EXAMINED}, {"$match": damaged}, {"$project": {"_id": 1}}],
+                "damaged": [{"$limit": MAX_HELD_EXAMINED}, few, {"$match": damaged}, {"$project": {"_id": 1}}],
                 "sums": [
                     {"$group": {"_id": None, "n": {"$sum": 1}, "kept": {"$sum": {"$cond": ["$kept", 1, 0]}}}},
                 ],
@@ -151,6 +152,7 @@ def _sessions(field: str, lease: str) -> list[Document]:
     counts = {"$and": [field == "live", {"$isNumber": f"${field}.behind"}]}
     behind: Document = {"$cond": [counts, f"${field}.behind", 0]}
     return [
+        {"$project": {field: 1}},
         {"$unwind": f"${field}"},
         # No process has an edit lock, a claim, or a lock that it has released.
         {"$match": {f"{field}.host": {"$nin": [BROWSER, CLAIMED]}, f"{field}.released": {"$not": {"$type": "date"}}}},

@@ -184,13 +184,14 @@ def projection(holders: int, waiters: int, passed: int = 0) -> Document:
         "now": "$$NOW",
         "whole": IS_WHOLE,
         "released": WAS_RELEASED,
-        "holders": _first("holders", holders),
+        "holders": first("holders", holders),
         "waiters": {"$cond": [{"$isArray": "$waiters"}, live, "$waiters"]},
-        "tombstones": _first("tombstones", 1),
+        "tombstones": first("tombstones", 1),
         "holding": {"$size": array("holders")},
         "queue": {"$let": {"vars": {"queue": QUEUE}, "in": {"waiting": waiting("$$queue"), "since": FIRST}}},
     }
 
 
-def _first(field: str, count: int) -> Document:
+def first(field: str, count: int) -> Document:
+    """An expression for the first of an array; whatever else is in the field, as it is."""
     return {"$cond": [{"$isArray": f"${field}"}, {"$slice": [f"${field}", count]}, f"${field}"]}

@@ -1,9 +1,10 @@
 """The admin and the commands with a million lock documents: how much longer than with a thousand?
 
-    python -m tests.benchmarks.admin_scale [--documents 1000000] [--held 10000] [--runs 15] [--json FILE]
+    python -m tests.benchmarks.admin_scale [--documents 1000000] [--held 10000] [--queues 0] [--runs 15] [--json FILE]
 
 Two databases of one server: one with 1,000 documents, of which 200 are held (full pages), one with so many. Each page
 is asked for in turn in the one and in the other, and what is compared are the medians; so a busy machine slows both.
+With --queues, so many of the held locks of the large database have 1,000 waiters each.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ PAGES: Final[dict[str, str]] = {
     "list, stale": "?state=stale",
     "list, free": "?state=free",
     "list, all": "?state=all",
-    "list, all, by lease": "?state=all&o=6",
+    "list, all, by lease": "?state=all&o=5",
+    "list, held, by waiters": "?o=6",
+    "list, held, by longest wait": "?o=7",
+    "list, kept": "?state=kept",
     "list, shared": "?mode=shared",
     "search: start of a key, held": "?q=held:00000",
     "search: start of a key, all": "?q=free:00000&state=all",
@@ -44,6 +48,8 @@ PAGES: Final[dict[str, str]] = {
     "search: a host": "?q=web-1",
     "search: an owner, all": "?q=job-1&state=all",
     "detail": "held:0000001/change/",
+    "waiters": "held:0000001/waiters/",
+    "dashboard": "dashboard/?part=live",
 }
 #: How much longer a page may take.
 MOST: Final = 3.0
@@ -104,6 +110,15 @@ def fill(collection: Collection[Document], documents: int, held: int) -> None:
             )
             for n in range(start, min(held, start + block))
         )
+
+
+def fill_queues(collection: Collection[Document], queues: int) -> None:
+    """Let a thousand wait for each of so many held locks."""
+    from tests.lock_documents import waiter
+
+    for number in range(queues):
+        waiters = [waiter(n, left=36_000, host=f"web-{n % 8}", session=f"s{n % 8}") for n in range(1_000)]
+        collection.update_one({"_id": f"held:{number:07d}"}, {"$set": {"waiters": waiters}})
 
 
 @contextlib.contextmanager
@@ -202,6 +217,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, default=1_000_000)
     parser.add_argument("--held", type=int, default=10_000)
+    parser.add_argument("--queues", type=int, default=0)
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
@@ -210,6 +226,7 @@ def main(arguments: list[str]) -> int:
         try:
             fill(mongo[databases[0]]["mongolock_locks"], 1_000, 200)
             took = measure(lambda: fill(mongo[databases[1]]["mongolock_locks"], options.documents, options.held))
+            fill_queues(mongo[databases[1]]["mongolock_locks"], options.queues)
             print(f"{options.documents} documents made in {took / 1_000:.0f} s\n")
             rows = pages(client, commands, databases, options.runs)
             rows.append(clearing(mongo, commands, databases, 3))
