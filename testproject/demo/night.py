@@ -51,7 +51,7 @@ def cross(label: str, first: str, second: str) -> None:
             with mongo_lock(first, label=label, wait=None, on_release_requested=lambda _: asked.set()):
                 asked.wait(1.0)
                 with mongo_lock(second, label=label, wait=None, on_release_requested=lambda _: asked.set()):
-                    asked.wait(0.2)
+                    asked.wait(40.0)  # a person has time to look, and to press
         except LockDeadlock as error:
             print(f"{label}: {error}", flush=True)
 

@@ -25,7 +25,7 @@ def guide(running: site.Site) -> None:
         step = -1
         while "lesson" not in incident:
             running.processes.check()
-            if incident["step"] > step:
+            if incident.get("step", -1) > step:
                 step = incident["step"]
                 _say(f"  look at  {running.base}{incident['look']}\n", incident["press"])
             time.sleep(LOOK_EVERY)

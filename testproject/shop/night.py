@@ -30,11 +30,13 @@ STALE_SINCE = timedelta(minutes=10)
 
 @dataclass
 class Run:
-    """An incident that was begun: its programs, since when, and the step that is next."""
+    """An incident that was begun: its programs, since when, the step that is next, and whether
+    the trouble is there."""
 
     programs: list[subprocess.Popen[bytes]] = field(default_factory=list)
     since: datetime = field(default_factory=timezone.now)
     step: int = 0
+    is_ready: bool = False
 
     def start(self, program: str, label: str, *more: str) -> subprocess.Popen[bytes]:
         """Start a program of `testproject.demo.night`."""
@@ -171,7 +173,7 @@ INCIDENTS = (
         (
             Step(
                 lambda: reverse(EVENTS) + "?q=stock:",
-                "At each event “deadlock”, one of the two gives up, and the other goes on. Follow its key to the page "
+                "At the event “deadlock” one van gave up, and the other has both locks now. Follow a key to the page "
                 "of the lock, and press “Ask to release…” there, with a reason.",
                 lambda run: run.happened("asked", "stock:north", "stock:south"),
             ),
@@ -223,7 +225,19 @@ def begin(name: str) -> None:
     incident = {each.name: each for each in INCIDENTS}[name]
     with _mutex:
         _end()
-        incident.begin(_runs.setdefault(name, Run()))
+        run = _runs[name] = Run()
+    threading.Thread(target=_start, args=[incident, run], daemon=True).start()
+
+
+def _start(incident: Incident, run: Run) -> None:
+    """Start its programs, and wait until they are in trouble; end them if another incident was begun meanwhile."""
+    try:
+        incident.begin(run)
+    finally:
+        with _mutex:
+            run.is_ready = True
+            if _runs.get(incident.name) is not run:
+                run.end()
 
 
 def end() -> None:
@@ -246,7 +260,7 @@ def status() -> list[dict[str, Any]]:
 
 def _status(incident: Incident, run: Run | None) -> dict[str, Any]:
     facts = {"name": incident.name, "title": incident.title, "story": incident.story, "begun": run is not None}
-    if run is None:
+    if run is None or not run.is_ready:
         return facts
     while run.step < len(incident.steps) and incident.steps[run.step].is_done(run):
         run.step += 1
@@ -271,7 +285,7 @@ def _waiting(key: str) -> int:
     return 0 if lock is None else lock.waiting
 
 
-def _eventually(look: Callable[[], Any], seconds: float = 30.0) -> Any:
+def _eventually(look: Callable[[], Any], seconds: float = 120.0) -> Any:
     end = time.monotonic() + seconds
     while not (found := look()):
         if time.monotonic() > end:
