@@ -52,6 +52,12 @@ class Command(NamedTuple):
 COMMANDS = {
     "test": Command("run the tests (pytest)", "tests", "test", [["pytest", "--numprocesses", "5"]]),
     "faults": Command("run locks under random faults, and check them", "faults", "test", [["tests.faults"]]),
+    "platforms": Command(
+        "try locks on web servers and task queues",
+        "platforms",
+        "platforms",
+        [["pytest", "-m", "long", "tests/platforms"]],
+    ),
     "simulate": Command(
         "run the engine under virtual time, and check it (--help)",
         "simulation",

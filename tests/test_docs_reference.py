@@ -364,9 +364,9 @@ def test_in_mongodb() -> None:
 
 
 def test_compatibility() -> None:
-    """The tested versions have a row for each pair of tox.ini, and a version of each part."""
+    """The tested versions have a row for each pair of tox.ini: what was run, or that only the workflow runs it."""
     text = section("reference/compatibility.md", "Tested versions")
-    ran = re.findall(r"(?m)^\| (\d+\.\d+)\.\d+ \| (\d+\.\d+)\.\d+ \| \d+\.\d+\.\d+ \| \d+\.\d+\.\d+ \| \w", text)
+    ran = re.findall(r"(?m)^\| (\d+\.\d+)(?:\.\d+)? \| (\d+\.\d+)(?:\.\d+)? \| [\d.–]+ \| [\d.–]+ \| \w", text)
     (environments,) = re.findall(r"(?m)^env_list = (.*)$", (ROOT / "tox.ini").read_text())
     pairs = re.findall(r"py(\d)(\d+)-django(\d)(\d)", environments)
     assert ran == [(f"{python}.{minor}", f"{django}.{second}") for python, minor, django, second in pairs], (

@@ -1,0 +1,47 @@
+"""The tasks: PLATFORM_QUEUE says of which library. Its worker imports this module, and so does who sends them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from tests.platforms import site
+
+REDIS = os.environ.get("PLATFORM_REDIS", "redis://127.0.0.1:1/0")
+QUEUE = os.environ.get("PLATFORM_QUEUE", "")
+
+if QUEUE == "celery":
+    from celery import Celery
+
+    app = Celery("platforms", broker=REDIS, set_as_current=True)
+    app.conf.update(worker_prefetch_multiplier=1, worker_enable_remote_control=False, task_ignore_result=True)
+    send: Any = app.task(name="count")(site.count).delay
+elif QUEUE == "rq":
+    from redis import Redis
+    from rq import Queue
+
+    queue = Queue(connection=Redis.from_url(REDIS))
+
+    def send(key: str) -> None:
+        """Send a task."""
+        queue.enqueue(site.count, key)
+elif QUEUE == "dramatiq":
+    import dramatiq
+    from dramatiq.brokers.redis import RedisBroker
+
+    dramatiq.set_broker(RedisBroker(url=REDIS))
+    send = dramatiq.actor(site.count).send
+elif QUEUE == "huey":
+    from huey import RedisHuey
+
+    huey = RedisHuey("platforms", url=REDIS)
+    send = huey.task()(site.count)
+elif QUEUE == "django-tasks":
+    from django_tasks import task
+
+    @task()  # type: ignore[untyped-decorator]
+    def count(key: str) -> None:
+        """A task is found by its name in this module."""
+        site.count(key)
+
+    send = count.enqueue

@@ -1,0 +1,99 @@
+"""What runs under locks: a number that is read, and a moment later written. Without a lock, some counts get lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any
+
+import django
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+
+if not django.apps.apps.ready:  # each server imports this module first
+    django.setup(set_prefix=False)
+
+from django.core.asgi import get_asgi_application
+from django.core.wsgi import get_wsgi_application
+from django.db import connections
+
+from django_mongolock import mongo_lock, mongo_locked
+
+MOMENT = 0.01
+
+
+def _numbers() -> Any:
+    locks: Any = connections["locks"]
+    return locks.get_collection("numbers")
+
+
+def number(key: str) -> int:
+    """How far *key* was counted."""
+    found: int = (_numbers().find_one({"_id": key}) or {"n": 0})["n"]
+    return found
+
+
+def write(key: str, value: int) -> None:
+    """Note it."""
+    _numbers().replace_one({"_id": key}, {"n": value}, upsert=True)
+
+
+def count(key: str) -> None:
+    """Count one more, under a lock."""
+    with mongo_lock(key):
+        before = number(key)
+        time.sleep(MOMENT)
+        write(key, before + 1)
+
+
+def count_view(request: HttpRequest, key: str) -> HttpResponse:
+    """In a sync view."""
+    count(key)
+    return HttpResponse(str(os.getpid()))
+
+
+async def acount(key: str) -> None:
+    """Count one more, in a coroutine."""
+    async with mongo_lock(key):
+        before = await asyncio.to_thread(number, key)
+        await asyncio.sleep(MOMENT)
+        await asyncio.to_thread(write, key, before + 1)
+
+
+async def acount_view(request: HttpRequest, key: str) -> HttpResponse:
+    """In an async view."""
+    await acount(key)
+    return HttpResponse(str(os.getpid()))
+
+
+@mongo_locked("{key}", wait=0, on_contention="respond")
+def busy_view(request: HttpRequest, key: str) -> HttpResponse:
+    """Answers 423 while the lock is held."""
+    return HttpResponse("free")
+
+
+@mongo_locked("{key}", wait=0)
+def failing_view(request: HttpRequest, key: str) -> HttpResponse:
+    """Fails while the lock is held."""
+    return HttpResponse("free")
+
+
+def metrics_view(request: HttpRequest) -> HttpResponse:
+    """The metrics of all processes."""
+    from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    return HttpResponse(generate_latest(registry), content_type="text/plain")
+
+
+urlpatterns = [
+    path("count/<path:key>", count_view),
+    path("acount/<path:key>", acount_view),
+    path("busy/<path:key>", busy_view),
+    path("failing/<path:key>", failing_view),
+    path("metrics", metrics_view),
+]
+wsgi = get_wsgi_application()
+asgi = get_asgi_application()

@@ -1,0 +1,208 @@
+"""What runs beside locks: Channels, django-ninja, Sentry, structlog, OpenTelemetry, pytest-xdist."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.platforms.programs import PLATFORMS, ROOT, counted, environment, held, key
+
+pytestmark = PLATFORMS
+
+SETUP = """
+import sys
+import threading
+from contextlib import contextmanager
+import django
+django.setup()
+from django_mongolock import mongo_lock, mongo_locked
+from tests.platforms import site
+key = sys.argv[1]
+
+@contextmanager
+def busy():
+    held, over = threading.Event(), threading.Event()
+    def hold():
+        with mongo_lock(key):
+            held.set()
+            over.wait()
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    yield
+    over.set()
+    thread.join()
+"""
+CHANNELS = """
+import asyncio
+from channels.generic.websocket import AsyncWebsocketConsumer, WebsocketConsumer
+from channels.testing import WebsocketCommunicator
+
+class Sync(WebsocketConsumer):
+    def receive(self, text_data=None, bytes_data=None):
+        site.count(text_data)
+        self.send("counted")
+
+class Async(AsyncWebsocketConsumer):
+    async def receive(self, text_data=None, bytes_data=None):
+        await site.acount(text_data)
+        await self.send("counted")
+
+async def talk(consumer):
+    socket = WebsocketCommunicator(consumer.as_asgi(), "/")
+    assert (await socket.connect())[0]
+    await socket.send_to(text_data=key)
+    assert await socket.receive_from(timeout=60) == "counted"
+    await socket.disconnect()
+
+async def main():
+    await asyncio.gather(*(talk(kind) for kind in [Sync, Async] * 10))
+
+asyncio.run(main())
+"""
+NINJA = """
+from django.test import Client
+from django.urls import path
+from ninja import NinjaAPI
+
+api = NinjaAPI()
+
+@api.get("/sync/{name}")
+@mongo_locked("{name}", wait=0, on_contention="respond")
+def sync(request, name: str):
+    return {"free": True}
+
+@api.get("/async/{name}")
+@mongo_locked("{name}", wait=0, on_contention="respond")
+async def later(request, name: str):
+    return {"free": True}
+
+site.urlpatterns.append(path("api/", api.urls))
+client = Client()
+for kind in ("sync", "async"):
+    with busy():
+        answer = client.get(f"/api/{kind}/{key}")
+    assert (answer.status_code, "Retry-After" in answer.headers) == (423, True), answer
+    assert client.get(f"/api/{kind}/{key}").json() == {"free": True}
+"""
+SENTRY = """
+import sentry_sdk
+from django.test import Client
+
+sent = []
+sentry_sdk.init(dsn="https://key@sentry.invalid/1", transport=sent.append)
+client = Client(raise_request_exception=False)
+with busy():
+    assert client.get(f"/busy/{key}").status_code == 423
+    sentry_sdk.flush()
+    assert sent == []
+    assert client.get(f"/failing/{key}").status_code == 500
+sentry_sdk.flush()
+(event,) = sent
+(error,) = event["exception"]["values"]
+assert error["type"] == "LockNotAcquired" and key in error["value"], error
+"""
+STRUCTLOG = """
+import io, json, logging
+import structlog
+from django_mongolock.models import Lock
+
+out = io.StringIO()
+handler = logging.StreamHandler(out)
+handler.setFormatter(structlog.stdlib.ProcessorFormatter(
+    processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, structlog.processors.JSONRenderer()],
+    foreign_pre_chain=[structlog.contextvars.merge_contextvars, structlog.stdlib.add_log_level],
+))
+logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+structlog.contextvars.bind_contextvars(request="r1")
+mongo_lock(key, lease=3).acquire()
+lock = mongo_lock(f"{key}:2", lease=3).acquire()
+Lock.objects.filter(pk=lock.key).force_release()
+import time
+end = time.monotonic() + 20
+while lock.held and time.monotonic() < end:
+    time.sleep(0.1)
+lines = [json.loads(line) for line in out.getvalue().splitlines()]
+assert any(f"lock lost key={lock.key}" in line["event"] and line["level"] == "warning" for line in lines), lines
+"""
+TELEMETRY = """
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+spans, reader = InMemorySpanExporter(), InMemoryMetricReader()
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(spans))
+trace.set_tracer_provider(provider)
+metrics.set_meter_provider(MeterProvider([reader]))
+from opentelemetry.instrumentation.django import DjangoInstrumentor
+from opentelemetry.instrumentation.pymongo import PymongoInstrumentor
+from django.test import Client
+DjangoInstrumentor().instrument()
+PymongoInstrumentor().instrument()
+assert Client().get(f"/count/{key}").status_code == 200
+names = [span.name for span in spans.get_finished_spans()]
+print(names)
+assert any("lock" in name for name in names), names
+found = [m.name for r in reader.get_metrics_data().resource_metrics for s in r.scope_metrics for m in s.metrics]
+assert any(name.startswith("mongolock") for name in found), found
+"""
+XDIST = """
+import time
+import pytest
+from django_mongolock import mongo_lock
+
+@pytest.mark.parametrize("number", range(20))
+def test_each_process_has_its_own_locks(mongolock, number):
+    with mongo_lock("the same", wait=0):
+        time.sleep(0.02)
+    mongolock.assert_locked("the same", times=1)
+"""
+
+
+def run(script: str, name: str, **more: str) -> None:
+    """Run a script of the small project."""
+    command = [sys.executable, "-c", SETUP + script, name]
+    done = subprocess.run(command, cwd=ROOT, env=environment(**more), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_channels() -> None:
+    """Twenty sockets count under one lock, half of them in coroutines."""
+    name = key()
+    run(CHANNELS, name)
+    assert counted(name) == 20
+    assert held(name) == []
+
+
+def test_django_ninja() -> None:
+    """Operations under a lock answer 423, sync and async."""
+    run(NINJA, key())
+
+
+def test_sentry() -> None:
+    """A lock that is busy is an event where the view fails, with the key; and none where it answers 423."""
+    run(SENTRY, key())
+
+
+def test_structlog() -> None:
+    """The library's log goes through structlog's formatter, with its level."""
+    run(STRUCTLOG, key())
+
+
+def test_opentelemetry() -> None:
+    """Beside the instrumentation of Django and PyMongo: a span of the lock, and its metrics."""
+    run(TELEMETRY, key(), PLATFORM_APPS="django_mongolock.contrib.opentelemetry.OpenTelemetryConfig")
+
+
+def test_xdist(tmp_path: Path) -> None:
+    """Locks in memory are those of one process."""
+    (tmp_path / "test_locks.py").write_text(XDIST)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert "20 passed" in done.stdout, done.stdout + done.stderr

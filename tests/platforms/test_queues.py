@@ -1,0 +1,73 @@
+"""Task queues: counts under a lock get lost in none of them, whatever their workers are made of."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from testproject.servers import Redis
+from tests import parts
+from tests.platforms.programs import PLATFORMS, ROOT, counted, environment, held, key, program
+from tests.waiting import eventually
+
+pytestmark = PLATFORMS
+
+TASKS = 20
+SEND = "import sys; from tests.platforms import queues; [queues.send(sys.argv[1]) for _ in range(int(sys.argv[2]))]"
+CELERY = ("celery", "--app", "tests.platforms.queues:app", "worker", "--loglevel=WARNING", "--concurrency=8")
+WORKERS = {
+    "celery prefork": (*CELERY, "--pool=prefork"),
+    "celery threads": (*CELERY, "--pool=threads"),
+    "celery gevent": (*CELERY, "--pool=gevent"),
+    "rq": ("rq", "worker-pool", "--num-workers=3", "--burst", "--url={redis}"),
+    "dramatiq": ("dramatiq", "tests.platforms.queues", "--processes=2", "--threads=4"),
+    "dramatiq gevent": ("dramatiq-gevent", "tests.platforms.queues", "--processes=2", "--threads=4"),
+    "huey threads": ("huey_consumer", "tests.platforms.queues.huey", "--workers=4", "--worker-type=thread"),
+    "huey processes": ("huey_consumer", "tests.platforms.queues.huey", "--workers=4", "--worker-type=process"),
+    "huey greenlets": ("huey_consumer", "tests.platforms.queues.huey", "--workers=4", "--worker-type=greenlet"),
+}
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[Redis]:
+    """The broker."""
+    parts.require("Redis")
+    with Redis() as server:
+        yield server
+
+
+def send(name: str, **more: str) -> None:
+    """Send the tasks, from a process of their own, as a web server does."""
+    command = [sys.executable, "-c", SEND, name, str(TASKS)]
+    subprocess.run(command, cwd=ROOT, env=environment(**more), check=True)
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_queue(redis: Redis, worker: str) -> None:
+    """All tasks want one lock at once; each gets it."""
+    name, queue = key(), worker.partition(" ")[0]
+    more = {"PLATFORM_QUEUE": queue, "PLATFORM_REDIS": redis.uri}
+    send(name, **more)
+    with program(*(part.format(redis=redis.uri) for part in WORKERS[worker]), **more):
+        assert eventually(lambda: counted(name) == TASKS, 200), counted(name)
+    assert held(name) == []
+
+
+def test_django_tasks(tmp_path: Path) -> None:
+    """Two workers of its database backend."""
+    name = key()
+    more = {
+        "PLATFORM_QUEUE": "django-tasks",
+        "PLATFORM_SQLITE": str(tmp_path / "tasks.sqlite3"),
+        "PLATFORM_TASKS": "django_tasks_db.DatabaseBackend",
+        "PLATFORM_APPS": "django_tasks,django_tasks_db",
+    }
+    subprocess.run([sys.executable, "-m", "django", "migrate", "--verbosity=0"], env=environment(**more), check=True)
+    send(name, **more)
+    with program("django-admin", "db_worker", "--no-startup-delay", **more):
+        assert eventually(lambda: counted(name) == TASKS, 200), counted(name)
+    assert held(name) == []

@@ -1,0 +1,134 @@
+"""Web servers: counts under a lock get lost in none of them, with several processes, threads, greenlets or tasks."""
+
+from __future__ import annotations
+
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.platforms.programs import PLATFORMS, counted, held, key, program
+from tests.waiting import eventually
+
+pytestmark = PLATFORMS
+
+REQUESTS = 40
+#: What gunicorn's documentation says for gevent and --preload: patch before anything is imported.
+PATCH = "from gevent import monkey\n\nmonkey.patch_all()\n"
+GUNICORN = ["gunicorn", "tests.platforms.site:wsgi", "--workers=2"]
+UVICORN = ["uvicorn", "tests.platforms.site:asgi", "--log-level=warning"]
+
+
+def get(address: str) -> tuple[int, str]:
+    """The status and the text of a page."""
+    try:
+        with urllib.request.urlopen(address, timeout=90) as answer:  # noqa: S310 - it is ours
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+@contextmanager
+def served(*command: str, **environment: str) -> Iterator[str]:
+    """Run a server; its address."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    bind = ["--bind", f"127.0.0.1:{port}"] if command[0] == "gunicorn" else ["--port", str(port)]
+    with program(*command, *bind, **environment):
+        address = f"http://127.0.0.1:{port}"
+        assert eventually(lambda: answers(address), 60)
+        yield address
+
+
+def answers(address: str) -> bool:
+    """Whether the server is there."""
+    try:
+        return get(f"{address}/busy/ready")[0] in {200, 423}
+    except OSError:
+        return False
+
+
+def hit(address: str) -> set[str]:
+    """Send many requests at once; the processes that answered."""
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        found = list(pool.map(lambda _: get(address), range(REQUESTS)))
+    assert {status for status, _ in found} == {200}
+    return {text for _, text in found}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--worker-class=sync"],
+        ["--worker-class=gthread", "--threads=10"],
+        ["--worker-class=gthread", "--threads=10", "--preload"],
+        ["--worker-class=gevent"],
+        ["--worker-class=gevent", "--preload", "--config={patch}"],
+    ],
+    ids=["sync", "gthread", "gthread preload", "gevent", "gevent preload"],
+)
+def test_gunicorn(options: list[str], tmp_path: Path) -> None:
+    """Also where the application is loaded before the fork; and all locks are free afterwards."""
+    patch, name = tmp_path / "gunicorn_conf.py", key()
+    patch.write_text(PATCH)
+    with served(*GUNICORN, *(option.format(patch=patch) for option in options)) as address:
+        hit(f"{address}/count/{name}")
+    assert counted(name) == REQUESTS
+    assert held(name) == []
+
+
+@pytest.mark.parametrize("view", ["count", "acount"])
+def test_uvicorn_with_workers(view: str) -> None:
+    """Sync and async views."""
+    name = key()
+    with served(*UVICORN, "--workers=2") as address:
+        hit(f"{address}/{view}/{name}")
+    assert counted(name) == REQUESTS
+    assert held(name) == []
+
+
+def test_uvicorn_reloads(tmp_path: Path) -> None:
+    """A reload ends the process that held locks: they are free, and the next process counts on."""
+    name = key()
+    (tmp_path / "one.py").write_text("")
+    with served(*UVICORN, "--reload", f"--reload-dir={tmp_path}") as address:
+        (first,) = hit(f"{address}/acount/{name}")
+        (tmp_path / "one.py").write_text("changed = True")
+        assert eventually(lambda: answers(address) and get(f"{address}/count/{name}:2")[1] != first, 60)
+        hit(f"{address}/acount/{name}")
+    assert counted(name) == 2 * REQUESTS
+    assert held(name) == []
+
+
+def test_daphne() -> None:
+    """The server of Channels."""
+    name, port = key(), 0
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    with program("daphne", "--port", str(port), "tests.platforms.site:asgi"):
+        address = f"http://127.0.0.1:{port}"
+        assert eventually(lambda: answers(address), 60)
+        hit(f"{address}/acount/{name}")
+    assert counted(name) == REQUESTS
+
+
+def test_prometheus_with_several_processes(tmp_path: Path) -> None:
+    """In its multiprocess mode, the grants of all processes are counted, and each once."""
+    name = key()
+    environment = {
+        "PROMETHEUS_MULTIPROC_DIR": str(tmp_path),
+        "PLATFORM_APPS": "django_mongolock.contrib.prometheus.PrometheusConfig",
+    }
+    with served(*GUNICORN, "--worker-class=gthread", "--threads=10", **environment) as address:
+        processes: set[str] = set()
+        while len(processes) < 2:
+            processes |= hit(f"{address}/count/{name}")
+        metrics = get(f"{address}/metrics")[1]
+    lines = [line for line in metrics.splitlines() if line.startswith("mongolock_hold_seconds_count{")]
+    counts = [float(line.rpartition(" ")[2]) for line in lines if 'template="other"' in line]
+    assert counts == [counted(name)], metrics
