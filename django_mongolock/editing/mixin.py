@@ -21,7 +21,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..versions.forms import Fields
+from ..versions.forms import Fields, keep_what_no_page_shows
 from ..versions.version_admin import SealedPages
 from . import texts
 from .form_state import Shown, without_gone
@@ -172,10 +172,15 @@ class EditLockMixin(SealedPages, ModelAdmin):
         return queryset.using(router.db_for_write(queryset.model)) if saves else queryset
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
-        """Return a form that says why, if what was sent is not to be saved."""
+        """Return a form that says why, if what was sent is not to be saved; and that writes only what was typed."""
         form = super().get_form(request, obj, change=change, **kwargs)
-        editing = _editing(request)
-        return _refusing(form, editing) if editing is not None and editing.refusals else form
+        return _keeping(form, _editing(request))
+
+    def get_formsets_with_inlines(self, request: HttpRequest, obj: Any = None) -> Iterator[Any]:
+        """See get_form()."""
+        for formset, inline in super().get_formsets_with_inlines(request, obj):
+            formset.form = _keeping(formset.form)
+            yield formset, inline
 
     def render_change_form(  # noqa: PLR0917 - as Django has it
         self,
@@ -323,14 +328,19 @@ def _rows(formset: Any) -> list[tuple[Model, Fields]]:
     return [(form.instance, form.fields) for form in formset.initial_forms]
 
 
-def _refusing(form: Any, editing: Editing) -> Any:
-    """Return the same form, which is never valid."""
+def _keeping(form: Any, editing: Editing | None = None) -> Any:
+    """Return the same form, which keeps what is stored where nothing was typed; never valid with refusals."""
 
-    class Refusing(form):  # type: ignore[misc]
+    class Keeping(form):  # type: ignore[misc]
         def clean(self) -> Any:
             cleaned = super().clean()
-            editing.refuse(self)
+            if editing is not None:
+                editing.refuse(self)
             return cleaned
 
-    Refusing.__name__ = form.__name__
-    return Refusing
+        def _post_clean(self) -> None:
+            keep_what_no_page_shows(self)
+            super()._post_clean()
+
+    Keeping.__name__ = form.__name__
+    return Keeping

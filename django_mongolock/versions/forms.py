@@ -83,8 +83,7 @@ class SealedModelForm(ModelForm):
     def _post_clean(self) -> None:
         """Compare the versions before Django puts the typed values into the instance."""
         page = self._page()
-        if not self.instance._state.adding:
-            self._keep_what_no_page_shows()
+        keep_what_no_page_shows(self)
         if self.instance._state.adding:
             if page is not None and not self._meta.model._base_manager.filter(pk=page["of"][1]).exists():
                 self._show_deleted()  # where it is still there, this is "save as new"
@@ -109,14 +108,6 @@ class SealedModelForm(ModelForm):
                 self.instance = stored
             return False
         return True
-
-    def _keep_what_no_page_shows(self) -> None:
-        """Keep what is stored, with its microseconds and line ends, if the form has what a browser sends back of it."""
-        for field in columns(self.instance, self.cleaned_data):
-            stored = field.value_from_object(self.instance)
-            alone = digest_left_alone(field, self.fields.get(field.name), stored)
-            if alone != digest(field, stored) and alone == digest(field, self.cleaned_data[field.name]):
-                self.cleaned_data[field.name] = stored
 
     def _writes_anything(self) -> bool:
         """Return whether the form differs from what is stored. (`has_changed` compares with `initial`.)"""
@@ -175,6 +166,15 @@ class VersionedModelForm(SealedModelForm):
         super().__init__(*args, **kwargs)
         if version_field(self._meta.model) is None:
             raise TypeError(f"{self._meta.model._meta.label} has no VersionField, which {type(self).__name__} needs")
+
+
+def keep_what_no_page_shows(form: Any) -> None:
+    """Keep what is stored, with its microseconds and line ends, if the form has what a browser sends back of it."""
+    for field in () if form.instance._state.adding else columns(form.instance, form.cleaned_data):
+        stored = field.value_from_object(form.instance)
+        alone = digest_left_alone(field, form.fields.get(field.name), stored)
+        if alone != digest(field, stored) and alone == digest(field, form.cleaned_data[field.name]):
+            form.cleaned_data[field.name] = stored
 
 
 def show(field: forms.Field, value: Any) -> None:
