@@ -25,7 +25,7 @@ from ..engine.step import Step
 from ..engine.text_checks import check_fact
 from ..exceptions import LockDocumentDamaged
 from .patterns import EVERY_KEY, KeyMatch
-from .queries import RELEASED, snapshots
+from .queries import RELEASED, bounded_entries, snapshots
 from .snapshot import LockSnapshot, State
 
 Document = dict[str, Any]
@@ -119,7 +119,8 @@ def find_grants(store: MongoStore, tokens: Mapping[str, Sequence[int]], timeout:
     """
     fields = {"holders.grant": 1, "holders.token": 1}
     with store.bounded(timeout):
-        found = list(store.latest.find({"_id": {"$in": list(tokens)}}, fields))
+        stages: list[Document] = [{"$match": {"_id": {"$in": list(tokens)}}}, {"$project": fields}, bounded_entries()]
+        found = list(store.latest.aggregate(stages))
     return {document["_id"]: _grants(document, tokens[document["_id"]]) for document in found}
 
 
@@ -215,7 +216,7 @@ def release_owner(
     gone: only from holders whose process has certainly ended, and from tasks in a queue. claims: only claims. Other
     holders, waiters and damaged documents stay as they are. Raises LockBackendFailed.
     """
-    found = _held(store, "owner", owner, timeout, {"_id": {"$eq": key}} if key else {})
+    found = find_held(store, "owner", owner, {"_id": {"$eq": key}} if key else {}, timeout)
     meant = _is_gone if gone else _is_claim if claims else bool
     theirs = {name: [each for each in holders if meant(each)] for name, holders in found.items()}
     return _take(store, {name: _grants_of(each) for name, each in theirs.items() if each}, OWNER_DONE, timeout)
@@ -225,18 +226,21 @@ def release_place(store: MongoStore, place: str, timeout: float = 5.0) -> tuple[
     """Take every lock from the holders at this *place* whose process has certainly ended; return the keys of the locks
     taken, and how many holders are left there. Raises LockBackendFailed.
     """
-    found = _held(store, "place", place, timeout, {})
+    found = find_held(store, "place", place, {}, timeout)
     gone = {name: [each for each in holders if _is_gone(each)] for name, holders in found.items()}
     taken = _take(store, {name: _grants_of(each) for name, each in gone.items() if each}, OWNER_GONE, timeout)
     return taken, sum(map(len, found.values())) - sum(map(len, gone.values()))
 
 
-def _held(store: MongoStore, field: str, value: str, timeout: float, query: Document) -> dict[str, list[Document]]:
-    """The readable holders that have this value, by key."""
+def find_held(
+    store: MongoStore, field: str, value: str, query: Document, timeout: float = 5.0
+) -> dict[str, list[Document]]:
+    """Return the readable holders that have this value, by key: their grants and processes. Raises
+    LockBackendFailed."""
     fields = {f"holders.{name}": 1 for name in (field, "grant", "process")}
     query = {"expires_at": {"$type": "date"}, **query, f"holders.{field}": {"$eq": value}}
     with store.bounded(timeout):
-        found = list(store.latest.find(query, fields))
+        found = list(store.latest.aggregate([{"$match": query}, {"$project": fields}, bounded_entries()]))
     return {document["_id"]: [each for each in _holders(document) if each.get(field) == value] for document in found}
 
 

@@ -12,7 +12,7 @@ from ..context import BROWSER, CLAIMED
 from ..engine.deadlock import EARLIEST_END
 from ..engine.rule import IS_WHOLE
 from .patterns import KeyMatch
-from .queries import QUEUE, RELEASED, WAS_RELEASED, array, first, projection, waiting
+from .queries import ENTRY_BYTES, QUEUE, RELEASED, WAS_RELEASED, array, first, projection, waiting
 
 Document = dict[str, Any]
 
@@ -132,7 +132,7 @@ def _contended(match: KeyMatch) -> list[Document]:
 
 def _first(order: Document) -> list[Document]:
     """The first in this order."""
-    return [{"$sort": {**order, "_id": 1}}, {"$limit": SHOWN}, {"$project": projection(PARTIES, PARTIES)}]
+    return [{"$sort": {**order, "_id": 1}}, {"$limit": SHOWN}, *projection(PARTIES, PARTIES)]
 
 
 def _moment(field: str) -> Document:
@@ -154,8 +154,14 @@ def _sessions(field: str, lease: str) -> list[Document]:
     return [
         {"$project": {field: 1}},
         {"$unwind": f"${field}"},
-        # No process has an edit lock, a claim, or a lock that it has released.
-        {"$match": {f"{field}.host": {"$nin": [BROWSER, CLAIMED]}, f"{field}.released": {"$not": {"$type": "date"}}}},
+        {
+            "$match": {
+                # No process has an edit lock, a claim, or a lock that it has released.
+                f"{field}.host": {"$nin": [BROWSER, CLAIMED]},
+                f"{field}.released": {"$not": {"$type": "date"}},
+                "$expr": {"$lte": [{"$bsonSize": {"entry": f"${field}"}}, ENTRY_BYTES]},
+            }
+        },
         {
             "$group": {
                 "_id": f"${field}.session",

@@ -27,6 +27,11 @@ QUICK: Final = 0.5
 READ_BATCH: Final = 1_000
 #: How many locks with waiters are searched for deadlocks.
 MAX_LOCKS_FOR_DEADLOCKS: Final = 1_000
+#: How many bytes a holder, a waiter or the rest of a document has at most, with the longest names that are stored: what
+#: has more was not written by this package, and is not read.
+ENTRY_BYTES: Final = 12_000
+#: The same of the name of a thread or task.
+WORKER_BYTES: Final = 200
 #: All holders have released the lock, which is only kept for a minimum hold: it is not held, nor stale when that ends.
 RELEASED: Final[Document] = {
     "holders": {
@@ -102,7 +107,7 @@ def snapshots(
         ]
     stages += [{"$skip": skip}] if (skip := bounds.get("skip")) else []
     stages += [{"$limit": limit}] if limit else []
-    stages.append({"$project": projection(bounds.get("holders", 3), bounds.get("waiters", 1), bounds.get("passed", 0))})
+    stages += projection(bounds.get("holders", 3), bounds.get("waiters", 1), bounds.get("passed", 0))
     with store.bounded(timeout):
         # One more than is wanted: the server then closes the cursor with the first batch.
         cursor = store.latest.aggregate(stages, batchSize=min(limit or READ_BATCH, READ_BATCH) + 1)
@@ -140,12 +145,18 @@ def find_deadlocks(
     if among is not None:
         query = {"_id": {"$in": list(among)}}
     with store.bounded(timeout):
-        workers = {"holders.worker": 1, "waiters.worker": 1}
-        entangled = _entangled(list(store.latest.find(query, workers).limit(MAX_LOCKS_FOR_DEADLOCKS)))
+        names: list[Document] = [
+            {"$match": query},
+            {"$limit": MAX_LOCKS_FOR_DEADLOCKS},
+            {"$project": {"holders.worker": 1, "waiters.worker": 1}},
+            bounded_entries(WORKER_BYTES),
+        ]
+        entangled = _entangled(list(store.latest.aggregate(names)))
         if not entangled:
             return []
         fields = {"holders": 1, "waiters": 1, "now": "$$NOW"}
-        found = list(store.latest.find({"_id": {"$in": entangled}}, fields))
+        whole: list[Document] = [{"$match": {"_id": {"$in": entangled}}}, {"$project": fields}, bounded_entries()]
+        found = list(store.latest.aggregate(whole))
     return cycles(found, found[0]["now"]) if found else []
 
 
@@ -154,6 +165,12 @@ def _entangled(documents: list[Document]) -> list[Any]:
     of waiters are read by their names only."""
     held = {name for document in documents for name in _workers(document, "holders")}
     return [document["_id"] for document in documents if held & _workers(document, "waiters")]
+
+
+def bounded_entries(size: int = ENTRY_BYTES) -> Document:
+    """A stage that leaves out documents whose entries are larger than *size*, on average."""
+    entries: Document = {"$add": [{"$size": array("holders")}, {"$size": array("waiters")}, 1]}
+    return {"$match": {"$expr": {"$lte": [{"$bsonSize": "$$ROOT"}, {"$multiply": [entries, size]}]}}}
 
 
 def _workers(document: Document, field: str) -> set[str]:
@@ -176,10 +193,11 @@ def ping(store: MongoStore, timeout: float = 5.0) -> None:
                 raise translate(error, waited, client=store.client) from bare(error)
 
 
-def projection(holders: int, waiters: int, passed: int = 0) -> Document:
-    """What `read_snapshot` reads: with so many holders, and so many of the waiters whose places have not expired."""
+def projection(holders: int, waiters: int, passed: int = 0) -> list[Document]:
+    """The stages that leave what `read_snapshot` reads: with so many holders, and so many of the waiters whose places
+    have not expired."""
     live: Document = {"$slice": [QUEUE, passed, waiters]}
-    return {
+    read: Document = {
         **dict.fromkeys((*DOCUMENT_FIELDS, "expires_at", "last_holder"), 1),
         "now": "$$NOW",
         "whole": IS_WHOLE,
@@ -190,6 +208,21 @@ def projection(holders: int, waiters: int, passed: int = 0) -> Document:
         "holding": {"$size": array("holders")},
         "queue": {"$let": {"vars": {"queue": QUEUE}, "in": {"waiting": waiting("$$queue"), "since": FIRST}}},
     }
+    return [{"$project": read}, _without_giants((holders + waiters + 3) * ENTRY_BYTES)]
+
+
+def _without_giants(most: int) -> Document:
+    """A stage that leaves nothing of a document that is larger than *most* but what can be said of it."""
+    size: Document = {"$bsonSize": "$$ROOT"}
+    giant: Document = {
+        "_id": {"$cond": [{"$gt": [{"$bsonSize": {"_id": "$_id"}}, most]}, None, "$_id"]},
+        "now": "$now",
+        "giant": size,
+        "whole": {"$literal": False},
+        "holding": "$holding",
+        "queue": {"waiting": "$queue.waiting"},
+    }
+    return {"$replaceWith": {"$cond": [{"$gt": [size, most]}, giant, "$$ROOT"]}}
 
 
 def first(field: str, count: int) -> Document:

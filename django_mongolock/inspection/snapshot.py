@@ -189,6 +189,8 @@ _READERS: Final[dict[str, Callable[[object], Any]]] = {
 
 
 def _damage(document: Document) -> str | None:
+    if (size := document.get("giant")) is not None:
+        return f"its names and entries are too large to be read ({size:,} bytes)"
     if type(document["_id"]) is not str:
         return f"its key is {type(document['_id']).__name__}, not str"
     if not document["whole"]:

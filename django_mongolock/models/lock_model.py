@@ -17,7 +17,7 @@ from ..engine.logs import WARNING, log
 from ..exceptions import LockDocumentDamaged, printable
 from ..inspection import operations, queries
 from ..inspection.patterns import KeyMatch
-from ..inspection.snapshot import LockSnapshot, Party
+from ..inspection.snapshot import LockSnapshot, Party, read_parties
 from ..signals import lock_forced, send
 from .entry import Entry
 from .fields import Moment, Number, Parties
@@ -207,6 +207,12 @@ class Lock(ReadOnlyModel):
         """The lock of *snapshot*, with its key and no other field."""
         lock: Lock = cls.from_db(using, ["key"], [snapshot.key])
         lock.snapshot = snapshot
+        return lock
+
+    @classmethod
+    def of_holders(cls, key: str, holders: list[dict[str, Any]], using: str) -> Lock:
+        """The lock *key* with these holders, and no other field."""
+        lock: Lock = cls.from_db(using, ["key", "holders"], [key, list(read_parties(holders))])
         return lock
 
     def force_release(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
-from django.core.management import call_command
+import pytest
+from django.core.management import CommandError, call_command
 
 from tests.lock_documents import Locks, entry, waiter
 from tests.lock_fixtures import WITH_MONGO
@@ -35,3 +38,55 @@ def test_fifty_thousand_waiters(locks: Locks) -> None:
             look()
             times.append(time.monotonic() - started)
         assert min(times) < 1
+
+
+def _memory(name: str) -> int:
+    """What the system says of the memory of this process, in megabytes."""
+    (found,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]
+    return int(found.split()[1]) // 1_000
+
+
+@WITH_MONGO
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_forty_giants(locks: Locks) -> None:
+    """Forty documents of 15 MB that another program wrote: neither a page nor a command reads them, and all answer."""
+    giant = "x" * 15_000_000
+    kinds: dict[str, dict[str, Any]] = {
+        "label": {"holders": [entry(1, label=giant, owner="me")]},
+        "session": {"holders": [entry(2, session=giant, owner="me")]},
+        "worker": {"holders": [entry(3, worker=giant[:7_000_000])], "waiters": [waiter(4, worker=giant[:7_000_000])]},
+        "grant": {"holders": [entry(5, grant=giant, owner="me")]},
+        "field": {"change": {"granted": giant}, "holders": [entry(6)]},
+        "no list": {"change": {"holders": giant}, "holders": [entry(7)]},
+        "last": {"change": {"last_holder": {"label": giant}}, "holders": [entry(8, left=-60)]},
+        "tombstone": {"change": {"tombstones": [{"grant": giant}]}},
+    }
+    for number in range(5):
+        for name, parts in kinds.items():
+            locks.add(f"k{number} {name}", **parts)
+    client = operator()
+    client.get("/admin/")
+    form = {"index": 0, "_selected_action": [f"k1 {name}" for name in kinds]}
+    pages = ["", "?state=all", "?state=waited", "?state=stale", "?q=k", "dashboard/", "status/", "k1 label/change/"]
+    commands = [
+        ["list_locks", "--all"], ["list_locks", "--json", "--all"], ["list_locks", "--deadlocks"], ["check_locks"],
+        ["clear_stale_locks", "--dry-run"], ["release_lock", "--owner", "me", "--no-input"],
+    ]  # fmt: skip
+    looks: dict[str, Any] = {page: (lambda page=page: client.get(f"{LIST}{page}").status_code) for page in pages}
+    for action in ("force_release", "ask_to_release", "clear_stale"):
+        looks[action] = lambda action=action: client.post(f"{LIST}?state=all", {"action": action, **form}).status_code
+    looks |= {" ".join(command): (lambda command=command: _said(command)) for command in commands}
+    for name, look in looks.items():
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _memory("VmRSS")
+        assert look() in (200, 302, True), name
+        assert _memory("VmHWM") - before < 100, name
+
+
+def _said(command: list[str]) -> bool:
+    try:
+        call_command(*command, stdout=io.StringIO(), stderr=io.StringIO())
+    except CommandError as error:
+        return "holds nothing" in str(error)
+    return True

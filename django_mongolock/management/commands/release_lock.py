@@ -13,6 +13,7 @@ from django.db.models.functions import Now
 from ...conf import get_settings
 from ...documents import DocumentLock, DocumentSnapshot
 from ...engine.text_checks import check_fact, check_key
+from ...inspection.operations import find_held
 from ...inspection.patterns import starting
 from ...models import Lock, LockQuerySet
 from ..document_locks import TITLES as DOCUMENT_TITLES
@@ -142,19 +143,18 @@ class Command(LockCommand):
         (lock,) = chosen_locks({**options, "key": None})
         document = find_document(lock, options["lock"])
         if document is None:
-            raise CommandError(f"no document {options['lock']} of {lock.name} is held now", returncode=FREE)
+            raise CommandError(f"no document {options['lock']!r} of {lock.name} is held now", returncode=FREE)
         self._take_documents([(lock, [document])], ask=ask)
 
     def _take_owner(self, owner: str, options: dict[str, Any], *, ask: bool) -> None:
         locks: list[Lock] = []
         if not options["document_lock"]:
-            self.store(options)
-            prefix = starting(get_settings().KEY_PREFIX)
-            found = self._locks(options).matching(prefix).owned_by(owner)
-            locks = list(found)
+            prefix, queryset = starting(get_settings().KEY_PREFIX), self._locks(options)
+            held = find_held(self.store(options), "owner", owner, prefix.query(), get_settings().COMMAND_TIMEOUT)
+            locks = [Lock.of_holders(key, holders, queryset.db) for key, holders in held.items()]
             if locks and ask:
                 self._check_terminal()
-                write_locks(self.stdout, found.snapshots(limit=SHOWN))
+                write_locks(self.stdout, queryset.matching(prefix).owned_by(owner).snapshots(limit=SHOWN))
                 self._say_rest(len(locks))
         documents = [(lock, list(lock.owned_by(owner))) for lock in chosen_locks({**options, "key": None})]
         documents = [(lock, found) for lock, found in documents if found]
