@@ -21,6 +21,7 @@ from django.utils.translation import gettext_lazy
 from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..documents import declared
+from ..exceptions import LockBackendFailed
 from ..inspection import display
 from ..inspection.monitoring import lock_status
 from ..inspection.patterns import starting
@@ -178,11 +179,11 @@ class LockAdmin(Columns, LockActions):
             return {"keeps_history": False}
         settings = get_settings()
         events: Any = LockEvent.objects.using(settings.DATABASE).filter(key=key)
-        return {
-            "keeps_history": True,
-            "events": events.recent(EVENTS, timeout=settings.COMMAND_TIMEOUT),
-            "may_view_events": request.user.has_perm("django_mongolock.view_lockevent"),
-        }
+        facts = {"keeps_history": True, "may_view_events": request.user.has_perm("django_mongolock.view_lockevent")}
+        try:
+            return {**facts, "events": events.recent(EVENTS, timeout=settings.COMMAND_TIMEOUT)}
+        except LockBackendFailed as error:  # such as a right that is missing: the lock itself was read
+            return {**facts, "problem": error.problem}
 
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None

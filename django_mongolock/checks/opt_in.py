@@ -72,6 +72,13 @@ def _check_indexes(databases: Sequence[str], home: Any) -> Iterator[CheckMessage
         if (lock.alias or home) not in databases:
             continue
         try:
+            if missing := lock.missing_rights():
+                yield error(
+                    "E103",
+                    f"The user of MongoDB lacks rights on the documents of {lock.name!r}: {', '.join(missing)}.",
+                    "Grant find and update on their collection.",
+                )
+                continue
             indexed = lock.has_index()
         except (LockBackendFailed, ImproperlyConfigured):  # other checks report it, or the user may not list indexes
             continue

@@ -90,7 +90,8 @@ def _check_collections(facts: ServerFacts, alias: object) -> Iterator[CheckMessa
         yield warning(
             "W110",
             f"The history of the locks cannot be kept: {facts.history}.",
-            f"Run manage.py migrate --database {alias} as a user who may create collections, or drop the wrong one.",
+            "Grant find and insert on it, or drop the wrong one, and run manage.py migrate "
+            f"--database {alias} as a user who may create collections.",
         )
 
 

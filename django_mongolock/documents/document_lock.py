@@ -12,6 +12,7 @@ from pymongo.collection import Collection
 from ..conf import get_settings
 from ..engine import clock
 from ..engine.options import Seconds, check_seconds, check_wait
+from ..inspection.server_facts import DOCUMENT_RIGHTS, missing_rights
 from . import acquiring, forcing, sweep
 from .batch import Batch
 from .hold import Hold, PendingState, Plan
@@ -168,6 +169,10 @@ class DocumentLock(Generic[D]):
         """See acquire()."""
         return await self.hold(document, pending, **options).aacquire()
 
+    def check_id(self, id: object) -> Any:  # noqa: A002
+        """Return *id* as the `_id` of a document. Raises TypeError or ValueError for what can be none."""
+        return self._source.checked_key(id)
+
     # Several documents
 
     def acquire_many(
@@ -289,6 +294,11 @@ class DocumentLock(Generic[D]):
     def has_index(self) -> bool:
         """Return whether an index finds stale documents. Without one, each sweep reads the whole collection."""
         return bool(self._run(send(lambda collection: sweep.has_index(collection, self.rules))))
+
+    def missing_rights(self) -> tuple[str, ...]:
+        """Return which rights on the documents this project's user of MongoDB lacks. Raises LockBackendFailed."""
+        found: tuple[str, ...] = self._run(send(lambda collection: missing_rights(collection, DOCUMENT_RIGHTS)))
+        return found
 
     # How
 

@@ -94,7 +94,8 @@ class Sender:
         """Send one command. left: at most so many seconds."""
         if self.forked:
             raise LockMisused("another process started this: a forked child cannot continue it")
-        with bounded(min(left, self._timeout), self._collection.database.client):
+        needs = f"find and update on the collection {self._collection.full_name}"
+        with bounded(min(left, self._timeout), self._collection.database.client, needs):
             return command(self._collection)
 
     def _send_elsewhere(self, command: Command) -> Any:

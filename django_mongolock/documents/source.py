@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final, TypeGuard
 
+import bson
 from bson.codec_options import CodecOptions
 from bson.datetime_ms import DatetimeMS
-from django.core.exceptions import FieldDoesNotExist
+from bson.errors import BSONError
+from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.db import connections, router
 from django.db.models import CharField, DateTimeField, Field, IntegerField, Model, TextField
 from pymongo.asynchronous.collection import AsyncCollection
@@ -93,6 +95,15 @@ class Source:
     def key(self, document: object) -> Any:
         """Return the `_id` of a document, or of an id. Raises TypeError."""
         return check_id(document["_id"] if isinstance(document, Mapping) and "_id" in document else document)
+
+    def checked_key(self, id: object) -> Any:  # noqa: A002
+        """Return the `_id` of an id that comes from outside. Raises TypeError or ValueError for what can be none."""
+        try:
+            key = self.key(id)
+            bson.encode({"_id": key})
+        except (ValidationError, ArithmeticError, BSONError):
+            raise ValueError(f"{str(id)[:50]!r} is no id of a document of {self.name}") from None
+        return key
 
     def read(self, document: object, column: str) -> Any:
         """Return the value that a document of the caller has in a column. Raises TypeError."""

@@ -16,33 +16,41 @@ from ..exceptions import LockBackendFailed
 
 #: A duplicate key from two upserts that raced (the server repeats them itself, but need not); a time limit.
 _PASSING_CODES: Final = {11000, 262}
+#: The rights that locks need.
+RIGHTS: Final = "find, insert and update on the collection"
 #: How many servers an error names.
 SHOWN: Final = 3
 #: Unauthorized, AuthenticationFailed, AtlasError.
 _REFUSALS: Final = {
-    13: "the user of this connection may not do this: it needs find, insert and update on the collection",
+    13: "the user of this connection may not do this: it needs {}",
     18: "authentication failed: check user, password and authSource",
     8000: "authentication failed or not allowed on Atlas: check user, password and roles",
 }
 
 
 @contextlib.contextmanager
-def bounded(timeout: float, client: MongoClient[Any] | None = None) -> Iterator[None]:
+def bounded(timeout: float, client: MongoClient[Any] | None = None, needs: str = RIGHTS) -> Iterator[None]:
     """Give the commands inside *timeout* seconds, and raise what `translate` makes of the driver's errors."""
     try:
         with pymongo.timeout(timeout):
             yield
     except PyMongoError as error:
-        raise translate(error, timeout, client=client) from bare(error)
+        raise translate(error, timeout, client=client, needs=needs) from bare(error)
 
 
 def translate(
-    error: PyMongoError, timeout: float, key: str | None = None, *, client: MongoClient[Any] | None = None
+    error: PyMongoError,
+    timeout: float,
+    key: str | None = None,
+    *,
+    client: MongoClient[Any] | None = None,
+    needs: str = RIGHTS,
 ) -> LockBackendFailed:
     """The error to raise instead, ``from bare(error)``: the driver's words may hold the whole command, or a URI.
 
     Its `passing` is False where the command had no effect and trying again does not help. client: the one that sent the
-    command; where its TLS connections fail to every server, trying again does not help either.
+    command; where its TLS connections fail to every server, trying again does not help either. needs: the rights it
+    takes.
     """
     if isinstance(error, InvalidOperation):
         return LockBackendFailed("the session was closed", key, passing=False)
@@ -54,7 +62,7 @@ def translate(
         where = "" if client is None else f": {whereabouts(client)}"
         return LockBackendFailed(f"MongoDB did not answer within {timeout:.1f} s ({type(error).__name__}){where}", key)
     if error.code in _REFUSALS:
-        return LockBackendFailed(_REFUSALS[error.code], key, passing=False)
+        return LockBackendFailed(_REFUSALS[error.code].format(needs), key, passing=False)
     return LockBackendFailed(
         f"MongoDB refused the command (code {error.code}, {_code_name(error)})",
         key,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
+from ..engine.driver_errors import bounded
 from ..engine.mongo_store import MongoStore
 
 Document = dict[str, Any]
@@ -27,11 +29,15 @@ def read(
         {"$limit": limit},
         {"$addFields": {"now": "$$NOW"}},
     ]
-    with store.bounded(timeout):
+    with _bounded(store, timeout):
         return list(store.events.aggregate(stages))
 
 
 def count(store: MongoStore, query: Document, limit: int, timeout: float = 5.0) -> int:
     """How many events *query* finds, at most *limit*. Raises LockBackendFailed."""
-    with store.bounded(timeout):
+    with _bounded(store, timeout):
         return store.events.count_documents(query, limit=limit)
+
+
+def _bounded(store: MongoStore, timeout: float) -> AbstractContextManager[None]:
+    return bounded(timeout, store.client, needs=f"find on the collection {store.events.name}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Any, Final
 
 import pymongo
+from pymongo.collection import Collection
 from pymongo.errors import OperationFailure, PyMongoError
 
 from ..engine import history
@@ -20,6 +21,9 @@ from .queries import ping
 
 #: The actions that locking needs on the collection.
 RIGHTS: Final = ("find", "insert", "update")
+#: What a process needs on the history, and on documents with a lock.
+HISTORY_RIGHTS: Final = ("find", "insert")
+DOCUMENT_RIGHTS: Final = ("find", "update")
 #: The action without which waiters poll for their turn, instead of being notified.
 WATCH: Final = "changeStream"
 #: Seconds that a failover takes beyond the election timeout, at most, until a write succeeds (measured: 10.3 to 16 s
@@ -64,7 +68,7 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
             answered = time.time()
             status = admin.command("connectionStatus", showPrivileges=True)["authInfo"]
             sharded = hello.get("msg") == "isdbgrid"
-            missing = _missing_rights(status, store.config.database, store.config.collection)
+            missing = _missing_rights(status, store.collection, (*RIGHTS, WATCH))
             rights = tuple(right for right in RIGHTS if right in missing)
             if not status["authenticatedUsers"]:
                 store.collection.find_one({}, {"_id": 1})  # is there no access control, or is there no login?
@@ -81,7 +85,7 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
                 may_watch=WATCH not in missing,
                 missing_indexes=() if "find" in rights else tuple(_missing_indexes(store)),
                 new="find" not in rights and _is_new(store),
-                history=_history(store) if store.config.history else "",
+                history=_history(store, status) if store.config.history else "",
                 journaled="setName" not in hello or confirms_by_journal(store.client),
             )
     except LockBackendFailed as error:
@@ -110,9 +114,11 @@ def _is_new(store: MongoStore) -> bool:
         return False
 
 
-def _history(store: MongoStore) -> str:
+def _history(store: MongoStore, status: Mapping[str, Any]) -> str:
     """Why the history cannot be kept; "" if it can."""
     collection = store.events
+    if missing := _missing_rights(status, collection, HISTORY_RIGHTS):
+        return f"the user lacks {' and '.join(missing)} on the collection {collection.name}"
     if history.exists(collection):
         return "" if history.is_capped(collection) else f"the collection {collection.name} is not a capped one"
     return f"there is no collection {collection.name}"
@@ -128,14 +134,21 @@ def _failover(store: MongoStore) -> float:
     return float(election + _ELECTION_OVERHEAD)
 
 
-def _missing_rights(status: Mapping[str, Any], database: str, collection: str) -> tuple[str, ...]:
+def missing_rights(collection: Collection[Any], wanted: Sequence[str]) -> tuple[str, ...]:
+    """Return which of these rights the user of this connection lacks on the collection. Raises PyMongoError."""
+    status = collection.database.client.admin.command("connectionStatus", showPrivileges=True)["authInfo"]
+    return _missing_rights(status, collection, wanted)
+
+
+def _missing_rights(status: Mapping[str, Any], collection: Collection[Any], wanted: Sequence[str]) -> tuple[str, ...]:
     if not status["authenticatedUsers"]:
         return ()  # no access control
     granted: set[str] = set()
     for privilege in status["authenticatedUserPrivileges"]:
         resource = privilege["resource"]
         everywhere = resource.get("anyResource", False)
-        here = resource.get("db") in ("", database) and resource.get("collection") in ("", collection)
+        named = resource.get("db") in ("", collection.database.name)
+        here = named and resource.get("collection") in ("", collection.name)
         if everywhere or here:
             granted.update(privilege["actions"])
-    return tuple(right for right in (*RIGHTS, WATCH) if right not in granted)
+    return tuple(right for right in wanted if right not in granted)

@@ -51,19 +51,38 @@ def admin() -> str:
     client = Client(raise_request_exception=False)
     client.login(username="root", password="root")
     start = "/admin/django_mongolock/lock/"
-    pages = ("", "?state=all", "?state=waited", "dashboard/", "status/", "documents/", "shown/change/")
+    pages = ("", "?state=all", "?state=waited", "dashboard/", "status/", "documents/", "shop:shown/change/")
     with mongo_lock("shown"):
         statuses = [client.get(start + page).status_code for page in pages]
-        form = {"action": "ask_to_release", "index": 0, "_selected_action": ["shown"]}
+        statuses.append(client.get("/admin/django_mongolock/lockevent/").status_code)
+        form = {"action": "ask_to_release", "index": 0, "_selected_action": ["shop:shown"]}
         statuses.append(client.post(f"{start}?state=all", form).status_code)
     return str(statuses)
+
+
+def documents() -> str:
+    """Hold and finish a document, list and clear others."""
+    from django_mongolock.backends.base import mongo_store
+    from django_mongolock.documents import DocumentLock
+
+    def ads() -> Any:
+        store = mongo_store()
+        return store.client[store.config.database]["shop_ad"]
+
+    lock: DocumentLock[Any] = DocumentLock(
+        ads, name="ads", state="state", pending={"exporting": "failed"}, final=["exported"], stale_after=60
+    )
+    with lock.hold((1, 0)) as held:
+        held.renew()
+        listed = [each.id for each in lock.held()]
+    return f"held {listed}, cleared {lock.clear_stale().count}"
 
 
 def run(task: list[str]) -> dict[str, Any]:
     """Carry out one task; report its output, or its error in one line."""
     out = io.StringIO()
     try:
-        if task[0] in ("locks", "admin"):
+        if task[0] in ("locks", "admin", "documents"):
             out.write(globals()[task[0]]())
         else:
             call_command(*task, stdout=out, stderr=out)

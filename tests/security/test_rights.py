@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pymongo import MongoClient
 
 from testproject.servers import Access, ReplicaSet
 from tests.lock_documents import Document
-from tests.test_authentication import DATABASE, PASSWORD, Authority, documented_roles, role
+from tests.test_authentication import DATABASE, PASSWORD, Authority, documented_roles, history_roles, role
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,20 +36,26 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         with servers.members[0].client() as client:
             client.admin.command("createUser", "root", pwd=PASSWORD, roles=["root"])
         with MongoClient[Document](servers.uri, username="root", password=PASSWORD) as client:
-            for command in (*documented_roles().values(), role("blind", "insert", "update")):
-                client[DATABASE].command(command)
+            database = client[DATABASE]
+            for command in (*documented_roles().values(), role("blind", "insert", "update"), *history_roles()):
+                database.command(command)
                 name = command["createRole"]
-                client[DATABASE].command("createUser", name, pwd=PASSWORD, roles=[name])
+                roles = [name, "mongolock"] if name == "mongolockDocuments" else [name]
+                database.command("createUser", name, pwd=PASSWORD, roles=roles)
+            left = {"state": "exporting", "lockedBy": "dead", "lockTimestamp": datetime(2020, 1, 1, tzinfo=UTC)}
+            database.shop_ad.insert_many([{"_id": 1, "state": "new"}, {"_id": 2, "documentVersion": 1, **left}])
+            database.shop_ad.create_index([("state", 1), ("lockTimestamp", 1)])
         yield servers.uri
 
 
-def run(uri: str, user: str, *tasks: list[str]) -> dict[str, dict[str, Any]]:
+def run(uri: str, user: str, *tasks: list[str], history: int = 0) -> dict[str, dict[str, Any]]:
     """Let a project that logs in as *user* carry out these tasks; return the reports by their words."""
     environment = os.environ | {
         "MONGODB_URI": uri,
         "MONGODB_NAME": DATABASE,
         "LOCKS_USER": user,
         "LOCKS_PASSWORD": PASSWORD,
+        "LOCKS_HISTORY": str(history),
         "DJANGO_SETTINGS_MODULE": "tests.security.user_settings",
     }
     command = [sys.executable, "-m", "tests.security.as_user"]
@@ -68,7 +75,7 @@ def test_the_documented_commands(guarded: str) -> None:
     assert "is not held now" in str(errors.pop("release_lock handed --no-input"))
     assert errors == {}
     assert reports["locks"]["out"] == "handed over: True, by change stream: True"
-    assert reports["admin"]["out"].startswith("[200, 200, 200, 200, 200, 200, 302")
+    assert reports["admin"]["out"] == str([200] * 9)
     for name in ("check", "check --database locks"):
         assert "no issues" in deployed[name]["out"] + reports[name]["out"]
 
@@ -82,3 +89,39 @@ def test_a_missing_right_is_named(guarded: str) -> None:
         assert "find" in said, (name, said)
         assert "clusterTime" not in said
         assert "lsid" not in said
+
+
+def test_documents(guarded: str) -> None:
+    """F74: the documented role for documents holds, lists and clears them; without it, the check and the errors say
+    which rights on which collection are missing."""
+    tasks = [["documents"], ["check", "--database", "locks"], ["list_locks"], ["clear_stale_locks", "--no-input"]]
+    may = run(guarded, "mongolockDocuments", *tasks)
+    assert {name: report["error"] for name, report in may.items() if report["error"]} == {}
+    assert may["documents"]["out"] == "held [1], cleared 1"
+    for name, report in run(guarded, "mongolock", *tasks).items():
+        said = str(report["error"]) + report["out"]
+        if name.startswith("check"):
+            assert "E103" in said
+            assert "'ads': find, update" in said
+        else:
+            assert f"needs find and update on the collection {DATABASE}.shop_ad" in said, name
+        assert "lsid" not in said
+
+
+def test_history(guarded: str) -> None:
+    """F74: with the documented rights, a history is written and shown. Without them, the check and the pages say which
+    are missing, and the locks and the page of a lock are there all the same."""
+    migrated = run(guarded, "keeperDeploy", ["migrate", "--database", "locks"], history=1)
+    assert [report["error"] for report in migrated.values()] == [None]
+    tasks = [["check", "--database", "locks"], ["locks"], ["admin"]]
+    kept = run(guarded, "keeper", *tasks, history=1)
+    assert [report["error"] for report in kept.values()] == [None] * 3
+    assert "no issues" in kept["check --database locks"]["out"]
+    assert kept["admin"]["out"] == str([200] * 9)
+    less = run(guarded, "mongolock", *tasks, history=1)
+    check = less["check --database locks"]
+    assert "the user lacks find and insert on the collection mongolock_locks_history" in check["out"] + str(
+        check["error"]
+    )
+    assert less["locks"]["out"] == "handed over: True, by change stream: True"
+    assert less["admin"]["out"] == str([200] * 7 + [503, 200])

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from tests.outside.settings import *  # noqa: F403
-from tests.outside.settings import DATABASES
+from tests.outside.settings import DATABASES, MONGOLOCK
 
 ROOT_URLCONF = "tests.outside.urls"
 DATABASES["default"]["NAME"] = ":memory:"
@@ -14,4 +14,4 @@ locks |= {
     "PASSWORD": os.environ["LOCKS_PASSWORD"],
     "OPTIONS": {"authSource": os.environ["MONGODB_NAME"]},
 }
-MONGOLOCK = {"DATABASE": "locks", "KEY_PREFIX": "shop:"}
+MONGOLOCK |= {"KEY_PREFIX": "shop:", "HISTORY": int(os.environ["LOCKS_HISTORY"])}  # type: ignore[dict-item]
