@@ -205,3 +205,11 @@ def test_nothing_runs_before_the_upload() -> None:
     assert all("name: dist" in job for job in by_name.values())
     lines = (ROOT / ".github/build-requirements.txt").read_text().splitlines()
     assert all(re.fullmatch(r"[\w-]+==[\w.]+ --hash=sha256:[0-9a-f]{64}", line) for line in lines if line[0] != "#")
+
+
+def test_vulnerabilities_are_looked_for() -> None:
+    """Each push and every Monday: in what the package needs, and in what builds it; by a pinned tool."""
+    text = (ROOT / ".github/workflows/tests.yml").read_text()
+    assert "schedule:" in text
+    assert re.search(r'pip install "pip-audit==[\d.]+"', text)
+    assert re.findall(r"run: pip-audit .*?(\S+)\n", text) == [".", ".github/build-requirements.txt"]
