@@ -15,7 +15,9 @@ from functools import lru_cache
 from typing import Any, Final
 
 from django.conf import settings
+from django.core.exceptions import BadRequest
 from django.http import HttpRequest, QueryDict
+from django.utils.encoding import escape_uri_path
 from django.utils.functional import LazyObject
 from django.utils.http import escape_leading_slashes
 
@@ -130,12 +132,20 @@ def view_name(request: HttpRequest) -> str:
     return f"view {match.view_name or match._func_path}" if match is not None else f"{request.method} {request.path}"
 
 
+def check_encoding(request: HttpRequest) -> None:
+    """Raise BadRequest if the text of *request* is not in the project's encoding, as Django itself does for forms. In
+    some encodings, there are texts that neither a page nor a database can hold."""
+    if (request.encoding or settings.DEFAULT_CHARSET).lower() != settings.DEFAULT_CHARSET.lower():
+        raise BadRequest("the request has another encoding than this site")
+
+
 def own_address(request: HttpRequest, query: QueryDict | None = None) -> str:
     """The address of the page that serves *request*, for a redirect or a form: always on this site.
 
-    A path that begins with two slashes would be the name of another host.
+    A path that begins with two slashes would be the name of another host; and browsers read a backslash as a slash, and
+    leave out tabs.
     """
-    path = escape_leading_slashes(request.path)
+    path = escape_leading_slashes(escape_uri_path(request.path))
     return f"{path}?{query.urlencode()}" if query else path
 
 

@@ -95,7 +95,7 @@ def _read(url: str) -> Address:
     if not separator:  # nothing of it may be taken for a scheme: it may begin with user and password
         scheme, rest = "", scheme
     before, _, query = rest.partition("?")
-    if "@" in query and "@" not in before:  # a ? in the password: nothing of it may end up in HOST
+    if "@" in query:  # a ? in the password: nothing of it may end up in HOST
         return Address(scheme, "", "", "", "", ())
     credentials, _, place = before.rpartition("@")
     user, _, password = credentials.partition(":")

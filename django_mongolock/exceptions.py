@@ -349,7 +349,7 @@ class DocumentRefused(LockError):
     id: Any
     problem: str
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return (
             f"document {self.id!r} in {self.collection} was not written: {self.problem}. Correct the changes, or the "
             "document"

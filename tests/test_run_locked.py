@@ -92,6 +92,14 @@ class TestProgram:
         assert (last["label"], last["lease"]) == ("mine", 45_000)
         assert holders(key) == []
 
+    def test_the_label_is_the_program(self, start: Start) -> None:
+        """Its arguments are not stored, for they may be passwords; and they may have several lines."""
+        key = new_key()
+        code, _, err = finished(start("run_locked", key, "--", "/bin/sh", "-c", "true\n: --password=hunter2"))
+        assert (code, err) == (0, "")
+        assert document(key)["last_holder"]["label"] == "sh"
+        assert "hunter2" not in str(document(key))
+
     def test_busy(self, start: Start) -> None:
         """Busy is 75 and names the holder, or 0 if that is fine; the program does not run."""
         key = new_key()

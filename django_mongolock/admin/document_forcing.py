@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from bson import json_util
+from bson.errors import BSONError
 from django.contrib import messages
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
@@ -84,11 +85,12 @@ def read_shown(values: Iterable[str]) -> list[Shown]:
     found: list[Shown] = []
     for value in values:
         try:
-            name, id_, holder = json.loads(value)
-            document = DocumentSnapshot(json_util.loads(id_), 0, check_fact("a holder", holder), None, None, None, 0.0)
-            hash(document.id)
-            found.append(Shown(find_lock(name), document))
-        except (ValueError, TypeError, LookupError, RecursionError):
+            name, text, holder = json.loads(value)
+            lock = find_lock(name)
+            id_ = lock.check_id(json_util.loads(text))
+            document = DocumentSnapshot(id_, 0, check_fact("a holder", holder), None, None, None, 0.0)
+            found.append(Shown(lock, document))
+        except (ValueError, TypeError, LookupError, RecursionError, ArithmeticError, BSONError):
             raise BadRequest("not a document") from None
     if len(found) > MAX_SELECTED:
         raise BadRequest("too many documents")

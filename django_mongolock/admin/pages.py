@@ -17,6 +17,7 @@ from django.utils.translation import get_language_bidi
 from django.utils.translation import gettext as _
 from django.views.decorators.csrf import csrf_protect
 
+from ..context import check_encoding
 from ..exceptions import LockBackendFailed, printable
 from ..inspection.display import lock_address
 
@@ -78,11 +79,13 @@ _READ: Final = re.compile(r'((?: title| aria-label| data-label)="[^"]*")')
 
 
 def plainly(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-    """Show control characters and direction marks by their codes, wherever on the page of *view* they are."""
+    """Show control characters and direction marks by their codes, wherever on the page of *view* they are. A request in
+    another encoding than the site's is refused with 400."""
 
     @wraps(view)
-    def shown(*args: Any, **kwargs: Any) -> HttpResponse:
-        response = view(*args, **kwargs)
+    def shown(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        check_encoding(request)
+        response = view(request, *args, **kwargs)
         if isinstance(response, SimpleTemplateResponse) and not response.is_rendered:
             response.add_post_render_callback(_show_plainly)
         elif not response.streaming:

@@ -136,7 +136,8 @@ class EditLockMixin(SealedPages, ModelAdmin):
             prefix, pk = formset.prefix, formset.model._meta.pk.name
             there = {str(row.pk) for row, _names in rows.get(prefix, ())}
             with suppress(KeyError, ValueError):  # the formset says so itself
-                initial = int(str(data[f"{prefix}-INITIAL_FORMS"]))
+                # No page of ours has more rows than Django reads of one, whatever number comes back.
+                initial = min(int(str(data[f"{prefix}-INITIAL_FORMS"])), formset.absolute_max)
                 gone = {n for n in range(initial) if data.get(f"{prefix}-{n}-{pk}") not in there}
                 if gone and prefix in rows:
                     without_gone(data, prefix, pk, gone)

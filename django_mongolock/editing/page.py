@@ -96,7 +96,8 @@ class Editing:
         editor = self.status.editor
         if editor is None or editor.who == "mine":
             return False
-        return editor.who != "other" or self.page.http.user.has_perm(PERMISSION)
+        user = getattr(self.page.http, "user", None)
+        return editor.who != "other" or (user is not None and user.has_perm(PERMISSION))
 
     @property
     def state(self) -> str:

@@ -7,7 +7,7 @@ from typing import Final
 from django.http import HttpRequest
 
 from ..conf import get_settings
-from ..context import own_address, view_name
+from ..context import check_encoding, own_address, view_name
 from ..owners import session_owner
 from .edit_lock import new_tab
 from .edit_lock_status import Person
@@ -34,6 +34,7 @@ class PageRequest:
     """
 
     def __init__(self, request: HttpRequest) -> None:
+        check_encoding(request)
         self.http = request
         self.is_post = request.method == "POST"
         self.action = request.GET.get(ACTION, "") if self.is_post else ""

@@ -7,6 +7,7 @@ from typing import Final, Self
 
 from django.db.models import Model
 
+from ..engine.text_checks import MAX_TEXT_LENGTH
 from ..exceptions import LockKeyInvalid
 from .rows import model_key, row_template
 
@@ -46,7 +47,7 @@ def as_key(source: object) -> object:
         )
     if type(source) is LockKey:
         return str(source)
-    if type(source) is str and (field := _FIELD.search(source)):
+    if type(source) is str and (field := _FIELD.search(source[:MAX_TEXT_LENGTH])):
         text = source if len(source) <= 200 else f"{source[:200]}…"
         raise LockKeyInvalid(
             f"the key {text!r} has the field {field[0][:50]!r}, which nothing fills: write an f-string, or "

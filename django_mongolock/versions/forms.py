@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Container, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, time
@@ -15,6 +14,7 @@ from django.core.exceptions import ValidationError
 from django.core.files.uploadedfile import UploadedFile
 from django.db import models, router
 from django.utils import timezone
+from django.utils.crypto import salted_hmac
 from django.utils.translation import gettext as _
 
 from ..exceptions import VersionConflict
@@ -224,7 +224,8 @@ def unsign(signed: str | None, salt: str = SALT) -> Any:
 
 
 def digest(field: models.Field[Any, Any], value: Any) -> str:
-    """Return a few characters that differ where the value differs."""
+    """Return a few characters that differ where the value differs. Without the project's SECRET_KEY they say nothing of
+    the value: a form need not show what it has, such as a password."""
     if isinstance(value, UploadedFile):
         text = f"new file {value.name}"  # also under the name of the one that is stored
     elif field.many_to_many:
@@ -234,7 +235,7 @@ def digest(field: models.Field[Any, Any], value: Any) -> str:
             value = getattr(value, getattr(field, "target_field", value._meta.pk).attname)
         value = field.get_prep_value(value if value is not None or field.null else "")
         text = str(value.astimezone(UTC) if isinstance(value, datetime) and timezone.is_aware(value) else value)
-    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+    return salted_hmac(f"{SALT}.{field}", text.encode(errors="surrogatepass"), algorithm="sha256").hexdigest()[:12]
 
 
 def digest_left_alone(field: models.Field[Any, Any], form_field: forms.Field | None, value: Any) -> str:

@@ -175,3 +175,12 @@ def test_nothing_inline(order: Order) -> None:
     """The panel needs no exception in a content security policy."""
     page = staff("anna").get(f"/own/{order.pk}/").content.decode()
     assert not re.search(r'<script(?![^>]*src=)|\sstyle=|\son[a-z]+="|<style|javascript:', page)
+
+
+def test_without_users(order: Order, rf: RequestFactory) -> None:
+    """A project without users has edit locks, too: what another one edits is not taken over."""
+    first, second = rf.get("/"), rf.get("/")
+    assert Editing.open(first, order).held
+    editing = Editing.open(second, order)
+    assert not editing.may_take_over
+    assert not editing.held

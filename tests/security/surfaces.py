@@ -11,9 +11,11 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 import django_mongolock
-from django_mongolock.admin import LockAdmin, LockEventAdmin
+from django_mongolock.admin import DocumentLockAdminMixin, EditLockMixin, LockAdmin, LockEventAdmin
+from django_mongolock.editing import EditLockViewMixin
 from django_mongolock.inspection.display import quote_key
 from django_mongolock.models import Lock, LockEvent
+from django_mongolock.versions.version_admin import VersionedAdmin
 
 LIST: Final = "/admin/django_mongolock/lock/"
 EVENTS: Final = "/admin/django_mongolock/lockevent/"
@@ -53,6 +55,21 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
         ["{key} other", "--", "/nowhere/{key}"],
     ],
 }  # fmt: skip
+#: The addresses at which an object is edited under an edit lock: those of an admin, and of views of one's own.
+EDITED: Final[dict[str, str]] = {
+    "change": "/admin/shop/order/{}/change/",
+    "delete": "/admin/shop/order/{}/delete/",
+    "list": "/admin/shop/order/?q={}",
+    "own": "/own/{}/",
+    "async": "/async/{}/",
+}
+#: What the package gives a project for its own addresses: each class with the methods that answer requests.
+MIXINS: Final[dict[str, set[str]]] = {
+    "EditLockMixin": {"changeform_view", "delete_view"},
+    "EditLockViewMixin": {"get", "post"},
+    "DocumentLockAdminMixin": {"clear_stale_documents", "force_release_documents"},
+    "VersionedAdmin": {"changeform_view", "changelist_view", "delete_view"},
+}
 EVERYTHING: Final = (
     "view_lock", "force_release_lock", "ask_release_lock", "clear_document_lock", "view_lock_status", "view_lockevent",
     "take_over_edit_lock",
@@ -85,3 +102,23 @@ def operator(*permissions: str, **fields: Any) -> Client:
     client = Client(raise_request_exception=False)
     client.force_login(user)
     return client
+
+
+def known_mixins() -> dict[str, set[str]]:
+    """The classes for the addresses of a project, with their methods that answer requests."""
+    classes = (EditLockMixin, EditLockViewMixin, DocumentLockAdminMixin, VersionedAdmin)
+    return {each.__name__: {name for name in vars(each) if _answers(name, vars(each)[name])} for each in classes}
+
+
+def _answers(name: str, member: object) -> bool:
+    return name in ("get", "post") or name.endswith("_view") or hasattr(member, "allowed_permissions")
+
+
+def known_actions() -> set[str]:
+    """The actions of the list of locks."""
+    return set(LockAdmin.actions)
+
+
+def clean(fields: dict[str, str]) -> dict[str, str]:
+    """As a client can encode it."""
+    return {k.encode(errors="replace").decode(): v.encode(errors="replace").decode() for k, v in fields.items()}

@@ -29,7 +29,20 @@ from django_mongolock.inspection.display import quote_key
 from django_mongolock.inspection.queries import find_deadlocks
 from tests.lock_documents import DAMAGE, TOKEN, Locks, entry, now, waiter
 from tests.lock_fixtures import WITH_MONGO
-from tests.security.surfaces import ACTIONS, COMMANDS, LIST, PAGES, addresses, known_commands, known_pages, operator
+from tests.security.surfaces import (
+    ACTIONS,
+    COMMANDS,
+    LIST,
+    MIXINS,
+    PAGES,
+    addresses,
+    clean,
+    known_actions,
+    known_commands,
+    known_mixins,
+    known_pages,
+    operator,
+)  # fmt: skip
 
 STATUS = f"{LIST}status/"
 #: Reverses what follows, hides it, erases a terminal, ends a line, is no character.
@@ -43,6 +56,8 @@ def test_no_surface_is_missing() -> None:
     """These are all pages, actions and commands that there are: what is new must be attacked as well."""
     assert set(PAGES) == known_pages()
     assert set(COMMANDS) == known_commands()
+    assert known_actions() == ACTIONS
+    assert known_mixins() == MIXINS
 
 
 def shown(text: str) -> set[str]:
@@ -227,11 +242,6 @@ ANY = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-
-
-def clean(fields: dict[str, str]) -> dict[str, str]:
-    """As a client can encode it."""
-    return {k.encode(errors="replace").decode(): v.encode(errors="replace").decode() for k, v in fields.items()}
 
 
 @WITH_MONGO

@@ -91,7 +91,8 @@ def enqueue_once(
 
 
 def once_key(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The key of a task with these arguments: those of another call make another key, also 1 and "1".
+    """The key of a task with these arguments: those of another call make another key, also 1 and "1". Texts that
+    Unicode calls the same (NFC) are the same.
 
     Raises TypeError for values without a text of their own.
     """
@@ -99,7 +100,7 @@ def once_key(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         parts = [*map(_literal, args), *(f"{escape(word)}={_literal(kwargs[word])}" for word in sorted(kwargs))]
     except TypeError as error:
         raise TypeError(f"the arguments of {name} cannot be part of a key ({error}): give one as key=") from None
-    return ":".join(["once", name, *parts])
+    return ":".join(["once", escape(name), *parts])
 
 
 def _literal(value: object) -> str:

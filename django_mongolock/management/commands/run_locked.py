@@ -11,6 +11,7 @@ import time
 from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from ...decorator.locked_command import BUSY, LOST, holding, terminated_as_exit
 from ...engine.lock import MongoLock
+from ...engine.text_checks import tidy_fact
 from ...locks import mongo_lock
 from ..lock_command import seconds
 from ..plain_output import PlainCommand
@@ -98,7 +100,9 @@ class Command(PlainCommand):
             metavar="TIME",
             help="between SIGTERM and SIGKILL, if the lock is lost (default: 10)",
         )
-        parser.add_argument("--label", help="a note for people who look at the locks (default: the program)")
+        parser.add_argument(
+            "--label", help="a note for people who look at the locks (default: the name of the program)"
+        )
         parser.add_argument("--database", metavar="ALIAS", help="a DATABASES alias, if not MONGOLOCK['DATABASE']")
 
     def run_from_argv(self, argv: list[str]) -> None:
@@ -129,7 +133,7 @@ class Command(PlainCommand):
                 wait=options["wait"],
                 mode="shared" if options["shared"] else "exclusive",
                 max_hold=options["max_hold"],
-                label=options["label"] or " ".join(options["program"])[:200],
+                label=options["label"] or tidy_fact(Path(options["program"][0]).name or "program"),
                 using=options["database"],
                 on_lost=child.stop,
             )

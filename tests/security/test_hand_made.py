@@ -1,0 +1,231 @@
+"""Forms, addresses and settings that no page and no person of good will makes: what the reading of the source found."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import time
+import tracemalloc
+import unicodedata
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from django.contrib.auth.models import User
+from django.db import connections
+from django.http import QueryDict
+from django.test import RequestFactory
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pymongo import MongoClient
+from pytest_django import Settings
+
+from django_mongolock import lock_key, mongo_lock
+from django_mongolock.context import own_address
+from django_mongolock.contrib.celery.enqueue import once_key
+from django_mongolock.documents import DocumentLock
+from django_mongolock.documents.document_lock import undeclare
+from django_mongolock.environment import address_problem, database_from_url
+from django_mongolock.exceptions import DocumentRefused
+from django_mongolock.versions.forms import digest
+from testproject.shop.models import Order
+from tests.editing.staff import fields_of, staff
+from tests.lock_documents import Document, Locks
+from tests.lock_fixtures import WITH_MONGO
+from tests.security.surfaces import LIST, PAGES, operator
+
+SECRET = "hunter2"
+
+ARGUMENTS = (
+    st.integers(-3, 3) | st.booleans() | st.sampled_from([1.0, 0.5, Decimal(1)]) | st.text(':="1aT()', max_size=4)
+)
+#: What is no `_id` of any document, or not for long: in the words of extended JSON.
+IDS = [
+    "9" * 30, "null", "NaN", "1e400", "[1]", "{}", "true", '""', '"\\ud800"', "x", "[" * 100_000,
+    *(f'{{"${name}": {value}}}' for name, value in [
+        ("oid", "5"), ("oid", '"x"'), ("numberDecimal", '"abc"'), ("numberLong", f'"{"9" * 30}"'),
+        ("numberInt", '"x"'), ("numberDouble", '"x"'), ("timestamp", "5"), ("timestamp", '{"t": -1, "i": 0}'),
+        ("date", '{"$numberLong": "99999999999999999999"}'), ("date", '"x"'), ("date", "1e400"),
+        ("date", "-99999999999999"), ("date", '{"$numberLong": "253402300800000"}'), ("undefined", "true"),
+        ("binary", '{"base64": "a", "subType": "zz"}'), ("binary", "5"), ("uuid", '"x"'), ("uuid", "5"),
+        ("regularExpression", '{"pattern": ".*", "options": ""}'), ("code", '"x"'), ("minKey", "1"), ("symbol", '"a"'),
+        ("gt", '""'), ("where", '"1"'),
+    ]),
+    '{"$regex": ".*", "$options": ""}', '{"$ref": "a", "$id": 1}', '{"$ref": "a", "$id": 1, "$where": "1"}',
+    '{"$ref": "a", "$id": {"$gt": ""}}', '{"$code": "x", "$scope": {}}',
+]  # fmt: skip
+
+
+@pytest.fixture
+def document_locks(mongo: MongoClient[Document]) -> Iterator[list[str]]:
+    """The names of a document lock of a model, and of one of a collection, whose ids may be anything."""
+    collection = mongo[str(connections["mongo"].settings_dict["NAME"])]["hand_made"]
+    collection.insert_many([{"_id": ObjectId(), "state": "busy", "lockedBy": "h"}, {"_id": "a", "state": "busy"}])
+    lock: DocumentLock[Document] = DocumentLock(
+        collection, state="state", pending={"busy": "failed"}, final=["done"], stale_after=60
+    )
+    yield ["ad exports", lock.name]
+    undeclare(lock)
+    collection.drop()
+
+
+@WITH_MONGO
+@pytest.mark.parametrize(
+    ("path", "more"), [("documents/", {"force": "x"}), ("documents/force-release/", {"reason": "x"})]
+)
+def test_ids_of_documents(locks: Locks, document_locks: list[str], path: str, more: dict[str, str]) -> None:
+    """F75: what can be no document gets 400, and what is none here is not found; an expression finds none."""
+    client = operator()
+    for name in document_locks:
+        for id_ in IDS:
+            for holder in ("h", "", None, "\ud800", 5):
+                form = {"document": json.dumps([name, id_, holder]), **more}
+                response = client.post(f"{LIST}{path}", form)
+                assert response.status_code in (302, 400), (name, id_, holder)
+
+
+@WITH_MONGO
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(
+    ("charset", "value"), [("raw_unicode_escape", r"\ud800"), ("utf-7", "%2B2AA-"), ("utf-16", "a")]
+)
+def test_another_encoding(locks: Locks, name: str, charset: str, value: str) -> None:
+    """F75: a request that says it is in an encoding with lone surrogates, as Python has some: 400, on every page."""
+    locks.held("k")
+    client = operator()
+    path = PAGES[name][0].format(key="k")
+    for field in ("q", "state", "owner", "lock", "_changelist_filters", "back"):
+        sent: dict[str, Any] = {"CONTENT_TYPE": f"text/plain; charset={charset}", "QUERY_STRING": f"{field}={value}"}
+        assert client.get(path, **sent).status_code < 500, field
+        part = f'--B\r\nContent-Disposition: form-data; name="{field}"\r\n\r\n{value}\r\n--B--\r\n'
+        kind = f"multipart/form-data; boundary=B; charset={charset}"
+        assert client.generic("POST", path, part, content_type=kind).status_code < 500, field
+
+
+@WITH_MONGO
+def test_another_encoding_of_edit_locks(locks: Locks, settings: Settings) -> None:
+    """The same at the page of an object: the name of a tab is hashed, which fails with a lone surrogate."""
+    order = Order.objects.create(buyer=User.objects.create(username="buyer"), item="bike", price=100)
+    client = staff("anna")
+    client.raise_request_exception = False
+    sent: dict[str, Any] = {
+        "CONTENT_TYPE": "text/plain; charset=raw_unicode_escape",
+        "QUERY_STRING": r"edit-tab=\ud800",
+    }
+    assert client.get(f"/admin/shop/order/{order.pk}/change/", **sent).status_code == 400
+
+
+@WITH_MONGO
+def test_a_billion_rows(locks: Locks, settings: Settings) -> None:
+    """The number of rows that a form says it has costs neither memory nor time: Django's own limit holds here, too."""
+    settings.ROOT_URLCONF = "tests.editing.site"
+    buyer = User.objects.create(username="buyer")
+    client = staff("anna")
+    page = client.get(f"/admin/auth/user/{buyer.pk}/change/")
+    fields = {**fields_of(page), "order_set-INITIAL_FORMS": "1000000000"}
+    User.objects.update(first_name="changed meanwhile")  # so that rows are looked for that were deleted
+    tracemalloc.start()
+    started = time.monotonic()
+    try:
+        client.post(f"/admin/auth/user/{buyer.pk}/change/", fields)
+        assert tracemalloc.get_traced_memory()[1] < 100_000_000
+    finally:
+        tracemalloc.stop()
+    assert time.monotonic() - started < 20
+
+
+class TestAddresses:
+    """A page's own address stays on its site, however a browser reads it."""
+
+    @pytest.mark.parametrize("path", ["//evil.example/a/", r"/\evil.example/a/", "/\t/evil.example/a/", r"/\/evil/",
+                                      "/\n/evil.example/", "/a?b#c", "/a\u202eb", '/"><script>'])  # fmt: skip
+    def test_own_address(self, rf: RequestFactory, path: str) -> None:
+        """Neither slashes nor backslashes nor what a browser leaves out make it the name of a host."""
+        request = rf.get("/")
+        request.path = path
+        for address in (own_address(request), own_address(request, QueryDict("a=b"))):
+            assert re.match(r"/[A-Za-z0-9%]", address), address
+            assert not re.search(r'[\s\\"<>#]', address), address
+
+
+class TestSecrets:
+    """Nothing secret is shown that was only needed."""
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            f"u:{SECRET}@h/db",
+            f"mongodb://u:p@{SECRET}?x@h/db",
+            f"mongodb://u:p@x?{SECRET}@h/db",
+            f"mongodb://u:p@x/{SECRET}?y@h/db",
+            f"mongodb:/u:{SECRET}@h/db",
+        ],
+    )
+    def test_addresses(self, url: str) -> None:
+        """A password with characters that had to be encoded, or an address without its scheme: not in HOST, which
+        Django's debug page shows, nor in what the check says."""
+        entry = database_from_url(url)
+        assert SECRET not in repr({name: value for name, value in entry.items() if name not in ("USER", "PASSWORD")})
+        problem = address_problem(url)
+        assert problem
+        assert SECRET not in problem
+
+    def test_digests(self, settings: Settings) -> None:
+        """What a page carries of a value that it does not show, such as a PIN, cannot be compared with guesses; and the
+        same value looks different in another field."""
+        field, other = Order._meta.get_field("item"), Order._meta.get_field("state")
+        first = digest(field, "1234")
+        assert digest(field, "1234") == first != digest(other, "1234")
+        settings.SECRET_KEY = "another"
+        assert digest(field, "1234") != first
+
+
+def test_a_refused_document_steers_no_terminal() -> None:
+    """As every other error: what the server said of a document goes through `printable`, also after pickling."""
+    error = DocumentRefused("ads", "x\u202e", "a\x1b[2Jb\u202e")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own
+    assert str(error).isprintable()
+
+
+def test_names_of_tasks() -> None:
+    """The name of a task may have separators, too: `sync:1` without arguments is not `sync` with 1."""
+    assert once_key("sync:1", (), {}) != once_key("sync", (1,), {})
+    assert once_key("shop.tasks.export", (1,), {}) == "once:shop.tasks.export:1"
+
+
+def test_values_and_keys() -> None:
+    """What docs/howto/untrusted-keys.md says of equal values and equal texts."""
+
+    def keys(*values: object) -> int:
+        return len({str(lock_key("x:{a}", a=value)) for value in values})
+
+    assert keys(5, "5") == keys(True, "True") == keys(1.0, "1.0", Decimal("1.0")) == keys("\u00e9", "e\u0301") == 1
+    assert keys(1, 1.0, Decimal("1.00"), True) == 4
+    five = (1, "1", 1.0, Decimal(1), True)
+    assert len({once_key("task", (value,), {}) for value in five}) == 5
+    assert len({once_key("task", (), {"a": value}) for value in five}) == 5
+    assert once_key("task", ("\u00e9",), {}) == once_key("task", ("e\u0301",), {})
+
+
+@given(st.text(max_size=4), st.lists(ARGUMENTS, max_size=2), st.text(max_size=4), st.lists(ARGUMENTS, max_size=2))
+@example("a:1", [], "a", [1])
+def test_no_two_calls_share_a_key(name: str, one: list[Any], other: str, two: list[Any]) -> None:
+    """Other names of tasks or other arguments, in value or type: another key."""
+    same = name == other and [(type(value), str(value)) for value in one] == [
+        (type(value), str(value)) for value in two
+    ]
+    normal = unicodedata.normalize("NFC", repr((name, one))) == unicodedata.normalize("NFC", repr((other, two)))
+    if not (same or normal):
+        assert once_key(name, one, {}) != once_key(other, two, {})
+
+
+def test_a_long_key_is_not_searched() -> None:
+    """A key of megabytes with a brace in it is refused without a look at the rest."""
+    text = "{" + "a" * 30_000_000
+    started = time.monotonic()
+    with pytest.raises(ValueError, match="512"):
+        mongo_lock(text)
+    assert time.monotonic() - started < 0.2
