@@ -318,7 +318,7 @@ class TestReleaseLock:
             (["--owner", "x", "--token", "5"], "--ask and --token are for the KEY", 2),
             (["k", "--document-lock", "test", "--document-lock", "x"], "of one --document-lock", 2),
             (["k", "--document-lock", "x"], "no document lock 'x' was declared", 2),
-            (["k", "--document-lock", "test"], "no document k of test is held now", 3),
+            (["k", "--document-lock", "test"], "no document 'k' of test is held now", 3),
             (["--owner", "x"], "the owner 'x' holds nothing now", 3),
             (["--owner", ""], "--owner has 1 to 256 characters", 2),
             (["", "--by", "x"], "key", 2),

@@ -68,7 +68,7 @@ MIXINS: Final[dict[str, set[str]]] = {
     "EditLockMixin": {"changeform_view", "delete_view"},
     "EditLockViewMixin": {"get", "post"},
     "DocumentLockAdminMixin": {"clear_stale_documents", "force_release_documents"},
-    "VersionedAdmin": {"changeform_view", "changelist_view", "delete_view"},
+    "VersionedAdmin": {"changeform_view"},
 }
 EVERYTHING: Final = (
     "view_lock", "force_release_lock", "ask_release_lock", "clear_document_lock", "view_lock_status", "view_lockevent",
