@@ -58,7 +58,7 @@ def facts(status: Status) -> dict[str, Any]:
         "apart": None if status.servers.apart is None else display.milliseconds(status.servers.apart * 1000),
         "problems": [(problem, TEXTS[problem.alarm](problem)) for problem in status.problems],
         "recent": lanes.draw(_candidates(locks), locks.now),
-        "queues": [(lock, lock.queue[0]) for lock in locks.waited_for],
+        "queues": [(lock, lock.queue[0]) for lock in locks.waited_for if lock.queue],
         "graph": graph.draw(locks.waited_for),
         "bars": _bars(locks.contended),
         "totals": json.dumps({lock.key: [lock.acquisitions, lock.contended, lock.waited_ms] for lock in locks.shown}),
