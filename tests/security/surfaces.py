@@ -23,9 +23,10 @@ EVENTS: Final = "/admin/django_mongolock/lockevent/"
 PAGES: Final[dict[str, list[str]]] = {
     "lock_changelist": [
         LIST, f"{LIST}?state=all", f"{LIST}?state=waited", f"{LIST}?state=stale", f"{LIST}?state=free", f"{LIST}?q=k",
-        f"{LIST}?state=damaged",
+        f"{LIST}?state=kept",
     ],
     "lock_change": [f"{LIST}{{key}}/change/"],
+    "lock_waiters": [f"{LIST}{{key}}/waiters/"],
     "lock_history": [f"{LIST}{{key}}/history/"],
     "lock_waiters": [f"{LIST}{{key}}/waiters/"],
     "lock_force_release": [f"{LIST}force-release/"],
