@@ -93,11 +93,13 @@ def page(key: str) -> Callable[[], str]:
 def _hang(run: Run) -> None:
     run.hold("the nightly import", "import:books")
     run.start("hold", "till 3", "import:books")
+    _eventually(lambda: _waiting("import:books"))
 
 
 def _kill(run: Run) -> None:
     run.hold("the nightly report", "report:nightly").kill()
     run.start("hold", "month end", "report:nightly")
+    _eventually(lambda: _waiting("report:nightly"))
 
 
 def _cross(run: Run) -> None:
