@@ -1,0 +1,161 @@
+"""A collection in memory, as far as the commands of document locks need one. A test compares it with MongoDB."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from bson.int64 import Int64
+from pymongo import UpdateOne
+
+Document = dict[str, Any]
+
+_MISSING: Final = object()
+_TYPES: Final[dict[type, str]] = {
+    bool: "bool", int: "int", Int64: "long", float: "double", str: "string", datetime: "date", list: "array",
+    dict: "object", type(None): "null",
+}  # fmt: skip
+#: In the order in which MongoDB compares values of different types.
+_ORDER: Final = ("missing", "null", "number", "string", "object", "array", "bool", "date")
+_NUMBERS: Final = {"int", "long", "double"}
+
+
+@dataclass
+class Found(list[Document]):
+    """What `find` returns."""
+
+    def __init__(self, documents: Iterable[Document]) -> None:
+        super().__init__(documents)
+
+    def sort(self, field: str, direction: int) -> Found:  # type: ignore[override]
+        """In the order of one field."""
+        return Found(sorted(self, key=lambda each: _rank(each.get(field, _MISSING)), reverse=direction < 0))
+
+    def limit(self, count: int) -> Found:
+        """The first of them; 0: all."""
+        return Found(self[: count or None])
+
+
+@dataclass(frozen=True)
+class Written:
+    """What `bulk_write` returns."""
+
+    matched_count: int
+
+
+class SimCollection:
+    """The documents, as one command sees them that was parsed at *now*. noted: hears of each update: the document
+    before and after it, and the update."""
+
+    def __init__(
+        self, documents: dict[Any, Document], now: datetime, noted: Callable[[Document, Document, Document], None]
+    ) -> None:
+        self._documents = documents
+        self._now = now
+        self._noted = noted
+
+    def find(self, query: Mapping[str, Any], fields: Mapping[str, Any] | None = None) -> Found:
+        """Those that match; with a projection, `$$NOW` in it is filled in."""
+        found = [deepcopy(each) for each in self._documents.values() if self._matches(query, each)]
+        if fields is not None and "mongolock_now" in fields:
+            for each in found:
+                each["mongolock_now"] = self._now
+        return Found(found)
+
+    def find_one(self, query: Mapping[str, Any]) -> Document | None:
+        """The first that matches."""
+        return next(iter(self.find(query)), None)
+
+    def find_one_and_update(
+        self, query: Mapping[str, Any], update: Mapping[str, Any], return_document: object
+    ) -> Document | None:
+        """Update one; return it as it is then."""
+        for each in self._documents.values():
+            if self._matches(query, each):
+                before = deepcopy(each)
+                self._change(each, update)
+                self._noted(before, each, dict(update))
+                return deepcopy(each)
+        return None
+
+    def bulk_write(self, updates: list[UpdateOne], ordered: bool) -> Written:
+        """Update many, each by itself."""
+        statements: list[tuple[Any, Any]] = [(each._filter, each._doc) for each in updates]
+        done = [self.find_one_and_update(query, update, None) for query, update in statements]
+        return Written(sum(each is not None for each in done))
+
+    def _change(self, document: Document, update: Mapping[str, Any]) -> None:
+        document.update(deepcopy(update.get("$set", {})))
+        for name, number in update.get("$inc", {}).items():
+            document[name] = document.get(name, 0) + number
+        for name in update.get("$currentDate", {}):
+            document[name] = self._now
+
+    def _matches(self, query: Mapping[str, Any], document: Document) -> bool:
+        for name, condition in query.items():
+            if name == "$expr":
+                if not is_true(evaluate(condition, document, self._now)):
+                    return False
+                continue
+            value = document.get(name)
+            for operator, operand in condition.items():
+                if not (value in operand if operator == "$in" else value == operand):
+                    return False
+        return True
+
+
+def is_true(value: object) -> bool:
+    """What an expression counts as."""
+    return value is not _MISSING and value is not None and value is not False and value != 0
+
+
+def evaluate(expression: Any, document: Document, now: datetime) -> Any:
+    """What an aggregation expression comes to."""
+    if isinstance(expression, str) and expression.startswith("$"):
+        return now if expression == "$$NOW" else document.get(expression[1:], _MISSING)
+    if isinstance(expression, list):
+        return [evaluate(each, document, now) for each in expression]
+    if not isinstance(expression, dict):
+        return expression
+    ((operator, operand),) = expression.items()
+    if operator == "$literal":
+        return operand
+    return _OPERATORS[operator](evaluate(operand, document, now))
+
+
+def _in(operands: list[Any]) -> bool:
+    value, several = operands
+    return any(_rank(value) == _rank(each) for each in several)
+
+
+def _subtract(operands: list[Any]) -> Any:
+    first, second = operands
+    return first - timedelta(milliseconds=second) if isinstance(first, datetime) else first - second
+
+
+_OPERATORS: Final[dict[str, Callable[[Any], Any]]] = {
+    "$and": lambda operands: all(map(is_true, operands)),
+    "$or": lambda operands: any(map(is_true, operands)),
+    "$not": lambda operand: not is_true(operand[0] if isinstance(operand, list) else operand),
+    "$in": _in,
+    "$eq": lambda operands: _rank(operands[0]) == _rank(operands[1]),
+    "$lt": lambda operands: _rank(operands[0]) < _rank(operands[1]),
+    "$lte": lambda operands: _rank(operands[0]) <= _rank(operands[1]),
+    "$gt": lambda operands: _rank(operands[0]) > _rank(operands[1]),
+    "$ifNull": lambda operands: operands[1] if operands[0] is _MISSING or operands[0] is None else operands[0],
+    "$type": lambda operand: _type(operand),  # noqa: PLW0108 - it is defined below
+    "$subtract": _subtract,
+}
+
+
+def _type(value: Any) -> str:
+    return "missing" if value is _MISSING else _TYPES[type(value)]
+
+
+def _rank(value: Any) -> tuple[int, Any]:
+    """What MongoDB compares."""
+    kind = _type(value)
+    return _ORDER.index("number" if kind in _NUMBERS else kind), None if kind in ("missing", "null") else value
