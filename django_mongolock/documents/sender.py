@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 #: Threads that send commands for coroutines and for the main thread.
 SENDING_THREADS: Final = 8
+#: Threads that release documents in the background.
+TRYING_THREADS: Final = 4
 #: Seconds before each try in the background. A command that the network held up may arrive after the first ones; the
 #: last one comes when a command that was under way at the first must have ended. While MongoDB does not answer, it is
 #: tried again after the last of these pauses.
@@ -140,11 +142,12 @@ class Task:
 
 
 class Background:
-    """A thread that tries tasks again, started with the first one."""
+    """Threads that try tasks again, started with the first one: one waits, the others try. So what is stuck, such as a
+    document that a transaction keeps, delays no other."""
 
     def __init__(self) -> None:
         self._tasks: SimpleQueue[Task] = SimpleQueue()
-        self._thread = WorkerThreads(1)
+        self._threads = WorkerThreads(1 + TRYING_THREADS)
         #: One for each task that has not been tried yet.
         self._untried: list[None] = []
 
@@ -153,13 +156,13 @@ class Background:
         task.postpone()
         self._untried.append(None)
         self._tasks.put(task)
-        if not len(self._thread):
-            self._thread.submit(self._work)
+        if not len(self._threads):
+            self._threads.submit(self._work)
 
     def flush(self, timeout: float) -> None:
         """Wait until each task has been tried once, at most *timeout* seconds."""
         end = clock.now() + timeout
-        while self._untried and len(self._thread) and clock.now() < end:
+        while self._untried and len(self._threads) and clock.now() < end:
             time.sleep(0.01)
 
     def _work(self) -> None:
@@ -170,12 +173,16 @@ class Background:
                 waiting.append(self._tasks.get(timeout=None if due is None else max(0.0, due - clock.now())))
             except Empty:
                 now = clock.now()
-                waiting = [task for task in waiting if task.due > now or not self._try(task)]
+                for task in waiting:
+                    if task.due <= now and not self._threads.submit(functools.partial(self._try, task)):
+                        self._try(task)
+                waiting = [task for task in waiting if task.due > now]
 
-    def _try(self, task: Task) -> bool:
+    def _try(self, task: Task) -> None:
         first = not task.tries
         try:
-            return task.try_once()
+            if not task.try_once():
+                self._tasks.put(task)
         finally:
             if first:
                 self._untried.pop()

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,7 @@ from django_mongolock import (
     LockBackendFailed,
 )
 from django_mongolock.backends import transactions
+from django_mongolock.documents import sender
 from django_mongolock.documents.commands import refusal_of
 from django_mongolock.documents.sender import Sender
 from tests.documents.conftest import Ground
@@ -425,3 +427,21 @@ class TestOpenTransaction:
         assert "transaction that is open on 'default'" in str(warning.message)
         assert "Open the transaction inside the block" in str(warning.message)
         assert warning.filename == __file__
+
+
+def test_a_stuck_document_delays_no_other() -> None:
+    """Rule 3: what is left to the background waits for nothing that does not end."""
+    background, ends, done = sender.Background(), threading.Event(), threading.Event()
+
+    def stuck() -> bool:
+        return ends.wait(60)
+
+    def free() -> bool:
+        done.set()
+        return True
+
+    for attempt in (stuck, stuck, free):
+        background.add(sender.Task("ads", attempt, (0.0, 0.1)))
+    assert done.wait(20)
+    ends.set()
+    background.flush(20)
