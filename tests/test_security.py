@@ -49,6 +49,7 @@ PAGES = {
     "force_documents": f"{LIST}documents/force-release/",
     "history": f"{LIST}k/history/",
     "change": f"{LIST}k/change/",
+    "waiters": f"{LIST}k/waiters/",
 }
 NOT_FOR_VIEWERS = {"force_release", "ask_to_release", "force_documents", "events"}
 ACTIONS = {"ask_to_release", "force_release", "clear_stale"}
