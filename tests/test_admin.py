@@ -874,7 +874,7 @@ class TestSpeed:
         asked = select(admin, "force_release", "held:0000001", "held:0000002")
         commands.sent.clear()
         confirm(admin, asked)
-        assert commands.names()[:3] == ["find", "findAndModify", "findAndModify"]
+        assert commands.names()[:3] == ["aggregate", "findAndModify", "findAndModify"]
 
 
 def test_permissions_come_with_migrate(locks: Locks) -> None:

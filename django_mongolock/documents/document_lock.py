@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Collection as SizedCollection
-from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack
+from typing import Any, Final, Generic, TypeVar, Unpack
 
 from django.db.models import Model
 from pymongo.collection import Collection
@@ -15,7 +15,7 @@ from ..engine.options import Seconds, check_seconds, check_wait
 from ..inspection.server_facts import DOCUMENT_RIGHTS, missing_rights
 from . import acquiring, forcing, sweep
 from .batch import Batch
-from .hold import Hold, PendingState, Plan
+from .hold import BatchOptions, Hold, HoldOptions, PendingState, Plan
 from .holding import FinalState, HeldDocument
 from .lock_context import Context
 from .open_transactions import calling_place
@@ -34,20 +34,6 @@ T = TypeVar("T")
 
 #: The document locks of this project by name: for the commands, the admin and the checks.
 _declared: Final[dict[str, DocumentLock[Any]]] = {}
-
-
-class BatchOptions(TypedDict, total=False):
-    """The options of `DocumentLock.acquire_many`."""
-
-    owner: str | None
-    final: FinalState
-    changes: Mapping[str, Any] | None
-
-
-class HoldOptions(BatchOptions, total=False):
-    """The options of `DocumentLock.hold`."""
-
-    wait: Seconds | None
 
 
 class DocumentLock(Generic[D]):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypedDict, TypeVar
 
 from ..engine import clock
+from ..engine.options import Seconds
 from ..exceptions import DocumentChanged, DocumentHeld, DocumentNotFound, LockMisused
 from . import acquiring
 from .commands import read_whole
@@ -26,6 +27,20 @@ PendingState = str | Callable[[Any], str] | None
 FIRST_PAUSE, GROWTH, LONGEST_PAUSE = 0.05, 1.5, 1.0
 #: How often a document that changes again and again is read once more when the time is over.
 LATE_TRIES: Final = 5
+
+
+class BatchOptions(TypedDict, total=False):
+    """The options of `DocumentLock.acquire_many`."""
+
+    owner: str | None
+    final: FinalState
+    changes: Mapping[str, Any] | None
+
+
+class HoldOptions(BatchOptions, total=False):
+    """The options of `DocumentLock.hold`."""
+
+    wait: Seconds | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,8 @@ T = TypeVar("T")
 
 #: Threads that send commands for coroutines and for the main thread.
 SENDING_THREADS: Final = 8
-#: Threads that release documents in the background.
-TRYING_THREADS: Final = 4
+#: Threads that release documents in the background. If so many are stuck, they delay others by `timeout` at most.
+TRYING_THREADS: Final = 16
 #: Seconds before each try in the background. A command that the network held up may arrive after the first ones; the
 #: last one comes when a command that was under way at the first must have ended. While MongoDB does not answer, it is
 #: tried again after the last of these pauses.
@@ -142,8 +142,8 @@ class Task:
 
 
 class Background:
-    """Threads that try tasks again, started with the first one: one waits, the others try. So what is stuck, such as a
-    document that a transaction keeps, delays no other."""
+    """Threads that try tasks again, started as they are needed: one waits, the others try. So what is stuck, such as a
+    document that a transaction keeps, delays no other, unless there are `TRYING_THREADS` of them."""
 
     def __init__(self) -> None:
         self._tasks: SimpleQueue[Task] = SimpleQueue()
