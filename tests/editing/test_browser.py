@@ -252,6 +252,7 @@ def test_both_in_turn(people: Callable[..., Person], order: Order) -> None:
     first.fill("[name=item]", "car")
     second.click("summary")
     second.click("text=Yes, take over")
+    says(second, "You are editing this.")  # in a new page: until it is there, the question is about another holder
     says(first, "This is now being edited by boss.")
     first.click("summary")
     first.click("text=Yes, take over")
