@@ -12,7 +12,7 @@ from celery import Celery, Task
 from celery.exceptions import Reject
 
 from django_mongolock import mongo_lock, mongo_locked, once_per
-from tests.celery.records import DIRECTORY, listen, note, work
+from tests.celery.records import DIRECTORY, Story, listen, note, work
 
 HERE = Path(os.environ.get(DIRECTORY, "/nonexistent"))
 
@@ -100,6 +100,17 @@ def report(self: Task[Any, Any], name: str, fails: int = 0) -> str:
     with work(directory(), name, str(self.request.id)):
         if self.request.retries < fails:
             raise ZeroDivisionError
+    return name
+
+
+@app.task(bind=True)
+@once_per("tick:{name}", seconds=2)
+def tick(self: Task[Any, Any], name: str) -> str:
+    """A task that schedulers send more often than it shall run. Every third run fails."""
+    with work(directory(), name, str(self.request.id)):
+        if Story(directory()).count("begin", name=name) % 3 == 0:
+            raise ZeroDivisionError
+    note(directory(), "done", id=str(self.request.id))
     return name
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ WAYS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "expiry": (tasks.once, {}, {"expires": 0.0001}),
     "rejection": (tasks.once, {"how": "reject"}, {}),
     "a lost process": (tasks.once, {"how": "die"}, {}),
+    "revocation": (tasks.once, {}, {"countdown": 2}),
 }
 
 
@@ -41,7 +43,10 @@ def stuck(here: Place, name: str, way: str, count: int) -> list[str]:
     task, kwargs, options = WAYS[way]
     keys = [f"once:{name}{way}{number}" for number in range(count)]
     for key in keys:
-        assert enqueue_once(task, (key,), kwargs, key=key, **options)[1]
+        result, sent = enqueue_once(task, (key,), kwargs, key=key, **options)
+        assert sent
+        if way == "revocation":
+            result.revoke()
     free: Callable[[], bool] = lambda: not any(map(holders, keys))  # noqa: E731
     eventually(lambda: here.is_quiet() and free(), 10 + count)
     return [key for key in keys if holders(key)]
@@ -55,3 +60,18 @@ def test_ends(place: MakePlace, name: str, count: int) -> None:
     found = {way: len(stuck(here, name, way, count)) for way in WAYS}
     assert set(found.values()) == {0}, found
     assert "a task runs without the lock" not in here.logs()
+
+
+def test_purged(place: MakePlace, name: str) -> None:
+    """A message that is gone from the queue keeps its key for `queue_lease`, counted from its eta, and no longer."""
+    here = place()
+    keys = [f"once:{name}{number}" for number in range(4)]
+    sent = time.monotonic()
+    for key in keys:
+        assert enqueue_once(tasks.once, (key,), key=key, queue_lease=2, countdown=1)[1]
+    assert tasks.app.control.purge() == 4
+    assert here.is_quiet()
+    assert all(map(holders, keys))
+    for key in keys:
+        assert eventually(lambda key=key: enqueue_once(tasks.once, (key,), key=key)[1], 20)  # type: ignore[misc]
+        assert time.monotonic() - sent > 2.9

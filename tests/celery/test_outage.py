@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tests import parts
 from tests.celery import app as tasks
 from tests.celery.conftest import MakePlace
 from tests.celery.records import Story
-from tests.celery.workers import placed
+from tests.celery.workers import Beat, placed
 from tests.looking import holders
 from tests.waiting import eventually
 
@@ -59,6 +60,20 @@ def test_mongodb_stops(place: MakePlace, mongod: ReplicaSet, name: str, count: i
     assert_each_ran_once(here.story, count)
 
 
+def test_the_primary_dies(place: MakePlace, name: str) -> None:
+    """The primary of three nodes is killed while tasks take turns: all of them run, none two at a time, none fails."""
+    with ReplicaSet(3, election_timeout=2) as cluster:
+        here = place(mongo=cluster.uri)
+        here.start(concurrency=4)
+        for number in range(24):
+            tasks.early.delay(f"{name}-{number % 3}", f"{number % 3}", 0.2)
+        assert eventually(lambda: here.story.count("end") > 3, 60), here.logs()
+        cluster.primary().kill()
+        assert eventually(lambda: here.story.count("end") == 24, 90), here.logs()
+    assert [here.story.overlaps(f"{number}") for number in range(3)] == [0] * 3
+    assert here.story.count("state", state="FAILURE") == 0
+
+
 def test_rabbitmq(place: MakePlace, rabbitmq: RabbitMQ, name: str) -> None:
     """With RabbitMQ, tasks for a busy lock come back, and what a killed worker ran is delivered again at once."""
     here = place(broker=rabbitmq.uri)
@@ -75,6 +90,22 @@ def test_rabbitmq(place: MakePlace, rabbitmq: RabbitMQ, name: str) -> None:
     assert eventually(lambda: here.story.count("end", name="long"), 60), here.logs()
     assert here.story.overlaps("long") == 0
     assert eventually(here.is_quiet, 30)
+
+
+def test_two_beats(place: MakePlace, name: str) -> None:
+    """Two beats send a task four times a second that runs once in two: not sooner, and again at once if a run fails."""
+    here = place(beat_schedule={"tick": {"task": tasks.tick.name, "schedule": 0.5, "args": [name]}})
+    here.start(concurrency=4)
+    with Beat(here), Beat(here):
+        assert eventually(lambda: here.story.count("begin") > 5, 60), here.logs()
+    assert eventually(lambda: here.is_quiet() and here.story.count("begin") == here.story.count("end"), 30)
+    story = here.story
+    succeeded = {each["id"] for each in story.of("done")}
+    begun = story.of("begin")
+    after_success = [later["at"] - run["at"] for run, later in pairwise(begun) if run["id"] in succeeded]
+    assert min(after_success) > 1.7  # a tenth less than the period, by the clock of the server
+    assert 0 < story.count("state", state="FAILURE") == len(begun) // 3
+    assert story.overlaps(name) == 0
 
 
 def test_two_schedulers(place: MakePlace, name: str) -> None:

@@ -69,10 +69,11 @@ def enqueue_once(
     name: Any = once_key(task.name, args, kwargs or {}) if key is None else as_key(key)
     stored = check_key(name, get_settings().KEY_PREFIX)
     kept = check_seconds("queue_lease", queue_lease)
+    in_queue = kept + _delay(options.get("countdown"), options.get("eta"))
     store = get_backend(using).session().store
     task_id = options.pop("task_id", None) or uuid()
     for _ in range(TRIES):
-        parked = detached.park(store, stored, _terms(task_id, get_settings().LEASE), _facts(task_id, task.name))
+        parked = detached.park(store, stored, _terms(task_id, _until_sent(in_queue)), _facts(task_id, task.name))
         if isinstance(parked, Parked):
             break
         if (owner := (parked.theirs or {}).get("owner")) is not None:
@@ -86,7 +87,7 @@ def enqueue_once(
         _try("removed", name, parked.give_up)
         raise
     # Only now: if this process had died before, the key would have been free after a short lease.
-    _try("extended", name, lambda: parked.keep(kept + _delay(options.get("countdown"), options.get("eta"))))
+    _try("extended", name, lambda: parked.keep(in_queue))
     return result, True
 
 
@@ -109,6 +110,11 @@ def _literal(value: object) -> str:
         return f'"{escape(value)}"'
     text = escape(value)
     return text if type(value) in (int, float, bool) else f"{type(value).__name__}({text})"
+
+
+def _until_sent(in_queue: float) -> float:
+    """The lease until the message is sent: short, as its process may die before; no renewal makes it shorter."""
+    return min(get_settings().LEASE, in_queue)
 
 
 def _terms(task_id: str, lease: float) -> Terms:
@@ -172,7 +178,7 @@ def _detach(headers: Mapping[str, Any], **kwargs: object) -> None:
     lock, header = getattr(task and task.request, LOCK, None), _header(task and task.request)
     if task is not None and header is not None and isinstance(lock, MongoLock):
         setattr(task.request, LOCK, None)
-        _try("detached", header[0], lambda: setattr(task.request, LOCK, _park(task, lock, get_settings().LEASE)))
+        _try("detached", header[0], lambda: setattr(task.request, LOCK, _park(task, lock, _until_sent(header[1]))))
 
 
 @after_task_publish.connect(weak=False, dispatch_uid="django_mongolock.once.after")
