@@ -71,6 +71,12 @@ MIXINS: Final[dict[str, set[str]]] = {
     "DocumentLockAdminMixin": {"clear_stale_documents", "force_release_documents"},
     "VersionedAdmin": {"changeform_view"},
 }
+#: The addresses at which the other two are used, in the admins of the test project; {} is the id of an object.
+OWN_ADMINS: Final[dict[str, str]] = {
+    "a versioned object": "/admin/rates/rate/{rate}/change/",
+    "a document with a lock": "/admin/shop/ad/{ad}/change/",
+    "documents with locks": "/admin/shop/ad/?q={ad}",
+}
 EVERYTHING: Final = (
     "view_lock", "force_release_lock", "ask_release_lock", "clear_document_lock", "view_lock_status", "view_lockevent",
     "take_over_edit_lock",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import json
 import logging
 import re
 import unicodedata
@@ -27,6 +28,8 @@ from django_mongolock.engine.logs import INFO, log
 from django_mongolock.exceptions import DocumentHeld, LockBackendFailed, LockNotAcquired, LockReentry, printable
 from django_mongolock.inspection.display import quote_key
 from django_mongolock.inspection.queries import find_deadlocks
+from testproject.rates.models import Rate
+from testproject.shop.models import Ad
 from tests.lock_documents import DAMAGE, TOKEN, Locks, entry, now, waiter
 from tests.lock_fixtures import WITH_MONGO
 from tests.security.surfaces import (
@@ -34,6 +37,7 @@ from tests.security.surfaces import (
     COMMANDS,
     LIST,
     MIXINS,
+    OWN_ADMINS,
     PAGES,
     addresses,
     clean,
@@ -45,10 +49,12 @@ from tests.security.surfaces import (
 )  # fmt: skip
 
 STATUS = f"{LIST}status/"
+#: An element, and the end of any attribute.
+HTML = "<i x=1>'\""
 #: Reverses what follows, hides it, erases a terminal, ends a line, is no character.
-EVIL = "a\u202eb\u2066c\u200fd\x1b[2Je\x9bf\u2028g\x07h"
+EVIL = f"a\u202eb\u2066c\u200fd\x1b[2Je\x9bf\u2028g\x07h{HTML}"
 #: What a key may have of that.
-EVIL_KEY = "k\u202e\u2066\u200fevil"
+EVIL_KEY = f"k\u202e\u2066\u200fevil{HTML}"
 FACTS = ("label", "owner", "user", "place", "host", "thread")
 
 
@@ -105,13 +111,14 @@ class TestShown:
             form = {"action": action, "index": 0, "_selected_action": [EVIL_KEY, f"other {EVIL_KEY}"]}
             pages[action] = client.post(f"{LIST}?state=all", form, follow=True)
         pages["forced"] = client.post(
-            f"{LIST}force-release/", {"lock": f'["{EVIL_KEY}", [7]]', "reason": EVIL}, follow=True
+            f"{LIST}force-release/", {"lock": json.dumps([EVIL_KEY, [7]]), "reason": EVIL}, follow=True
         )
         pages["index"] = client.get("/admin/")
         for name, page in pages.items():
             assert page.status_code < 500, name
             found = shown(seen(page.content.decode()))
             assert not found, (name, sorted(map(ascii, found)))
+            assert page["Content-Type"] == "application/json" or HTML[:3] not in page.content.decode(), name
         assert "k\\u202e\\u2066\\u200fevil" in seen(pages[f"lock_changelist {LIST}"].content.decode())
 
     def test_forms_still_work(self, evil: Locks) -> None:
@@ -158,6 +165,65 @@ class TestShown:
         for error in errors:
             assert not shown(str(error))
             assert "\\u202e" in str(error)
+
+
+@WITH_MONGO
+class TestAnotherSite:
+    """The locks of another site in the same collection are shown on no page and by no command, and none changes them."""
+
+    @pytest.fixture
+    def theirs(self, locks: Locks, settings: Settings) -> Iterator[list[dict[str, Any]]]:
+        """Locks of another site, in all states, with names that are nowhere else."""
+        mine = {"label": "visible", "owner": "visible"}
+        facts: dict[str, Any] = dict.fromkeys(FACTS, "theirs-only")
+        locks.add("mine:1", [entry(1, **mine)], [waiter(2, **mine)])
+        locks.add("theirs-only:1", [entry(3, **facts)], [waiter(4, **facts)], {"last_holder": {**entry(9), **facts}})
+        locks.add("theirs-only:2", [entry(5, left=-60, **facts)])
+        locks.add("theirs-only:3", [entry(6, **facts)], change=next(iter(DAMAGE.values()))[0])
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "mine:", "HISTORY": 1}
+        events = mongo_store().events
+        events.insert_one({"key": "theirs-only:1", "event": "lost", "at": now(), **facts})
+        before = self.all(locks)
+        yield before
+        assert self.all(locks) == before
+        events.drop()
+
+    @staticmethod
+    def all(locks: Locks) -> list[dict[str, Any]]:
+        return list(locks.collection.find({"_id": {"$regex": "^theirs"}}).sort("_id"))
+
+    def test_pages(self, theirs: list[dict[str, Any]], locks: Locks) -> None:
+        """Every page, also at the addresses of their keys; actions and forms."""
+        client = operator()
+        for number in (1, 2, 3):
+            for _, address in addresses(f"theirs-only:{number}"):
+                self.compare(client.get(address, follow=True).content.decode(), number)
+            form = json.dumps([f"theirs-only:{number}", [TOKEN + 3, TOKEN + 5, TOKEN + 6]])
+            for name in ("lock_force_release", "lock_ask_to_release"):
+                posted = client.post(PAGES[name][0], {"lock": form, "reason": "x"}, follow=True)
+                self.compare(posted.content.decode(), number)
+            for action in ACTIONS:
+                sent = {"action": action, "index": 0, "_selected_action": [f"theirs-only:{number}"]}
+                self.compare(client.post(f"{LIST}?state=all", sent, follow=True).content.decode(), number)
+        assert "visible" in client.get(LIST).content.decode()
+
+    @staticmethod
+    def compare(page: str, number: int) -> None:
+        """A page may repeat the key that it was asked for, and says nothing else."""
+        assert "theirs-only" not in page.replace(f"theirs-only:{number}", "")
+
+    @pytest.mark.parametrize("name", set(COMMANDS) - {"run_locked"})
+    def test_commands(self, theirs: list[dict[str, Any]], name: str) -> None:
+        """Every command but the one that runs a program under a key of its own."""
+        out = io.StringIO()
+        for arguments in COMMANDS[name]:
+            options = [argument.format(key="theirs-only:1", owner="theirs-only") for argument in arguments]
+            try:
+                call_command(name, *options, stdout=out, stderr=out)
+            except CommandError as error:
+                out.write(str(error))
+        said = re.sub(r"mine:(no such )?theirs-only:1|theirs-only:1\*|\"theirs-only\"|'theirs-only'", "", out.getvalue())
+        assert "theirs-only" not in said
 
 
 class TestHtml:
@@ -267,6 +333,35 @@ def test_any_bytes(locks: Locks, settings: Settings, name: str) -> None:
 
     ask()
     assert locks.read("k")["holders"]
+
+
+@WITH_MONGO
+@pytest.mark.parametrize("name", OWN_ADMINS)
+def test_any_bytes_in_admins_of_a_project(locks: Locks, name: str) -> None:
+    """F75: at the pages of objects with a version and of documents with a lock, in every field that they have.
+
+    The ids of an action are those of documents: any other text is a 500 of Django's, before an action is called.
+    """
+    Rate.objects.create(name="EUR", value=5)
+    ad = Ad.objects.create(user_id="u", title="bike", price=5)
+    path = OWN_ADMINS[name].format(rate="EUR", ad=ad.pk)
+    client = Client(raise_request_exception=False)
+    client.force_login(User.objects.create(username="root", is_superuser=True, is_staff=True))
+    page = client.get(path).content.decode()
+    fields = {html.unescape(name) for name in re.findall(r'<(?:input|select|textarea)[^>]*? name="([^"]+)"', page)}
+    known = {"document_version", "_selected_action", "select_across"} if "?" in path else {"price", "value"}
+    assert fields & known
+    actions = st.sampled_from(["clear_stale_documents", "force_release_documents", "delete_selected"]) | VALUES
+    ids = st.sampled_from([str(ad.pk), "0" * 24])
+
+    @ANY
+    @given(st.dictionaries(st.sampled_from(sorted(fields)), VALUES | st.text(max_size=9)), actions, ids)
+    def ask(form: dict[str, str], action: str, id_: str) -> None:
+        sent = {**form, "action": action, "_selected_action": id_, "index": "0"}
+        for method in (client.post, client.get):
+            assert method(path, clean(sent)).status_code < 500, sent
+
+    ask()
 
 
 @WITH_MONGO
