@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
 from django.utils import translation
+from pymongo.collection import Collection
 from pytest_django import Settings
 
 from django_mongolock.admin import graph, lanes
@@ -28,10 +30,10 @@ from django_mongolock.inspection import overview, overview_pipelines
 from django_mongolock.inspection.servers import _known
 from django_mongolock.inspection.snapshot import State
 from django_mongolock.inspection.status import Alarm
-from tests.lock_documents import DAMAGE, HOSTILE_KEYS, Locks, entry, now, waiter
+from tests.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, now, waiter
 from tests.lock_fixtures import WITH_MONGO, Commands
 from tests.looking import held_elsewhere
-from tests.test_admin import browser, text_of
+from tests.test_admin import LIST, browser, text_of
 
 pytestmark = WITH_MONGO
 
@@ -561,7 +563,8 @@ class TestDrawing:
         """Half of the time held is half of the width; a wait is where it was."""
         minutes = overview_pipelines.RECENT.total_seconds()
         locks.add("k", [entry(1, held_for=minutes / 2, since=now() - timedelta(seconds=minutes * 0.75))])
-        (lane,) = [lanes.lane(lock, lock.now) for lock in self.overview(locks).longest_held]
+        found = self.overview(locks)
+        (lane,) = lanes.draw(found.longest_held, found.now).lanes
         kinds = {mark.kind: (float(mark.x[:-1]), float(mark.width[:-1])) for mark in lane.marks}
         assert kinds["hold"] == pytest.approx((50, 50), abs=2)
         assert kinds["wait"] == pytest.approx((25, 25), abs=2)
@@ -598,12 +601,73 @@ class TestDrawing:
         assert shown[:3] == ["had:waited", "waited", "long"]
         assert len(shown) == lanes.MAX_LANES
 
+    @pytest.fixture
+    def told(self, locks: Locks, settings: Settings) -> Iterator[Collection[dict[str, Any]]]:
+        """A history: "k" was waited for, held, given back; held, lost; and is held now. Ten minutes for each."""
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 1}
+        events, minute = mongo_store().events, 60_000
+        events.drop()
+        told: list[tuple[float, str, dict[str, Any]]] = [
+            (40, "granted", {"token": 1, "waited_ms": 10 * minute}),
+            (30, "released", {"token": 1, "held_ms": 10 * minute}),
+            (25, "granted", {"token": 2, "waited_ms": 0}),
+            (15, "lost", {"token": 2, "held_ms": 10 * minute}),
+            (1, "granted", {"token": TOKEN + 1, "waited_ms": 0}),
+            (70, "released", {"token": 0, "held_ms": 5 * minute}),
+            (14, "released", {"token": 9, "held_ms": 2**62}),
+        ]
+        for ago, event, facts in told:
+            events.insert_one({"key": "k", "event": event, "at": now() - timedelta(minutes=ago), **facts})
+        locks.add("k", [entry(1, held_for=60)], (), {"last_holder": entry(2, held_for=1_500)})
+        yield events
+        mongo_store().events.drop()
+
+    def test_the_last_hour(self, told: Collection[dict[str, Any]], admin: Client) -> None:
+        """The page of a lock draws what was held, waited for and lost within the hour, and says it."""
+        told.delete_one({"token": 9})
+        page = admin.get(f"{LIST}k/change/")
+        (lane,) = page.context["hour"].lanes
+        drawn = sorted((float(mark.x[:-1]), mark.kind, float(mark.width[:-1])) for mark in lane.marks)
+        kinds = [(kind, round(x), round(width)) for x, kind, width in drawn if kind != "grant"]
+        assert kinds == [("wait", 17, 17), ("hold", 33, 17), ("lost", 58, 17), ("hold", 98, 2)]
+        assert sum(kind == "grant" for _, kind, _ in drawn) == 3
+        assert lane.text == "held 2 times, for 20 min 0 s in all, one wait of 10 min 0 s, lost once"
+        assert "The last hour" in page.content.decode()
+        assert len(page.context["events"]) == 6
+
+    def test_the_last_hour_of_a_damaged_event(self, told: Collection[dict[str, Any]], admin: Client) -> None:
+        """What an event says is drawn for a day at most; one without a time is left out."""
+        told.insert_one({"key": "k", "event": "released", "at": "?", "held_ms": 5})
+        (lane,) = admin.get(f"{LIST}k/change/").context["hour"].lanes
+        assert ("hold", "0.00%") in {(mark.kind, mark.x) for mark in lane.marks}
+
+    def test_no_last_hour(self, told: Collection[dict[str, Any]], admin: Client, settings: Settings) -> None:
+        """There is no picture if nothing happened in the hour, or no history is kept."""
+        told.delete_many({"at": {"$gte": now() - timedelta(hours=1)}})
+        page = admin.get(f"{LIST}k/change/")
+        assert page.context["hour"] is None
+        assert page.context["events"]
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 0}
+        assert "The last hour" not in admin.get(f"{LIST}k/change/").content.decode()
+
+    def test_the_history_in_the_lanes(self, told: Collection[dict[str, Any]], admin: Client) -> None:
+        """The dashboard draws every hold of the last minutes, not only the present and the previous one."""
+        for ago, token in ((50, 20), (30, 21), (10, 22)):
+            at = now() - timedelta(seconds=ago)
+            told.insert_one({"key": "busy", "event": "released", "at": at, "token": token, "held_ms": 5_000})
+        documents = {"last_holder": entry(3, held_for=15)}
+        mongo_store().collection.insert_one({**mongo_store().collection.find_one({"_id": "k"}), "_id": "busy"})
+        mongo_store().collection.update_one({"_id": "busy"}, {"$set": {"holders": [], **documents}})
+        lane = {lane.key: lane for lane in admin.get(PAGE).context["recent"].lanes}["busy"]
+        assert [mark.kind for mark in lane.marks].count("hold") == 3
+        assert "Metrics go further back" not in admin.get(PAGE).content.decode()
+
     def test_hand_over(self, locks: Locks) -> None:
         """Who held it before held it until the next one, who had waited, got it; otherwise nobody knows how long."""
         before = entry(1, held_for=200)
         locks.add("handed", [entry(2, held_for=100, since=now() - timedelta(seconds=150))], (), {"last_holder": before})
         locks.add("free", (), (), {"last_holder": before})
-        drawn = {lock.key: lanes.lane(lock, lock.now) for lock in self.overview(locks).recent}
+        drawn = {lock.key: lanes.draw([lock], lock.now).lanes[0] for lock in self.overview(locks).recent}
         assert [mark.kind for mark in drawn["handed"].marks].count("hold") == 2
         assert [mark.kind for mark in drawn["free"].marks] == ["grant"]
         assert "free; last granted 3 min" in drawn["free"].text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 from django.core.exceptions import PermissionDenied
@@ -51,13 +51,16 @@ def view(admin: LockActions, request: HttpRequest) -> HttpResponse:
 def facts(status: Status) -> dict[str, Any]:
     """The context of the templates."""
     locks = status.locks
+    candidates = _candidates(locks)
+    history = lanes.read_history(list(candidates), locks.now)
     return {
         "locks": locks,
         "servers": status.servers,
         "members": [(member, ROLES[member.role], _ahead(member.ahead)) for member in status.servers.members],
         "apart": None if status.servers.apart is None else display.milliseconds(status.servers.apart * 1000),
         "problems": [(problem, TEXTS[problem.alarm](problem)) for problem in status.problems],
-        "recent": lanes.draw(_candidates(locks), locks.now),
+        "recent": lanes.draw(candidates.values(), locks.now, history),
+        "keeps_history": bool(history),
         "queues": [(lock, lock.queue[0]) for lock in locks.waited_for if lock.queue],
         "graph": graph.draw(locks.waited_for),
         "bars": _bars(locks.contended),
@@ -132,10 +135,10 @@ TEXTS: Final[dict[Alarm, Callable[[Problem], str]]] = {
 }
 
 
-def _candidates(locks: Overview) -> Iterable[LockSnapshot]:
-    """The locks that may get a lane."""
+def _candidates(locks: Overview) -> dict[str, LockSnapshot]:
+    """The locks that may get a lane, by key."""
     found = (*locks.waited_for, *locks.contended, *locks.longest_held, *locks.recent)
-    return {lock.key: lock for lock in found}.values()
+    return {lock.key: lock for lock in found}
 
 
 def _bars(contended: tuple[LockSnapshot, ...]) -> list[tuple[LockSnapshot, str, float]]:

@@ -1,12 +1,12 @@
 """The picture of the last minutes: a lane for each lock, with its holds, its waits and its grants.
 
-It is drawn from the lock documents: the present holders and waiters, and the previous holder. `stretches` is the place
-to add more: another source of grants, such as a history, adds its own stretches there.
+It is drawn from the lock documents, which have the present holders and waiters, and the previous holder; and from the
+history, where one is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -14,9 +14,14 @@ from typing import Final
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ..backends.base import mongo_store
+from ..conf import get_settings
+from ..engine.history import Happened
+from ..exceptions import LockBackendFailed
 from ..inspection import display
 from ..inspection.overview_pipelines import RECENT
 from ..inspection.snapshot import LockSnapshot, Party, State
+from ..models import LockEvent
 
 #: Nothing is drawn narrower than this, in percent.
 _NARROWEST: Final = 0.4
@@ -24,11 +29,18 @@ _NARROWEST: Final = 0.4
 MAX_LANES: Final = 8
 #: The spans that the picture may cover: the shortest one that shows how long the present holds and waits have lasted.
 SPANS: Final = (timedelta(minutes=1), timedelta(minutes=2), RECENT)
+#: What the picture on the page of a lock covers, and of how many events at most.
+HOUR: Final = timedelta(hours=1)
+MAX_EVENTS: Final = 200
+#: Nothing is drawn longer than this, whatever an event says.
+_LONGEST: Final = timedelta(days=1)
+#: The events that end a hold, and how that is drawn.
+_ENDS: Final = {Happened.RELEASED.value: "hold", Happened.LOST.value: "lost"}
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """An activity from one moment to another. kind: "hold", "stale", "wait"; or "grant", which has no length."""
+    """An activity from one moment to another. kind: "hold", "stale", "lost", "wait"; or "grant", without a length."""
 
     kind: str
     start: datetime
@@ -66,22 +78,50 @@ class Picture:
         return self.span // timedelta(minutes=1)
 
 
-def draw(candidates: Iterable[LockSnapshot], now: datetime) -> Picture:
-    """Draw those of these locks that had the longest waits, and then the longest holds."""
-    known = [(lock, list(stretches(lock))) for lock in candidates]
+def draw(
+    candidates: Iterable[LockSnapshot], now: datetime, history: Mapping[str, Sequence[LockEvent]] | None = None
+) -> Picture:
+    """Draw those of these locks that had the longest waits, and then the longest holds. history: the events by key."""
+    known = [(lock, list(stretches(lock, (history or {}).get(lock.key, ())))) for lock in candidates]
     recent = [(lock, found) for lock, found in known if any(stretch.end >= now - RECENT for stretch in found)]
     chosen = sorted(recent, key=lambda each: _weight(each[1], now), reverse=True)[:MAX_LANES]
     span = _span([stretch for lock, found in chosen if lock.state is not State.STALE for stretch in found], now)
-    drawn = (lane(lock, now, span) for lock, _ in chosen)
+    drawn = (_lane(lock.key, found, now, span, _text(lock)) for lock, found in chosen)
     return Picture([lane for lane in drawn if lane.marks], span, _ticks(span))
+
+
+def draw_hour(lock: LockSnapshot, events: Sequence[LockEvent]) -> Picture | None:
+    """Draw the last hour of one lock from its history; None if nothing happened in it."""
+    late = [event for event in events if event.at is not None and event.at >= lock.now - HOUR]
+    lane = _lane(lock.key, stretches(lock, late), lock.now, HOUR, _sum(late))
+    return Picture([lane], HOUR, _ticks(HOUR)) if lane.marks and late else None
+
+
+def read_history(keys: Sequence[str], now: datetime) -> dict[str, list[LockEvent]]:
+    """The latest events of these locks by key; none where no history is kept or this user may not read it."""
+    settings = get_settings()
+    if mongo_store().history is None or not keys:
+        return {}
+    queryset = LockEvent.objects.using(settings.DATABASE).filter(key__in=keys, at__gte=now - RECENT)
+    found: dict[str, list[LockEvent]] = {}
+    try:
+        for event in queryset.recent(MAX_EVENTS, timeout=settings.COMMAND_TIMEOUT):
+            found.setdefault(event.key, []).append(event)
+    except LockBackendFailed:  # the documents of the locks were read: the picture has what they say
+        return {}
+    return found
 
 
 def _weight(found: list[Stretch], now: datetime) -> tuple[timedelta, timedelta, datetime]:
     """How long it was waited for and held, of the time that can be drawn; and when it was granted."""
-    lengths = dict.fromkeys(("wait", "hold", "stale", "grant"), timedelta())
+    lengths = dict.fromkeys(("wait", "hold", "stale", "lost", "grant"), timedelta())
     for stretch in found:
         lengths[stretch.kind] += max(stretch.end - max(stretch.start, now - RECENT), timedelta())
-    return lengths["wait"], lengths["hold"] + lengths["stale"], max(stretch.start for stretch in found)
+    return (
+        lengths["wait"],
+        lengths["hold"] + lengths["stale"] + lengths["lost"],
+        max(stretch.start for stretch in found),
+    )
 
 
 def _span(found: list[Stretch], now: datetime) -> timedelta:
@@ -92,17 +132,18 @@ def _span(found: list[Stretch], now: datetime) -> timedelta:
     return next((span for span in SPANS if since >= now - span), RECENT)
 
 
-def lane(lock: LockSnapshot, now: datetime, span: timedelta = RECENT) -> Lane:
-    """The last minutes of one lock."""
-    drawn = (_mark(stretch, now, span) for stretch in stretches(lock))
-    return Lane(lock.key, tuple(mark for mark in drawn if mark is not None), _text(lock))
+def _lane(key: str, found: Iterable[Stretch], now: datetime, span: timedelta, text: str) -> Lane:
+    drawn = (_mark(stretch, now, span) for stretch in found)
+    return Lane(key, tuple(mark for mark in drawn if mark is not None), text)
 
 
-def stretches(lock: LockSnapshot) -> Iterator[Stretch]:
-    """What is known of a lock, in the order in which it is drawn."""
+def stretches(lock: LockSnapshot, events: Sequence[LockEvent] = ()) -> Iterator[Stretch]:
+    """What is known of a lock, in the order in which it is drawn. events: those of its history."""
     if since := [waiter.since for waiter in lock.queue if waiter.since]:
         yield Stretch("wait", min(since), lock.now)
-    if lock.last is not None:
+    if events:
+        yield from _told(events, {holder.token for holder in lock.holders})
+    elif lock.last is not None:
         yield from _past(lock.last, lock)
     for holder in lock.holders:
         if holder.acquired_at:
@@ -120,6 +161,23 @@ def _past(last: Party, lock: LockSnapshot) -> Iterator[Stretch]:
     waited = any(holder.acquired_at == end != holder.since for holder in lock.holders)
     if end is not None and waited and last.acquired_at < end:
         yield Stretch("hold", last.acquired_at, end)
+
+
+def _told(events: Sequence[LockEvent], present: set[int | None]) -> Iterator[Stretch]:
+    """What the history says: an event has the length of what it ends. The *present* holders are drawn by themselves."""
+    for event in events:
+        if event.at is None:
+            continue
+        if event.event == Happened.GRANTED and event.token not in present:
+            if event.waited_ms:
+                yield Stretch("wait", _before(event.at, event.waited_ms), event.at)
+            yield Stretch("grant", event.at, event.at)
+        elif (kind := _ENDS.get(event.event)) and event.held_ms is not None:
+            yield Stretch(kind, _before(event.at, event.held_ms), event.at)
+
+
+def _before(moment: datetime, milliseconds: float) -> datetime:
+    return moment - min(_LONGEST, timedelta(milliseconds=max(0.0, min(milliseconds, 1e9))))
 
 
 def _grant(party: Party) -> Iterator[Stretch]:
@@ -158,4 +216,21 @@ def _text(lock: LockSnapshot) -> str:
     if lock.longest_wait is not None:
         text = ngettext("%(count)d waiter for %(time)s", "%(count)d waiters, the first for %(time)s", lock.waiting)
         said.append(text % {"count": lock.waiting, "time": display.duration(lock.longest_wait)})
+    return ", ".join(said)
+
+
+def _sum(events: Sequence[LockEvent]) -> str:
+    """The last hour of a lock in words."""
+    held = [event.held_ms or 0 for event in events if event.event in _ENDS]
+    waits = [event.waited_ms for event in events if event.event == Happened.GRANTED and event.waited_ms]
+    lost = sum(event.event == Happened.LOST for event in events)
+    said = []
+    if held:
+        text = ngettext("held once, for %(time)s", "held %(count)d times, for %(time)s in all", len(held))
+        said.append(text % {"count": len(held), "time": display.duration(sum(held) / 1000)})
+    if waits:
+        text = ngettext("one wait of %(time)s", "%(count)d waits, the longest of %(time)s", len(waits))
+        said.append(text % {"count": len(waits), "time": display.duration(max(waits) / 1000)})
+    if lost:
+        said.append(ngettext("lost once", "lost %(count)d times", lost) % {"count": lost})
     return ", ".join(said)

@@ -28,7 +28,7 @@ from ..inspection.patterns import starting
 from ..inspection.queries import Bounds
 from ..inspection.snapshot import LockSnapshot, State
 from ..models import Lock, LockEvent
-from . import dashboard, document_forcing, document_pages
+from . import dashboard, document_forcing, document_pages, lanes
 from .columns import Columns
 from .listing import LockChangeList, ModeFilter, StateFilter, search, sorts_all
 from .lock_actions import SHOWN, LockActions
@@ -146,7 +146,7 @@ class LockAdmin(Columns, LockActions):
             "can_clear": may_force and lock.state is State.STALE,
             "has_log": LogEntry.objects.filter(content_type=get_content_type_for_model(Lock), object_id=key).exists(),
             "checkbox": ACTION_CHECKBOX_NAME,
-            **self._history(request, key),
+            **self._history(request, lock),
         }
         return self.page(request, "detail", context)
 
@@ -173,17 +173,18 @@ class LockAdmin(Columns, LockActions):
         context = {"title": _("Waiters of %s") % key, "lock": lock, "passed": passed, "number": number}
         return self.page(request, "waiters", {**context, "more": len(lock.waiters) == SHOWN})
 
-    def _history(self, request: HttpRequest, key: str) -> dict[str, Any]:
-        """The latest events of the lock, if the history is kept."""
+    def _history(self, request: HttpRequest, lock: LockSnapshot) -> dict[str, Any]:
+        """The latest events of the lock and a picture of its last hour, if the history is kept."""
         if mongo_store().history is None:
             return {"keeps_history": False}
         settings = get_settings()
-        events: Any = LockEvent.objects.using(settings.DATABASE).filter(key=key)
+        queryset: Any = LockEvent.objects.using(settings.DATABASE).filter(key=lock.key)
         facts = {"keeps_history": True, "may_view_events": request.user.has_perm("django_mongolock.view_lockevent")}
         try:
-            return {**facts, "events": events.recent(EVENTS, timeout=settings.COMMAND_TIMEOUT)}
+            events = queryset.recent(lanes.MAX_EVENTS, timeout=settings.COMMAND_TIMEOUT)
         except LockBackendFailed as error:  # such as a right that is missing: the lock itself was read
             return {**facts, "problem": error.problem}
+        return {**facts, "events": events[:EVENTS], "hour": lanes.draw_hour(lock, events)}
 
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None

@@ -95,7 +95,7 @@ def merge(form: Any, stored: Model, had: Page | None, label: str = "") -> list[D
         words = str(form[field.name].value() or "") if value is _INVALID else in_words(field, value)
         verdict = _verdict(theirs=theirs, mine=mine)
         if isinstance(value, UploadedFile):
-            verdict = f"{verdict}; {_('choose the file again')}"  # no page can keep it
+            verdict = "; ".join((verdict, _("choose the file again")))  # no page can keep it
         found.append(Difference(f"{label}{name}", display(field, stored), words, verdict))
         if theirs and not mine:
             show(form.fields[field.name], now)
