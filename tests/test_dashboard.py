@@ -622,9 +622,13 @@ class TestDrawing:
         yield events
         mongo_store().events.drop()
 
-    def test_the_last_hour(self, told: Collection[dict[str, Any]], admin: Client) -> None:
+    @pytest.mark.parametrize("has_zones", [True, False])
+    def test_the_last_hour(
+        self, told: Collection[dict[str, Any]], admin: Client, settings: Settings, *, has_zones: bool
+    ) -> None:
         """The page of a lock draws what was held, waited for and lost within the hour, and says it."""
         told.delete_one({"token": 9})
+        settings.USE_TZ, settings.TIME_ZONE = has_zones, "Asia/Tokyo"
         page = admin.get(f"{LIST}k/change/")
         (lane,) = page.context["hour"].lanes
         drawn = sorted((float(mark.x[:-1]), mark.kind, float(mark.width[:-1])) for mark in lane.marks)
@@ -650,14 +654,12 @@ class TestDrawing:
         settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 0}
         assert "The last hour" not in admin.get(f"{LIST}k/change/").content.decode()
 
-    def test_the_history_in_the_lanes(self, told: Collection[dict[str, Any]], admin: Client) -> None:
+    def test_the_history_in_the_lanes(self, locks: Locks, told: Collection[dict[str, Any]], admin: Client) -> None:
         """The dashboard draws every hold of the last minutes, not only the present and the previous one."""
         for ago, token in ((50, 20), (30, 21), (10, 22)):
             at = now() - timedelta(seconds=ago)
             told.insert_one({"key": "busy", "event": "released", "at": at, "token": token, "held_ms": 5_000})
-        documents = {"last_holder": entry(3, held_for=15)}
-        mongo_store().collection.insert_one({**mongo_store().collection.find_one({"_id": "k"}), "_id": "busy"})
-        mongo_store().collection.update_one({"_id": "busy"}, {"$set": {"holders": [], **documents}})
+        locks.add("busy", (), (), {"last_holder": entry(3, held_for=15)})
         lane = {lane.key: lane for lane in admin.get(PAGE).context["recent"].lanes}["busy"]
         assert [mark.kind for mark in lane.marks].count("hold") == 3
         assert "Metrics go further back" not in admin.get(PAGE).content.decode()

@@ -52,7 +52,7 @@ def facts(status: Status) -> dict[str, Any]:
     """The context of the templates."""
     locks = status.locks
     candidates = _candidates(locks)
-    history = lanes.read_history(list(candidates), locks.now)
+    history = lanes.read_history(list(candidates))
     return {
         "locks": locks,
         "servers": status.servers,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -92,17 +93,17 @@ def draw(
 
 def draw_hour(lock: LockSnapshot, events: Sequence[LockEvent]) -> Picture | None:
     """Draw the last hour of one lock from its history; None if nothing happened in it."""
-    late = [event for event in events if event.at is not None and event.at >= lock.now - HOUR]
+    late = [event for event in events if (at := _at(event)) and at >= lock.now - HOUR]
     lane = _lane(lock.key, stretches(lock, late), lock.now, HOUR, _sum(late))
     return Picture([lane], HOUR, _ticks(HOUR)) if lane.marks and late else None
 
 
-def read_history(keys: Sequence[str], now: datetime) -> dict[str, list[LockEvent]]:
+def read_history(keys: Sequence[str]) -> dict[str, list[LockEvent]]:
     """The latest events of these locks by key; none where no history is kept or this user may not read it."""
     settings = get_settings()
     if mongo_store().history is None or not keys:
         return {}
-    queryset = LockEvent.objects.using(settings.DATABASE).filter(key__in=keys, at__gte=now - RECENT)
+    queryset = LockEvent.objects.using(settings.DATABASE).filter(key__in=keys)
     found: dict[str, list[LockEvent]] = {}
     try:
         for event in queryset.recent(MAX_EVENTS, timeout=settings.COMMAND_TIMEOUT):
@@ -166,14 +167,19 @@ def _past(last: Party, lock: LockSnapshot) -> Iterator[Stretch]:
 def _told(events: Sequence[LockEvent], present: set[int | None]) -> Iterator[Stretch]:
     """What the history says: an event has the length of what it ends. The *present* holders are drawn by themselves."""
     for event in events:
-        if event.at is None:
+        if (at := _at(event)) is None:
             continue
         if event.event == Happened.GRANTED and event.token not in present:
             if event.waited_ms:
-                yield Stretch("wait", _before(event.at, event.waited_ms), event.at)
-            yield Stretch("grant", event.at, event.at)
+                yield Stretch("wait", _before(at, event.waited_ms), at)
+            yield Stretch("grant", at, at)
         elif (kind := _ENDS.get(event.event)) and event.held_ms is not None:
-            yield Stretch(kind, _before(event.at, event.held_ms), event.at)
+            yield Stretch(kind, _before(at, event.held_ms), at)
+
+
+def _at(event: LockEvent) -> datetime | None:
+    """When it happened, also in a project without time zones."""
+    return timezone.make_aware(event.at) if event.at is not None and timezone.is_naive(event.at) else event.at
 
 
 def _before(moment: datetime, milliseconds: float) -> datetime:

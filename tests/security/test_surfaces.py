@@ -174,7 +174,7 @@ class TestAnotherSite:
     @pytest.fixture
     def theirs(self, locks: Locks, settings: Settings) -> Iterator[list[dict[str, Any]]]:
         """Locks of another site, in all states, with names that are nowhere else."""
-        mine = {"label": "visible", "owner": "visible"}
+        mine: dict[str, Any] = {"label": "visible", "owner": "visible"}
         facts: dict[str, Any] = dict.fromkeys(FACTS, "theirs-only")
         locks.add("mine:1", [entry(1, **mine)], [waiter(2, **mine)])
         locks.add("theirs-only:1", [entry(3, **facts)], [waiter(4, **facts)], {"last_holder": {**entry(9), **facts}})
