@@ -47,6 +47,9 @@ STREAM_AWAIT_MS: Final = 5_000
 #: The change stream keeps a connection busy all the time, and each command that waits for one delays the renewals.
 #: So however few connections the project allows its own client, in OPTIONS or in the URI, this one may open more.
 MIN_POOL_LIMIT: Final = 50
+#: The driver closes a connection that was not used for so long. A process has more than one only while it waits, or
+#: while several of its threads take locks.
+MAX_IDLE_MS = 60_000
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,8 @@ class MongoStore:
         return client
 
     def _client_options(self) -> Document:
-        options: Document = {"appname": "django_mongolock", "serverSelectionTimeoutMS": 10_000, **self.config.client}
+        options: Document = {"appname": "django_mongolock", "serverSelectionTimeoutMS": 10_000}
+        options |= {"maxIdleTimeMS": MAX_IDLE_MS, **self.config.client}
         # Steps are idempotent by grant id and sent again by the protocol; a stored reply would only be older news,
         # and costs the server another write. Releases are not sent again by the protocol: see `release`.
         options |= {"server_selector": self._clock.select, "retryWrites": True, "tz_aware": True}

@@ -12,6 +12,8 @@ from celery import Celery, Task
 from celery.exceptions import Reject
 
 from django_mongolock import mongo_lock, mongo_locked, once_per
+from django_mongolock.engine import mongo_store
+from django_mongolock.engine.session import change_stream
 from tests.celery.records import DIRECTORY, Story, listen, note, work
 
 HERE = Path(os.environ.get(DIRECTORY, "/nonexistent"))
@@ -26,6 +28,9 @@ app.conf.update(
 app.conf.update(json.loads(os.environ.get("TEST_CELERY_CONFIG", "{}")))
 if DIRECTORY in os.environ:
     listen(HERE)
+if "TEST_IDLE_SECONDS" in os.environ:  # not a minute
+    mongo_store.MAX_IDLE_MS = 1_000 * int(os.environ["TEST_IDLE_SECONDS"])
+    change_stream.LINGER = float(os.environ["TEST_IDLE_SECONDS"])  # type: ignore[misc]
 
 
 def directory() -> Path:

@@ -67,7 +67,8 @@ class Story:
 
     def __init__(self, directory: Path) -> None:
         file = directory / _FILE
-        lines = file.read_text().splitlines() if file.exists() else []
+        text = file.read_text() if file.exists() else ""
+        lines = text[: text.rfind("\n") + 1].splitlines()  # the last one may be half written
         self.records: list[dict[str, Any]] = [json.loads(line) for line in lines]
 
     def of(self, what: str, **facts: Any) -> list[dict[str, Any]]:

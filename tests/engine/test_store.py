@@ -360,3 +360,11 @@ def test_however_few_connections_are_allowed_renewals_have_theirs(mongo_uri: str
         store = MongoStore(StoreConfig({"host": host, **options}, "d"))
         assert store.client.options.pool_options.max_pool_size == had
         store.close()
+
+
+@pytest.mark.parametrize(("given", "had"), [({}, 60), ({"maxIdleTimeMS": 5_000}, 5)])
+def test_idle_connections_are_closed(mongo_uri: str, given: Document, had: int) -> None:
+    """After a minute, or when the project's own options say so."""
+    store = MongoStore(StoreConfig({"host": mongo_uri, **given}, "d"))
+    assert store.client.options.pool_options.max_idle_time_seconds == had
+    store.close()
