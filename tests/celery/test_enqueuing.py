@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 from uuid import UUID
 
 import pytest
-from celery import Celery, states
+from celery import Celery, shared_task, states
 from celery.signals import task_postrun, task_prerun, task_revoked
 
 from django_mongolock import MongoLock, mongo_lock
 from django_mongolock.contrib.celery import enqueue_once
-from django_mongolock.contrib.celery.enqueue import HEADER, once_key
+from django_mongolock.contrib.celery.enqueue import HEADER, call_key, once_key
 from django_mongolock.exceptions import LockBackendFailed, LockKeyInvalid
 from tests.forking import FORKS, in_child
 from tests.looking import document, held_elsewhere, holder, holders, new_key
@@ -167,15 +167,44 @@ def test_a_key_that_somebody_else_uses() -> None:
         enqueue_once(export, key=key)
 
 
+@shared_task(name="tests.configured")
+def configured(ad_id: Any, to: Any = None, *more: Any, **options: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [([1], {}), ([], {"ad_id": 1}), ((1, None), {}), ([1], {"to": None}), ([], {"to": None, "ad_id": 1})],
+)
+def test_one_call_in_all_its_ways(args: Any, kwargs: Any) -> None:
+    """By position, by name, or by default: one key."""
+    assert once_key(configured, args, kwargs) == "once:tests.configured:ad_id=1:more=[]:options={}:to=None"
+
+
+def test_other_calls() -> None:
+    """Also where a name is that of the parameter which takes the others."""
+    calls: list[tuple[list[Any], dict[str, Any]]] = [
+        ([1], {}), ([2], {}), ([1, 2], {}), ([1, 2, 3], {}),
+        ([1], {"more": 1}), ([1], {"options": {}}), ([1], {"x": 1}),
+    ]  # fmt: skip
+    assert len({once_key(configured, args, kwargs) for args, kwargs in calls}) == len(calls)
+
+
 def test_the_default_key() -> None:
     """The name and the arguments, so that no two different calls meet."""
-    assert once_key("a.b", ["x:y", 5], {"z": 1, "b": "="}) == 'once:a.b:"x%3Ay":5:b="%3D":z=1'
-    different = [1, "1", 1.0, "1.0", True, "True", Decimal(1), UUID(int=1), str(UUID(int=1)), date(2030, 1, 2), "2030"]
-    assert len({once_key("a.b", [value], {}) for value in different}) == len(different)
+    assert call_key("a.b", {"z": 1, "b": "=", "a": "x:y"}) == 'once:a.b:a="x%3Ay":b="%3D":z=1'
+    plain = [1, "1", 1.0, "1.0", True, "True", Decimal(1), UUID(int=1), str(UUID(int=1)), date(2030, 1, 2), "2030"]
+    empty: list[Any] = [None, "None", b"1", b"", "", [], {}, "[]"]
+    lists = [[1], ["1"], [[1]], [None], ["a", "b"], ["a,b"], ['a","b'], [["a", "b"]], [["a"], "b"]]
+    mappings = [{"a": 1}, {"a": "1"}, {1: "a"}, {"a": 1, "b": 2}, {"a": {"b": 2}}]
+    different: list[Any] = [*plain, *empty, *lists, *mappings]
+    assert len({call_key("a.b", {"value": value}) for value in different}) == len(different)
+    assert call_key("a.b", {"x": {"b": [1, (2,)], "a": 0}}) == call_key("a.b", {"x": {"a": 0, "b": (1, [2])}})
     with pytest.raises(LockKeyInvalid, match="which nothing fills"):
         enqueue_once(export, key="export:{ad_id}")
     with pytest.raises(TypeError, match="give one as key="):
-        once_key("a.b", [{"a": 1}], {})
+        call_key("a.b", {"x": {1}})
+    with pytest.raises(TypeError, match="missing a required argument: 'ad_id'"):
+        enqueue_once(configured)
     result, sent = enqueue_once(export, [new_key()], {"to": "x"})
     assert sent
     with mongo_lock("once:tests.export"):  # another key

@@ -8,7 +8,8 @@ another worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -66,7 +67,7 @@ def enqueue_once(
     """
     if not (hasattr(task, "apply_async") and hasattr(task, "AsyncResult")):
         raise TypeError(f"enqueue_once() takes a Celery task, as in enqueue_once(export_ad, [5]), not {task!r}")
-    name: Any = once_key(task.name, args, kwargs or {}) if key is None else as_key(key)
+    name: Any = once_key(task, args, kwargs or {}) if key is None else as_key(key)
     stored = check_key(name, get_settings().KEY_PREFIX)
     kept = check_seconds("queue_lease", queue_lease)
     in_queue = kept + _delay(options.get("countdown"), options.get("eta"))
@@ -91,14 +92,22 @@ def enqueue_once(
     return result, True
 
 
-def once_key(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The key of a task with these arguments: those of another call make another key, also 1 and "1". Texts that
-    Unicode calls the same (NFC) are the same.
+def once_key(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The key of a task with these arguments, as `@mongo_locked` binds them: by name, with the defaults.
 
-    Raises TypeError for values without a text of their own.
+    Those of another call make another key, also 1 and "1". Texts that Unicode calls the same (NFC) are the same, and so
+    are lists and tuples, which are one to a broker. Raises TypeError for a call that the task does not take, and for
+    values without a text of their own.
     """
+    bound = inspect.signature(task.run).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return call_key(task.name, bound.arguments)
+
+
+def call_key(name: str, arguments: Mapping[str, Any]) -> str:
+    """The key of a task of this name with these arguments."""
     try:
-        parts = [*map(_literal, args), *(f"{escape(word)}={_literal(kwargs[word])}" for word in sorted(kwargs))]
+        parts = [f"{escape(word)}={_literal(arguments[word])}" for word in sorted(arguments)]
     except TypeError as error:
         raise TypeError(f"the arguments of {name} cannot be part of a key ({error}): give one as key=") from None
     return ":".join(["once", escape(name), *parts])
@@ -106,10 +115,24 @@ def once_key(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 def _literal(value: object) -> str:
     """The text of an argument, as it would be written in a call."""
-    if isinstance(value, str):
-        return f'"{escape(value)}"'
+    match value:
+        case str():
+            return f'"{escape(value)}"'
+        case None:
+            return "None"
+        case bytes():
+            return f"bytes({value.hex()})"
+        case list() | tuple():
+            return f"[{_joined(map(_literal, value))}]"
+        case dict():
+            return f"{{{_joined(sorted(_joined(map(_literal, item)) for item in value.items()))}}}"
     text = escape(value)
     return text if type(value) in (int, float, bool) else f"{type(value).__name__}({text})"
+
+
+def _joined(texts: Iterable[str]) -> str:
+    """These texts in one, of which other texts make another."""
+    return ",".join(text.replace("%", "%25").replace(",", "%2C") for text in texts)
 
 
 def _until_sent(in_queue: float) -> float:
