@@ -29,6 +29,7 @@ from .exceptions import (
     VersionConflict,
 )
 from .fencing import afenced_update, fenced_update
+from .info import alock_info, lock_info
 from .keys import lock_key
 from .locks import mongo_lock, mongo_semaphore
 
@@ -61,8 +62,10 @@ __all__ = [
     "StaleToken",
     "VersionConflict",
     "afenced_update",
+    "alock_info",
     "claim",
     "fenced_update",
+    "lock_info",
     "lock_key",
     "mongo_lock",
     "mongo_locked",

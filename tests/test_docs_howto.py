@@ -152,9 +152,11 @@ def test_locks(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_looking() -> None:
     """docs/howto/looking.md"""
-    look, take, documents, force = blocks("howto/looking.md")
+    info, look, take, documents, force = blocks("howto/looking.md")
     names: dict[str, Any] = {}
     lock = mongo_lock("order:5", owner="job 5").acquire()
+    exec(info, names)
+    assert (names["info"].state, names["info"].waiting) == ("held", 0)
     exec(look, names)
     assert [lock.key for lock in names["held"]] == ["order:5"]
     assert [lock.key for lock in names["mine"]] == ["order:5"]

@@ -26,7 +26,7 @@ FLOORS = (
     {"inspection"},
     {"locks"},
     {"owners", "rows", "router"},
-    {"claims", "decorator"},
+    {"claims", "decorator", "info"},
     {"models"},
     {"documents", "versions"},
     {"editing", "fencing"},

@@ -1,0 +1,115 @@
+"""`lock_info` says what a lock is like, without taking it, in MongoDB and in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pytest_django import Settings
+
+from django_mongolock import LockBackendFailed, alock_info, lock_info, mongo_lock
+from django_mongolock.backends.base import mongo_store
+from django_mongolock.models import LockSnapshot
+from django_mongolock.testing import override_locks
+from tests.contract.conftest import Elsewhere, World
+from tests.looking import new_key
+from tests.waiting import eventually
+
+
+@pytest.fixture(params=["blocking", "async"])
+def look(request: pytest.FixtureRequest) -> Any:
+    """Both functions."""
+    return lock_info if request.param == "blocking" else lambda key: asyncio.run(alock_info(key))
+
+
+@pytest.fixture
+def key(world: World) -> str:
+    return new_key("info")
+
+
+def test_held(key: str, look: Any, elsewhere: Elsewhere) -> None:
+    """Who holds it since when, and how long the lease lasts without a renewal."""
+    with elsewhere(key, label="nightly", lease=20) as lock:
+        found: LockSnapshot = look(key)
+        assert (found.key, found.state, found.holding, found.waiting, found.waiters) == (key, "held", 1, 0, ())
+        assert found.tokens == [lock.fencing_token]
+        assert found.holders[0].host == "elsewhere"
+        assert found.since == lock.acquired_at
+        assert 15 < (found.left or 0) < 25
+    assert look(key).state == "free"
+
+
+def test_waiting(key: str, look: Any, elsewhere: Elsewhere) -> None:
+    """Those who wait are counted, with the first of them."""
+    waiting = elsewhere(key, wait=20)
+    thread = threading.Thread(target=waiting.acquire)
+    with elsewhere(key):
+        thread.start()
+        assert eventually(lambda: look(key).waiting == 1)
+        found = look(key)
+        assert [waiter.host for waiter in found.waiters] == ["elsewhere"]
+        assert (found.longest_wait or 0) >= 0
+    thread.join(20)
+    assert look(key).waiting == 0
+
+
+def test_readers(key: str, look: Any, elsewhere: Elsewhere) -> None:
+    """All holders."""
+    with elsewhere(key, mode="shared"), elsewhere(key, mode="shared"):
+        assert [holder.mode for holder in look(key).holders] == ["shared", "shared"]
+
+
+def test_kept(key: str, look: Any, elsewhere: Elsewhere) -> None:
+    """The work is done, and the lock is not free before its minimum hold is over."""
+    with elsewhere(key, min_hold=60):
+        pass
+    assert look(key).state == "kept"
+
+
+@pytest.mark.slow
+def test_stale(key: str, look: Any, world: World, elsewhere: Elsewhere) -> None:
+    """The process has died."""
+    lock = elsewhere(key, lease=0.5).acquire()
+    world.kill(lock)
+    world.let_pass(1.5)
+    assert look(key).state == "stale"
+
+
+def test_a_key_that_nothing_has_used(key: str, look: Any) -> None:
+    """It is free, and looking at it leaves nothing behind."""
+    found = look(key)
+    assert (found.key, found.state, found.holders, found.waiters, found.left) == (key, "free", (), (), None)
+    assert abs((datetime.now(UTC) - found.now).total_seconds()) < 60
+
+
+def test_the_prefix(settings: Settings) -> None:
+    """The key is that of the project."""
+    key = new_key("info")
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "shop:"}
+    with mongo_lock(key):
+        assert (lock_info(key).key, lock_info(key).state) == (f"shop:{key}", "held")
+        assert lock_info(f"other:{key}").state == "free"
+
+
+def test_it_changes_nothing() -> None:
+    """A look is no acquisition."""
+    key = new_key("info")
+    assert lock_info(key).state == "free"
+    assert mongo_store().collection.find_one({"_id": key}) is None
+
+
+def test_wrong_keys() -> None:
+    """As for a lock."""
+    with pytest.raises(TypeError, match="5"):
+        lock_info(5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="which nothing fills"):
+        lock_info("order:{order_id}")
+
+
+def test_no_answer() -> None:
+    """It fails as a lock does."""
+    with override_locks() as locks, locks.unavailable(), pytest.raises(LockBackendFailed):
+        lock_info("a")
