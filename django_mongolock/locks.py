@@ -143,11 +143,16 @@ def mongo_semaphore(key: Key, permits: int, **options: Unpack[SemaphoreOptions])
     counts. A thread or task has one permit at most: with ``reentrant=True`` it shares that with itself.
     """
     check_options(options, SemaphoreOptions.__annotations__)
+    return _make((key,), "semaphore", check_permits(permits), options)
+
+
+def check_permits(permits: object) -> int:
+    """Raise TypeError or ValueError for what is no number of permits."""
     if isinstance(permits, bool) or not isinstance(permits, int):
         raise TypeError(f"permits is a whole number, not {type(permits).__name__}")
     if not 1 <= permits < UNLIMITED:
         raise ValueError(f"permits must be at least 1 and less than {UNLIMITED}, not {permits}")
-    return _make((key,), "semaphore", permits, options)
+    return permits
 
 
 def check_options(options: Mapping[str, Any], known: Iterable[str] = LockOptions.__annotations__) -> None:

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from django_mongolock import (
+    SKIPPED,
     LockLost,
     LockMisused,
     LockNotAcquired,
     LockReentry,
     MongoLock,
     mongo_lock,
+    mongo_locked,
     mongo_semaphore,
 )
 from django_mongolock.backends.base import mongo_store
@@ -358,6 +360,65 @@ def test_a_key_that_was_taken_away_is_free_to_its_former_holder() -> None:
             lock.__exit__(None, None, None)
         assert again.held
     assert holders(key) == []
+
+
+# Permits of a decorated function
+
+
+def test_three_calls_at_once(place: str) -> None:
+    """`@mongo_locked(permits=3)`: three calls run at once, the fourth is refused until one has ended."""
+    inside, leave = threading.Semaphore(0), threading.Event()
+
+    @mongo_locked("tenant:{tenant}", permits=3, on_contention="skip")
+    def work(tenant: str) -> bool:
+        inside.release()
+        return leave.wait(30)
+
+    tenant = new_key()
+    threads = [threading.Thread(target=work, args=(tenant,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert all(inside.acquire(timeout=10) for _ in threads)
+    assert work(tenant) is SKIPPED
+    leave.set()
+    for thread in threads:
+        thread.join()
+    assert work(tenant) is True
+    assert work(new_key()) is True
+
+
+async def test_three_tasks_at_once(place: str) -> None:
+    """The same for coroutines, which wait for a permit, and with a key that a function makes."""
+    at_work, most = 0, 0
+
+    @mongo_locked(key=lambda tenant: f"tenant:{tenant}", permits=3, wait=20)
+    async def work(tenant: str) -> None:
+        nonlocal at_work, most
+        at_work += 1
+        most = max(most, at_work)
+        await asyncio.sleep(0.05)
+        at_work -= 1
+
+    tenant = new_key()
+    await asyncio.gather(*(work(tenant) for _ in range(10)))
+    assert most == 3
+
+
+@pytest.mark.parametrize(
+    ("templates", "options", "message"),
+    [
+        (("a", "b"), {"permits": 3}, "one key"),
+        (("a",), {"permits": 3, "mode": "shared"}, "no mode"),
+        (("a",), {"permits": True}, "whole number"),
+        (("a",), {"permits": "3"}, "whole number"),
+    ],
+)
+def test_wrong_permits(templates: tuple[str, ...], options: dict[str, Any], message: str) -> None:
+    """They are refused when the module is imported."""
+    with pytest.raises(TypeError, match=message):
+        mongo_locked(*templates, **options)
+    with pytest.raises(ValueError, match="at least 1"):
+        mongo_locked("a", permits=0)
 
 
 @WITH_MONGO

@@ -16,7 +16,7 @@ from ..context import is_redelivered, running_celery_task, serving, task_owner
 from ..engine.lock import MongoLock
 from ..exceptions import LockBackendFailed, LockError, LockKeyInvalid, LockNotAcquired, LockReentry
 from ..keys import KeyTemplate, LockKey, call_arguments
-from ..locks import mongo_lock
+from ..locks import mongo_lock, mongo_semaphore
 from .atomic_requests import atomic, deferred_aliases
 from .contention import Policy, Unlocked, begin_delivery, find_request, refuse_second_delivery, resolve
 from .streaming import hold_while_streaming
@@ -39,6 +39,7 @@ class Plan:
     key: Callable[..., Any] | None
     policy: Policy
     options: dict[str, Any]
+    permits: int | None = None
 
 
 class LockedCall:
@@ -68,12 +69,18 @@ class LockedCall:
         if request is not None:
             # Inside a transaction of ATOMIC_REQUESTS, the lock is released after it.
             options.setdefault("release", "on_commit")
+        if self.plan.permits is not None:
+            (key,) = self._keys(args, kwargs)
+            return mongo_semaphore(key, self.plan.permits, **options)
+        return mongo_lock(*self._keys(args, kwargs), **options)
+
+    def _keys(self, args: Arguments, kwargs: Keywords) -> list[Any]:
         if self.plan.key is not None:
-            return mongo_lock(self.plan.key(*args, **kwargs), **options)
+            return [self.plan.key(*args, **kwargs)]
         if not self.plan.templates:
-            return mongo_lock(LockKey(self.name, self.name), **options)
+            return [LockKey(self.name, self.name)]
         arguments = call_arguments(self.signature, args, kwargs)
-        return mongo_lock(*(template.fill(arguments) for template in self.plan.templates), **options)
+        return [template.fill(arguments) for template in self.plan.templates]
 
     def _wait(self, request: HttpRequest | None) -> float | None:
         """How long to wait unless wait= says: briefly in a view, and where the call does something else instead."""

@@ -13,7 +13,7 @@ from django.views import View
 
 from ..engine.text_checks import check_key
 from ..keys import KeyTemplate
-from ..locks import LockOptions, check_options
+from ..locks import LockOptions, check_options, check_permits
 from .atomic_requests import Deferred
 from .calls import LockedCall, Plan, resolved_signature
 from .contention import SKIPPED, Policy, Skipped, check_policy, check_policy_call
@@ -52,6 +52,7 @@ def mongo_locked(
     *templates: str,
     key: KeyFunction | None = None,
     on_contention: Literal["skip"],
+    permits: int | None = None,
     **options: Unpack[LockOptions],
 ) -> _Skipping: ...
 @overload
@@ -59,17 +60,23 @@ def mongo_locked(
     *templates: str,
     key: KeyFunction | None = None,
     on_contention: Policy = "raise",
+    permits: int | None = None,
     **options: Unpack[LockOptions],
 ) -> Callable[[C], C]: ...
 def mongo_locked(
-    *templates: Any, key: KeyFunction | None = None, on_contention: Policy = "raise", **options: Any
+    *templates: Any,
+    key: KeyFunction | None = None,
+    on_contention: Policy = "raise",
+    permits: int | None = None,
+    **options: Any,
 ) -> Any:
     """Run a function, coroutine function, generator, view, view class, method or Celery task under a lock.
 
     templates: keys, filled from the arguments of the call by the names of their parameters: ``"order:{order_id}"``,
     ``"sync:{account.pk}"``. key: instead, a callable that takes the same arguments and returns the key, or a model
     instance. With neither, the key is the dotted name of the function: all its calls share one lock, whatever their
-    arguments. options: those of `mongo_lock`.
+    arguments. permits: how many calls may run at once, as in `mongo_semaphore`; without it, one. options: those of
+    `mongo_lock`.
 
     on_contention: "raise" LockNotAcquired; "skip": return `SKIPPED`, which is false; "respond": for views, 423 with
     Retry-After, or 503 while MongoDB does not answer; "retry": a Celery task comes back later, without using up its
@@ -91,7 +98,9 @@ def mongo_locked(
     if callable(first) or isinstance(first, (classmethod, property)):
         return _decorate(Plan((), None, "raise", {}), first)
     check_policy(on_contention)
-    check_options(options, [*LockOptions.__annotations__, "key", "on_contention"])
+    check_options(options, [*LockOptions.__annotations__, "key", "on_contention", "permits"])
+    if permits is not None and (len(templates) > 1 or "mode" in options):
+        raise TypeError("permits= is for one key, and takes no mode=")
     if templates and key is not None:
         raise TypeError("give either templates or key=, not both")
     made_by: Any = key
@@ -99,7 +108,8 @@ def mongo_locked(
         raise TypeError("key= must be a function, not async, that returns the key; pass a template without key=")
     for template in templates:
         check_key(template)
-    plan = Plan(tuple(KeyTemplate(template) for template in templates), key, on_contention, options)
+    makers = tuple(KeyTemplate(template) for template in templates)
+    plan = Plan(makers, key, on_contention, options, None if permits is None else check_permits(permits))
     return Decorator(_decorate, plan)
 
 
