@@ -286,10 +286,12 @@ class TestNext:
         locks.add("waited", [entry(2, left=33)], [waiter(3)])
         locks.add("claim", [entry(2, host="no process: a claim")])
         locks.stale("stale")
+        look = "What the holder's process does, on web-1 : py-spy dump --pid 4001"
+        safe = "To ask is safe: nothing is taken away."
         for key, text in (
-            ("held", "free in 3[0-9] s, unless its holder renews the lease. web-1 : py-spy dump --pid 4001"),
+            ("held", f"free in 3[0-9] s, unless its holder renews the lease. {safe} {look}"),
             ("waited", "the first waiter gets it in 3[0-9] s, unless its holder renews"),
-            ("stale", "the next process that asks gets it. web-1 : py-spy dump --pid 4001"),
+            ("stale", f"the next process that asks gets it. {look}"),
         ):
             assert re.search(f"If you do nothing: {text}", text_of(admin.get(page_of(key)))), key
         assert "py-spy" not in text_of(admin.get(page_of("claim")))
@@ -322,6 +324,7 @@ class TestKept:
             assert "◇ kept" in text
             assert re.search(r"bill done 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d on web-1", text)
             assert "4002" not in text
+        assert re.search(r"once ◇ kept bill .* held for – lease left 2 h", text_of(response))
         assert "kept until" in text
         assert "Ask to release" not in text
         assert "The lock is free" not in text

@@ -601,6 +601,15 @@ class TestDrawing:
         assert shown[:3] == ["had:waited", "waited", "long"]
         assert len(shown) == lanes.MAX_LANES
 
+    def test_kept(self, locks: Locks) -> None:
+        """What is only kept was held until its work was done, and no longer."""
+        done = now() - timedelta(seconds=150)
+        locks.add("once", [entry(1, left=9_000, held_for=200, released=done)])
+        (lane,) = lanes.draw(self.overview(locks).recent, now()).lanes
+        assert lane.text == "kept"
+        (hold,) = (mark for mark in lane.marks if mark.kind == "hold")
+        assert float(hold.width[:-1]) == pytest.approx(100 * 50 / 300, abs=2)
+
     @pytest.fixture
     def told(self, locks: Locks, settings: Settings) -> Iterator[Collection[dict[str, Any]]]:
         """A history: "k" was waited for, held, given back; held, lost; and is held now. Ten minutes for each."""

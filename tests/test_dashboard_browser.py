@@ -16,8 +16,9 @@ from pytest_django.live_server_helper import LiveServer
 
 from django_mongolock import mongo_lock
 from django_mongolock.admin import graph
+from django_mongolock.backends.base import mongo_store
 from tests.browsing import MIDDLEWARE, POLICY, browser, opened
-from tests.lock_documents import Locks, entry, waiter
+from tests.lock_documents import Locks, entry, now, waiter
 from tests.waiting import eventually
 
 pytestmark = [
@@ -121,7 +122,7 @@ class TestLive:
     def test_keeps_focus_and_scroll(self, visit: Visit, locks: Locks) -> None:
         """The link that has the focus stays the same link of the same lock, wherever it moves."""
         fill(locks)
-        with visit(viewport={"width": 500, "height": 400}) as page:
+        with visit(viewport={"width": 660, "height": 400}) as page:
             link = "#held [data-key='order:5'] a"
             page.focus(link)
             page.evaluate("window.mine = document.activeElement")
@@ -251,6 +252,29 @@ class TestEverybody:
         locks.held("x" * 512)
         with visit(viewport={"width": 320, "height": 700}, color_scheme=scheme) as page:
             assert page.evaluate("document.documentElement.scrollWidth") <= 320
+
+    @pytest.mark.parametrize("path", [LIST, PAGE, "/admin/django_mongolock/lockevent/"])
+    def test_first_screen(self, visit: Visit, locks: Locks, settings: Settings, path: str) -> None:
+        """Beside the navigation of the admin no column is out of sight, no short key is broken, and who holds what is
+        waited for and what to press is seen without scrolling. On a telephone each row is a card."""
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 1}
+        task = {"place": "task shop.tasks.export 7f3a0001-11b2-4c55-9f0e-8a1d00000001", "thread": "ForkPoolWorker-2"}
+        who: dict[str, Any] = {"user": "anna", "host": "worker-1.example.com", **task}
+        locks.add("shop.report:nightly", [entry(1, held_for=754, **who)], [waiter(2, held_for=401, **who)])
+        locks.add("shop.order:400", [entry(3, **who)])
+        told = {"key": "shop.order:400", "event": "granted", "at": now(), **who, "token": 5}
+        mongo_store().events.insert_one(told)
+        shown = {LIST: ("#result_list", ".field-waited"), PAGE: ("#waits table", "#waits .mongolock-danger")}
+        table, last = shown.get(path, ("#result_list", ".field-details"))
+        for width, height in ((1280, 800), (390, 844)):
+            with visit(path, every=60, viewport={"width": width, "height": height}) as page:
+                box = page.locator(last).first.bounding_box()
+                assert box["x"] + box["width"] <= width
+                assert box["y"] + box["height"] <= (height if width > 390 else 2 * height)
+                over = "node => node.scrollWidth - node.parentElement.clientWidth"
+                assert page.locator(table).evaluate(over) <= 0
+                assert page.locator(f"{table} .mongolock-key").first.bounding_box()["height"] < 20
+        mongo_store().events.drop()
 
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     def test_axe(self, visit: Visit, locks: Locks, scheme: str) -> None:

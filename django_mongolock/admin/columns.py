@@ -8,6 +8,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from ..inspection import display
+from ..inspection.snapshot import State
 from ..models import Lock
 
 _NOTHING = "–"
@@ -26,22 +27,24 @@ class Columns:
 
     @admin.display(description=_("held for"), ordering="since")
     def since(self, lock: Lock) -> SafeString:
-        return _labelled(_("held for"), display.time_since(lock.snapshot.since, lock.snapshot.now))
+        """Of a lock that is only kept, nothing: it is not held."""
+        seen = lock.snapshot
+        return labelled(_("held for"), display.time_since(None if seen.state is State.KEPT else seen.since, seen.now))
 
     @admin.display(description=_("lease left"), ordering="expires_at")
     def left(self, lock: Lock) -> SafeString:
         end = lock.snapshot.expires_at
-        return _labelled(_("lease left"), display.time_left(end, lock.snapshot.now) if end else _NOTHING)
+        return labelled(_("lease left"), display.time_left(end, lock.snapshot.now) if end else _NOTHING)
 
     @admin.display(description=_("waiting"), ordering="-waiting")
     def waiting(self, lock: Lock) -> SafeString:
-        return _labelled(_("waiting"), str(lock.snapshot.waiting))
+        return labelled(_("waiting"), str(lock.snapshot.waiting))
 
     @admin.display(description=_("longest wait"), ordering="waited")
     def waited(self, lock: Lock) -> SafeString:
         seconds = lock.snapshot.longest_wait
-        return _labelled(_("longest wait"), _NOTHING if seconds is None else display.duration(seconds))
+        return labelled(_("longest wait"), _NOTHING if seconds is None else display.duration(seconds))
 
 
-def _labelled(label: object, value: SafeString | str) -> SafeString:
+def labelled(label: object, value: SafeString | str) -> SafeString:
     return format_html('<span class="mongolock-label" aria-hidden="true">{}</span> {}', label, value)

@@ -17,7 +17,7 @@ from ..inspection.snapshot import LockSnapshot, Party
 #: How many holders and how many waiters of a lock are drawn.
 DRAWN: Final = 3
 #: Sizes in pixels.
-WIDTH, HEIGHT, GAP, SPACE, MARGIN = 164, 44, 36, 14, 6
+WIDTH, HEIGHT, GAP, SPACE, MARGIN = 148, 44, 30, 14, 6
 
 
 @dataclass(frozen=True)

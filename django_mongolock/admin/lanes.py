@@ -150,7 +150,7 @@ def stretches(lock: LockSnapshot, events: Sequence[LockEvent] = ()) -> Iterator[
         if holder.acquired_at:
             yield from _grant(holder)
             ended = lock.state is State.STALE and lock.expires_at
-            yield Stretch("stale" if ended else "hold", holder.acquired_at, ended or lock.now)
+            yield Stretch("stale" if ended else "hold", holder.acquired_at, holder.released or ended or lock.now)
 
 
 def _past(last: Party, lock: LockSnapshot) -> Iterator[Stretch]:
@@ -215,6 +215,8 @@ def _text(lock: LockSnapshot) -> str:
     said = []
     if lock.state is State.STALE:
         said.append(_("stale"))
+    elif lock.state is State.KEPT:
+        said.append(_("kept"))
     elif lock.since is not None:
         said.append(_("held for %s") % display.duration((lock.now - lock.since).total_seconds()))
     elif lock.last is not None and lock.last.acquired_at:

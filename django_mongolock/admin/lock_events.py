@@ -23,6 +23,7 @@ from ..inspection import display
 from ..inspection.patterns import starting
 from ..models.lock_event import LockEvent
 from ..models.lock_model import key_condition
+from .columns import labelled
 from .listing import BoundedChangeList, match_of
 from .pages import Pages, csrf, plainly, unless_away
 
@@ -135,8 +136,8 @@ class LockEventAdmin(Pages):
         return format_html("<bdi>{}</bdi>", display.details(event.party))
 
     @admin.display(description=gettext_lazy("token"))
-    def fencing_token(self, event: LockEvent) -> str:
-        return "–" if event.token is None else str(event.token)
+    def fencing_token(self, event: LockEvent) -> SafeString:
+        return labelled(gettext_lazy("token"), "–" if event.token is None else str(event.token))
 
     @admin.display(description=gettext_lazy("details"))
     def details(self, event: LockEvent) -> SafeString:
