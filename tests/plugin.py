@@ -4,8 +4,11 @@ Loaded by `-p tests.plugin`: a conftest comes too late, because pytest-django re
 """
 
 import contextlib
+import faulthandler
 import os
+import signal
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
@@ -17,6 +20,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option of this project."""
     what = "before the tests, install with apt-get what some of them need and this machine lacks: a browser, servers"
     parser.addoption("--with-system-packages", action="store_true", help=what)
+
+
+#: Where this process prints its errors: pytest has them go elsewhere during a test.
+STDERR: Final = os.dup(2)
+
+
+def pytest_configure() -> None:
+    """SIGQUIT, which ends a process, first shows where all its threads are: .ci/run sends it to a run that hangs."""
+    if hasattr(signal, "SIGQUIT"):
+        faulthandler.register(signal.SIGQUIT, STDERR, chain=True)
 
 
 @pytest.hookimpl(wrapper=True)
