@@ -135,9 +135,20 @@ class LockDeadlock(LockNotAcquired):
 
 
 class LockReentry(LockNotAcquired):
-    """This thread or task holds the lock already, so it would wait for itself."""
+    """This thread or task holds the lock already, so it would wait for itself.
+
+    upgrade: it holds it as a reader, and asked for it exclusively.
+    """
+
+    upgrade = False
 
     def _text(self) -> str:
+        if self.upgrade:
+            return (
+                f"lock {self.key!r} is held as a reader by this thread or task, and is not made exclusive: two readers "
+                "that both wait for that would wait for each other for ever. Release it first; or acquire it "
+                "exclusively, and downgrade() it for what only reads"
+            )
         return (
             f"lock {self.key!r} is already held by this thread or task, which would wait for itself: "
             "pass reentrant=True to take it again"

@@ -14,6 +14,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.client_session import ClientSession
 
 from ..exceptions import LockError, LockNotAcquired
+from .downgrade import downgrade
 from .lock_state import LockState
 from .options import UNSET, Seconds, Unset, as_seconds, check_wait, refuse_options
 from .session.grant_registry import current_task
@@ -133,6 +134,22 @@ class MongoLock(LockState):
     async def aextend(self, lease: Seconds | None = None) -> None:
         """See extend()."""
         if not await self._session().arun(self._own.extend(lease)):
+            raise self._loss(self._own.grants)
+
+    def downgrade(self) -> None:
+        """Go on as a reader: from exclusive to ``mode="shared"``, in one command for each key, at no time without it.
+
+        The readers at the head of the queue are let in by the same command. The lock has a new, larger fencing token;
+        until the answer is there, `held` is false in other threads. There is no way back: release it, and acquire it
+        again. Raises LockLost if the lock is not held any more, LockMisused if it is not exclusive, and
+        LockBackendFailed if MongoDB did not answer until the end of the lease; then the lock is given up.
+        """
+        if not self._session().run(downgrade(self._own, self)):
+            raise self._loss(self._own.grants)
+
+    async def adowngrade(self) -> None:
+        """See downgrade()."""
+        if not await self._session().arun(downgrade(self._own, self)):
             raise self._loss(self._own.grants)
 
     @overload

@@ -14,7 +14,7 @@ from typing import Final
 from ..exceptions import LockBackendFailed, LockMisused, LockNotAcquired, LockReentry
 from . import protocol
 from .actions import FOREVER, Protocol
-from .document import milliseconds
+from .document import Terms, milliseconds
 from .grant import TAKEN, Callback, Grant, OwnerRef, OwnerToken
 from .logs import WARNING, log
 from .options import Options, Seconds, check_seconds
@@ -98,16 +98,12 @@ class LockGrants:
         self, session: Session, key: str, wait: float | None, lock: object, tokens: list[OwnerToken]
     ) -> Protocol[Grant]:
         worker = current_worker()
-        held = session.registry.held_by(worker)
-        if (mine := held.get(key)) is not None and (token := (yield from self._enter_again(session, mine))) is not None:
+        mine = session.registry.held_by(worker).get(key)
+        if mine is not None and (token := (yield from self._enter_again(session, mine))) is not None:
             tokens.append(token)
             return mine
-        grant = self.new_grant(session, key, worker, held, lock)
-        # If the token dies before all is done, the heartbeat cleans up.
-        tokens.append(OwnerToken())
-        owner_ref = OwnerRef(tokens[-1], session.heartbeat.inbox.put)
-        owner_ref.grant = grant
-        grant.owner_ref = owner_ref
+        grant = self.new_grant(session, key, worker, lock)
+        tokens.append(owned(session, grant))
         now = grant.waiting.began
         deadline = FOREVER if wait is None else now + wait
         grant.waiting.back_by = deadline + session.commands.timeout
@@ -125,7 +121,7 @@ class LockGrants:
             )
             session.acquired(grant, granted)
         except BaseException as error:
-            self._give_up(session, grant, error)
+            self.give_up(session, grant, error)
             raise
         finally:
             self.wanted = None
@@ -143,17 +139,19 @@ class LockGrants:
         if not (self.options.reentrant and same):
             # It may have been taken away by force, which is not known yet.
             if (yield from protocol.confirm(grant.acquisition)):
-                raise LockReentry(grant.key)
+                error = LockReentry(grant.key)
+                error.upgrade = (grant.terms.mode, self.options.terms.mode) == ("shared", "exclusive")
+                raise error
             if grant.lose(TAKEN):
                 session.lost(grant)
             return None
         grant.users += (id(self),)
         return token
 
-    def new_grant(self, session: Session, key: str, worker: object, held: Mapping[str, Grant], lock: object) -> Grant:
-        """A grant that has not been asked for yet. held: what its worker holds already."""
-        terms, options, facts = self.options.terms, self.options, self._facts()
-        others = list(held.values())
+    def new_grant(self, session: Session, key: str, worker: object, lock: object, terms: Terms | None = None) -> Grant:
+        """A grant that has not been asked for yet. terms: if not those of the lock."""
+        terms, options, facts = terms or self.options.terms, self.options, self._facts()
+        others = list(session.registry.held_by(worker).values())  # what its worker holds already
         # A worker keeps its name for as long as it holds a lock: by that, deadlocks are found.
         name = others[0].acquisition.worker if others else f"{session.id}/{secrets.token_hex(4)}"
         # The random part: a clone of this machine, or a child that was forked past our notice, makes other ids.
@@ -187,7 +185,7 @@ class LockGrants:
         )
         return grant
 
-    def _give_up(self, session: Session, grant: Grant, error: BaseException) -> None:
+    def give_up(self, session: Session, grant: Grant, error: BaseException) -> None:
         """Clean up after *error*, which ended the wait."""
         reason, refused = type(error).__name__, False
         if isinstance(error, LockNotAcquired):
@@ -317,6 +315,19 @@ class LockGrants:
             if answer.whole:
                 grant.renewed(answer.sent + length, answer.now, length)
         return self.all_held(grants)
+
+    def replace(self, grant: Grant, other: Grant, token: OwnerToken) -> None:
+        """*other*, with its *token*, has taken the place of *grant*."""
+        self.grants = self.last = tuple(other if each is grant else each for each in self.grants)
+        self._owner_tokens += (token,)
+
+
+def owned(session: Session, grant: Grant) -> OwnerToken:
+    """The token of a new grant: if it dies before all is done, the heartbeat cleans up."""
+    token = OwnerToken()
+    grant.owner_ref = OwnerRef(token, session.heartbeat.inbox.put)
+    grant.owner_ref.grant = grant
+    return token
 
 
 def _weakly(lock: object, callback: Callable[..., object]) -> Callback:

@@ -327,6 +327,22 @@ def _removal(grant: str, *, stays: bool = False, leave_tombstone: bool = False) 
     return Step(remove=(grant,), force=not stays, tombstone_ttl=TOMBSTONE_TTL if leave_tombstone else 0)
 
 
+def downgrade(
+    acquisition: Acquisition, former: str, deadline: float, now: float, *, leave_tombstone: bool = False
+) -> Protocol[Granted | None]:
+    """Take the place of the exclusive grant *former*, and let in the readers at the head of the queue, in one command.
+
+    None if *former* was not there any more. Only the first copy of the command finds it.
+    leave_tombstone: see `release`.
+    """
+    step = _removal(former, leave_tombstone=leave_tombstone)
+    step = replace(step, ask=acquisition.grant, add=acquisition.entry, given=former, resumes=True, trial=True)
+    answer = yield from _persistently(Apply(acquisition.key, step), acquisition, now, deadline)
+    if not (answer.reply.held and answer.whole):
+        answer = yield from _persistently(acquisition.confirm(), acquisition, answer.now, deadline)
+    return _granted(answer.reply, answer, acquisition) if answer.reply.held else None
+
+
 def confirm(acquisition: Acquisition) -> Protocol[bool]:
     """Renew the grant; return whether it still holds the key."""
     answer: Answer = yield acquisition.confirm()

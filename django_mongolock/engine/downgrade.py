@@ -1,0 +1,62 @@
+"""A lock that goes on as a reader's: from exclusive to shared, at no time without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..exceptions import LockLost, LockMisused
+from . import protocol
+from .actions import FOREVER, Protocol
+from .document import UNLIMITED
+from .grant import TAKEN, Grant
+from .lock_grants import LockGrants, owned
+from .session.session import Session
+
+
+def downgrade(own: LockGrants, lock: object) -> Protocol[bool]:
+    """Hold every key of *own* as a reader from now on; return whether all are held."""
+    session, grants = own.session, own.grants
+    if session is None or not own.all_held(grants):
+        return False
+    if any(grant.terms.mode != "exclusive" or len(grant.users) > 1 for grant in grants):
+        raise LockMisused("only an exclusive lock that no other lock object shares can be downgraded")
+    for grant in grants:
+        terms = replace(grant.terms, mode="shared", capacity=UNLIMITED, lease=grant.lease.length)
+        reader = own.new_grant(session, grant.key, grant.worker, lock, terms)
+        token = owned(session, reader)
+        reader.acquired_from = grant.acquired_from
+        if not (yield from _take_place(own, session, grant, reader)):
+            return False
+        own.replace(grant, reader, token)
+    return own.all_held(own.grants)
+
+
+def _take_place(own: LockGrants, session: Session, grant: Grant, reader: Grant) -> Protocol[bool]:
+    """Let *reader* take the place of *grant*; return whether that was held until then."""
+    until, last, now = grant.lease.until, grant.lease.last, session.now()
+    if last < FOREVER:
+        reader.lease.max_hold = last - now
+    reader.waiting.back_by = until + session.commands.timeout
+    session.queue.join(reader, trial=True)
+    session.registry.expect(reader)
+    try:
+        # First: from now on it is no loss if a renewal does not find it.
+        granted = None
+        if grant.release():
+            granted = yield from protocol.downgrade(
+                reader.acquisition, grant.id, until, now, leave_tombstone=grant.outcome_unknown
+            )
+            if granted is None:
+                grant.missed(TAKEN)
+    except BaseException as error:
+        own.grants = ()
+        own.give_up(session, reader, error)
+        session.abandon(grant)
+        raise
+    if granted is None:
+        own.give_up(session, reader, LockLost(grant.key, grant.token, grant.reason))
+        session.lost(grant)
+        return False
+    session.acquired(reader, granted)
+    session.released(grant)
+    return True

@@ -1,0 +1,189 @@
+"""`lock.downgrade()`: from exclusive to shared, at no time without the lock."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from django_mongolock import LockBackendFailed, LockLost, LockMisused, LockReentry, lock_info, mongo_lock
+from django_mongolock.engine.replies import Reply
+from django_mongolock.engine.step import Step
+from django_mongolock.testing import override_locks
+from tests.contract.conftest import Elsewhere, World
+from tests.engine.faces import Face
+from tests.looking import new_key
+from tests.waiting import eventually
+
+
+@pytest.fixture
+def key(world: World) -> str:
+    return new_key("downgrade")
+
+
+def test_readers_come_along(key: str, face: Face, elsewhere: Elsewhere, in_thread: Callable[..., Any]) -> None:
+    """Those at the head of the queue are let in by the same command; a writer behind them waits for all of them."""
+    lock = face.acquire(mongo_lock(key, label="boss"))
+    readers = [elsewhere(key, mode="shared", wait=20) for _ in range(2)]
+    for number, reader in enumerate(readers):
+        in_thread(reader.acquire)
+        assert eventually(partial(waiting, key, number + 1))
+    writer = elsewhere(key, wait=20)
+    in_thread(writer.acquire)
+    assert eventually(lambda: lock_info(key).waiting == 3)
+    token = lock.fencing_token
+    face.call(lock, "downgrade")
+    assert lock.held
+    assert lock.fencing_token > token
+    assert eventually(lambda: all(reader.held for reader in readers))
+    found = lock_info(key)
+    assert ([holder.mode for holder in found.holders], found.waiting) == (["shared"] * 3, 1)
+    assert found.holders[0].label == "boss"
+    assert not writer.held
+    assert face.release(lock)
+    for reader in readers:
+        assert reader.release()
+    assert eventually(lambda: writer.held)
+    assert writer.release()
+
+
+def waiting(key: str, count: int) -> bool:
+    return lock_info(key).waiting == count
+
+
+def test_it_is_a_readers_lock_from_then_on(key: str, face: Face, elsewhere: Elsewhere) -> None:
+    """It lives as long as before, other readers may come, and it cannot be downgraded twice."""
+    with face.block(mongo_lock(key, lease=20, max_hold=100)) as lock:
+        face.extend(lock, 50)
+        face.call(lock, "downgrade")
+        assert 45 < lock.remaining <= 50
+        with elsewhere(key, mode="shared", wait=0):
+            assert not elsewhere(key).try_acquire()
+        with pytest.raises(LockMisused, match="only an exclusive lock"):
+            face.call(lock, "downgrade")
+        assert lock.held
+    assert lock_info(key).state == "free"
+    with face.block(mongo_lock(key)):  # nothing of it is left behind here either
+        assert lock_info(key).holders[0].mode == "exclusive"
+
+
+def test_several_keys(world: World, face: Face, elsewhere: Elsewhere) -> None:
+    """Each is a reader's."""
+    keys = new_key("a"), new_key("b")
+    with face.block(mongo_lock(*keys)) as lock:
+        face.call(lock, "downgrade")
+        assert set(lock.fencing_tokens) == set(keys)
+        with elsewhere(*keys, mode="shared", wait=0):
+            assert lock.held
+
+
+def test_a_lock_that_was_lost(key: str, face: Face, world: World, elsewhere: Elsewhere) -> None:
+    """It does not come back as a reader's: it was another holder's in between."""
+    lock = face.acquire(mongo_lock(key, lease=0.5, auto_renew=False))
+    world.let_pass(2)
+    with elsewhere(key, wait=0) as other:
+        with pytest.raises(LockLost):
+            face.call(lock, "downgrade")
+        assert other.held
+        assert lock_info(key).holding == 1
+    with pytest.raises(LockMisused, match="not acquired"):
+        face.call(mongo_lock(key), "downgrade")
+
+
+def test_a_lock_that_was_taken_away(key: str, face: Face, elsewhere: Elsewhere) -> None:
+    """The server knows before the holder does: it raises, and takes nothing."""
+    lost: list[Any] = []
+    lock = face.acquire(mongo_lock(key, on_lost=lost.append))
+    remove(lock)
+    with elsewhere(key, wait=0):
+        with pytest.raises(LockLost, match="taken away"):
+            face.call(lock, "downgrade")
+        assert (lock.held, lock.lost, lock_info(key).holding, lock_info(key).waiting) == (False, True, 1, 0)
+    assert eventually(lambda: lost == [lock])
+
+
+def test_a_lock_that_was_taken_away_and_is_free(key: str, face: Face) -> None:
+    """Another may have had it in between."""
+    lock = face.acquire(mongo_lock(key))
+    remove(lock)
+    with pytest.raises(LockLost, match="taken away"):
+        face.call(lock, "downgrade")
+    assert lock_info(key).state == "free"
+
+
+def remove(lock: Any) -> None:
+    """Force its release, unknown to its holder."""
+    (grant,) = lock._own.grants
+    lock._own.session.store.apply(grant.key, Step(remove=(grant.id,), force=True), 10)
+
+
+def test_a_waiter_of_this_process_comes_to_the_document(key: str, in_thread: Callable[..., Any]) -> None:
+    """A thread that stood in line here for the exclusive lock gets its turn when the reader has gone."""
+    got = threading.Event()
+
+    def work() -> None:
+        with mongo_lock(key, wait=20):
+            got.set()
+
+    with mongo_lock(key) as lock:
+        in_thread(work)
+        assert eventually(lambda: lock._own.session is not None and bool(lock._own.session.queue.lines))
+        lock.downgrade()
+        assert eventually(lambda: lock_info(key).waiting == 1)
+        assert not got.is_set()
+    assert got.wait(10)
+
+
+def test_no_way_back(key: str) -> None:
+    """A reader that asks for the exclusive lock is refused, with the reason and the cure."""
+    with mongo_lock(key, mode="shared"), pytest.raises(LockReentry, match=r"each other for ever.*downgrade"):
+        mongo_lock(key).acquire()
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_no_answer(key: str, face: Face, elsewhere: Elsewhere, arrived: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command is sent again, whether or not it had taken effect: the lock is held as a reader's."""
+    with face.block(elsewhere(key)) as lock:
+        session = lock._own.session
+        assert session is not None
+        apply, sent = session.store.apply, []
+
+        def fail_once(key: str, step: Step, timeout: float) -> Reply:
+            sent.append(step)
+            if len(sent) == 1 and not arrived:
+                raise LockBackendFailed("the connection broke", key)
+            reply = apply(key, step, timeout)
+            if len(sent) == 1:
+                raise LockBackendFailed("the connection broke", key)
+            return reply
+
+        monkeypatch.setattr(session.store, "apply", fail_once)
+        face.call(lock, "downgrade")
+        assert lock.held
+        assert len(sent) == (3 if arrived else 2)
+        assert [holder.mode for holder in lock_info(key).holders] == ["shared"]
+    assert lock_info(key).state == "free"
+
+
+def test_a_server_that_does_not_answer_any_more(key: str, face: Face) -> None:
+    """At the end of the lease it is given up, and nothing of it comes back."""
+    with override_locks() as locks:
+        lock = face.acquire(mongo_lock(key, lease=1))
+        with locks.unavailable():
+            with pytest.raises(LockBackendFailed):
+                face.call(lock, "downgrade")
+            assert not lock.held
+        assert eventually(lambda: lock_info(key).holding == 0)
+        with mongo_lock(key, wait=0):
+            pass
+
+
+def test_not_while_it_is_shared_with_another_object(key: str, face: Face) -> None:
+    """The block inside counts on excluding others."""
+    with mongo_lock(key) as lock, mongo_lock(key, reentrant=True):
+        with pytest.raises(LockMisused, match="no other lock object"):
+            lock.downgrade()
+        assert lock.held
