@@ -38,6 +38,7 @@ class LockSettings:
     COMMAND_TIMEOUT: how long one command may take.
     CONTENTION_STATUS: the HTTP status of on_contention="respond". SHORT_WAIT: how long `mongo_locked` waits where a
     worker should not be blocked for long: in views; at most WAIT.
+    RETRY: dotted path of the function that has a task of another queue than Celery come back (on_contention="retry").
     RETRY_OUTAGE: for how long a Celery task with on_contention="retry" comes back while MongoDB does not answer; then
     it fails.
     STATUS_BASIC_AUTH: whether the JSON for monitoring takes HTTP basic authentication.
@@ -59,6 +60,7 @@ class LockSettings:
     COMMAND_TIMEOUT: float = 5.0
     CONTENTION_STATUS: int = 423
     SHORT_WAIT: float = 1.0
+    RETRY: str | None = None
     RETRY_OUTAGE: float = 600.0
     STATUS_BASIC_AUTH: bool = False
     HISTORY: int = 0
@@ -122,13 +124,18 @@ def _check_flag(value: object) -> None:
         raise TypeError("it must be True or False")
 
 
-def _check_backend(value: object) -> None:
+def _check_backend(value: object) -> Any:
     if not isinstance(value, str):
         raise TypeError("it must be a dotted path")
     try:
-        import_string(value)
+        return import_string(value)
     except ImportError as error:
         raise ValueError(f"it cannot be imported: {value} ({error})") from None
+
+
+def _check_retry(value: object) -> None:
+    if value is not None and not callable(_check_backend(value)):
+        raise TypeError(f"it must be a function, which {value} is not")
 
 
 #: For each setting the id of its check, the function that refuses wrong values, and a description of a right one.
@@ -144,6 +151,11 @@ VALUES: Final[dict[str, tuple[str, Callable[[object], object], str]]] = {
     "BACKEND": ("E013", _check_backend, f"the dotted path of a backend class, for example {LockSettings().BACKEND!r}"),
     "CONTENTION_STATUS": ("E014", _whole(400, 599), "an HTTP status, for example 423 or 409"),
     "SHORT_WAIT": ("E015", _check_short_wait, "seconds to wait in a view, for example 1; 0 for a single try"),
+    "RETRY": (
+        "E024",
+        _check_retry,
+        "the dotted path of a function, for example 'django_mongolock.contrib.queues.retry_in_rq'; None for Celery",
+    ),
     "RETRY_OUTAGE": ("E022", _check_short_wait, "seconds for which tasks come back, for example 600; 0 for not at all"),
     "STATUS_BASIC_AUTH": ("E023", _check_flag, "True or False"),
     "HISTORY": ("E020", _whole(0, 1_000_000), "megabytes for the history, for example 100; 0 for no history"),

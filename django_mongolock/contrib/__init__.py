@@ -1,10 +1,14 @@
-"""What other packages need: Celery, Django REST framework, Prometheus, OpenTelemetry. Each is imported when needed."""
+"""What other packages need: queues, Django REST framework, Prometheus, OpenTelemetry. Each is imported when needed."""
 
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
+from typing import Any
 
+from django.utils.module_loading import import_string
+
+from ..conf import get_settings
+from ..context import running_celery_task
 from ..decorator.contention import Unlocked, register_deliveries, register_policy, register_responder
 from ..exceptions import LockError
 
@@ -21,12 +25,14 @@ def register() -> None:
         from . import celery  # noqa: F401 - connects to its signals
 
 
-def _retry(error: LockError) -> NoReturn:
+def _retry(error: LockError) -> Any:
+    if (path := get_settings().RETRY) is not None and running_celery_task() is None:
+        return import_string(path)(error)
     if "celery" not in sys.modules:
         raise error  # so this runs in no task, and Celery may not even be installed
     from .celery import retry_current_task
 
-    retry_current_task(error)
+    return retry_current_task(error)
 
 
 def _begin_delivery(using: str | None) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from django.conf import settings
+
 from tests.platforms import site
 
 REDIS = os.environ.get("PLATFORM_REDIS", "redis://127.0.0.1:1/0")
 QUEUE = os.environ.get("PLATFORM_QUEUE", "")
+COUNT = site.count_or_come_back if settings.MONGOLOCK.get("RETRY") else site.count
 
 if QUEUE == "celery":
     from celery import Celery
@@ -24,18 +27,18 @@ elif QUEUE == "rq":
 
     def send(key: str) -> None:
         """Send a task."""
-        queue.enqueue(site.count, key)
+        queue.enqueue(COUNT, key)
 elif QUEUE == "dramatiq":
     import dramatiq
     from dramatiq.brokers.redis import RedisBroker
 
     dramatiq.set_broker(RedisBroker(url=REDIS))
-    send = dramatiq.actor(site.count).send
+    send = dramatiq.actor(COUNT, max_retries=None).send
 elif QUEUE == "huey":
     from huey import RedisHuey
 
     huey = RedisHuey("platforms", url=REDIS)
-    send = huey.task()(site.count)
+    send = huey.task()(COUNT)
 elif QUEUE == "django-tasks":
     from django_tasks import task
 

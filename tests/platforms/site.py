@@ -47,6 +47,14 @@ def count(key: str) -> None:
         write(key, before + 1)
 
 
+@mongo_locked("{key}", wait=0, on_contention="retry")
+def count_or_come_back(key: str) -> None:
+    """The same in a task that does not wait in its worker."""
+    before = number(key)
+    time.sleep(MOMENT)
+    write(key, before + 1)
+
+
 def count_view(request: HttpRequest, key: str) -> HttpResponse:
     """In a sync view."""
     count(key)

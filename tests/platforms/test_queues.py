@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,21 @@ def test_queue(redis: Redis, worker: str) -> None:
     more = {"PLATFORM_QUEUE": queue, "PLATFORM_REDIS": redis.uri}
     send(name, **more)
     with program(*(part.format(redis=redis.uri) for part in WORKERS[worker]), **more):
+        assert eventually(lambda: counted(name) == TASKS, 200), counted(name)
+    assert held(name) == []
+
+
+@pytest.mark.parametrize("worker", ["rq", "dramatiq", "huey threads"])
+def test_coming_back(redis: Redis, worker: str) -> None:
+    """MONGOLOCK["RETRY"]: a task whose lock is held leaves its worker, and comes back."""
+    name, queue = key(), worker.partition(" ")[0]
+    retry = f"django_mongolock.contrib.queues.retry_in_{queue}"
+    more = {"PLATFORM_QUEUE": queue, "PLATFORM_REDIS": redis.uri, "PLATFORM_RETRY": retry}
+    send(name, **more)
+    command = ("rq", "worker", "--with-scheduler", "--url={redis}") if queue == "rq" else WORKERS[worker]
+    with ExitStack() as programs:
+        for _ in range(2):
+            programs.enter_context(program(*(part.format(redis=redis.uri) for part in command), **more))
         assert eventually(lambda: counted(name) == TASKS, 200), counted(name)
     assert held(name) == []
 

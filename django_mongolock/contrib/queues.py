@@ -1,0 +1,50 @@
+"""How a task of Dramatiq, Huey or RQ comes back while its lock is held: functions for ``MONGOLOCK["RETRY"]``.
+
+Each gets the error of the call. While MongoDB does not answer, and outside of a task as far as the queue can tell, it
+raises that.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from ..exceptions import LockError, LockNotAcquired
+
+__all__ = ["retry_in_dramatiq", "retry_in_huey", "retry_in_rq"]
+
+#: Bounds of the time until a task comes back, in seconds.
+SHORTEST, LONGEST = 0.5, 5.0
+
+
+def retry_in_dramatiq(error: LockError) -> Any:
+    """Have Dramatiq send the message again. This uses up one of its retries: give the actor ``max_retries=None``."""
+    from dramatiq.errors import Retry
+    from dramatiq.middleware import CurrentMessage
+
+    if CurrentMessage.get_current_message() is None:
+        raise error
+    raise Retry(str(error), delay=round(1000 * _delay(error))) from error
+
+
+def retry_in_huey(error: LockError) -> Any:
+    """Have Huey run the task again, without using up one of its retries."""
+    from huey.exceptions import RetryTask
+
+    raise RetryTask(str(error), delay=_delay(error)) from error
+
+
+def retry_in_rq(error: LockError) -> Any:
+    """Have RQ run the job again, under its own id, without using up one of its retries. A scheduler has to run."""
+    from rq import Retry, get_current_job
+
+    if get_current_job() is None:
+        raise error
+    return Retry(max=2**31, interval=max(1, round(_delay(error))))
+
+
+def _delay(error: LockError) -> float:
+    """In how many seconds to come back; a random part of it keeps tasks apart."""
+    if not isinstance(error, LockNotAcquired):
+        raise error
+    return random.uniform(0.5, 1.0) * min(LONGEST, max(SHORTEST, error.retry_after))  # noqa: S311 - spreads load
