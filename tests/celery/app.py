@@ -119,6 +119,13 @@ def tick(self: Task[Any, Any], name: str) -> str:
     return name
 
 
+@app.task(bind=True)
+def again(self: Task[Any, Any]) -> None:
+    """A task without a lock, which Celery sends again once."""
+    if not self.request.retries:
+        raise self.retry(countdown=0.25)
+
+
 def killed(pid: int, where: Path) -> None:
     """Write down that a process was killed, whose body has no end."""
     note(where, "killed", victim=pid)

@@ -27,25 +27,41 @@ pytestmark = [
 LONG = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
+def started_after(here: Place, task: Any, *args: Any, count: int, name: str) -> float:
+    """Send *count* tasks with these arguments that cannot run now, and one that can; return how long that one took."""
+    for _ in range(count):
+        task.delay(*args)
+    result = tasks.early.delay(name, name)
+    assert eventually(lambda: here.story.count("begin", name=name), 60), here.logs()
+    (sent,), (begin,) = here.story.of("message", id=result.id), here.story.of("begin", name=name)
+    return float(begin["at"] - sent["at"])
+
+
 @pytest.mark.parametrize("count", [40, pytest.param(200, marks=LONG)])
 def test_a_task_that_can_run_does_not_wait(place: MakePlace, name: str, count: int) -> None:
-    """Behind many tasks for a lock that is held, one for a free lock starts at once."""
+    """Behind many tasks for a lock that is held, one for a free lock starts within a second; on a busy machine, within
+    five times what it takes behind as many tasks that Celery's own `retry` sends again."""
     here = place()
     here.start(concurrency=4)
     for number in range(8):  # the first lock of a process takes its time
         tasks.early.delay(f"{name}-{number}", "first")
     assert eventually(lambda: here.story.count("end") == 8, 60), here.logs()
     with mongo_lock(name):
-        for number in range(count):
-            tasks.early.delay(name, f"busy-{number}")
-        result = tasks.early.delay(f"{name}-free", "free")
-        assert eventually(lambda: here.story.count("begin", name="free"), 60), here.logs()
+        ours = started_after(here, tasks.early, name, "busy", count=count, name=f"{name}-free")
     assert eventually(lambda: here.story.count("end") == count + 9, 120), here.logs()
-    (sent,), (begin,) = here.story.of("message", id=result.id), here.story.of("begin", name="free")
-    print(f"\nbehind {count} tasks, it began after {begin['at'] - sent['at']:.2f} s")  # noqa: T201 - a figure
-    # Less than half of what it takes if each of the others occupies one of the four processes for a second.
-    assert begin["at"] - sent["at"] < count / 4 / 2
+    messages = here.story.count("message") - 9
+    plain = started_after(here, tasks.again, count=count, name=f"{name}-plain")
+    print(  # noqa: T201 - figures
+        f"\n{count} tasks for a busy lock: {ours:.2f} s until one for a free lock started, {messages / count:.1f} "
+        f"messages each; {count} that Celery retries: {plain:.2f} s"
+    )
+    assert ours < max(1, 5 * plain)
     assert here.story.count("state", state="FAILURE") == 0
+
+
+def inversions(order: list[int]) -> int:
+    """How many pairs do not have the order in which they were sent."""
+    return sum(later < earlier for place, earlier in enumerate(order) for later in order[place + 1 :])
 
 
 @pytest.mark.long
@@ -65,7 +81,7 @@ def test_figures(place: MakePlace, name: str, count: int, seconds: float) -> Non
     print(  # noqa: T201 - figures
         f"\n{count} tasks of {seconds} s: {story.count('message') / count:.1f} messages each, "
         f"{max(times) - min(times) + seconds:.1f} s in all (at least {count * seconds:g}), moved {moved:.1f} places, "
-        f"number 3 ran as {ids.index(3)}"
+        f"{inversions(ids)} of {count * (count - 1) // 2} pairs in the wrong order"
     )
 
 
