@@ -6,11 +6,13 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from django_mongolock import LockNotAcquired, mongo_lock
+from django_mongolock.conf import get_settings
 from django_mongolock.contrib.celery import enqueue_once
 from tests import parts
 from tests.celery import app as tasks
@@ -83,6 +85,18 @@ def test_purged(place: MakePlace, name: str, count: int) -> None:
     print(f"\n{count} purged: the first key was free after {first:.1f} s, the last after {last:.1f} s")  # noqa: T201
     assert first > 2.9
     assert last < 3 + 1 + 2  # the margin of the clock, and the time of the queries
+
+
+def test_a_killed_worker(place: MakePlace, name: str) -> None:
+    """The key of a task that runs has the lease of a lock, and not of the queue: its worker may be killed whole."""
+    here = place()
+    worker = here.start(concurrency=1)
+    enqueue_once(tasks.once, (name, "sleep"), key=name)
+    assert eventually(lambda: here.story.count("begin"), 60), here.logs()
+    worker.kill()
+    (holder,) = holders(name)
+    left = holder["until"] - datetime.now(UTC)
+    assert left.total_seconds() < get_settings().LEASE * 1.1 + 1
 
 
 def free(key: str) -> bool:
