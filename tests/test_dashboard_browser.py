@@ -253,11 +253,12 @@ class TestEverybody:
         with visit(viewport={"width": 320, "height": 700}, color_scheme=scheme) as page:
             assert page.evaluate("document.documentElement.scrollWidth") <= 320
 
+    @pytest.mark.parametrize("language", ["en", "de"])
     @pytest.mark.parametrize("path", [LIST, PAGE, "/admin/django_mongolock/lockevent/"])
-    def test_first_screen(self, visit: Visit, locks: Locks, settings: Settings, path: str) -> None:
+    def test_first_screen(self, visit: Visit, locks: Locks, settings: Settings, path: str, language: str) -> None:
         """Beside the navigation of the admin no column is out of sight, no short key is broken, and who holds what is
         waited for and what to press is seen without scrolling. On a telephone each row is a card."""
-        settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 1}
+        settings.MONGOLOCK, settings.LANGUAGE_CODE = {**settings.MONGOLOCK, "HISTORY": 1}, language
         task = {"place": "task shop.tasks.export 7f3a0001-11b2-4c55-9f0e-8a1d00000001", "thread": "ForkPoolWorker-2"}
         who: dict[str, Any] = {"user": "anna", "host": "worker-1.example.com", **task}
         locks.add("shop.report:nightly", [entry(1, held_for=754, **who)], [waiter(2, held_for=401, **who)])
