@@ -25,7 +25,7 @@ WITH_PROMTOOL = parts.needs("promtool")
 FIRING = {
     "LockLost": ({'mongolock_lost_total{template="a"}': "0x20 1x60"}, 22, 19),
     "LockDeadlock": ({'mongolock_not_acquired_total{template="a",reason="deadlock"}': "0x20 1x60"}, 22, 19),
-    "LockHeldTooLong": ({"locks_longest_hold_seconds": "0+60x90"}, 67, 59),
+    "LockHeldTooLong": ({"locks_longest_hold_seconds": "0+60x90"}, 67, 65),
     "LockWaitsTooLong": (
         {
             'mongolock_wait_seconds_bucket{template="a",le="5"}': "0+90x30",

@@ -102,7 +102,7 @@ class TestThePage:
         """All ticks were taken away: nothing is done, and that is said."""
         locks.add("k", [entry(n, mode="shared") for n in (1, 2)])
         response = admin.post(ACTIONS[action], {"reason": "x"}, follow=True)
-        assert notes(response) == "No holder was selected: nothing was done."
+        assert notes(response) == "No holder was selected. Nothing was changed."
         assert len(locks.read("k")["holders"]) == 2
 
     def test_away_while_the_page_was_open(self, locks: Locks, admin: Client, away: None) -> None:
@@ -216,7 +216,7 @@ class TestWhoIsMeant:
         locks.collection.update_one({"_id": "changed"}, {"$set": {"holders": [entry(99)]}})
         done = admin.post(ASK, fields_of(page), follow=True)
         assert "The holder of 1 lock was asked" in notes(done)
-        assert "2 locks were not touched" in notes(done)
+        assert "2 locks were not changed" in notes(done)
         assert "release_requested_by" not in locks.read("changed")["holders"][0]
         assert [each.object_id for each in LogEntry.objects.all()] == ["same"]
 

@@ -151,8 +151,8 @@ def report(kind: Kind, outcome: Outcome) -> Iterator[tuple[int, str]]:
         yield messages.SUCCESS, text % count
     if count := len(outcome.changed):
         text = ngettext(
-            "%(count)d lock was not touched because its holder has changed since it was shown: %(keys)s",
-            "%(count)d locks were not touched because their holders have changed since they were shown: %(keys)s",
+            "%(count)d lock was not changed because its holder has changed since it was shown: %(keys)s",
+            "%(count)d locks were not changed because their holders have changed since they were shown: %(keys)s",
             count,
         )
         yield messages.WARNING, text % {"count": count, "keys": _first(outcome.changed)}

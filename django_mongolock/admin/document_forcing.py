@@ -35,7 +35,7 @@ def ask(admin: Pages, request: HttpRequest) -> HttpResponse:
         none = _("This owner holds no document now.")
     else:
         found = read_shown(request.POST.getlist("document"))
-        none = _("No document was selected: nothing was done.")
+        none = _("No document was selected. Nothing was changed.")
     return question(admin, request, found) or _back(admin, request, none)
 
 

@@ -136,7 +136,7 @@ class LockActions(Pages):
             return self._question(request, kind, self._read(one, SHOWN)) or way_back
         shown = release.read_shown(request.POST.getlist("lock"))
         if not shown:
-            self.message_user(request, _("No holder was selected: nothing was done."), messages.WARNING)
+            self.message_user(request, _("No holder was selected. Nothing was changed."), messages.WARNING)
             return way_back
         form = ReasonForm(kind, request.POST)
         if not form.is_valid():

@@ -157,7 +157,7 @@ class LockAdmin(Columns, LockActions):
         queryset: Any = self.get_queryset(request).filter(pk=key)
         lock = next(queryset.snapshots(timeout=get_settings().COMMAND_TIMEOUT, **bounds), None)
         if lock is None:
-            text = _("There is no lock “%s” (any more): the documents of unused locks are deleted after a while.")
+            text = _("There is no lock “%s”. The documents of unused locks are deleted after a while.")
             self.message_user(request, text % key, messages.WARNING)
         return lock
 

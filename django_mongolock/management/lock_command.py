@@ -22,7 +22,7 @@ from ..inspection import display
 from ..inspection.as_json import as_json
 from ..inspection.patterns import KeyMatch, glob, starting
 from ..inspection.queries import ping
-from ..inspection.snapshot import LockSnapshot
+from ..inspection.snapshot import LockSnapshot, State
 from .plain_output import PlainCommand
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -133,12 +133,13 @@ def write_locks(stdout: OutputWrapper, locks: Iterable[LockSnapshot], *, wide: b
 def _as_row(lock: LockSnapshot, *, wide: bool) -> tuple[str, ...]:
     first = next(iter(lock.holders), None)
     more = f" and {lock.holding - 1} more" if lock.holding > 1 else ""
+    since = None if lock.state is State.KEPT else lock.since
     where = display.details if wide else partial(display.where, thread=False)
     row = (
         lock.key,
         display.STATES[lock.state][1],
         lock.damage or (f"{display.who(first)}, {where(first)}{more}" if first else "-"),
-        display.duration((lock.now - lock.since).total_seconds()) if lock.since else "-",
+        display.duration((lock.now - since).total_seconds()) if since else "-",
         display.time_left(lock.expires_at, lock.now) if lock.expires_at else "-",
         lock.waiting,
         *((max(lock.tokens, default=lock.token or "-"),) if wide else ()),
