@@ -17,7 +17,8 @@ from django.utils.translation import ngettext
 
 from ..documents import DocumentLock, DocumentSnapshot, declared
 from ..documents.document_lock import find_lock
-from ..engine.text_checks import check_fact, tidy_fact
+from ..engine.text_checks import tidy_fact
+from ..exceptions import printable
 from .confirmation import FORCE, ReasonForm
 from .document_permissions import may_force, may_view
 from .document_rows import Shown
@@ -88,13 +89,20 @@ def read_shown(values: Iterable[str]) -> list[Shown]:
             name, text, holder = json.loads(value)
             lock = find_lock(name)
             id_ = lock.check_id(json_util.loads(text))
-            document = DocumentSnapshot(id_, 0, check_fact("a holder", holder), None, None, None, 0.0)
+            document = DocumentSnapshot(id_, 0, _as_stored(holder), None, None, None, 0.0)
             found.append(Shown(lock, document))
         except (ValueError, TypeError, LookupError, RecursionError, ArithmeticError, BSONError):
             raise BadRequest("not a document") from None
     if len(found) > MAX_SELECTED:
         raise BadRequest("too many documents")
     return found
+
+
+def _as_stored(holder: str | None) -> str | None:
+    """The holder of a form, which may be any text: another program wrote it. Raises TypeError, ValueError."""
+    if holder is not None:
+        str.encode(holder)
+    return holder
 
 
 def _by_lock(shown: Iterable[Shown]) -> list[tuple[DocumentLock[Any], list[DocumentSnapshot]]]:
@@ -132,8 +140,7 @@ def _log(
     """Write into the log of the admin who did what to an instance; documents without a model have no such log."""
     if lock.model is None or not done:
         return
-    instances = lock.model._base_manager.using(lock.alias).in_bulk([each.id for each in done])
-    for each in done:
-        if (instance := instances.get(each.id)) is not None:
+    for each in done:  # one by one: a document may have megabytes
+        if (instance := lock.model._base_manager.using(lock.alias).filter(pk=each.id).first()) is not None:
             text = _("Forced its release; it was held by %(holder)s. Reason: %(reason)s")
-            admin.log_change(request, instance, text % {"holder": each.holder, "reason": reason})
+            admin.log_change(request, instance, text % {"holder": printable(each.holder), "reason": printable(reason)})

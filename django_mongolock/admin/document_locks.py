@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..documents import DocumentLock
-from ..exceptions import LockError
+from ..exceptions import LockError, printable
 from ..models import Lock
 from .document_forcing import question
 from .document_pages import report_cleared
@@ -124,7 +124,7 @@ class DocumentLockAdminMixin(ModelAdmin):
             return
         for document in swept.cleared:
             instance = queryset.model(pk=document.id)
-            self.log_change(request, instance, _("Released: %s held it for too long.") % document.holder)
+            self.log_change(request, instance, _("Released: %s held it for too long.") % printable(document.holder))
         report_cleared(request, self.document_lock, swept)
         if len(keys) > MAX_CLEARED_AT_ONCE:
             text = _("Only the first %d of the selected documents were processed. Repeat the action for the others.")

@@ -65,7 +65,9 @@ class Pages(ModelAdmin):
         request.current_app = self.admin_site.name
         defaults = {**self.admin_site.each_context(request), "opts": self.opts, "media": self.media}
         template = f"admin/django_mongolock/lock/{name}.html"
-        return TemplateResponse(request, template, {**defaults, **context}, status=status)
+        response = TemplateResponse(request, template, {**defaults, **context}, status=status)
+        response.add_post_render_callback(_show_plainly)  # also where an action of a project's own page shows it
+        return response
 
 
 #: What hides or reverses other text. The first kind also stands in the texts of Django that are written from right to

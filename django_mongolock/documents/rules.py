@@ -11,6 +11,10 @@ from ..engine.text_checks import MAX_FACT_LENGTH, check_fact, check_text
 
 #: The most that a version may be; far above any real one, and adding one to it is still a whole number of 64 bits.
 LAST_VERSION: Final = 2**62
+#: The largest id, holder, version, time or attempt that is read, in bytes.
+LARGEST_VALUE: Final = 8_192
+#: What is read in the place of a larger one: a document with this field.
+TOO_LARGE: Final = "mongolock_bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,15 @@ class Fields:
         return {role: getattr(self, role) for role in ("holder", "state", "version", "time", "attempt")}
 
     def projection(self) -> dict[str, Any]:
-        """Return what to read of a document to know the state of its lock."""
-        return {**dict.fromkeys(self.names().values(), 1), "mongolock_now": "$$NOW"}
+        """Return what to read of a document to know the state of its lock. Of a value that is larger than any of the
+        lock's own, the server sends the size only: another program may have written megabytes there."""
+        values = {name: _bounded(name) for name in ("_id", *self.names().values())}
+        return {**values, "mongolock_now": "$$NOW"}
+
+
+def _bounded(name: str) -> dict[str, Any]:
+    size = {"$bsonSize": {"v": f"${name}"}}
+    return {"$cond": [{"$gt": [size, LARGEST_VALUE]}, {TOO_LARGE: size}, f"${name}"]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from bson.int64 import Int64
 from pymongo.collection import Collection
 
 from ..exceptions import LockBackendFailed
-from .rules import LAST_VERSION, Rules
+from .rules import LAST_VERSION, TOO_LARGE, Rules
 from .updates import Document
 
 #: How often a command is sent whose outcome is unknown, besides what the driver does by itself.
@@ -80,8 +80,12 @@ def read_state(rules: Rules, document: Mapping[str, Any]) -> LockState:
     holder, state, version, time = (get_path(document, getattr(fields, role)) for role in _TYPES)
     version = version or 0
     id_ = document["_id"]
+    if isinstance(id_, Mapping) and TOO_LARGE in id_:
+        return LockState("?", damage=f"its _id has {id_[TOO_LARGE]} bytes")
     for role, (types, words) in _TYPES.items():
         value = get_path(document, getattr(fields, role))
+        if isinstance(value, Mapping) and TOO_LARGE in value:
+            return LockState(id_, damage=f"its field {getattr(fields, role)!r} has {value[TOO_LARGE]} bytes")
         if type(value) not in types:  # a subclass, such as bson.Code of str, is another type to the server
             return LockState(id_, damage=f"its field {getattr(fields, role)!r} is {type(value).__name__}, not {words}")
     if version >= LAST_VERSION:

@@ -64,6 +64,8 @@ class Editing:
         """
         editing = cls(request, target, using=using)
         editing.status = editing._ask()
+        if not (editing.status.is_mine or editing.status.problem):
+            editing.page.forget_person()
         if respond and editing.page.action:
             editing.response = editing.respond()
         return editing
@@ -154,8 +156,9 @@ class Editing:
         return not self.refusals
 
     def refuse(self, form: Any) -> None:
-        """Put the refusals into a form that has cleaned what was sent."""
-        for text in self.refusals:
+        """Put the refusals into a form that has cleaned what was sent; one without data, as after an empty POST, can
+        show none."""
+        for text in self.refusals if form.is_bound else ():
             form.add_error(None, ValidationError(text, code="edit_lock"))
 
     def compare(self, form: Any, stored: Model) -> None:
@@ -254,9 +257,12 @@ class Editing:
     def _keep(self) -> EditLockStatus:
         """Beat or release, as the page's script says."""
         self.lock.tab = self.page.tab
-        if self.page.action == "beat":
+        if self.page.action == "leave" or self.page.is_idle:
+            return self.lock.release()
+        status = self.lock.beat()
+        if status.held or status.problem:
             self.page.note_script()
-        return self.lock.release() if self.page.action == "leave" or self.page.is_idle else self.lock.beat()
+        return status
 
     def _take_over(self, token: str) -> EditLockStatus:
         # It may be free by now, or this very page's.

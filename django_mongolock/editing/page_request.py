@@ -8,7 +8,7 @@ from django.http import HttpRequest
 
 from ..conf import get_settings
 from ..context import check_encoding, own_address, view_name
-from ..owners import session_owner
+from ..owners import OWNER_KEY, session_owner
 from .edit_lock import new_tab
 from .edit_lock_status import Person
 
@@ -42,6 +42,7 @@ class PageRequest:
         self.seal = request.POST.get(SEAL)
         self.had = self.action == "beat" or "had" in request.POST
         self._session = getattr(request, "session", None)
+        self._is_known = self._session is not None and OWNER_KEY in self._session
 
     @property
     def former(self) -> str:
@@ -111,6 +112,11 @@ class PageRequest:
         if user is not None and user.is_authenticated:
             return Person(str(user.pk), user.get_username(), owner)
         return Person(owner or f"anonymous:{new_tab()}", "", owner)
+
+    def forget_person(self) -> None:
+        """Leave no session behind for who holds nothing: neither for a visitor who only reads, nor for a robot."""
+        if self._session is not None and not self._is_known:
+            self._session.pop(OWNER_KEY, None)
 
     @property
     def place(self) -> str:

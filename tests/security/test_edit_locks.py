@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import pytest
 from django.contrib.auth.models import Permission, User
+from django.contrib.sessions.models import Session
 from django.http import HttpRequest, QueryDict
 from django.test import Client, RequestFactory
 from django.urls import include, path
@@ -99,6 +100,38 @@ class TestWithoutTheRight:
         for number in range(200):
             client.post(f"/admin/shop/order/{number * 'x'}/change/?edit-lock=leave", {"edit_lock_tab": str(number)})
         assert everything(locks) == []
+
+
+class TestVisitors:
+    """Who has no login: a session is made for who holds a lock, and for no one else."""
+
+    @pytest.mark.parametrize("page", ["own", "async"])
+    def test_who_only_reads_has_no_session(self, locks: Locks, order: Order, page: str) -> None:
+        """Neither a row nor a cookie for a visitor of a page that another one edits, for a HEAD, a prefetch or an image
+        on another site, nor for what the page's script sends without a lock."""
+        address = EDITED[page].format(order.pk)
+        headers = ({"Sec-Fetch-Dest": "image"}, {"Sec-Purpose": "prefetch"}, {"Purpose": "prefetch"})
+        for header in headers:
+            assert "sessionid" not in Client().get(address, headers=header).cookies
+        assert "sessionid" not in Client().head(address).cookies
+        assert everything(locks) == []
+        staff("anna").get(address)
+        before = Session.objects.count()
+        for method, action in itertools.product(("get", "head", "post"), ACTIONS):
+            visitor = Client()
+            form = {"edit_lock_tab": "tab", "idle": "9" * 9} if action else {}
+            getattr(visitor, method)(f"{address}?edit-lock={action}", form)
+            assert "sessionid" not in visitor.cookies, (method, action)
+        assert Session.objects.count() == before
+
+    @pytest.mark.parametrize("page", ["own", "async"])
+    def test_who_holds_it_has_one(self, order: Order, page: str) -> None:
+        """A view without a login lets a visitor edit: then their session says who they are."""
+        visitor = Client()
+        first = visitor.get(EDITED[page].format(order.pk))
+        assert state_of(first) == "mine"
+        assert visitor.cookies["sessionid"].value
+        assert visitor.post(EDITED[page].format(order.pk), fields_of(first) | {"item": "car"}).status_code == 302
 
 
 class TestRelease:
