@@ -31,6 +31,7 @@ from .exceptions import (
 from .fencing import afenced_update, fenced_update
 from .info import alock_info, lock_info
 from .keys import lock_key
+from .leaders import leader
 from .locks import mongo_lock, mongo_semaphore
 
 __version__ = "0.1.0"
@@ -65,6 +66,7 @@ __all__ = [
     "alock_info",
     "claim",
     "fenced_update",
+    "leader",
     "lock_info",
     "lock_key",
     "mongo_lock",

@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RUN_BY = {
     "README.md": "tests/test_readme.py",
     "docs/explanation/which-lock.md": "tests/documents/test_docs.py",
+    "docs/howto/at-most-n.md": "tests/test_docs_howto.py",
     "docs/howto/celery.md": "tests/test_docs_topics.py",
     "docs/howto/commands.md": "tests/test_docs_topics.py",
     "docs/howto/cron.md": "tests/test_docs_howto.py",

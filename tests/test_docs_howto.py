@@ -64,6 +64,30 @@ class TestCron:
         assert document("import-books")["acquisitions"] == 1
 
 
+class TestAtMostN:
+    """docs/howto/at-most-n.md"""
+
+    def test_all(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """The task runs with one of three permits; the scheduler leads until it has sent all; and is asked about."""
+        export, scheduler, asking = blocks("howto/at-most-n.md")
+        names: dict[str, Any] = {"__name__": f"docs_{uuid.uuid4().hex}"}
+        exec(export, names)
+        assert names["export_tenant"](5) == "exported 5"
+        assert document("export:5")["last_holder"]["capacity"] == 3
+        sent: list[int] = []
+
+        def send_what_is_due(token: int) -> bool:
+            sent.append(token)
+            return len(sent) == 3
+
+        names["send_what_is_due"] = send_what_is_due
+        exec(scheduler, names)
+        assert sent == [document("scheduler")["token"]] * 3
+        with held_elsewhere("scheduler", label="leader"):
+            exec(asking, names)
+        assert capsys.readouterr().out.startswith("held 20")
+
+
 class TestFencing:
     """docs/howto/fencing.md"""
 

@@ -26,7 +26,7 @@ FLOORS = (
     {"inspection"},
     {"locks"},
     {"owners", "rows", "router"},
-    {"claims", "decorator", "info"},
+    {"claims", "decorator", "info", "leaders"},
     {"models"},
     {"documents", "versions"},
     {"editing", "fencing"},

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
-import threading
-import time
 from argparse import Namespace, RawDescriptionHelpFormatter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any, Final
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
@@ -22,6 +15,7 @@ from ...decorator.locked_command import BUSY, LOST, holding, terminated_as_exit
 from ...engine.lock import MongoLock
 from ...engine.text_checks import tidy_fact
 from ...locks import mongo_lock
+from ..child import Child
 from ..lock_command import seconds
 from ..plain_output import PlainCommand
 
@@ -45,20 +39,19 @@ exit codes:
   127  the program does not exist
 """
 
-_FORWARDED: Final = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")
-
 
 class Command(PlainCommand):
     """Runs a program under a lock."""
 
     help = HELP
+    codes = CODES
     #: For the shell: other commands report what is wrong with the project.
     requires_system_checks: list[str] = []  # noqa: RUF012 - as Django wants it
     #: The program's exit code, for `run_from_argv`.
     code = 0
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        parser = super().create_parser(prog_name, subcommand, epilog=CODES, **kwargs)
+        parser = super().create_parser(prog_name, subcommand, epilog=self.codes, **kwargs)
         parser.formatter_class = RawDescriptionHelpFormatter
         parse = parser.parse_args
 
@@ -66,7 +59,7 @@ class Command(PlainCommand):
             """Leave the program's arguments alone: argparse would drop each `--` among them."""
             at = list(args).index("--") if "--" in args else None
             if at is None and not {"-h", "--help", "--version"}.intersection(args):
-                parser.error("put -- between the key and the program: run_locked KEY -- PROGRAM …")
+                parser.error(f"put -- between the key and the program: {subcommand} KEY -- PROGRAM …")
             options = parse(args[: at + 2] if at is not None else args, namespace)
             options.program = list(args[at + 1 :]) if at is not None else []
             return options
@@ -112,7 +105,7 @@ class Command(PlainCommand):
             sys.exit(self.code)
 
     def handle(self, **options: Any) -> None:
-        child = _Child(options["program"], options["grace"])
+        child = Child(options["program"], options["grace"])
         with terminated_as_exit():
             lock = self._lock(options, child)
             try:
@@ -125,7 +118,7 @@ class Command(PlainCommand):
                     raise
                 self.stdout.write(f"Skipped: {error}")
 
-    def _lock(self, options: dict[str, Any], child: _Child) -> MongoLock:
+    def _lock(self, options: dict[str, Any], child: Child) -> MongoLock:
         try:
             return mongo_lock(
                 options["lock"],
@@ -141,83 +134,3 @@ class Command(PlainCommand):
             raise CommandError(str(error), returncode=2) from error
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
-
-
-class _Child:
-    """The program. It has its own process group, so that its child processes are stopped with it; except at a terminal,
-    which sends its signals to one group only."""
-
-    def __init__(self, command: list[str], grace: float) -> None:
-        self.command = command
-        self.grace = grace
-        self._is_at_terminal = sys.stdin is not None and sys.stdin.isatty()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._stopping = threading.Event()
-        self._early: list[int] = []
-
-    def run(self, lock: MongoLock) -> int:
-        """Run the program until it ends, and return its exit code as a shell would."""
-        environment = {
-            **os.environ,
-            "MONGOLOCK_KEY": lock.key,
-            "MONGOLOCK_FENCING_TOKEN": str(lock.fencing_token),
-        }
-        with self._forwarding():
-            try:
-                group = None if self._is_at_terminal else 0
-                self._process = subprocess.Popen(self.command, env=environment, process_group=group)
-            except FileNotFoundError as error:
-                raise CommandError(f"the program {self.command[0]!r} does not exist", returncode=127) from error
-            except OSError as error:
-                raise CommandError(f"{self.command[0]!r} cannot be run: {error.strerror}", returncode=126) from error
-            while self._early:
-                self._send(self._early.pop(0))
-            if not lock.held:
-                self.stop(lock)  # it was lost before the program started
-            code = self._process.wait()
-        return 128 - code if code < 0 else code
-
-    def stop(self, lock: MongoLock) -> None:
-        """The lock was lost: end the program and its child processes in time."""
-        if self._process is None or self._stopping.is_set():
-            return
-        self._stopping.set()
-        self._send(signal.SIGTERM)
-        end = time.monotonic() + self.grace
-        while self._process.poll() is None and time.monotonic() < end:
-            time.sleep(0.05)
-        self._send(signal.SIGKILL)
-
-    def _send(self, number: int) -> None:
-        if self._process is None:
-            return
-        with suppress(ProcessLookupError, PermissionError):
-            if self._is_at_terminal:
-                self._process.send_signal(number)
-            else:
-                os.killpg(self._process.pid, number)
-
-    @contextmanager
-    def _forwarding(self) -> Iterator[None]:
-        """Forward the signals that this process gets to the program. A terminal sends Ctrl-C to both. A signal that is
-        ignored here, because of nohup for example, is ignored by the program too."""
-
-        def forward(number: int, frame: FrameType | None) -> None:
-            if number == signal.SIGINT and self._is_at_terminal:
-                return
-            if self._process is None:
-                self._early.append(number)  # the program may run before Popen returns
-            else:
-                self._send(number)
-
-        known = [getattr(signal, name) for name in _FORWARDED if hasattr(signal, name)]
-        numbers = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, forward) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

@@ -1,0 +1,128 @@
+"""The program that a command runs under a lock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Final, Protocol
+
+from django.core.management.base import CommandError
+
+_FORWARDED: Final = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")
+#: Runs a program that is killed when its parent ends, however that was: Linux only. A child cannot ask for it itself
+#: between fork and exec, since this process has threads.
+_TIED: Final = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() == int(sys.argv[1]):
+    try:
+        os.execvp(sys.argv[2], sys.argv[2:])
+    except OSError as error:
+        print(f"{sys.argv[2]!r} cannot be run: {error.strerror}", file=sys.stderr)
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+"""
+
+
+class Held(Protocol):
+    """What a program needs of a lock, or of a leader's term."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def fencing_token(self) -> int: ...
+    @property
+    def held(self) -> bool: ...
+
+
+def tied(command: list[str]) -> list[str]:
+    """The command as one whose program is killed when this process ends, where that is possible."""
+    if sys.platform != "linux":
+        return command
+    return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
+
+
+class Child:
+    """The program. It has its own process group, so that its child processes are stopped with it; except at a terminal,
+    which sends its signals to one group only."""
+
+    def __init__(self, command: list[str], grace: float) -> None:
+        self.command = command
+        self.grace = grace
+        self._is_at_terminal = sys.stdin is not None and sys.stdin.isatty()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopping = threading.Event()
+        self._early: list[int] = []
+
+    def run(self, lock: Held) -> int:
+        """Run the program until it ends, and return its exit code as a shell would."""
+        environment = {
+            **os.environ,
+            "MONGOLOCK_KEY": lock.key,
+            "MONGOLOCK_FENCING_TOKEN": str(lock.fencing_token),
+        }
+        with self._forwarding():
+            try:
+                group = None if self._is_at_terminal else 0
+                self._process = subprocess.Popen(self.command, env=environment, process_group=group)
+            except FileNotFoundError as error:
+                raise CommandError(f"the program {self.command[0]!r} does not exist", returncode=127) from error
+            except OSError as error:
+                raise CommandError(f"{self.command[0]!r} cannot be run: {error.strerror}", returncode=126) from error
+            while self._early:
+                self._send(self._early.pop(0))
+            if not lock.held:
+                self.stop(lock)  # it was lost before the program started
+            code = self._process.wait()
+        return 128 - code if code < 0 else code
+
+    def stop(self, lock: Held) -> None:
+        """The lock was lost: end the program and its child processes in time."""
+        if self._process is None or self._stopping.is_set():
+            return
+        self._stopping.set()
+        self._send(signal.SIGTERM)
+        end = time.monotonic() + self.grace
+        while self._process.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            if self._is_at_terminal:
+                self._process.send_signal(number)
+            else:
+                os.killpg(self._process.pid, number)
+
+    @contextmanager
+    def _forwarding(self) -> Iterator[None]:
+        """Forward the signals that this process gets to the program. A terminal sends Ctrl-C to both. A signal that is
+        ignored here, because of nohup for example, is ignored by the program too."""
+
+        def forward(number: int, frame: FrameType | None) -> None:
+            if number == signal.SIGINT and self._is_at_terminal:
+                return
+            if self._process is None:
+                self._early.append(number)  # the program may run before Popen returns
+            else:
+                self._send(number)
+
+        known = [getattr(signal, name) for name in _FORWARDED if hasattr(signal, name)]
+        numbers = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, forward) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

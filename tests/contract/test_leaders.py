@@ -1,0 +1,184 @@
+"""`leader`: of all processes one leads, until it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from django_mongolock import LockLost, LockMisused, LockNotAcquired, leader, lock_info, mongo_lock
+from django_mongolock.backends.base import get_backend
+from django_mongolock.engine.step import Step
+from django_mongolock.leaders import Term
+from django_mongolock.testing import override_locks
+from tests.contract.conftest import Elsewhere, World
+from tests.looking import new_key
+
+
+@pytest.fixture
+def key(world: World) -> str:
+    return new_key("leader")
+
+
+class Record:
+    """What happened, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def note(self, event: str) -> Callable[[Term], None]:
+        return lambda term: self.events.append(event)
+
+
+def test_a_term(key: str, elsewhere: Elsewhere) -> None:
+    """One leads; the other waits for its turn."""
+    record = Record()
+    with leader(key, on_start=record.note("start"), on_stop=record.note("stop")) as term:
+        found = lock_info(key)
+        assert (found.holders[0].label, found.since, found.tokens) == ("leader", term.since, [term.fencing_token])
+        assert (term.held, term.sleep(0.01), record.events) == (True, True, ["start"])
+        with pytest.raises(LockNotAcquired):
+            elsewhere(key, wait=0).acquire()
+    assert (term.held, term.sleep(5), record.events) == (False, False, ["start", "stop"])
+    assert lock_info(key).state == "free"
+
+
+async def test_a_term_in_a_coroutine(key: str) -> None:
+    """The same."""
+    record = Record()
+    async with leader(key, on_start=record.note("start"), on_stop=record.note("stop")) as term:
+        assert (await term.asleep(0.01), record.events) == (True, ["start"])
+    assert (await term.asleep(5), record.events) == (False, ["start", "stop"])
+
+
+def test_a_request_to_release(key: str) -> None:
+    """The leader steps down in order: the lock is still held when its work has to stop, and it stands again."""
+    terms: list[tuple[bool, int]] = []
+
+    def work(term: Term) -> str:
+        if terms:
+            return "done"
+        apply(key, Step(request_release_of=grants(key), requested_by="a test"))
+        assert not term.sleep(20)
+        terms.append((term.lock.held, term.fencing_token))
+        return "stopped"
+
+    assert leader(key, lease=1).run(work) == "done"
+    ((held, token),) = terms
+    assert held
+    assert token < (lock_info(key).token or 0)
+
+
+def apply(key: str, step: Step) -> None:
+    get_backend().session().store.apply(key, step, 10)
+
+
+def grants(key: str) -> tuple[str, ...]:
+    return tuple(str(holder.grant) for holder in lock_info(key).holders)
+
+
+def test_a_lease_that_is_not_renewed() -> None:
+    """The work stops while the lock is still held, before any other process may begin; then it stands again."""
+    stopped: list[float] = []
+    with override_locks() as locks:
+
+        def work(term: Term) -> str:
+            if stopped:
+                return "again"
+            with locks.unavailable():
+                assert not term.sleep(20)
+            return "stopped"
+
+        key = new_key()
+        assert leader(key, lease=3, on_stop=lambda term: stopped.append(term.lock.remaining)).run(work) == "again"
+    assert 0.5 < stopped[0] <= 1
+
+
+async def test_a_coroutine_is_cancelled() -> None:
+    """Where it waits, in the same case."""
+    began: list[int] = []
+    with override_locks() as locks:
+
+        async def work(term: Term) -> str:
+            began.append(term.fencing_token)
+            if len(began) == 2:
+                return "again"
+            with locks.unavailable():
+                await asyncio.sleep(60)
+            raise AssertionError
+
+        assert await leader(new_key(), lease=1).arun(work) == "again"
+    assert began[0] < began[1]
+
+
+def test_a_forced_release(key: str) -> None:
+    """The loss is reported by the block, and by `run` to nothing but the next election."""
+    seen: list[bool] = []
+    once = leader(key, lease=1)
+    term = once.__enter__()
+    apply(key, Step(remove=grants(key), force=True))
+    assert not term.sleep(20)
+    with pytest.raises(LockLost):
+        once.__exit__(None, None, None)
+
+    def work(term: Term) -> str:
+        if seen:
+            return "again"
+        apply(key, Step(remove=grants(key), force=True))
+        seen.append(term.sleep(20))
+        return "stopped"
+
+    assert leader(key, lease=1).run(work) == "again"
+    assert seen == [False]
+
+
+def test_errors(key: str) -> None:
+    """What the work raises is raised, and so is the loss of another lock; no lock stays behind."""
+
+    def work(term: Term) -> None:
+        raise LockLost("another")
+
+    with pytest.raises(LockLost, match="another"):
+        leader(key).run(work)
+
+    def fail(term: Term) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        leader(key, on_start=fail).run(work)
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(leader(key).arun(fail))  # type: ignore[arg-type]
+    assert lock_info(key).state == "free"
+
+
+def test_mistakes(key: str) -> None:
+    """Each names its cure."""
+    with pytest.raises(TypeError, match="mode"):
+        leader(key, mode="shared")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="takes the term"):
+        leader(key, on_stop="x")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="which nothing fills"):
+        leader("a:{b}")
+    again = leader(key)
+    with again, pytest.raises(LockMisused, match="one for each thread"), again:
+        pass
+    with mongo_lock(key), pytest.raises(LockNotAcquired):
+        in_thread(lambda: leader(key, wait=0).__enter__())
+
+
+def in_thread(call: Callable[[], object]) -> None:
+    """Raises its error."""
+    errors: list[LockNotAcquired] = []
+
+    def run() -> None:
+        try:
+            call()
+        except LockNotAcquired as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    raise errors[0]

@@ -1,0 +1,153 @@
+"""`manage.py run_leader`: a program on the one process that leads."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections
+
+from django_mongolock import lock_info
+from django_mongolock.models import Lock
+from tests.looking import new_key
+from tests.waiting import eventually
+
+pytestmark = [
+    pytest.mark.django_db(databases=["default", "mongo"], transaction=True),
+    pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a program is not tied to its command"),
+]
+
+Start = Callable[..., subprocess.Popen[bytes]]
+#: Writes, ten times a second, who is at work, until it is stopped.
+AT_WORK = """
+import os, sys, time
+while True:
+    os.write(os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND), b"%d %f\\n" % (os.getpid(), time.monotonic()))
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(key: str, *program: str) -> subprocess.Popen[bytes]:
+        env = {
+            **os.environ,
+            "MONGODB_NAME": str(connections["mongo"].settings_dict["NAME"]),
+            "DJANGO_SETTINGS_MODULE": "testproject.settings",
+        }
+        command = [sys.executable, "-m", "django", "run_leader", key, "--lease", "2", "--", *program]
+        started.append(subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+    for process in started:
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+class Log:
+    """What the programs have written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.touch()
+
+    def spans(self) -> dict[int, tuple[float, float]]:
+        """From when to when each was at work."""
+        found: dict[int, tuple[float, float]] = {}
+        for line in self.path.read_text().splitlines():
+            pid, at = int(line.split()[0]), float(line.split()[1])
+            found[pid] = found.get(pid, (at, at))[0], at
+        return found
+
+    def others(self, *known: int) -> set[int]:
+        return set(self.spans()) - set(known)
+
+    def overlaps(self) -> list[tuple[int, int]]:
+        spans = sorted(self.spans().items(), key=lambda item: item[1])
+        return [(a, b) for (a, first), (b, second) in itertools.pairwise(spans) if first[1] >= second[0]]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Log:
+    return Log(tmp_path / "log")
+
+
+def program(log: Log) -> tuple[str, ...]:
+    return sys.executable, "-c", AT_WORK, str(log.path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, "release"])
+def test_never_two_at_work(start: Start, written: Log, how: Any) -> None:
+    """The leader is killed, ended or asked to release: its program has ended before that of the next one begins."""
+    key = new_key("leader")
+    leading = start(key, *program(written))
+    assert eventually(written.spans, 30)
+    (first,) = written.spans()
+    start(key, *program(written))
+    assert eventually(lambda: lock_info(key).waiting == 1, 30)
+    if how == "release":
+        assert Lock.objects.filter(key=key).ask_to_release("a test") == 1
+    else:
+        leading.send_signal(how)
+    assert eventually(lambda: written.others(first), 30)
+    time.sleep(1)
+    assert written.overlaps() == []
+    assert eventually(lambda: not runs(first))
+    if how == "release":  # it stands again
+        assert lock_info(key).waiting == 1
+
+
+@pytest.mark.slow
+def test_a_paused_leader(start: Start, written: Log) -> None:
+    """P9: while it is paused, it cannot stop its program; it does so when it goes on, and then stands again."""
+    key = new_key("leader")
+    leading = start(key, *program(written))
+    assert eventually(written.spans, 30)
+    (first,) = written.spans()
+    start(key, *program(written))
+    assert eventually(lambda: lock_info(key).waiting == 1, 30)
+    leading.send_signal(signal.SIGSTOP)
+    assert eventually(lambda: written.others(first), 30)
+    leading.send_signal(signal.SIGCONT)
+    assert eventually(lambda: not runs(first), 10)
+    assert eventually(lambda: lock_info(key).waiting == 1, 30)
+    assert len(written.others(first)) == 1
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_codes(start: Start) -> None:
+    """A program that ends by itself ends the command, with its code; and one that does not exist."""
+    key = new_key("leader")
+    assert start(key, "sh", "-c", 'exit "${MONGOLOCK_FENCING_TOKEN:+3}"').wait(60) == 3
+    assert start(key, "/no/such/program").wait(60) == 127
+    assert start(key, "/").wait(60) == 126
+    assert lock_info(key).state == "free"
+    with pytest.raises(CommandError) as caught:
+        call_command("run_leader", "", "--", "true")
+    assert caught.value.returncode == 2
+    with pytest.raises(CommandError, match="run_leader KEY -- PROGRAM"):
+        call_command("run_leader", "k")
