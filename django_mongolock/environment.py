@@ -21,6 +21,8 @@ __all__ = ["database_from_url", "settings_from_url"]
 SCHEMES: Final = ("mongodb", "mongodb+srv")
 #: The NAME of an address that has none. MongoDB refuses it. For "", django-mongodb-backend raises before checks run.
 NO_NAME: Final = " "
+#: The options that have secrets, by how they are compared: they are beside HOST as well.
+SECRETS: Final = {_.lower(): _ for _ in ("tlsCertificateKeyFilePassword", "authMechanismProperties")}
 
 
 class Address(NamedTuple):
@@ -42,12 +44,16 @@ class Address(NamedTuple):
 def database_from_url(url: str) -> dict[str, Any]:
     """Return the entry of DATABASES for ``mongodb://user:password@host1,host2/name?replicaSet=rs0&tls=true``.
 
-    User and password are beside HOST, where Django's debug page hides them. Options that are settings of this app are
-    left out: see `settings_from_url`. Of an address without a name, NAME is a blank, which a check reports.
+    User, password and options with secrets are beside HOST, where Django's debug page hides them. Options that are
+    settings of this app are left out: see `settings_from_url`. Of an address without a name, NAME is a blank, which a
+    check reports.
     """
     address = _read(url)
-    mongo = address._replace(options=tuple(option for option in address.options if _setting(option) is None))
-    entry = {"ENGINE": ENGINE, "HOST": mongo.without_user(), "NAME": address.database or NO_NAME}
+    split = [(option, *option.partition("=")[::2]) for option in address.options if _setting(option) is None]
+    secrets = {SECRETS[name.lower()]: unquote_plus(value) for _, name, value in split if name.lower() in SECRETS}
+    mongo = address._replace(options=tuple(option for option, name, _ in split if name.lower() not in SECRETS))
+    entry: dict[str, Any] = {"ENGINE": ENGINE, "HOST": mongo.without_user(), "NAME": address.database or NO_NAME}
+    entry |= {"OPTIONS": secrets} if secrets else {}
     return {**entry, "USER": unquote(address.user), "PASSWORD": unquote(address.password)} if address.user else entry
 
 
@@ -91,12 +97,10 @@ def _similar(option: str) -> str:
 
 
 def _read(url: str) -> Address:
-    scheme, separator, rest = url.strip().partition("://")
-    if not separator:  # nothing of it may be taken for a scheme: it may begin with user and password
-        scheme, rest = "", scheme
+    scheme, _, rest = url.strip().partition("://")
     before, _, query = rest.partition("?")
-    if "@" in query:  # a ? in the password: nothing of it may end up in HOST
-        return Address(scheme, "", "", "", "", ())
+    if scheme not in SCHEMES or "@" in query:  # either may be a part of the password: nothing of it may end up in HOST
+        return Address(scheme if scheme in SCHEMES else "", "", "", "", "", ())
     credentials, _, place = before.rpartition("@")
     user, _, password = credentials.partition(":")
     hosts, _, database = place.partition("/")

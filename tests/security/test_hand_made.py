@@ -18,6 +18,7 @@ from django.contrib.auth.models import User
 from django.db import connections
 from django.http import QueryDict
 from django.test import RequestFactory
+from django.views.debug import SafeExceptionReporterFilter
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pymongo import MongoClient
@@ -162,6 +163,8 @@ class TestSecrets:
             f"mongodb://u:p@x?{SECRET}@h/db",
             f"mongodb://u:p@x/{SECRET}?y@h/db",
             f"mongodb:/u:{SECRET}@h/db",
+            f"u:{SECRET}://@h/db",
+            f"u:p://{SECRET}@h/db",
         ],
     )
     def test_addresses(self, url: str) -> None:
@@ -172,6 +175,20 @@ class TestSecrets:
         problem = address_problem(url)
         assert problem
         assert SECRET not in problem
+
+    @pytest.mark.parametrize("option", ["tlsCertificateKeyFilePassword", "TLSCERTIFICATEKEYFILEPASSWORD"])
+    def test_options(self, option: str) -> None:
+        """The options that have secrets are in OPTIONS, under names that Django's debug page hides; MongoDB's driver
+        takes them from there."""
+        url = f"mongodb://h/db?tls=true&{option}={SECRET}%2F&authMechanismProperties=AWS_SESSION_TOKEN:{SECRET}"
+        entry = database_from_url(url)
+        assert entry["HOST"] == "mongodb://h/db?tls=true"
+        assert entry["OPTIONS"] == {
+            "tlsCertificateKeyFilePassword": f"{SECRET}/",
+            "authMechanismProperties": f"AWS_SESSION_TOKEN:{SECRET}",
+        }
+        shown = SafeExceptionReporterFilter().cleanse_setting("DATABASES", {"locks": entry})
+        assert SECRET not in repr(shown)
 
     def test_digests(self, settings: Settings) -> None:
         """What a page carries of a value that it does not show, such as a PIN, cannot be compared with guesses; and the
