@@ -99,6 +99,44 @@ def test_there_are_threats() -> None:
     assert len(rows(THREATS.read_text())) > 15
 
 
+#: The lists of surfaces over which a test runs, by what the table of threats calls them.
+PLACES = {
+    "pages": ("PAGES", "addresses"),
+    "commands": ("COMMANDS",),
+    "edit locks": ("EDITED",),
+    "own admins": ("OWN_ADMINS",),
+}
+
+
+@cache
+def names_in(path: str, name: str) -> set[str]:
+    """The names that a test uses, its decorators included."""
+    node: ast.AST = ast.parse((ROOT / path).read_text())
+    for part in name.split("::"):
+        node = next(each for each in ast.iter_child_nodes(node) if getattr(each, "name", "") == part)
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def without_a_list(text: str) -> list[str]:
+    """The rows that name places over whose list none of their tests runs."""
+    wrong = []
+    for attack, _, where, tests in rows(text):
+        used = set().union(*(names_in(path, name) for path, name in NAME.findall(tests)))
+        places = filter(None, where.split(", "))
+        wrong += [f"{attack}: {place}" for place in places if not used & set(PLACES[place])]
+    return wrong
+
+
+def test_threats_are_tried_at_every_place() -> None:
+    """Where the table of threats says pages or commands, all of them are meant: a test of the row runs over the list,
+    which `tests/security/test_surfaces.py::test_no_surface_is_missing` keeps complete."""
+    text = THREATS.read_text()
+    assert without_a_list(text) == []
+    assert {place for row in rows(text) for place in row[2].split(", ")} == {*PLACES, ""}
+    row = "| a | b | commands | `tests/security/test_surfaces.py::TestShown::test_pages` |"
+    assert without_a_list(f"| | | | |\n|---|---|---|---|\n{row}") == ["a: commands"]
+
+
 def test_drift_is_found() -> None:
     """The judgement can fail: in each of the ways that it is for."""
     head = "| | a | b |\n|---|---|---|\n"

@@ -30,6 +30,7 @@ from django_mongolock.models import Lock, LockEvent
 from tests.grants import own
 from tests.lock_documents import HOSTILE_KEYS, TOKEN, Locks, entry, waiter
 from tests.lock_fixtures import WITH_MONGO
+from tests.security.surfaces import COMMANDS
 from tests.test_admin import LIST, NAMES, RELEASE, browser, page_of, select, text_of
 from tests.waiting import eventually
 
@@ -309,17 +310,23 @@ class TestLeaks:
         found = run_checks(databases=["mongo"], include_deployment_checks=True)
         said = " ".join(f"{message.msg} {message.hint}" for message in found if "mongolock" in str(message.id))
         assert {"mongolock.E101", "mongolock.E019"} & {message.id for message in found}
-        for command in (["list_locks"], ["clear_stale_locks", "--no-input"], ["release_lock", "k", "--no-input"]):
-            with pytest.raises(CommandError) as refusal:
-                call_command(*command, stdout=io.StringIO())
-            said += str(refusal.value) + "".join(traceback.format_exception(refusal.value))
+        for command, ways in COMMANDS.items():
+            out = io.StringIO()
+            try:
+                call_command(command, *(word.format(key="k", owner="o") for word in ways[-1]), stdout=out, stderr=out)
+                assert command == "check_locks"  # which says what is wrong, line by line
+            except CommandError as refusal:
+                said += str(refusal) + "".join(traceback.format_exception(refusal))
+            said += out.getvalue()
         assert SECRET not in said + caplog.text
 
     @pytest.mark.filterwarnings("ignore::UserWarning")
     def test_pages(self, wrong: None) -> None:
         """The admin's page of a server that is away, and the answers of a view."""
-        responses = [browser(*NAMES).get(LIST), browser(*NAMES).get(page_of("k")), respond("k")]
-        assert [response.status_code for response in responses] == [503, 503, 503]
+        client = browser(*NAMES)
+        responses = [respond("k"), *(client.get(address) for address in PAGES.values())]
+        assert {response.status_code for response in responses} <= {503, 405, 302, 403, 200}
+        assert [responses[0].status_code, client.get(LIST).status_code] == [503, 503]
         for response in responses:
             assert SECRET not in response.content.decode() + str(response.headers)
             assert "mongodb" not in response.content.decode().replace("MongoDB", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -125,6 +126,12 @@ def _answers(name: str, member: object) -> bool:
 def known_actions() -> set[str]:
     """The actions of the list of locks."""
     return set(LockAdmin.actions)
+
+
+def leaves(response: Any) -> bool:
+    """Whether a response sends the browser to another site."""
+    address = response.get("Location", "/").replace("\\", "/")
+    return not re.match(r"/(?!/)|\?|\.|http://testserver/", address)
 
 
 def clean(fields: dict[str, str]) -> dict[str, str]:

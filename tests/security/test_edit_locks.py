@@ -25,7 +25,7 @@ from tests.editing.conftest import _site  # noqa: F401 - its fixture
 from tests.editing.staff import fields_of, holders, staff, state_of, tell
 from tests.lock_documents import Locks
 from tests.lock_fixtures import WITH_MONGO
-from tests.security.surfaces import EDITED, clean
+from tests.security.surfaces import EDITED, clean, leaves
 
 pytestmark = WITH_MONGO
 
@@ -220,6 +220,7 @@ def test_any_bytes(locks: Locks, order: Order, name: str, *, is_edited: bool) ->
             body = clean(form) if method == "post" else {}
             response = getattr(client, method)(EDITED[name].format(quote(pk)), body, **sent)
             assert response.status_code < 500, (method, action, form, query, headers, pk)
+            assert not leaves(response), (method, action, form, query, headers, pk)
 
     ask()
     if is_edited:

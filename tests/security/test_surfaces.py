@@ -45,6 +45,7 @@ from tests.security.surfaces import (
     known_commands,
     known_mixins,
     known_pages,
+    leaves,
     operator,
 )  # fmt: skip
 
@@ -299,7 +300,8 @@ VALUES = st.text(max_size=12) | st.sampled_from(
 )
 FIELDS = st.dictionaries(
     st.sampled_from(["lock", "reason", "back", "filters", "action", "_selected_action", "index", "q", "p", "o", "state",
-                     "mode", "event", "part", "e", "all", "select_across", "next", "_popup", "_to_field"])
+                     "mode", "event", "part", "e", "all", "select_across", "next", "force", "owner",
+                     "document", "_popup", "_to_field"])
     | st.text(max_size=4),
     VALUES, max_size=4,
 )  # fmt: skip
@@ -330,6 +332,7 @@ def test_any_bytes(locks: Locks, settings: Settings, name: str) -> None:
         for each in (client, stranger):
             response = getattr(each, method)(path, clean(form) if method == "post" else {}, **sent)
             assert response.status_code < 500, (path, query, form, headers)
+            assert not leaves(response), (path, query, form, headers)
 
     ask()
     assert locks.read("k")["holders"]
