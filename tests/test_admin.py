@@ -154,6 +154,12 @@ class TestList:
         free locks are listed, of which there may be a million."""
         assert rows(admin.get(LIST + query)) == keys
 
+    @pytest.mark.parametrize(("query", "chosen"), [("", "Held"), ("?state=kept", "Kept"), ("?q=order", "All")])
+    def test_the_chosen_filter(self, admin: Client, query: str, chosen: str) -> None:
+        """Is marked, and only that."""
+        page = admin.get(LIST + query).content.decode().split("By mode")[0]
+        assert re.findall(r'<li class="selected">\s*<a [^>]*>([^<]*)', page) == [chosen]
+
     @pytest.mark.parametrize(
         ("text", "keys"),
         [
