@@ -654,6 +654,16 @@ class TestDrawing:
         (lane,) = admin.get(f"{LIST}k/change/").context["hour"].lanes
         assert ("hold", "0.00%") in {(mark.kind, mark.x) for mark in lane.marks}
 
+    def test_more_than_is_drawn(
+        self, told: Collection[dict[str, Any]], admin: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where the history has more events than are drawn, both pictures say so: a gap is no proof of rest."""
+        said = "Only the latest events in the history are drawn."
+        for most, capped in ((20, False), (3, True)):
+            monkeypatch.setattr(lanes, "MAX_EVENTS", most)
+            for path in (PAGE, f"{LIST}k/change/"):
+                assert (said in text_of(admin.get(path))) is capped
+
     def test_no_last_hour(self, told: Collection[dict[str, Any]], admin: Client, settings: Settings) -> None:
         """There is no picture if nothing happened in the hour, or no history is kept."""
         told.delete_many({"at": {"$gte": now() - timedelta(hours=1)}})

@@ -68,11 +68,13 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The lanes, the time that they cover, and the labels below them: position and text."""
+    """The lanes, the time that they cover, and the labels below them: position and text. capped: the history has more
+    than is drawn."""
 
     lanes: list[Lane]
     span: timedelta
     ticks: list[tuple[str, str]]
+    capped: bool = False
 
     @property
     def minutes(self) -> int:
@@ -88,14 +90,15 @@ def draw(
     chosen = sorted(recent, key=lambda each: _weight(each[1], now), reverse=True)[:MAX_LANES]
     span = _span([stretch for lock, found in chosen if lock.state is not State.STALE for stretch in found], now)
     drawn = (_lane(lock.key, found, now, span, _text(lock)) for lock, found in chosen)
-    return Picture([lane for lane in drawn if lane.marks], span, _ticks(span))
+    capped = sum(map(len, (history or {}).values())) == MAX_EVENTS
+    return Picture([lane for lane in drawn if lane.marks], span, _ticks(span), capped)
 
 
 def draw_hour(lock: LockSnapshot, events: Sequence[LockEvent]) -> Picture | None:
     """Draw the last hour of one lock from its history; None if nothing happened in it."""
     late = [event for event in events if (at := _at(event)) and at >= lock.now - HOUR]
     lane = _lane(lock.key, stretches(lock, late), lock.now, HOUR, _sum(late))
-    return Picture([lane], HOUR, _ticks(HOUR)) if lane.marks and late else None
+    return Picture([lane], HOUR, _ticks(HOUR), len(late) == MAX_EVENTS) if lane.marks and late else None
 
 
 def read_history(keys: Sequence[str]) -> dict[str, list[LockEvent]]:
