@@ -136,14 +136,15 @@ def mongo_lock(*keys: Key, **options: Unpack[LockOptions]) -> MongoLock:
     return _make(keys, mode, 1 if mode == "exclusive" else UNLIMITED, options)
 
 
-def mongo_semaphore(key: Key, permits: int, **options: Unpack[SemaphoreOptions]) -> MongoLock:
+def mongo_semaphore(key: Key, permits: int, *, resize: bool = False, **options: Unpack[SemaphoreOptions]) -> MongoLock:
     """A lock that up to *permits* holders share, each with a lease of its own. The options are those of `mongo_lock`.
 
-    Name the same number of permits wherever you use a key; if they differ, the smallest number among the holders
-    counts. A thread or task has one permit at most: with ``reentrant=True`` it shares that with itself.
+    Name the same number of permits wherever you use a key: while it is held with another one, acquiring it raises
+    LockMisused, unless resize is true. Then the smallest number among the holders counts. A thread or task has one
+    permit at most: with ``reentrant=True`` it shares that with itself.
     """
     check_options(options, SemaphoreOptions.__annotations__)
-    return _make((key,), "semaphore", check_permits(permits), options)
+    return _make((key,), "semaphore", check_permits(permits), options, resize=resize)
 
 
 def check_permits(permits: object) -> int:
@@ -186,7 +187,14 @@ def _check_min_hold(value: object) -> float:
     return 0.0 if value == 0 and not isinstance(value, bool) else check_seconds("min_hold", value)
 
 
-def _make(keys: tuple[Key, ...], mode: Mode, capacity: int, options: LockOptions | SemaphoreOptions) -> DjangoLock:
+def _make(
+    keys: tuple[Key, ...],
+    mode: Mode,
+    capacity: int,
+    options: LockOptions | SemaphoreOptions,
+    *,
+    resize: bool = False,
+) -> DjangoLock:
     if not keys:
         raise TypeError("name at least one key to lock")
     for key in keys[1:]:
@@ -201,6 +209,7 @@ def _make(keys: tuple[Key, ...], mode: Mode, capacity: int, options: LockOptions
     terms = Terms(
         mode=mode,
         capacity=capacity,
+        resize=resize,
         lease=length,
         clock_margin=settings.CLOCK_MARGIN,
         waiter_lease=min(settings.WAITER_LEASE, length),

@@ -18,6 +18,7 @@ from django_mongolock import (
     LockNotAcquired,
     LockReentry,
     MongoLock,
+    lock_info,
     mongo_lock,
     mongo_locked,
     mongo_semaphore,
@@ -191,13 +192,41 @@ def test_the_smallest_number_of_permits_counts(asked: tuple[int, ...], held: tup
     got: list[int] = []
     with ExitStack() as stack:
         for permits in asked:
-            lock = mongo_semaphore(key, permits, wait=0)
+            lock = mongo_semaphore(key, permits, resize=True, wait=0)
             try:
                 stack.enter_context(in_a_thread_that_may_fail(lock))
             except LockNotAcquired:
                 continue
             got.append(permits)
     assert tuple(got) == held
+
+
+@pytest.mark.parametrize("options", [{"wait": 0}, {"wait": 5}])
+@pytest.mark.usefixtures("place")
+def test_another_number_of_permits(options: dict[str, Any]) -> None:
+    """It is refused with both numbers, whether or not a permit is free, and leaves nothing; resize=True allows it."""
+    key = new_key()
+    for permits in (1, 2):
+        with in_another_thread(mongo_semaphore(key, permits)):
+            for other in (3, 7):
+                with pytest.raises(LockMisused, match=f"has {permits} permits where it is held, and {other} here"):
+                    mongo_semaphore(key, other, **options).acquire()
+            assert eventually(lambda: (lock_info(key).holding, lock_info(key).waiting) == (1, 0))
+    with in_another_thread(mongo_semaphore(key, 2)), mongo_semaphore(key, 3, resize=True, wait=0) as lock:
+        assert lock.held
+    with mongo_semaphore(key, 5):  # which holds it is free to change
+        pass
+
+    @mongo_locked(key, permits=4, on_contention="skip")
+    def work() -> str:
+        return "done"
+
+    with in_another_thread(mongo_semaphore(key, 2)), pytest.raises(LockMisused):
+        work()
+    assert eventually(lambda: lock_info(key).state == "free")
+    assert work() == "done"
+    with pytest.raises(TypeError, match="permits="):
+        mongo_locked("a", resize=True)
 
 
 @contextmanager

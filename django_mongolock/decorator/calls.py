@@ -40,6 +40,7 @@ class Plan:
     policy: Policy
     options: dict[str, Any]
     permits: int | None = None
+    resize: bool = False
 
 
 class LockedCall:
@@ -71,7 +72,7 @@ class LockedCall:
             options.setdefault("release", "on_commit")
         if self.plan.permits is not None:
             (key,) = self._keys(args, kwargs)
-            return mongo_semaphore(key, self.plan.permits, **options)
+            return mongo_semaphore(key, self.plan.permits, resize=self.plan.resize, **options)
         return mongo_lock(*self._keys(args, kwargs), **options)
 
     def _keys(self, args: Arguments, kwargs: Keywords) -> list[Any]:

@@ -53,6 +53,7 @@ def mongo_locked(
     key: KeyFunction | None = None,
     on_contention: Literal["skip"],
     permits: int | None = None,
+    resize: bool = False,
     **options: Unpack[LockOptions],
 ) -> _Skipping: ...
 @overload
@@ -61,6 +62,7 @@ def mongo_locked(
     key: KeyFunction | None = None,
     on_contention: Policy = "raise",
     permits: int | None = None,
+    resize: bool = False,
     **options: Unpack[LockOptions],
 ) -> Callable[[C], C]: ...
 def mongo_locked(
@@ -68,6 +70,7 @@ def mongo_locked(
     key: KeyFunction | None = None,
     on_contention: Policy = "raise",
     permits: int | None = None,
+    resize: bool = False,
     **options: Any,
 ) -> Any:
     """Run a function, coroutine function, generator, view, view class, method or Celery task under a lock.
@@ -75,8 +78,8 @@ def mongo_locked(
     templates: keys, filled from the arguments of the call by the names of their parameters: ``"order:{order_id}"``,
     ``"sync:{account.pk}"``. key: instead, a callable that takes the same arguments and returns the key, or a model
     instance. With neither, the key is the dotted name of the function: all its calls share one lock, whatever their
-    arguments. permits: how many calls may run at once, as in `mongo_semaphore`; without it, one. options: those of
-    `mongo_lock`.
+    arguments. permits, resize: how many calls may run at once, as in `mongo_semaphore`; without it, one. options: those
+    of `mongo_lock`.
 
     on_contention: "raise" LockNotAcquired; "skip": return `SKIPPED`, which is false; "respond": for views, 423 with
     Retry-After, or 503 while MongoDB does not answer; "retry": a task comes back later, of Celery without using up its
@@ -98,7 +101,9 @@ def mongo_locked(
     if callable(first) or isinstance(first, (classmethod, property)):
         return _decorate(Plan((), None, "raise", {}), first)
     check_policy(on_contention)
-    check_options(options, [*LockOptions.__annotations__, "key", "on_contention", "permits"])
+    check_options(options, [*LockOptions.__annotations__, "key", "on_contention", "permits", "resize"])
+    if resize and permits is None:
+        raise TypeError("resize= changes the number of permits=, which is missing")
     if permits is not None and (len(templates) > 1 or "mode" in options):
         raise TypeError("permits= is for one key, and takes no mode=")
     if templates and key is not None:
@@ -109,7 +114,7 @@ def mongo_locked(
     for template in templates:
         check_key(template)
     makers = tuple(KeyTemplate(template) for template in templates)
-    plan = Plan(makers, key, on_contention, options, None if permits is None else check_permits(permits))
+    plan = Plan(makers, key, on_contention, options, None if permits is None else check_permits(permits), resize)
     return Decorator(_decorate, plan)
 
 

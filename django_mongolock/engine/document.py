@@ -55,7 +55,7 @@ class Terms:
     its holder believes; clock_margin: the same as a part of the lease. waiter_lease: how long an entry in the queue
     lives without renewal, no longer than the lease; one that comes when the queue is long lives `LONG_QUEUE_FACTOR` as
     long. min_hold: how long a grant stays at least, even if it is released before. capacity: how many may hold the key
-    at once, in this mode.
+    at once, in this mode. resize: whether the holders may have another capacity; then the smallest counts.
     """
 
     mode: Mode = "exclusive"
@@ -66,6 +66,7 @@ class Terms:
     min_hold: float = 0.0
     owner: str | None = None
     clock_margin: float = 0.1
+    resize: bool = True
 
     def server_lease_of(self, lease: float) -> float:
         """How long the server lets a grant of that *lease* live without renewal."""

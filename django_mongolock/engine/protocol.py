@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from ..exceptions import LockBackendFailed, LockCancelled, LockDeadlock, LockNotAcquired, LockQueueFull
+from ..exceptions import LockBackendFailed, LockCancelled, LockDeadlock, LockMisused, LockNotAcquired, LockQueueFull
 from .actions import (
     FOREVER,
     Answer,
@@ -165,6 +165,7 @@ def acquire(
             answer = yield from _persistently(action, acquisition, now, deadline)
         reply, now = answer.reply, answer.now
         last_token = max(last_token, reply.last_token)
+        _refuse_other_capacity(acquisition, reply)
         if reply.held:
             granted = _granted(reply, answer, acquisition)
             if granted is not None:
@@ -194,6 +195,18 @@ def acquire(
         else:
             trial = answer is None and now >= deadline
             action = acquisition.enter(trial) if trial or answer is not None else acquisition.read()
+
+
+def _refuse_other_capacity(acquisition: Acquisition, reply: Reply) -> None:
+    """Raise LockMisused if the first of the holders shares the key with another number of holders."""
+    terms, theirs = acquisition.terms, reply.theirs
+    if terms.resize or terms.mode != "semaphore" or theirs is None or theirs["mode"] != "semaphore":
+        return
+    if theirs["capacity"] != terms.capacity:
+        raise LockMisused(
+            f"lock {acquisition.key!r} has {theirs['capacity']} permits where it is held, and {terms.capacity} here: "
+            "give the same number wherever it is used, or pass resize=True to change it while it is in use"
+        )
 
 
 def _refuse_the_rest(action: Apply | Read, reply: Reply, waited: float) -> None:
