@@ -27,6 +27,7 @@ from pytest_django import Settings
 from django_mongolock import mongo_lock
 from django_mongolock.admin import listing
 from django_mongolock.exceptions import printable
+from django_mongolock.inspection import queries
 from django_mongolock.inspection.display import quote_key
 from django_mongolock.models import Lock
 from tests.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, now, waiter
@@ -153,6 +154,18 @@ class TestList:
         """Held is what is shown first; what has been held for longest is at the top. Each column sorts, except where
         free locks are listed, of which there may be a million."""
         assert rows(admin.get(LIST + query)) == keys
+
+    def test_order_of_equals(self, admin: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A lock with several holders is as old as its first one. What is equal is in the order of the keys, so that no
+        page repeats another; and of more locks than are sorted, those are whose leases end first."""
+        locks.collection.delete_many({})
+        locks.add("two", [entry(1, mode="shared", held_for=5), entry(2, mode="shared", held_for=500)])
+        same = entry(3, held_for=100)
+        for number, key in enumerate("abc"):
+            locks.add(key, [{**same, "until": now() + timedelta(seconds=900 - number)}])
+        assert rows(admin.get(LIST)) == ["two", "a", "b", "c"]
+        monkeypatch.setattr(queries, "MAX_SORTED", 2)
+        assert rows(admin.get(LIST)) == ["two", "c"]
 
     @pytest.mark.parametrize(("query", "chosen"), [("", "Held"), ("?state=kept", "Kept"), ("?q=order", "All")])
     def test_the_chosen_filter(self, admin: Client, query: str, chosen: str) -> None:
