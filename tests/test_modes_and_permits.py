@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import io
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
+from django.core.management import call_command
+from django.test import Client
 
 from django_mongolock import (
     SKIPPED,
@@ -227,6 +230,21 @@ def test_another_number_of_permits(options: dict[str, Any]) -> None:
     assert work() == "done"
     with pytest.raises(TypeError, match="permits="):
         mongo_locked("a", resize=True)
+
+
+@WITH_MONGO
+def test_how_many_permits_are_used(admin_client: Client) -> None:
+    """`list_locks` and the admin say it: of a semaphore, and of no other lock."""
+    key, out = new_key(), io.StringIO()
+    address = f"/admin/django_mongolock/lock/?q={key}"
+    with in_another_thread(mongo_semaphore(key, 3)):
+        with in_another_thread(mongo_semaphore(key, 3)):
+            call_command("list_locks", "--key", key, stdout=out)
+            assert "held, 2 of 3 permits" in out.getvalue()
+            assert "(2 of 3 permits)" in admin_client.get(address).content.decode()
+        assert "(1 of 3 permits)" in admin_client.get(address).content.decode()
+    with in_another_thread(mongo_lock(key, mode="shared")):
+        assert "permits" not in admin_client.get(address).content.decode()
 
 
 @contextmanager

@@ -103,12 +103,19 @@ def holders(lock: LockSnapshot) -> SafeString | str:
         return lock.damage or "–"
     first, others = min(lock.holders, key=lambda holder: bool(holder.released)), lock.holding - 1
     more = f" {ngettext('and %d more', 'and %d more', others) % others}" if others > 0 else ""
+    more += f" ({permits})" if (permits := permits_used(lock)) else ""
     return format_html(
         '<span class="mongolock-who"><bdi>{}</bdi>{}</span><small class="mongolock-who"><bdi>{}</bdi></small>',
         who(first),
         more,
         details(first),
     )
+
+
+def permits_used(lock: LockSnapshot) -> str:
+    """How many of the permits of a semaphore are in use; empty for another lock."""
+    numbers = [each.capacity for each in lock.holders if each.mode == "semaphore" and each.capacity]
+    return _("%(used)d of %(permits)d permits") % {"used": lock.holding, "permits": min(numbers)} if numbers else ""
 
 
 def outlook(lock: LockSnapshot) -> str:

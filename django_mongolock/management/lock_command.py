@@ -137,7 +137,7 @@ def _as_row(lock: LockSnapshot, *, wide: bool) -> tuple[str, ...]:
     where = display.details if wide else partial(display.where, thread=False)
     row = (
         lock.key,
-        display.STATES[lock.state][1],
+        ", ".join(filter(None, (str(display.STATES[lock.state][1]), display.permits_used(lock)))),
         lock.damage or (f"{display.who(first)}, {where(first)}{more}" if first else "-"),
         display.duration((lock.now - since).total_seconds()) if since else "-",
         display.time_left(lock.expires_at, lock.now) if lock.expires_at else "-",
