@@ -233,15 +233,28 @@ NESTED = st.recursive(
 )
 
 
-@given(st.text(max_size=4), st.lists(NESTED, max_size=2), st.text(max_size=4), st.lists(NESTED, max_size=2))
-@example("a:x=1", [], "a", [1])
-@example("a", [["a", "b"]], "a", [['a","b']])
-def test_no_two_calls_share_a_key(name: str, one: list[Any], other: str, two: list[Any]) -> None:
+CALLS = st.tuples(
+    st.text(max_size=4), st.dictionaries(st.sampled_from("xy") | st.text(':="x', max_size=3), NESTED, max_size=2)
+)
+
+
+@given(CALLS, CALLS)
+@example(("a:x=1", {}), ("a", {"x": 1}))
+@example(("a", {"x=1:y": 2}), ("a", {"x": 1, "y": 2}))
+@example(("a", {"x": ["a", "b"]}), ("a", {"x": ['a","b']}))
+@example(("a", {"x": ["a", "b"]}), ("a", {"x": ['a"%2C"b']}))
+@example(("a", {"x": 1}), ("a", {"x": "1"}))
+@example(("a", {"x": 1}), ("a", {"x": Decimal(1)}))
+@example(("a", {"x": b"a"}), ("a", {"x": "bytes(61)"}))
+@example(("a", {"x": None}), ("a", {"x": "None"}))
+def test_no_two_calls_share_a_key(one: tuple[str, Any], other: tuple[str, Any]) -> None:
     """Other names of tasks or other arguments, in value or type: another key."""
-    if unicodedata.normalize("NFC", repr((name, plain(one)))) != unicodedata.normalize(
-        "NFC", repr((other, plain(two)))
-    ):
-        assert call_key(name, {"x": one}) != call_key(other, {"x": two})
+
+    def text(call: tuple[str, Any]) -> str:
+        return unicodedata.normalize("NFC", repr((call[0], plain(call[1]))))
+
+    if text(one) != text(other):
+        assert call_key(*one) != call_key(*other)
 
 
 def plain(value: Any) -> Any:

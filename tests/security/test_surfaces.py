@@ -335,6 +335,9 @@ def test_any_bytes(locks: Locks, settings: Settings, name: str) -> None:
             assert not leaves(response), (path, query, form, headers)
 
     ask()
+    for query in ("_to_field=", "_to_field=pk", "_to_field=%00", "_popup=1&_to_field="):
+        assert client.get(f"{PAGES[name][0].format(key='k')}?{query}").status_code < 500, query
+        assert client.get(f"{LIST}k/change/?{query}").status_code < 500
     assert locks.read("k")["holders"]
 
 
