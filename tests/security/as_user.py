@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 import threading
 from typing import Any
@@ -54,10 +55,12 @@ def admin() -> str:
     pages = ("", "?state=all", "?state=waited", "dashboard/", "status/", "documents/", "shop:shown/change/")
     with mongo_lock("shown"):
         statuses = [client.get(start + page).status_code for page in pages]
-        statuses.append(client.get("/admin/django_mongolock/lockevent/").status_code)
+        history = client.get("/admin/django_mongolock/lockevent/")
+        statuses.append(history.status_code)
         form = {"action": "ask_to_release", "index": 0, "_selected_action": ["shop:shown"]}
         statuses.append(client.post(f"{start}?state=all", form).status_code)
-    return str(statuses)
+    said = re.search(r'class="errornote">([^<]*)', history.content.decode())
+    return str(statuses) + (f" {said[1]}" if said else "")
 
 
 def documents() -> str:
