@@ -145,7 +145,7 @@ class TestShown:
                 call_command(name, *options, stdout=out, stderr=out)
             except CommandError as error:
                 said.append(str(error))
-            said.append(out.getvalue())
+            said += [out.getvalue(), *capfd.readouterr()]  # also what a program says that it starts
         found = shown("".join(said))
         assert not found, sorted(map(ascii, found))
         assert "evil" in "".join(said) or name == "check_locks"  # which shows no lock
