@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +19,9 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 
 from django_mongolock import lock_info
+from django_mongolock.backends.base import mongo_store
 from django_mongolock.models import Lock
+from tests.faults.relay import Relay
 from tests.looking import new_key
 from tests.waiting import eventually
 
@@ -40,9 +44,10 @@ while True:
 def start() -> Iterator[Start]:
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(key: str, *program: str) -> subprocess.Popen[bytes]:
+    def start(key: str, *program: str, **environment: str) -> subprocess.Popen[bytes]:
         env = {
             **os.environ,
+            **environment,
             "MONGODB_NAME": str(connections["mongo"].settings_dict["NAME"]),
             "DJANGO_SETTINGS_MODULE": "testproject.settings",
         }
@@ -113,6 +118,29 @@ def test_never_two_at_work(start: Start, written: Log, how: Any) -> None:
     assert eventually(lambda: not runs(first))
     if how == "release":  # it stands again
         assert lock_info(key).waiting == 1
+
+
+@pytest.mark.slow
+def test_a_cut_network(start: Start, written: Log) -> None:
+    """A leader that cannot reach MongoDB stops its program before the next one begins, and stands again."""
+    key = new_key("leader")
+    _, port = mongo_store().client.address or ("", 0)
+    with contextlib.closing(Relay(port)) as relay:
+        start(key, *program(written), MONGODB_URI=relay.uri)
+        assert eventually(written.spans, 30)
+        (first,) = written.spans()
+        start(key, *program(written))
+        assert eventually(lambda: lock_info(key).waiting == 1, 30)
+        healed = threading.Event()
+        with relay.holding_requests(lambda message: healed.wait(60) and False):  # each of them
+            try:
+                assert eventually(lambda: written.others(first), 30)
+                time.sleep(1)
+                assert written.overlaps() == []
+                assert not runs(first)
+            finally:
+                healed.set()
+        assert eventually(lambda: lock_info(key).waiting == 1, 60)
 
 
 @pytest.mark.slow
