@@ -311,6 +311,8 @@ class TestLeaks:
         said = " ".join(f"{message.msg} {message.hint}" for message in found if "mongolock" in str(message.id))
         assert {"mongolock.E101", "mongolock.E019"} & {message.id for message in found}
         for command, ways in COMMANDS.items():
+            if command == "run_leader":  # waits until MongoDB answers; its log is that of run_locked
+                continue
             out = io.StringIO()
             try:
                 call_command(command, *(word.format(key="k", owner="o") for word in ways[-1]), stdout=out, stderr=out)
