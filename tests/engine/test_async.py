@@ -44,10 +44,11 @@ async def test_cancelled_before_anything_was_sent(session: Session, entries: Ent
 
 async def test_cancelled_in_flight(session: Session, entries: Entries, monkeypatch: pytest.MonkeyPatch) -> None:
     """F36: the command is applied after the cancellation; the lock is taken back, and the next one gets it."""
-    applied, apply = threading.Event(), session.store.apply
+    sent, let_go, applied, apply = threading.Event(), threading.Event(), threading.Event(), session.store.apply
 
     def slow(*arguments: Any) -> Any:
-        time.sleep(0.1)
+        sent.set()
+        assert let_go.wait(10)
         try:
             return apply(*arguments)
         finally:
@@ -56,9 +57,10 @@ async def test_cancelled_in_flight(session: Session, entries: Entries, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(session.store, "apply", slow)
         task = asyncio.create_task(make_lock(session).aacquire())
-        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(sent.wait, 10)
         assert await cancelled(task)
-        await asyncio.to_thread(applied.wait)
+        let_go.set()
+        assert await asyncio.to_thread(applied.wait, 10)
     assert await asyncio.to_thread(settled, session)
     assert entries() == []
     async with make_lock(session, wait=0):
