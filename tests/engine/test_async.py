@@ -3,7 +3,6 @@
 import asyncio
 import random
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -80,17 +79,19 @@ async def test_cancelled_while_waiting(session: Session, other: LockMaker, entri
 
 async def test_cancelled_on_release(session: Session, entries: Entries, monkeypatch: pytest.MonkeyPatch) -> None:
     """F36: the release goes on in the background."""
-    give_back = session.store.release_uncontended
+    sent, let_go, give_back = threading.Event(), threading.Event(), session.store.release_uncontended
 
     def slow(*arguments: Any) -> Any:
-        time.sleep(0.1)
+        sent.set()
+        assert let_go.wait(10)
         return give_back(*arguments)
 
     lock = await make_lock(session).aacquire()
     monkeypatch.setattr(session.store, "release_uncontended", slow)
     task = asyncio.create_task(lock.arelease())
-    await asyncio.sleep(0.05)
+    assert await asyncio.to_thread(sent.wait, 10)
     assert await cancelled(task)
+    let_go.set()
     assert not lock.held
     assert await asyncio.to_thread(settled, session)
     assert entries() == []
