@@ -32,6 +32,15 @@ def pytest_configure() -> None:
         faulthandler.register(signal.SIGQUIT, STDERR, chain=True)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """Keep the watchdog when a test has failed, where pytest takes it away, and pytest-timeout its alarm: an event loop
+    that waits for a thread of a failed test has hung a run. It is taken away at the end of the test."""
+    seconds = float(node.config.getini("faulthandler_timeout"))
+    if isinstance(node, pytest.Item) and seconds:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=STDERR)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]:
     """Put the URI of a server into MONGODB_URI, unless one is there; the server ends with the test run."""

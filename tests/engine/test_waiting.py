@@ -591,7 +591,7 @@ def test_a_next_waiter_that_goes_while_the_lock_is_handed_to_it(
 
     async def task() -> None:
         waiting = asyncio.create_task(next_waiter.aacquire())
-        await asyncio.to_thread(gate.reached.wait)
+        assert await asyncio.to_thread(gate.reached.wait, 20)
         waiting.cancel()
         await asyncio.wait([waiting])
         errors.append(asyncio.CancelledError())
@@ -680,7 +680,7 @@ async def test_a_giver_that_is_cancelled_while_handing_over(session: Session, en
     next_waiter = asyncio.create_task(make_lock(session, terms=CALM, wait=None).aacquire())
     assert await asyncio.to_thread(in_line, session, 1)
     giving = asyncio.create_task(first.arelease())
-    await asyncio.to_thread(gate.reached.wait)
+    assert await asyncio.to_thread(gate.reached.wait, 20)
     giving.cancel()
     await asyncio.wait([giving])
     lock = await asyncio.wait_for(next_waiter, 10)
