@@ -340,13 +340,14 @@ KINDS: dict[str, Callable[[Decorator], Any]] = {
 
 
 def read_table() -> dict[str, dict[str, str]]:
-    """The table of the docs: what happens, by kind and policy."""
+    """The table of the docs: what happens, by kind and policy. Kinds for which it is the same share a row."""
     rows = re.findall(r"^\| (.+) \|$", TABLE.read_text(), re.MULTILINE)
     cells = [[cell.strip() for cell in row.split(" | ")] for row in rows]
     (head,) = [
         number for number, row in enumerate(cells) if row[1:] == [f'`"{c}"`' for c in COLUMNS[:4]] + ["callable"]
     ]
-    return {row[0]: dict(zip(COLUMNS, row[1:], strict=True)) for row in cells[head + 1 :] if len(row) == 6}
+    found = [row for row in cells[head + 1 :] if len(row) == 6]
+    return {kind: dict(zip(COLUMNS, row[1:], strict=True)) for row in found for kind in row[0].split("<br>")}
 
 
 WHAT_HAPPENS = read_table()
