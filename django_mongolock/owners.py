@@ -107,7 +107,7 @@ def _release_on_logout(sender: object, request: HttpRequest | None, **kwargs: ob
 
 
 def _release_on_login(sender: object, request: HttpRequest | None, **kwargs: object) -> None:
-    """Release the claims of the session from before the login: nobody could give them back. What a process holds for
+    """Release the claims of the session from before the login: no one could give them back. What a process holds for
     it goes on."""
     kept = _kept(request)
     if kept and kept[1] != _session(request).get(SESSION_KEY):

@@ -85,12 +85,13 @@ def draw(
     candidates: Iterable[LockSnapshot], now: datetime, history: Mapping[str, Sequence[LockEvent]] | None = None
 ) -> Picture:
     """Draw those of these locks that had the longest waits, and then the longest holds. history: the events by key."""
-    known = [(lock, list(stretches(lock, (history or {}).get(lock.key, ())))) for lock in candidates]
+    history = history or {}
+    known = [(lock, list(stretches(lock, history.get(lock.key, ())))) for lock in candidates]
     recent = [(lock, found) for lock, found in known if any(stretch.end >= now - RECENT for stretch in found)]
     chosen = sorted(recent, key=lambda each: _weight(each[1], now), reverse=True)[:MAX_LANES]
     span = _span([stretch for lock, found in chosen if lock.state is not State.STALE for stretch in found], now)
     drawn = (_lane(lock.key, found, now, span, _text(lock)) for lock, found in chosen)
-    capped = sum(map(len, (history or {}).values())) == MAX_EVENTS
+    capped = sum(map(len, history.values())) == MAX_EVENTS
     return Picture([lane for lane in drawn if lane.marks], span, _ticks(span), capped)
 
 

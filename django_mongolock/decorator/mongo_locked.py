@@ -82,7 +82,7 @@ def mongo_locked(
     of `mongo_lock`.
 
     on_contention: "raise" LockNotAcquired; "skip": return `SKIPPED`, which is false; "respond": for views, 423 with
-    Retry-After, or 503 while MongoDB does not answer; "retry": a task comes back later, of Celery without using up its
+    Retry-After, or 503 while MongoDB does not answer; "retry": a task comes back later, in Celery without using up its
     retries; or a callable that takes the error and the arguments of the call, and whose result is returned (awaited if
     the function is async). Generators accept "raise" and "skip", which yields nothing. While MongoDB does not answer,
     it is not known whether the lock is busy: all but "respond" and "retry" raise LockBackendFailed then, and "retry"

@@ -119,7 +119,7 @@ def permits_used(lock: LockSnapshot) -> str:
 
 
 def outlook(lock: LockSnapshot) -> str:
-    """What will happen to a lock if nobody does anything; empty if it is free."""
+    """What will happen to a lock by itself; empty if it is free."""
     left = time_left(lock.expires_at, lock.now)
     if lock.state is State.KEPT:
         return _("If you do nothing: free in %s.") % left
