@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from django.apps import apps
 
+from django_mongolock.contrib.celery import debounce
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 #: A path below one of these folders.
@@ -40,7 +42,8 @@ def test_files() -> None:
 
 def test_import_paths() -> None:
     """Permissions, tasks and loggers apart, which look alike."""
-    codes = {f"django_mongolock.{code}" for code in permissions()} | {"django_mongolock.clear_stale_locks"}
+    tasks = {"django_mongolock.clear_stale_locks", debounce.NAME}
+    codes = {f"django_mongolock.{code}" for code in permissions()} | tasks
     named = {name: page for page in PAGES for name in DOTTED.findall(page.read_text())}
     wrong = [
         f"{page.relative_to(ROOT)}: {name}" for name, page in named.items() if name not in codes and not exists(name)

@@ -33,6 +33,7 @@ from ...exceptions import LockBackendFailed, LockError
 from ...keys import LockKey, as_key, escape
 from ...locks import mongo_lock
 from ...owners import CLEANUP_TIMEOUT, release_holders
+from .debounce import Pause, send_later
 
 #: The header of the message: the key, the seconds that it may be in the queue, and the DATABASES alias.
 HEADER: Final = "mongolock_once"
@@ -50,6 +51,8 @@ def enqueue_once(
     *,
     key: str | None = None,
     queue_lease: Seconds = 3_600,
+    delay: Seconds | None = None,
+    longest: Seconds | None = None,
     using: str | None = None,
     **options: Any,
 ) -> tuple[AsyncResult[Any], bool]:
@@ -60,6 +63,9 @@ def enqueue_once(
     the name of the task and its arguments. queue_lease: seconds, counted from the eta, after which the key is free if
     the broker loses the message. options: those of `apply_async`.
 
+    delay: a debounce. The task starts when no equal one has been enqueued for that many seconds, but at most *longest*
+    seconds after the first, with the arguments of the first. A call that comes after the start is a first one.
+
     This saves work; it does not keep two runs apart, since a message may outlast its *queue_lease*, and brokers may
     deliver it twice. For that, put `mongo_locked` on the task as well. In a transaction, call it after the commit
     (`transaction.on_commit`). Raises LockBackendFailed if MongoDB does not answer, and what `apply_async` raises; the
@@ -68,22 +74,31 @@ def enqueue_once(
     if not (hasattr(task, "apply_async") and hasattr(task, "AsyncResult")):
         raise TypeError(f"enqueue_once() takes a Celery task, as in enqueue_once(export_ad, [5]), not {task!r}")
     name: Any = once_key(task, args, kwargs or {}) if key is None else as_key(key)
+    pause = Pause.check(delay, longest, options)
+    if pause is not None:
+        name = f"{name}:delayed"  # apart from runs that began before
     stored = check_key(name, get_settings().KEY_PREFIX)
     kept = check_seconds("queue_lease", queue_lease)
-    in_queue = kept + _delay(options.get("countdown"), options.get("eta"))
+    in_queue = kept + (pause.delay if pause else _delay(options.get("countdown"), options.get("eta")))
     store = get_backend(using).session().store
     task_id = options.pop("task_id", None) or uuid()
     for _ in range(TRIES):
         parked = detached.park(store, stored, _terms(task_id, _until_sent(in_queue)), _facts(task_id, task.name))
         if isinstance(parked, Parked):
             break
-        if (owner := (parked.theirs or {}).get("owner")) is not None:
+        if (owner := (parked.theirs or {}).get("owner")) is None:
+            continue
+        if pause is None or pause.prolong(store, stored, parked, kept):
             return task.AsyncResult(owner), False
     else:
         raise LockBackendFailed("its holder is not a task: choose another key=", name, passing=False)
-    headers = {**(options.pop("headers", None) or {}), HEADER: [name, kept, using]}
     try:
-        result = task.apply_async(args, kwargs, task_id=task_id, headers=headers, **options)
+        if pause:
+            send_later(task.signature(args, kwargs, task_id=task_id, **options), parked, pause.delay, kept, using)
+            result = task.AsyncResult(task_id)
+        else:
+            headers = {**(options.pop("headers", None) or {}), HEADER: [name, kept, using]}
+            result = task.apply_async(args, kwargs, task_id=task_id, headers=headers, **options)
     except BaseException:
         _try("removed", name, parked.give_up)
         raise
@@ -141,7 +156,8 @@ def _until_sent(in_queue: float) -> float:
 
 
 def _terms(task_id: str, lease: float) -> Terms:
-    return Terms(lease=lease, clock_margin=get_settings().CLOCK_MARGIN, owner=tidy_fact(task_id))
+    """By the server's clock alone, without a margin: no process believes to hold what is parked."""
+    return Terms(lease=lease, margin=0, clock_margin=0, owner=tidy_fact(task_id))
 
 
 def _facts(task_id: str, task_name: str) -> dict[str, str | int]:
