@@ -10,6 +10,7 @@ from asgiref.sync import sync_to_async
 
 from .backends.base import get_backend, mongo_store
 from .conf import get_settings
+from .engine.document import weight
 from .engine.memory_server import MemoryStore
 from .engine.text_checks import check_key
 from .inspection.queries import snapshots
@@ -61,6 +62,7 @@ def _read(key: str, document: Mapping[str, Any] | None, now: datetime) -> LockSn
             "released": bool(holders) and all("released" in holder for holder in holders),
             "waiters": queue[:SHOWN],
             "holding": len(holders),
+            "more_permits": sum(map(weight, holders)) - len(holders),
             "queue": {"waiting": sum(1 + waiter.get("behind", 0) for waiter in queue), "since": since},
         }
     )

@@ -17,7 +17,7 @@ from .backends.base import get_backend
 from .backends.transactions import RELEASES, PendingRelease, Release, open_transactions, warn_of_open
 from .conf import get_settings
 from .context import holder_facts
-from .engine.document import UNLIMITED, Mode, Terms
+from .engine.document import MAX_HOLDERS, UNLIMITED, Mode, Terms
 from .engine.lock import MongoLock
 from .engine.options import UNSET, Options, Seconds, Unset, as_seconds, check_seconds, check_wait, foreign_option
 from .engine.session.session import Session
@@ -136,15 +136,19 @@ def mongo_lock(*keys: Key, **options: Unpack[LockOptions]) -> MongoLock:
     return _make(keys, mode, 1 if mode == "exclusive" else UNLIMITED, options)
 
 
-def mongo_semaphore(key: Key, permits: int, *, resize: bool = False, **options: Unpack[SemaphoreOptions]) -> MongoLock:
+def mongo_semaphore(
+    key: Key, permits: int, *, weight: int = 1, resize: bool = False, **options: Unpack[SemaphoreOptions]
+) -> MongoLock:
     """A lock that up to *permits* holders share, each with a lease of its own. The options are those of `mongo_lock`.
 
     Name the same number of permits wherever you use a key: while it is held with another one, acquiring it raises
-    LockMisused, unless resize is true. Then the smallest number among the holders counts. A thread or task has one
-    permit at most: with ``reentrant=True`` it shares that with itself.
+    LockMisused, unless resize is true. Then the smallest number among the holders counts. weight: as how many holders
+    this one counts; in the queue, no other overtakes it. A thread or task acquires the key once: with
+    ``reentrant=True`` it shares that with itself.
     """
     check_options(options, SemaphoreOptions.__annotations__)
-    return _make((key,), "semaphore", check_permits(permits), options, resize=resize)
+    capacity = check_permits(permits)
+    return _make((key,), "semaphore", capacity, options, resize=resize, weight=check_weight(weight, capacity))
 
 
 def check_permits(permits: object) -> int:
@@ -154,6 +158,15 @@ def check_permits(permits: object) -> int:
     if not 1 <= permits < UNLIMITED:
         raise ValueError(f"permits must be at least 1 and less than {UNLIMITED}, not {permits}")
     return permits
+
+
+def check_weight(weight: object, permits: int) -> int:
+    """Raise TypeError or ValueError for what cannot be the weight of one among so many."""
+    if isinstance(weight, bool) or not isinstance(weight, int):
+        raise TypeError(f"weight is a whole number, not {type(weight).__name__}")
+    if not 1 <= weight <= min(permits, MAX_HOLDERS):
+        raise ValueError(f"weight must be at least 1 and at most permits={permits} and {MAX_HOLDERS}, not {weight}")
+    return weight
 
 
 def check_options(options: Mapping[str, Any], known: Iterable[str] = LockOptions.__annotations__) -> None:
@@ -194,6 +207,7 @@ def _make(
     options: LockOptions | SemaphoreOptions,
     *,
     resize: bool = False,
+    weight: int = 1,
 ) -> DjangoLock:
     if not keys:
         raise TypeError("name at least one key to lock")
@@ -210,6 +224,7 @@ def _make(
         mode=mode,
         capacity=capacity,
         resize=resize,
+        weight=weight,
         lease=length,
         clock_margin=settings.CLOCK_MARGIN,
         waiter_lease=min(settings.WAITER_LEASE, length),

@@ -408,10 +408,12 @@ class TestPage:
 
     def test_held(self, locks: Locks, admin: Client) -> None:
         """Holders, those who wait in their order, and what was counted."""
-        locks.add("k", [entry(1, mode="semaphore", capacity=3)], [waiter(7, host="b"), waiter(8, host="a")])
+        locks.add(
+            "k", [entry(1, mode="semaphore", capacity=3, more_permits=1)], [waiter(7, host="b"), waiter(8, host="a")]
+        )
         text = text_of(admin.get(page_of("k")))
         assert "Held by (1)" in text
-        assert "one of 3 permits" in text
+        assert "2 of 3 permits" in text
         assert re.search(r"1 unknown b · pid 4007 .* 2 unknown a · pid 4008", text)
         for fact in (
             "acquisitions 41",

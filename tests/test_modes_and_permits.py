@@ -8,7 +8,8 @@ import io
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import pytest
 from django.core.management import call_command
@@ -170,7 +171,7 @@ def held_nowhere(lock: MongoLock) -> Iterator[None]:
 def test_the_docs_say_that_a_thread_has_one_permit() -> None:
     """What `mongo_semaphore` says of itself."""
     text = inspect.getdoc(mongo_semaphore) or ""
-    assert "one permit" in " ".join(text.split())
+    assert "acquires the key once" in " ".join(text.split())
 
 
 #: Who asks for how many permits, one after the other; and which of them hold the key then.
@@ -228,8 +229,9 @@ def test_another_number_of_permits(options: dict[str, Any]) -> None:
         work()
     assert eventually(lambda: lock_info(key).state == "free")
     assert work() == "done"
-    with pytest.raises(TypeError, match="permits="):
-        mongo_locked("a", resize=True)
+    for alone in ({"resize": True}, {"weight": 2}):
+        with pytest.raises(TypeError, match="permits="):
+            mongo_locked("a", **alone)
 
 
 @WITH_MONGO
@@ -242,6 +244,9 @@ def test_how_many_permits_are_used(admin_client: Client) -> None:
             call_command("list_locks", "--key", key, stdout=out)
             assert "held, 2 of 3 permits" in out.getvalue()
             assert "(2 of 3 permits)" in admin_client.get(address).content.decode()
+        with in_another_thread(mongo_semaphore(key, 3, weight=2)):
+            assert "(3 of 3 permits)" in admin_client.get(address).content.decode()
+            assert (lock_info(key).holding, lock_info(key).permits) == (2, 3)
         assert "(1 of 3 permits)" in admin_client.get(address).content.decode()
     with in_another_thread(mongo_lock(key, mode="shared")):
         assert "permits" not in admin_client.get(address).content.decode()
@@ -432,6 +437,37 @@ def test_three_calls_at_once(place: str) -> None:
         thread.join()
     assert work(tenant) is True
     assert work(new_key()) is True
+
+
+@pytest.mark.usefixtures("place")
+def test_weight() -> None:
+    """A heavy one counts for several, in the queue of its process too; with the same weight it may enter again."""
+    key = new_key()
+
+    @mongo_locked(key, permits=3, weight=2, on_contention="skip")
+    def work() -> bool:
+        return True
+
+    with in_another_thread(mongo_semaphore(key, 3)):
+        assert work() is True
+        with in_another_thread(mongo_semaphore(key, 3, weight=2)):
+            assert lock_info(key).permits == 3
+            assert work() is SKIPPED
+    with mongo_semaphore(key, 3, weight=2):
+        with mongo_semaphore(key, 3, weight=2, reentrant=True):
+            assert lock_info(key).permits == 2
+        with pytest.raises(LockReentry):
+            mongo_semaphore(key, 3, reentrant=True, wait=0).acquire()
+
+
+@pytest.mark.parametrize("weight", [0, 4, -1, 5_001])
+def test_wrong_weights(weight: int) -> None:
+    """It could never be granted, or would count for nothing."""
+    for make in (partial(mongo_semaphore, "a"), partial(mongo_locked, "a")):
+        with pytest.raises(ValueError, match="weight must be at least 1 and at most"):
+            make(permits=3 if weight < 5_000 else 10_000, weight=weight)
+        with pytest.raises(TypeError, match="weight is a whole number"):
+            make(permits=3, weight=cast("Any", "2"))
 
 
 async def test_three_tasks_at_once(place: str) -> None:

@@ -39,8 +39,8 @@ class Plan:
     key: Callable[..., Any] | None
     policy: Policy
     options: dict[str, Any]
-    permits: int | None = None
-    resize: bool = False
+    #: The arguments of `mongo_semaphore`, if it is one.
+    semaphore: dict[str, Any] | None = None
 
 
 class LockedCall:
@@ -70,9 +70,9 @@ class LockedCall:
         if request is not None:
             # Inside a transaction of ATOMIC_REQUESTS, the lock is released after it.
             options.setdefault("release", "on_commit")
-        if self.plan.permits is not None:
+        if self.plan.semaphore is not None:
             (key,) = self._keys(args, kwargs)
-            return mongo_semaphore(key, self.plan.permits, resize=self.plan.resize, **options)
+            return mongo_semaphore(key, **self.plan.semaphore, **options)
         return mongo_lock(*self._keys(args, kwargs), **options)
 
     def _keys(self, args: Arguments, kwargs: Keywords) -> list[Any]:

@@ -13,7 +13,7 @@ from django.views import View
 
 from ..engine.text_checks import check_key
 from ..keys import KeyTemplate
-from ..locks import LockOptions, check_options, check_permits
+from ..locks import LockOptions, check_options, check_permits, check_weight
 from .atomic_requests import Deferred
 from .calls import LockedCall, Plan, resolved_signature
 from .contention import SKIPPED, Policy, Skipped, check_policy, check_policy_call
@@ -53,6 +53,7 @@ def mongo_locked(
     key: KeyFunction | None = None,
     on_contention: Literal["skip"],
     permits: int | None = None,
+    weight: int = 1,
     resize: bool = False,
     **options: Unpack[LockOptions],
 ) -> _Skipping: ...
@@ -62,6 +63,7 @@ def mongo_locked(
     key: KeyFunction | None = None,
     on_contention: Policy = "raise",
     permits: int | None = None,
+    weight: int = 1,
     resize: bool = False,
     **options: Unpack[LockOptions],
 ) -> Callable[[C], C]: ...
@@ -70,6 +72,7 @@ def mongo_locked(
     key: KeyFunction | None = None,
     on_contention: Policy = "raise",
     permits: int | None = None,
+    weight: int = 1,
     resize: bool = False,
     **options: Any,
 ) -> Any:
@@ -78,8 +81,8 @@ def mongo_locked(
     templates: keys, filled from the arguments of the call by the names of their parameters: ``"order:{order_id}"``,
     ``"sync:{account.pk}"``. key: instead, a callable that takes the same arguments and returns the key, or a model
     instance. With neither, the key is the dotted name of the function: all its calls share one lock, whatever their
-    arguments. permits, resize: how many calls may run at once, as in `mongo_semaphore`; without it, one. options: those
-    of `mongo_lock`.
+    arguments. permits, weight, resize: how many calls may run at once, as in `mongo_semaphore`; without it, one.
+    options: those of `mongo_lock`.
 
     on_contention: "raise" LockNotAcquired; "skip": return `SKIPPED`, which is false; "respond": for views, 423 with
     Retry-After, or 503 while MongoDB does not answer; "retry": a task comes back later, in Celery without using up its
@@ -101,9 +104,9 @@ def mongo_locked(
     if callable(first) or isinstance(first, (classmethod, property)):
         return _decorate(Plan((), None, "raise", {}), first)
     check_policy(on_contention)
-    check_options(options, [*LockOptions.__annotations__, "key", "on_contention", "permits", "resize"])
-    if resize and permits is None:
-        raise TypeError("resize= changes the number of permits=, which is missing")
+    check_options(options, [*LockOptions.__annotations__, "key", "on_contention", "permits", "weight", "resize"])
+    if permits is None and (resize or weight != 1):
+        raise TypeError("weight= and resize= belong to permits=, which is missing")
     if permits is not None and (len(templates) > 1 or "mode" in options):
         raise TypeError("permits= is for one key, and takes no mode=")
     if templates and key is not None:
@@ -114,8 +117,11 @@ def mongo_locked(
     for template in templates:
         check_key(template)
     makers = tuple(KeyTemplate(template) for template in templates)
-    plan = Plan(makers, key, on_contention, options, None if permits is None else check_permits(permits), resize)
-    return Decorator(_decorate, plan)
+    semaphore = None
+    if permits is not None:
+        weight = check_weight(weight, check_permits(permits))
+        semaphore = {"permits": permits, "weight": weight, "resize": resize}
+    return Decorator(_decorate, Plan(makers, key, on_contention, options, semaphore))
 
 
 class Decorator(functools.partial):  # type: ignore[type-arg]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from .document import describe, is_holder, is_waiter
+from .document import describe, is_holder, is_waiter, weight
 
 Document = Mapping[str, Any]
 
@@ -95,10 +95,11 @@ def cycles(documents: Iterable[Document], now: datetime) -> list[Cycle]:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A wait, the workers that hold its key, and how many of them must release it."""
+    """A wait, the workers that hold its key, as how many each counts, and how many of these must be released."""
 
     wait: Wait
     holders: list[str]
+    weights: list[int]
     needed: int
 
 
@@ -109,13 +110,16 @@ def _stuck(edges: Edges) -> Edges:
     """The edges of the workers that wait for ever: without those that wait for a permit of a holder that goes on."""
     stuck = dict(edges)
     while going := [
-        worker
-        for worker, waits in stuck.items()
-        if all(sum(holder not in stuck for holder in edge.holders) >= edge.needed for edge in waits)
+        worker for worker, waits in stuck.items() if all(_released(edge, stuck) >= edge.needed for edge in waits)
     ]:
         for worker in going:
             del stuck[worker]
     return stuck
+
+
+def _released(edge: Edge, stuck: Edges) -> int:
+    """What the holders that go on will release."""
+    return sum(weight for worker, weight in zip(edge.holders, edge.weights, strict=True) if worker not in stuck)
 
 
 def _edges(documents: Iterable[Document], now: datetime) -> Edges:
@@ -123,14 +127,14 @@ def _edges(documents: Iterable[Document], now: datetime) -> Edges:
     edges: Edges = {}
     for document in documents:
         holders = [entry for entry in _list(document, "holders") if is_holder(entry)]
-        workers = [entry["worker"] for entry in holders]
+        workers, weights = [entry["worker"] for entry in holders], [weight(entry) for entry in holders]
         needed = 1
         for waiter in _list(document, "waiters"):
             if is_waiter(waiter) and waiter["until"] > now:
                 # Never fewer than a waiter ahead in the queue needs.
                 needed = max(needed, _needed(waiter, holders))
                 wait = Wait(document["_id"], waiter["grant"], waiter["since"], describe(waiter, now))
-                edges.setdefault(waiter["worker"], []).append(Edge(wait, workers, needed))
+                edges.setdefault(waiter["worker"], []).append(Edge(wait, workers, weights, needed))
     return edges
 
 
@@ -141,9 +145,9 @@ def _list(document: Document, field: str) -> list[Any]:
 
 
 def _needed(waiter: Document, holders: list[Document]) -> int:
-    """How many holders must release the key before the waiter fits: all, unless it may share with them."""
-    shares = all(holder["mode"] == waiter["mode"] for holder in holders)
-    return len(holders) - waiter["capacity"] + 1 if shares else len(holders)
+    """How much must be released before the waiter fits: all, unless it may share."""
+    shares, used = all(holder["mode"] == waiter["mode"] for holder in holders), sum(map(weight, holders))
+    return used + weight(waiter) - waiter["capacity"] if shares else used
 
 
 def _search(edges: Edges, worker: str, first: Edge) -> Cycle | None:

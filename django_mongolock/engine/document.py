@@ -55,7 +55,8 @@ class Terms:
     its holder believes; clock_margin: the same as a part of the lease. waiter_lease: how long an entry in the queue
     lives without renewal, no longer than the lease; one that comes when the queue is long lives `LONG_QUEUE_FACTOR` as
     long. min_hold: how long a grant stays at least, even if it is released before. capacity: how many may hold the key
-    at once, in this mode. resize: whether the holders may have another capacity; then the smallest counts.
+    at once, in this mode. weight: as how many of them this one counts. resize: whether the holders may have another
+    capacity; then the smallest counts.
     """
 
     mode: Mode = "exclusive"
@@ -67,6 +68,7 @@ class Terms:
     owner: str | None = None
     clock_margin: float = 0.1
     resize: bool = True
+    weight: int = 1
 
     def server_lease_of(self, lease: float) -> float:
         """How long the server lets a grant of that *lease* live without renewal."""
@@ -106,6 +108,8 @@ def entry(
         "waiter_lease": Int64(milliseconds(terms.server_lease_of(terms.waiter_lease))),
         "min_hold": Int64(milliseconds(terms.min_hold)),
     }
+    if terms.weight > 1:
+        made["more_permits"] = terms.weight - 1
     if terms.owner is not None:
         made |= {"owner": terms.owner, "process": process}
     return made
@@ -140,6 +144,11 @@ def _wrong_field(document: object, types: Mapping[str, type]) -> str | None:
 
 def _bson_name(value: object) -> str:
     return "missing" if value is None else type(value).__name__
+
+
+def weight(entry: Mapping[str, Any]) -> int:
+    """As how many holders this one counts."""
+    return 1 + int(entry.get("more_permits", 0))
 
 
 def is_holder(value: object) -> bool:

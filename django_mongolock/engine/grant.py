@@ -22,7 +22,7 @@ TAKEN: Final = "it was taken away, or its lease ended on the server"
 
 CLOSED: Final = "its session was closed"
 
-LineKey = tuple[str, str, int, str | None, int]
+LineKey = tuple[str, str, int, int, str | None, int]
 
 
 #: Gives the call to make, which keeps its lock alive from then on; None if the lock is gone.
@@ -165,7 +165,7 @@ class Grant:
         self.key = key
         self.terms = terms
         # A holder that waits for another lock stands in a line of its own: the document must show every deadlock.
-        self.line: LineKey = key, terms.mode, terms.capacity, terms.owner, id(worker) if nested else 0
+        self.line: LineKey = key, terms.mode, terms.capacity, terms.weight, terms.owner, id(worker) if nested else 0
         self.worker = worker
         self.users: tuple[int, ...] = ()
         self.acquired_from = ""

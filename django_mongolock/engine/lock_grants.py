@@ -135,8 +135,8 @@ class LockGrants:
         # Without an owner token it is about to be released by the heartbeat, whatever enters it now.
         if not grant.held or grant.owner_ref is None or (token := grant.owner_ref()) is None:
             return None
-        same = (grant.terms.mode, grant.terms.capacity) == (self.options.terms.mode, self.options.terms.capacity)
-        if not (self.options.reentrant and same):
+        mine, its = ((each.mode, each.capacity, each.weight) for each in (self.options.terms, grant.terms))
+        if not (self.options.reentrant and mine == its):
             # It may have been taken away by force, which is not known yet.
             if (yield from protocol.confirm(grant.acquisition)):
                 error = LockReentry(grant.key)

@@ -242,17 +242,14 @@ def _with_new(resumes: bool, arrived: bool) -> Expression:
 
 
 #: How many may hold the key together with the waiter at the place `$$i`, and all before it.
-_CAPACITY: Expression = {
-    "$min": [
-        MAX_HOLDERS,
-        {"$min": "$$kept.capacity"},
-        {"$min": {"$slice": ["$$queued.capacity", {"$add": ["$$i", 1]}]}},
-    ]
-}
+_CAPACITY: Expression = {"$min": [MAX_HOLDERS, {"$min": "$$kept.capacity"}, {"$min": "$$head.capacity"}]}
 _FITS: Expression = {
     "$and": [
         {"$eq": [{"$arrayElemAt": ["$$queued.mode", "$$i"]}, "$$first.mode"]},
-        {"$lt": [{"$add": [size("$$kept"), "$$i"]}, _CAPACITY]},
+        let(
+            {"head": {"$slice": ["$$queued", {"$add": ["$$i", 1]}]}},
+            {"$lt": [{"$add": ["$$used", "$$i", {"$sum": "$$head.more_permits"}]}, _CAPACITY]},
+        ),
     ]
 }
 #: No more than the first of them allows.
@@ -260,7 +257,10 @@ _PLACES: Expression = {"$range": [0, {"$min": [size("$$queued"), {"$first": "$$q
 #: How many fit, counted from the head of the queue: the first that does not fit blocks all behind it. If the entries do
 #: not agree on the number of permits, the smallest of those that then hold the key counts.
 _GRANT_COUNT: Expression = let(
-    {"first": {"$ifNull": [{"$first": "$$kept"}, {"$first": "$$queued"}]}},
+    {
+        "first": {"$ifNull": [{"$first": "$$kept"}, {"$first": "$$queued"}]},
+        "used": {"$add": [size("$$kept"), {"$sum": "$$kept.more_permits"}]},
+    },
     {"$indexOfArray": [{"$concatArrays": [{"$map": {"input": _PLACES, "as": "i", "in": _FITS}}, [False]]}, False]},
 )
 

@@ -13,7 +13,7 @@ from typing import Any
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from .document import LEAP, LONG_QUEUE, LONG_QUEUE_FACTOR, MAX_HOLDERS, MAX_TOMBSTONES, SCHEMA
+from .document import LEAP, LONG_QUEUE, LONG_QUEUE_FACTOR, MAX_HOLDERS, MAX_TOMBSTONES, SCHEMA, weight
 from .rule import PURGE_STEP
 from .step import Limits, Step
 
@@ -192,9 +192,10 @@ class _Rule:
         """How many fit, counted from the head of the queue; the smallest number of permits counts."""
         mode = next((e["mode"] for e in (*kept, *queue)), None)
         capacity = min((e["capacity"] for e in kept), default=MAX_HOLDERS)
+        used = sum(map(weight, kept))
         for place, e in enumerate(queue):
-            capacity = min(capacity, e["capacity"], MAX_HOLDERS)
-            if e["mode"] != mode or len(kept) + place >= capacity:
+            capacity, used = min(capacity, e["capacity"], MAX_HOLDERS), used + weight(e)
+            if e["mode"] != mode or used > capacity:
                 return place
         return len(queue)
 

@@ -115,7 +115,11 @@ def holders(lock: LockSnapshot) -> SafeString | str:
 def permits_used(lock: LockSnapshot) -> str:
     """How many of the permits of a semaphore are in use; empty for another lock."""
     numbers = [each.capacity for each in lock.holders if each.mode == "semaphore" and each.capacity]
-    return _("%(used)d of %(permits)d permits") % {"used": lock.holding, "permits": min(numbers)} if numbers else ""
+    return _share(lock.permits, min(numbers)) if numbers else ""
+
+
+def _share(used: int, permits: int) -> str:
+    return _("%(used)d of %(permits)d permits") % {"used": used, "permits": permits}
 
 
 def outlook(lock: LockSnapshot) -> str:
@@ -141,9 +145,9 @@ def look_at_process(lock: LockSnapshot) -> tuple[str, str] | None:
 
 
 def mode(party: Party) -> str:
-    """Exclusive, shared, or one of so many permits."""
+    """Exclusive, shared, or how many of how many permits."""
     if party.mode == "semaphore" and party.capacity is not None and party.capacity < UNLIMITED:
-        return _("one of %s permits") % party.capacity
+        return _share(1 + party.more_permits, party.capacity)
     return _("shared") if party.mode == "shared" else _("exclusive") if party.mode == "exclusive" else party.mode or "?"
 
 

@@ -206,6 +206,7 @@ def projection(holders: int, waiters: int, passed: int = 0) -> list[Document]:
         "waiters": {"$cond": [{"$isArray": "$waiters"}, live, "$waiters"]},
         "tombstones": first("tombstones", 1),
         "holding": {"$size": array("holders")},
+        "more_permits": {"$sum": "$holders.more_permits"},
         "queue": {"$let": {"vars": {"queue": QUEUE}, "in": {"waiting": waiting("$$queue"), "since": FIRST}}},
     }
     return [{"$project": read}, _without_giants((holders + waiters + 3) * ENTRY_BYTES)]
@@ -220,6 +221,7 @@ def _without_giants(most: int) -> Document:
         "giant": size,
         "whole": {"$literal": False},
         "holding": "$holding",
+        "more_permits": "$more_permits",
         "queue": {"waiting": "$queue.waiting"},
     }
     return {"$replaceWith": {"$cond": [{"$gt": [size, most]}, giant, "$$ROOT"]}}

@@ -35,6 +35,7 @@ class Party:
     grant: its id, for `operations.force_release`. session, worker: names for its process, and for its thread or task,
     the same wherever that holds or waits. These three are not shown. released: when, if the lock is only kept. lease:
     milliseconds. behind: how many more of its process wait behind this waiter, which stands for them in the queue.
+    more_permits: how many it takes beyond one.
     """
 
     grant: str | None = field(default=None, repr=False)
@@ -56,6 +57,7 @@ class Party:
     released: datetime | None = None
     until: datetime | None = None
     behind: int = 0
+    more_permits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,9 @@ class LockSnapshot:
     """One lock as the server saw it at the moment *now*.
 
     holders and waiters are the first few; holding and waiting count all of them: of the waiters those whose place in
-    the queue has not expired, with those of their processes behind them. waiting_since: since when the first of these
-    has waited. damage: why the document cannot be used, None if it can. last: the previous holder.
+    the queue has not expired, with those of their processes behind them. permits: as how many the holders count.
+    waiting_since: since when the first of the waiters has waited. damage: why the document cannot be used, None if it
+    can. last: the previous holder.
     """
 
     key: Any
@@ -73,6 +76,7 @@ class LockSnapshot:
     holders: tuple[Party, ...]
     waiters: tuple[Party, ...]
     holding: int
+    permits: int
     waiting: int
     waiting_since: datetime | None
     token: int | None
@@ -134,6 +138,7 @@ def read_snapshot(document: Document) -> LockSnapshot:
         holders=read_parties(document.get("holders")),
         waiters=read_parties(document.get("waiters")),
         holding=document["holding"],
+        permits=document["holding"] + document["more_permits"],
         waiting=document["queue"]["waiting"],
         waiting_since=read_date(document["queue"].get("since")),
         token=read_number(document.get("token")),
@@ -184,7 +189,7 @@ _READERS: Final[dict[str, Callable[[object], Any]]] = {
     **dict.fromkeys(_TEXTS, read_text),
     **dict.fromkeys(("capacity", "pid", "lease", "token"), read_number),
     **dict.fromkeys(("since", "acquired_at", "released", "until"), read_date),
-    "behind": _count,
+    **dict.fromkeys(("behind", "more_permits"), _count),
 }
 
 

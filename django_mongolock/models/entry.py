@@ -37,6 +37,7 @@ class Entry(PartyFields, EmbeddedModel):  # type: ignore[misc, django-manager-mi
     since = Moment(_("requested"))
     until = Moment(_("until"), help_text=_("when it ends unless it is renewed"))
     acquired_at = Moment(_("acquired"))
+    more_permits = Number(_("more permits"), null=True, help_text=_("how many it takes beyond one"))
     behind = Number(_("behind it"), null=True, help_text=_("how many more of its process wait"))
 
     class Meta:

@@ -4,6 +4,7 @@ import asyncio
 import random
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -128,6 +129,44 @@ def test_a_permit_that_somebody_free_holds_is_no_deadlock(
     free = Waiter(in_thread, other("gpu", terms=PERMIT)).end()
     user = Waiter(in_thread, other("data", wait=20), first=other("gpu", terms=PERMIT)).ready()
     owner = Waiter(in_thread, lock("gpu", terms=PERMIT, wait=20), first=lock("data")).ready()
+    user.go()
+    assert eventually(lambda: len(entries("data")) == 2)
+    owner.go()
+    assert not eventually(lambda: owner.done or user.done, 1.5)
+    free.let_go()
+    assert owner.end(5).has_it
+    owner.let_go()
+    assert user.end(5).has_it
+    user.let_go()
+
+
+def test_a_free_holder_that_has_too_little_is_a_deadlock(
+    lock: LockMaker, other: LockMaker, in_thread: InThread, entries: Entries
+) -> None:
+    """F45: who needs two permits waits for the heavy holder too, which waits for it, whatever the light one does."""
+    three = replace(PERMIT, capacity=3)
+    heavy = replace(three, weight=2)
+    free = Waiter(in_thread, other("gpu", terms=three)).end()
+    user = Waiter(in_thread, other("data", wait=20), first=other("gpu", terms=heavy)).ready()
+    owner = Waiter(in_thread, lock("gpu", terms=heavy, wait=20), first=lock("data")).ready()
+    user.go()
+    assert eventually(lambda: len(entries("data")) == 2)
+    owner.go()
+    assert isinstance(owner.end(5).error, LockDeadlock)
+    assert user.end(5).has_it
+    for party in (free, user):
+        party.let_go()
+
+
+def test_a_heavy_holder_that_is_free_is_no_deadlock(
+    lock: LockMaker, other: LockMaker, in_thread: InThread, entries: Entries
+) -> None:
+    """F45: what it releases is enough for the one that waits, though another holder never releases its permit."""
+    three = replace(PERMIT, capacity=3)
+    heavy = replace(three, weight=2)
+    free = Waiter(in_thread, other("gpu", terms=heavy)).end()
+    user = Waiter(in_thread, other("data", wait=20), first=other("gpu", terms=three)).ready()
+    owner = Waiter(in_thread, lock("gpu", terms=heavy, wait=20), first=lock("data")).ready()
     user.go()
     assert eventually(lambda: len(entries("data")) == 2)
     owner.go()

@@ -42,7 +42,7 @@ Entries = Callable[..., list[Any]]
 Stored = Callable[..., Document]
 
 TERMS = Terms(lease=20, margin=2, waiter_lease=10)
-CAPACITIES: dict[Mode, int] = {"exclusive": 1, "shared": UNLIMITED, "semaphore": 2}
+CAPACITIES: dict[Mode, int] = {"exclusive": 1, "shared": UNLIMITED, "semaphore": 3}
 TIMEOUT = 10.0
 
 _numbers = itertools.count(1)
@@ -193,11 +193,11 @@ class Machine(RuleBasedStateMachine):
         owner=st.sampled_from([None, "$bob"]),
         trial=st.booleans(),
         waited=st.sampled_from([0, 0, 5_000, 25_000]),
+        weight=st.sampled_from([1, 1, 2]),
     )
-    def enter(
-        self, *, mode: Mode, lease: int, waiter_lease: int, min_hold: int, owner: str | None, trial: bool, waited: int
-    ) -> Document:
-        terms = Terms(mode, CAPACITIES[mode], lease, 0, waiter_lease, min_hold, owner, clock_margin=0)
+    def enter(self, *, mode: Mode, lease: int, trial: bool, waited: int, weight: int, **more: Any) -> Document:
+        weight = weight if mode == "semaphore" else 1
+        terms = Terms(mode, CAPACITIES[mode], lease, 0, **more, clock_margin=0, weight=weight)
         new = entry(f"g{next(_numbers)}", "s", terms, {"label": "$holders"})
         if waited:
             new["behind"] = waited // 5_000
@@ -348,7 +348,7 @@ class Machine(RuleBasedStateMachine):
         """P1."""
         holders = self.entries("holders")
         assert len({e["mode"] for e in holders}) <= 1
-        assert not holders or len(holders) <= min(e["capacity"] for e in holders)
+        assert not holders or sum(1 + e.get("more_permits", 0) for e in holders) <= min(e["capacity"] for e in holders)
 
 
 def assert_between(low: Any, real: Any, high: Any, where: str = "") -> None:
@@ -603,6 +603,21 @@ def test_a_semaphore_lets_in_as_many_as_it_has_permits(client: Client) -> None:
     assert [client.add(f"g{n}", terms).held for n in range(5)] == [True, True, True, False, False]
     client.remove("g1")
     assert [e["grant"] for e in holders(client)] == ["g0", "g2", "g3"]
+
+
+def test_a_heavy_one_counts_for_several(client: Client) -> None:
+    """P1, P5: it waits until there is room for all of it, and no lighter one that came later overtakes it."""
+    terms = Terms("semaphore", 4)
+    weights = {"g0": 3, "g1": 1, "g2": 2, "g3": 1, "g4": 4}
+    held = [client.add(grant, replace(terms, weight=weight)).held for grant, weight in weights.items()]
+    assert held == [True, True, False, False, False]
+    client.remove("g1")
+    assert [e["grant"] for e in holders(client)] == ["g0"]
+    client.remove("g0")
+    assert [e["grant"] for e in holders(client)] == ["g2", "g3"]
+    client.remove("g2")
+    client.remove("g3")
+    assert [e["grant"] for e in holders(client)] == ["g4"]
 
 
 def test_tokens_go_on_growing_after_a_purge(client: Client, collection: Collection[Document]) -> None:

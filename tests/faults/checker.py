@@ -50,7 +50,7 @@ def _conflicts(belief: Belief, holding: list[Belief]) -> Iterator[Violation]:
             together = min(belief.until, other.until) - belief.since
             text = f"{mine} and {other.attempt} both held {belief.key!r} for {together:.3f} s"
             yield Violation("overlap", belief.since, text)
-    if mine.mode == "semaphore" and len(holding) + 1 > mine.capacity:
+    if mine.mode == "semaphore" and mine.weight + sum(other.attempt.weight for other in holding) > mine.capacity:
         others = ", ".join(str(other.attempt) for other in holding)
         yield Violation("overlap", belief.since, f"{mine} and {others}: more than {mine.capacity} held {belief.key!r}")
 

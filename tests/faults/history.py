@@ -46,6 +46,7 @@ class Attempt:
     asked: float
     mode: str = "exclusive"
     capacity: int = 1
+    weight: int = 1
     wait: float | None = None
     server_lease: float = 0.0
     owner: str | None = None
@@ -209,6 +210,7 @@ class History:
         names = (
             "mode",
             "capacity",
+            "weight",
             "wait",
             "server_lease",
             "owner",

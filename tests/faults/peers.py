@@ -5,7 +5,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, ClassVar, Final, Protocol
@@ -71,16 +71,18 @@ class Plan:
     work: float = 0.1
     manner: str = "release"
     document: bool = False
+    weight: int = 1
 
     @property
     def terms(self) -> Terms:
         waiter_lease = min(self.waiter_lease, self.lease)
-        return Terms(self.mode, self.capacity, self.lease, MARGIN, waiter_lease, self.min_hold, self.owner)
+        terms = Terms(self.mode, self.capacity, self.lease, MARGIN, waiter_lease, self.min_hold, self.owner)
+        return replace(terms, weight=self.weight)
 
     def facts(self) -> dict[str, Any]:
         """What the checker needs to know of it."""
         server_lease = STALE if self.document else max(self.terms.server_lease, self.min_hold)
-        names = ("keys", "mode", "capacity", "wait", "owner", "renew")
+        names = ("keys", "mode", "capacity", "weight", "wait", "owner", "renew")
         kind = "document" if self.document else "lock"
         return {name: getattr(self, name) for name in names} | {"server_lease": server_lease, "kind": kind}
 

@@ -34,7 +34,8 @@ def _read_or_write(chance: random.Random) -> Plan:
 
 
 def _semaphore(chance: random.Random) -> Plan:
-    return Plan(("sem",), "semaphore", 2, _wait(chance), work=chance.uniform(0.0, 0.3))
+    weight = chance.choice([1, 1, 2, 3])
+    return Plan(("sem",), "semaphore", 3, _wait(chance), work=chance.uniform(0.0, 0.3), weight=weight)
 
 
 def _several(chance: random.Random) -> Plan:

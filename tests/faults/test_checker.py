@@ -132,6 +132,13 @@ class TestOverlap:
         assert story.end().rules() == set()
         assert "overlap" in story.hold(10.7, 11.5, "c", 3, **permits).end().rules()
 
+    def test_weights(self) -> None:
+        """Three of three, but not four."""
+        permits: dict[str, Any] = {"mode": "semaphore", "capacity": 3}
+        story = Story().hold(10, 12, "a", 1, **permits, weight=2).hold(10.5, 11, "b", 2, **permits)
+        assert story.end().rules() == set()
+        assert "overlap" in story.hold(11.2, 11.5, "c", 3, **permits, weight=2).end().rules()
+
     @pytest.mark.parametrize("taken", [True, False])
     def test_force_release(self, taken: bool) -> None:
         """Who takes a lock from its holder lets another in; the holder may learn of it later."""

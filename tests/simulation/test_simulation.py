@@ -208,15 +208,15 @@ def test_a_strand_is_struck_at_a_line() -> None:
         strike = LineStrike(kernel, number)
         try:
             with strike:
-                queue.wake_first(("k", "exclusive", 1, None, 0))
-                queue.wake_first(("k", "exclusive", 1, None, 0))
+                queue.wake_first(("k", "exclusive", 1, 1, None, 0))
+                queue.wake_first(("k", "exclusive", 1, 1, None, 0))
         except Struck:
             struck.append(number)
         assert strike.has_struck == (number in struck)
         assert not queue._mutex.locked()
         if strike.has_struck:
             with strike:
-                queue.wake_first(("k", "exclusive", 1, None, 0))  # it strikes no more
+                queue.wake_first(("k", "exclusive", 1, 1, None, 0))  # it strikes no more
 
     for number in range(20):
         kernel.spawn(kernel.outside, partial(strand, number), after=number)
