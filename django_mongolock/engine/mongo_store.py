@@ -244,7 +244,7 @@ class MongoStore:
             **{name: {"$type": "array"} for name in ("holders", "waiters", "tombstones")},
         }
         entry = {"grant": 1, "beat": 1, "release_requested_by": 1}
-        fields = {"holders": entry, "waiters": entry, "token": 1}
+        fields = {"holders": {**entry, "token": 1}, "waiters": entry, "token": 1}
         with self.bounded(timeout):
             self.collection.update_many(where, pipeline(step), let=step.arguments(self.limits, CLOCK, CLUSTER_TIME))
             found = list(self.collection.find({"_id": {"$in": list(keys)}}, fields, batch_size=len(keys) + 1))

@@ -30,7 +30,7 @@ from .actions import (
 )
 from .deadlock import Cycle
 from .document import Terms, entry
-from .replies import Reply
+from .replies import News, Reply
 from .step import Step
 
 #: How long a tombstone stays, in milliseconds: longer than any network holds up a command that may still arrive.
@@ -186,15 +186,27 @@ def acquire(
             action = acquisition.enter(trial)
             continue
         result = yield from _wait_for_news(acquisition, reply, deadline, now, schedule)
-        now, answer = result.now, result.answer
-        # It may have been granted before, slept through that grant, and queued again: that news is old.
-        if result.news is not None and result.news.token > last_token:
+        now, (news, answer) = result.now, _newer(result, last_token)
+        if news is not None:
             if result.queued_until - now >= acquisition.enough:
-                return Granted(result.news.token, result.news.acquired_at, result.queued_until, now)
+                return Granted(news.token, news.acquired_at, result.queued_until, now)
             action = acquisition.confirm()
         else:
             trial = answer is None and now >= deadline
             action = acquisition.enter(trial) if trial or answer is not None else acquisition.read()
+
+
+def _newer(result: WaitResult, last_token: int) -> tuple[News | None, Answer | None]:
+    """What a waiter heard during a pause, without what is older than the answer that showed it waiting.
+
+    It may have been granted before, slept through that grant, and queued again.
+    """
+    news, answer = result.news, result.answer
+    if news is not None and news.token <= last_token:
+        news = None
+    if answer is not None and answer.reply.held and answer.reply.token <= last_token:
+        answer = None
+    return news, answer
 
 
 def _refuse_other_capacity(acquisition: Acquisition, reply: Reply) -> None:

@@ -157,11 +157,12 @@ def _read_former(raw: object) -> Former | None:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """How a renewal found one grant: the number of the command that gave it its present lease, and who requests its
-    release."""
+    """How a renewal found one grant: the number of the command that gave it its present lease, who requests its
+    release, and its token, or 0 if it waits."""
 
     number: int
     release_requested_by: str | None = None
+    token: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,8 @@ def _beats(document: Document, name: str) -> dict[str, Beat]:
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, Mapping) and type(grant := entry.get("grant")) is str:  # bson.Code is a str without a hash
             by = entry.get("release_requested_by")
-            beats[grant] = Beat(_read_int(entry, "beat"), tidy_fact(by) if isinstance(by, str) else None)
+            by = tidy_fact(by) if isinstance(by, str) else None
+            beats[grant] = Beat(_read_int(entry, "beat"), by, _read_int(entry, "token"))
     return beats
 
 

@@ -153,6 +153,23 @@ def test_a_lock_that_another_has_by_now_is_lost_at_the_next_beat(
     assert theirs.held
 
 
+@pytest.mark.parametrize("granted", [False, True])
+def test_a_grant_that_was_taken_and_queued_again_is_lost(
+    server: MemoryServer, session: MemorySession, new_session: Callable[..., MemorySession], granted: bool
+) -> None:
+    """P7, F99: the command that queued it was held up, and comes a second time when its grant was taken away. It waits
+    then, or holds the lock with another token: neither is the grant that its holder believes in."""
+    mine = make_lock(session, terms=CALM).acquire()
+    grant = grant_of(mine)
+    session.store.release("k", Step(remove=(grant.id,), force=True), TIMEOUT)
+    theirs = make_lock(new_session(), terms=CALM).acquire()
+    session.store.apply("k", Step(ask=grant.id, add=entry(grant.id, "s", CALM, {})), TIMEOUT)
+    if granted:
+        theirs.release()
+    server.advance(CALM.lease / 3 + 1)
+    assert mine.lost
+
+
 def test_nothing_else_renews_while_the_clock_is_moved(server: MemoryServer, session: MemorySession) -> None:
     """A renewal that the heartbeat's thread has begun would be found late by a clock that is moved to its end."""
     make_lock(session, terms=CALM).acquire()

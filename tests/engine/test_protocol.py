@@ -445,6 +445,20 @@ def test_an_older_answer_makes_no_old_news_new() -> None:
     assert action == Read("k", "g")
 
 
+@pytest.mark.parametrize("token", [8, 9])
+def test_a_hand_over_from_before_this_place_in_the_queue_is_old(token: int) -> None:
+    """P1, F99: the answer to a hand-over is read late. Meanwhile that grant was taken away, and queued again."""
+    play = Play(wait=60)
+    play.answer(replace(QUEUED, last_token=9))
+    handed_over = replace(WHOLE, token=token, last_token=token)
+    action = play.hear(answer=Answer(handed_over, play.now - 2, play.now - 1, whole=True))
+    assert (action, play.result) == (Read("k", "g"), None)
+    play.answer(replace(QUEUED, last_token=9))
+    play.hear(answer=Answer(replace(handed_over, token=10, last_token=10), play.now - 2, play.now - 1, whole=True))
+    assert play.result is not None
+    assert play.result.token == 10
+
+
 @pytest.mark.parametrize("left", [1.2, 0.0, -3.0])
 def test_news_that_comes_late_is_confirmed(left: float) -> None:
     """P1, F28: when little is left of the place in the queue, a renewal has to show that the lock is still ours."""

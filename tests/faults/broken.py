@@ -278,7 +278,7 @@ def _no_op_as_proof(patches: Patches) -> None:
         return {
             document["_id"]: Found(
                 document["token"],
-                {item["grant"]: Beat(made.beat) for item in document["holders"]},
+                {item["grant"]: Beat(made.beat, token=item["token"]) for item in document["holders"]},
                 {},
             )
             for document in documents

@@ -95,4 +95,4 @@ def no_op_as_proof(patches: Patches) -> None:
 
 
 def _all_renewed(document: Document, beat: int) -> Found:
-    return Found(document["token"], {e["grant"]: Beat(beat) for e in document["holders"]}, {})
+    return Found(document["token"], {e["grant"]: Beat(beat, token=e["token"]) for e in document["holders"]}, {})

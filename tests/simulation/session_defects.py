@@ -21,7 +21,7 @@ def renewal_without_grant(patches: Patches) -> None:
 
     def judge_by_key(self: Renewals, grant: Grant, found: Found | None, number: int, until: float) -> None:
         if found is not None and grant.state is State.HELD:
-            found = replace(found, holders={grant.id: Beat(number)} if found.holders else {})
+            found = replace(found, holders={grant.id: Beat(number, token=grant.token)} if found.holders else {})
         judge(self, grant, found, number, until)
 
     patches.set(Renewals, "judge", judge_by_key)

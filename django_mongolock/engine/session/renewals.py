@@ -114,14 +114,16 @@ class Renewals:
     def judge(self, grant: Grant, found: Found | None, number: int, until: float) -> None:
         """Note how renewal *number* found the grant; it is good *until* then, if the renewal got through."""
         beats = {} if found is None else {**found.waiters, **found.holders}
-        beat = beats.get(grant.id)
+        beat, held = beats.get(grant.id), grant.state is State.HELD
+        if held and beat is not None and beat.token != grant.token:
+            beat = None  # taken away, and queued again by a command of before that was held up on its way
         if beat is not None and beat.number == number:
             grant.lease.uncontended = grant.lease.uncontended and found is not None and not found.waiters
             # Rule: a belief is made of local time only, of the length that this command has given.
             grant.renewed(until, self._now())
             if beat.release_requested_by is not None:
                 self._notifications.release_requested(grant, beat.release_requested_by)
-        elif grant.state is State.HELD and found is not None and grant.id not in beats and found.token >= grant.token:
+        elif held and found is not None and beat is None and found.token >= grant.token:
             # Majority-committed, and no older than the grant itself; an id never comes back.
             if grant.lose(TAKEN):
                 self._lost(grant)
