@@ -524,10 +524,10 @@ class TestPatterns:
     @pytest.mark.parametrize("pattern", ["*a" * 100 + "*b", "*a?" * 20 + "*b", "*aa?" * 10 + "*bb*a"])
     def test_not_slow(self, locks: Locks, pattern: str) -> None:
         """F56: keys on which a backtracking search takes 1.5 ms each, until the server gives it up, take some 10 us."""
-        locks.collection.insert_many({"_id": f"b{number:04d}" + "a" * 500} for number in range(2_000))
+        locks.collection.insert_many({"_id": f"b{number:05d}" + "a" * 500} for number in range(20_000))
         start = time.monotonic()
         assert locks.collection.count_documents(patterns.glob(pattern).query()) == 0
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < 10
 
     def test_against_a_simple_judge(self, locks: Locks) -> None:
         """The server and a naive matcher agree on random patterns and keys of few letters."""

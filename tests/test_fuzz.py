@@ -131,10 +131,10 @@ def test_patterns(pattern: str, prefix: str, keys: list[str]) -> None:
         match = glob(pattern, prefix)
         bson.encode(match.query())
         found = re.compile(match.regex.replace(r"\z", r"\Z"))
-        started = time.monotonic()
+        started = time.thread_time()
         for key in keys:
             found.search(key[: text_checks.MAX_KEY_BYTES])
-        assert time.monotonic() - started < 2
+        assert time.thread_time() - started < 2
 
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)

@@ -43,13 +43,14 @@ from django_mongolock import (
     once_per,
 )
 from django_mongolock.admin import DocumentLockAdminMixin
-from django_mongolock.backends.base import close_backends
+from django_mongolock.backends.base import close_backends, mongo_store
 from django_mongolock.checks import check_settings, check_shared_locks
 from django_mongolock.conf import get_settings
 from django_mongolock.contrib.celery import enqueue_once
 from django_mongolock.contrib.celery.tasks import clear_stale_locks
 from django_mongolock.documents import document_lock
 from django_mongolock.documents.source import make_source
+from django_mongolock.engine import protocol
 from django_mongolock.engine.driver_errors import whereabouts
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.inspection.queries import ping
@@ -64,18 +65,19 @@ from testproject.shop.models import Ad, Order
 from tests.lock_documents import Locks
 from tests.lock_fixtures import WITH_MONGO
 from tests.test_commands import run_json
+from tests.waiting import eventually
 
 pytestmark = WITH_MONGO
 
 
 def test_a_lock_that_is_only_kept_for_its_minimum_hold_is_never_stale(locks: Locks) -> None:
     """It was released: nobody died, no command reports it, no counter says so; and others are told why they wait."""
-    with mongo_lock("k", min_hold=0.6):
+    with mongo_lock("k", min_hold=5):
         pass
     with pytest.raises(LockNotAcquired, match="minimum hold"):
         mongo_lock("k", wait=0).acquire()
     assert (Lock.objects.held().count(), Lock.objects.kept().count()) == (0, 1)
-    time.sleep(0.7)
+    assert eventually(lambda: not Lock.objects.kept().exists())
     assert not Lock.objects.stale().exists()
     assert not Lock.objects.held().exists()
     assert run_json("clear_stale_locks", "--dry-run")["stale"] == []
@@ -85,16 +87,24 @@ def test_a_lock_that_is_only_kept_for_its_minimum_hold_is_never_stale(locks: Loc
         pass
     after = locks.read("k")
     assert after["expired"] == 0
-    assert after["longest_hold_ms"] < 500
+    assert after["longest_hold_ms"] < 4_000
 
 
 @pytest.mark.usefixtures("away")
-def test_a_single_try_does_not_wait_for_a_server_that_is_away() -> None:
+def test_a_single_try_does_not_wait_for_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """One command's time, not two: a view that answers 503 must not hold its worker for longer."""
-    started = time.monotonic()
+    tried: list[tuple[Any, ...]] = []
+    apply = mongo_store().apply
+
+    def counted(*arguments: Any) -> Any:
+        tried.append(arguments)
+        return apply(*arguments)
+
+    monkeypatch.setattr(mongo_store(), "apply", counted)
+    monkeypatch.setattr(protocol, "PROMPT", 0.1)  # its command takes longer before it fails
     with pytest.raises(LockBackendFailed):
         mongo_lock("k", wait=0).acquire()
-    assert time.monotonic() - started < 3
+    assert len(tried) == 1
 
 
 def test_blocking_in_a_coroutine_is_warned_of() -> None:

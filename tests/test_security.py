@@ -217,10 +217,10 @@ TEXTS = {"bytes": "a\udcffb", "nul": "a\0b", "empty": "", "long": "x" * 600, "co
 def test_a_text_of_megabytes_costs_nothing(use: Callable[[str], object], text: str) -> None:
     """F54: its length is looked at before anything else: to compose 100,000 combining characters takes seconds,
     and a key may come out of a request."""
-    started = time.monotonic()
+    started = time.thread_time()
     with pytest.raises(ValueError, match=r"at most|1 to"):
         use(text)
-    assert time.monotonic() - started < 1
+    assert time.thread_time() - started < 1
 
 
 @WITH_MONGO

@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 TERMS = Terms(lease=30, margin=1)
 #: How long a command may take, in seconds.
 COMMAND = 5.0
-#: What a busy machine may add, in seconds.
-BUSY = 4.0
+#: What a busy machine may add, in seconds: calls that wait for one another take more than all of this.
+BUSY = 14.0
 #: For a call that never came back.
 NEVER = 1e9
 

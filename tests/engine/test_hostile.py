@@ -216,7 +216,7 @@ def test_a_huge_document_costs_little(world: World, session: Session) -> None:
         with contextlib.suppress(LockError):
             session.run(step)
     assert [seen.damage for seen in queries.snapshots(world.store, {"_id": "bad"})] != [None]
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 30
     world.store.renew(["healthy"], Step(renew=("mine",), beat=3), 2)
     busy = world.collection.database.client.admin.aggregate(
         [{"$currentOp": {}}, {"$match": {"secs_running": {"$gt": 5}}}]

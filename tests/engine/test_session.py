@@ -255,7 +255,7 @@ def test_locks_are_renewed_together_whenever_they_were_acquired(
         session.heartbeat.do_due()
         assert eventually(lambda: not any(grant.lease.renewing for grant in grants), 20)
         assert commands.names == ["update", "find"]
-        assert abs(grants[0].lease.renew_at - grants[1].lease.renew_at) < 1
+        assert abs(grants[0].lease.renew_at - grants[1].lease.renew_at) < 10
 
 
 def test_the_heartbeat_sleeps_while_there_is_nothing_to_do(

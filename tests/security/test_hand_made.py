@@ -269,7 +269,7 @@ def plain(value: Any) -> Any:
 def test_a_long_key_is_not_searched() -> None:
     """A key of megabytes with a brace in it is refused without a look at the rest."""
     text = "{" + "a" * 30_000_000
-    started = time.monotonic()
+    started = time.thread_time()
     with pytest.raises(ValueError, match="512"):
         mongo_lock(text)
-    assert time.monotonic() - started < 0.2
+    assert time.thread_time() - started < 0.2

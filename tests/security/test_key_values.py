@@ -175,10 +175,10 @@ class TestCost:
         """A format of a gigabyte is refused before its text is made."""
         tracemalloc.start()
         try:
-            started = time.monotonic()
+            started = time.thread_time()
             with pytest.raises(LockKeyInvalid):
                 lock_key(template, **values)
-            assert time.monotonic() - started < 1
+            assert time.thread_time() - started < 1
             assert tracemalloc.get_traced_memory()[1] < 1_000_000
         finally:
             tracemalloc.stop()
