@@ -50,8 +50,8 @@ def _memory(name: str) -> int:
 @WITH_MONGO
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_forty_giants(locks: Locks, settings: Settings) -> None:
-    """Forty documents of 15 MB that another program wrote: neither a page nor a command reads them, and all answer."""
+def test_giants(locks: Locks, settings: Settings) -> None:
+    """Sixteen documents of 15 MB of another program: neither a page nor a command reads them, and all answer."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "LEASE": 300, "COMMAND_TIMEOUT": 60}  # on a busy machine
     giant = "x" * 15_000_000
     kinds: dict[str, dict[str, Any]] = {
@@ -64,7 +64,7 @@ def test_forty_giants(locks: Locks, settings: Settings) -> None:
         "last": {"change": {"last_holder": {"label": giant}}, "holders": [entry(8, left=-60)]},
         "tombstone": {"change": {"tombstones": [{"grant": giant}]}},
     }
-    for number in range(5):
+    for number in range(2):
         for name, parts in kinds.items():
             locks.add(f"k{number} {name}", **parts)
     client = operator()
@@ -83,7 +83,7 @@ def test_forty_giants(locks: Locks, settings: Settings) -> None:
         Path("/proc/self/clear_refs").write_text("5")
         before = _memory("VmRSS")
         assert look() in (200, 302, True), name
-        assert _memory("VmHWM") - before < 100, name
+        assert _memory("VmHWM") - before < 40, name
 
 
 def _said(command: list[str]) -> bool:

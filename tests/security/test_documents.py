@@ -53,9 +53,9 @@ def peak(name: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_forty_giants(locks: Locks, ads: tuple[Collection[Document], DocumentLock[Document]]) -> None:
-    """Forty documents of 15 MB, in every field that the lock reads (an `_id` has 7): each page and command answers, and
-    none reads them. What cannot be judged is shown as damaged, and is left as it is."""
+def test_giants(locks: Locks, ads: tuple[Collection[Document], DocumentLock[Document]]) -> None:
+    """Sixteen documents of 15 MB, in every field that the lock reads (an `_id` has 7): each page and command answers,
+    and none reads them. What cannot be judged is shown as damaged, and is left as it is."""
     collection, lock = ads
     at = timezone.now()
     old = {"state": "busy", "lockedBy": "h", "lockTimestamp": at.replace(year=2020), "documentVersion": 1}
@@ -66,7 +66,7 @@ def test_forty_giants(locks: Locks, ads: tuple[Collection[Document], DocumentLoc
     fields = lock.rules.fields
     names = {"lockedBy": fields.holder, "lockTimestamp": fields.time, "documentVersion": fields.version,
              "lockAttempt": fields.attempt}  # fmt: skip
-    for number in range(5):
+    for number in range(2):
         for kind, more in enumerate(kinds):
             document = {names.get(name, name): value for name, value in {**old, **more}.items()}
             document["_id"] = f"{number}{GIANT[:7_000_000]}" if "_id" in more else f"{number}-{kind}"
@@ -102,9 +102,9 @@ def test_forty_giants(locks: Locks, ads: tuple[Collection[Document], DocumentLoc
         text = answer if isinstance(answer, str) else answer.content.decode()
         assert len(text) < 1_000_000, name
     print(costs)  # noqa: T201 - the figures, with -s
-    assert max(cost for cost, _ in costs.values()) < 100, costs
+    assert max(cost for cost, _ in costs.values()) < 40, costs
     assert collection.count_documents({"_id": "small", "state": "failed"}) == 1
-    assert collection.count_documents({"state": "busy", "_id": {"$regex": "x{50}"}}) == 5
+    assert collection.count_documents({"state": "busy", "_id": {"$regex": "x{50}"}}) == 2
 
 
 def said(command: list[str]) -> str:
