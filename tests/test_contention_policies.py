@@ -7,6 +7,7 @@ import functools
 import re
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.test import AsyncRequestFactory, RequestFactory
 from django.urls import path, resolve
+from django.utils import timezone
 from django.utils.decorators import method_decorator
 from django.views import View
 from ninja import NinjaAPI
@@ -31,7 +33,8 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
 from django_mongolock import SKIPPED, LockError, LockNotAcquired, LockReentry, mongo_lock, mongo_locked
-from tests.looking import held_elsewhere, holders
+from django_mongolock.contrib.queues import aretry_in_django, retry_in_django
+from tests.looking import held_elsewhere, holders, new_key
 
 TABLE = Path(__file__).resolve().parent.parent / "docs" / "reference/decorator.md"
 COLUMNS = ("raise", "skip", "respond", "retry", "callable")
@@ -505,3 +508,47 @@ def test_another_queue(settings: Settings) -> None:
         assert re.match(f"lock '{key}' was not acquired.* comes back", work())
     with mongo_lock(key), pytest.raises(LockReentry):
         work()
+
+
+class Later:
+    """A task of Django, and the context of its run: what it is enqueued with."""
+
+    def __init__(self) -> None:
+        self.id, self.task_result = "another", self
+        self.task = self
+        self.made: list[Any] = []
+
+    def using(self, *, run_after: datetime) -> Later:
+        self.made.append(run_after)
+        return self
+
+    def enqueue(self, *args: Any, **kwargs: Any) -> Later:
+        self.made += [args, kwargs]
+        return self
+
+    async def aenqueue(self, *args: Any, **kwargs: Any) -> Later:
+        return self.enqueue(*args, **kwargs)
+
+
+def test_a_task_of_django_comes_back() -> None:
+    """It is enqueued again, with its arguments, to run in a while; without its context it cannot be."""
+    key = new_key()
+
+    @mongo_locked(key, wait=0, on_contention=retry_in_django)
+    def work(context: Later, number: int, *, name: str) -> str:
+        return "done"
+
+    @mongo_locked(key, wait=0, on_contention=aretry_in_django)
+    async def awork(context: Later, number: int, *, name: str) -> str:
+        return "done"
+
+    assert work(Later(), 5, name="x") == "done"
+    with held_elsewhere(key):
+        for call in (work, lambda *args, **kwargs: asyncio.run(awork(*args, **kwargs))):
+            later, now = Later(), timezone.now()
+            assert call(later, 5, name="x") == "another"
+            when, *arguments = later.made
+            assert arguments == [(5,), {"name": "x"}]
+            assert timedelta(seconds=0.2) < when - now < timedelta(seconds=30)
+        with pytest.raises(TypeError, match="takes_context=True"):
+            work(5, 5, name="x")  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""How a task of Dramatiq, Huey or RQ comes back while its lock is held: functions for ``MONGOLOCK["RETRY"]``.
+"""How a task of Dramatiq, Huey or RQ comes back while its lock is held: functions for ``MONGOLOCK["RETRY"]``; and a
+task of Django, by functions for ``on_contention=``.
 
 Each gets the error of the call. While MongoDB does not answer, and outside of a task as far as the queue can tell, it
 raises that.
@@ -7,11 +8,14 @@ raises that.
 from __future__ import annotations
 
 import random
+from datetime import timedelta
 from typing import Any
+
+from django.utils import timezone
 
 from ..exceptions import LockError, LockNotAcquired
 
-__all__ = ["retry_in_dramatiq", "retry_in_huey", "retry_in_rq"]
+__all__ = ["aretry_in_django", "retry_in_django", "retry_in_dramatiq", "retry_in_huey", "retry_in_rq"]
 
 #: Bounds of the time until a task comes back, in seconds.
 SHORTEST, LONGEST = 0.5, 5.0
@@ -41,6 +45,26 @@ def retry_in_rq(error: LockError) -> Any:
     if get_current_job() is None:
         raise error
     return Retry(max=2**31, interval=max(1, round(_delay(error))))
+
+
+def retry_in_django(error: LockError, context: Any, *args: Any, **kwargs: Any) -> str:
+    """Enqueue a task of Django or django-tasks again, as a new one; return the id of that.
+
+    For ``@task(takes_context=True)``. Raises InvalidTask if its backend cannot run a task later.
+    """
+    return str(_later(error, context).enqueue(*args, **kwargs).id)
+
+
+async def aretry_in_django(error: LockError, context: Any, *args: Any, **kwargs: Any) -> str:
+    """See retry_in_django()."""
+    return str((await _later(error, context).aenqueue(*args, **kwargs)).id)
+
+
+def _later(error: LockError, context: Any) -> Any:
+    """The task of this context, to be run in a while."""
+    if not hasattr(context, "task_result"):
+        raise TypeError("retry_in_django() needs the context of the task: @task(takes_context=True)") from error
+    return context.task_result.task.using(run_after=timezone.now() + timedelta(seconds=_delay(error)))
 
 
 def _delay(error: LockError) -> float:

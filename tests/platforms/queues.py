@@ -7,6 +7,8 @@ from typing import Any
 
 from django.conf import settings
 
+from django_mongolock import mongo_locked
+from django_mongolock.contrib.queues import retry_in_django
 from tests.platforms import site
 
 REDIS = os.environ.get("PLATFORM_REDIS", "redis://127.0.0.1:1/0")
@@ -47,4 +49,10 @@ elif QUEUE == "django-tasks":
         """A task is found by its name in this module."""
         site.count(key)
 
-    send = count.enqueue
+    @task(takes_context=True)  # type: ignore[untyped-decorator]
+    @mongo_locked("{key}", wait=0, on_contention=retry_in_django)
+    def count_later(context: object, key: str) -> None:
+        """One that comes back, as a new task."""
+        site.count(f"{key}-inside")
+
+    send = count_later.enqueue if "PLATFORM_LATER" in os.environ else count.enqueue

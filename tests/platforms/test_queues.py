@@ -73,17 +73,22 @@ def test_coming_back(redis: Redis, worker: str) -> None:
     assert held(name) == []
 
 
-def test_django_tasks(tmp_path: Path) -> None:
-    """Two workers of its database backend."""
+@pytest.mark.parametrize("later", [False, True])
+def test_django_tasks(tmp_path: Path, later: bool) -> None:
+    """Two workers of its database backend. later: a task whose lock is held comes back."""
     name = key()
     more = {
         "PLATFORM_QUEUE": "django-tasks",
         "PLATFORM_SQLITE": str(tmp_path / "tasks.sqlite3"),
         "PLATFORM_TASKS": "django_tasks_db.DatabaseBackend",
         "PLATFORM_APPS": "django_tasks,django_tasks_db",
+        **({"PLATFORM_LATER": "yes"} if later else {}),
     }
     subprocess.run([sys.executable, "-m", "django", "migrate", "--verbosity=0"], env=environment(**more), check=True)
     send(name, **more)
-    with program("django-admin", "db_worker", "--no-startup-delay", **more):
-        assert eventually(lambda: counted(name) == TASKS, 200), counted(name)
+    counts = f"{name}-inside" if later else name
+    with ExitStack() as programs:
+        for _ in range(2):
+            programs.enter_context(program("django-admin", "db_worker", "--no-startup-delay", **more))
+        assert eventually(lambda: counted(counts) == TASKS, 200), counted(counts)
     assert held(name) == []
