@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from bson import Int64
 from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
@@ -340,8 +341,9 @@ def _document(session: Session, grant: Grant) -> Document:
         with contextlib.closing(another), make_lock(another, "pattern", terms=grant.terms):
             _pattern = store_of(session).collection.find_one({"_id": "pattern"})
     assert _pattern is not None
-    holder = {**_pattern["holders"][0], "grant": grant.id}
-    return {**_pattern, "_id": grant.key, "holders": [holder], "token": type(_pattern["token"])(5)}
+    token = Int64(grant.token)
+    holder = {**_pattern["holders"][0], "grant": grant.id, "token": token}
+    return {**_pattern, "_id": grant.key, "holders": [holder], "token": token}
 
 
 _pattern: Document | None = None

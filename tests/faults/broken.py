@@ -214,7 +214,7 @@ def _renewal_without_grant(patches: Patches) -> None:
     def judge_by_key(self: Renewals, grant: Grant, found: Found | None, number: int, until: float) -> None:
         if found is not None and grant.state is State.HELD:
             anybody = next(iter(found.holders.values()), None)
-            found = replace(found, holders={} if anybody is None else {grant.id: anybody})
+            found = replace(found, holders={grant.id: replace(anybody, token=grant.token)} if anybody else {})
         judge(self, grant, found, number, until)
 
     patches.set(MongoStore, "renew", renew)
