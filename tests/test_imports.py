@@ -29,7 +29,7 @@ FLOORS = (
     {"claims", "decorator", "info", "leaders"},
     {"models"},
     {"documents", "versions"},
-    {"editing", "fencing"},
+    {"editing", "fencing", "idempotency"},
     {"checks", "templatetags"},
     {"admin", "management", "contrib", "middleware", "testing", "containers"},
     {"apps", "migrations", "pytest_plugin", "__init__"},

@@ -83,7 +83,7 @@ def _check_collections(facts: ServerFacts, alias: object) -> Iterator[CheckMessa
     if facts.missing_indexes:
         yield warning(
             "W103",
-            f"The collection mongolock_locks lacks indexes: {', '.join(facts.missing_indexes)}.",
+            f"The collection of the locks lacks indexes: {', '.join(facts.missing_indexes)}.",
             f"Run manage.py migrate --database {alias} as a user who may create indexes.",
         )
     if facts.history:

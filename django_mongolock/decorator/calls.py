@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import _AsyncGeneratorContextManager, _GeneratorContextManager, aclosing
 from dataclasses import dataclass
 from typing import Any, Final
@@ -33,7 +33,7 @@ shared_by_all: Final[set[str]] = set()
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The arguments of `mongo_locked`."""
+    """The arguments of `mongo_locked`, or of the decorator with this *name*."""
 
     templates: tuple[KeyTemplate, ...]
     key: Callable[..., Any] | None
@@ -41,6 +41,7 @@ class Plan:
     options: dict[str, Any]
     #: The arguments of `mongo_semaphore`, if it is one.
     semaphore: dict[str, Any] | None = None
+    name: str = "mongo_locked"
 
 
 class LockedCall:
@@ -117,8 +118,7 @@ class LockedCall:
                 # No ExitStack: a signal that strikes in its Python would leave the lock behind.
                 with self.lock(args, kwargs, request, trial=trial) as lock:
                     entered = True
-                    with atomic(aliases):
-                        result = self._finished(self.wrapped(*args, **kwargs))
+                    result = self._run(lock, args, kwargs, aliases)
                     hold_while_streaming(result, lock)
                     return result
             except _UNLOCKED as error:
@@ -144,7 +144,7 @@ class LockedCall:
                 try:
                     async with self.lock(args, kwargs, request) as lock:
                         entered = True
-                        result = await self.wrapped(*args, **kwargs)
+                        result = await self._arun(lock, args, kwargs)
                         hold_while_streaming(result, lock)
                         return result
                 except _UNLOCKED as error:
@@ -194,6 +194,15 @@ class LockedCall:
 
         return wrapper
 
+    def _run(self, lock: MongoLock, args: Arguments, kwargs: Keywords, aliases: Sequence[str]) -> Any:
+        """Call the function under *lock*, in transactions on *aliases*."""
+        with atomic(aliases):
+            return self._finished(self.wrapped(*args, **kwargs))
+
+    async def _arun(self, lock: MongoLock, args: Arguments, kwargs: Keywords) -> Any:
+        """See _run()."""
+        return await self.wrapped(*args, **kwargs)
+
     def _refused(self, error: Unlocked, args: Arguments, kwargs: Keywords, *, trial: bool = False) -> Any:
         """The result of a call that could not acquire its lock; or raise what is raised instead."""
         if isinstance(error, LockKeyInvalid):
@@ -217,8 +226,9 @@ class LockedCall:
             if inspect.iscoroutine(result):
                 result.close()
             raise TypeError(
-                f"{self.name} returned a {type(result).__name__}, which would run without the lock: put @mongo_locked "
-                "directly on the coroutine or generator function, or on the view class instead of its dispatch()"
+                f"{self.name} returned a {type(result).__name__}, which would run without the lock: "
+                f"put @{self.plan.name} directly on the coroutine or generator function, "
+                "or on the view class instead of its dispatch()"
             )
         return result
 

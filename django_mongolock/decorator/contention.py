@@ -98,7 +98,7 @@ def resolve(policy: Policy, error: Unlocked, args: tuple[Any, ...], kwargs: dict
         raise error
     if policy == "respond" and (request := find_request(args, kwargs)) is not None:
         for responder in _responders:
-            responder(error, _candidates(args, kwargs))
+            responder(error, candidates(args, kwargs))
         return response(request, error)
     if policy == "retry" and isinstance(error, LockBackendFailed):
         return _registered("retry")(error)
@@ -166,14 +166,14 @@ def find_request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpRequest |
 
     Reads no attributes of the arguments except from their ``__dict__``: a model or lazy object could send a query.
     """
-    for candidate in _candidates(args, kwargs):
+    for candidate in candidates(args, kwargs):
         inner = getattr(candidate, "__dict__", {}).get("_request", candidate)
         if issubclass(type(inner), HttpRequest):
             return cast(HttpRequest, inner)
     return None
 
 
-def _candidates(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[object]:
+def candidates(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[object]:
     """The arguments among which a view has its request."""
     candidates = [*args[:2], kwargs.get("request")]
     if args and issubclass(type(args[0]), View):
@@ -192,6 +192,14 @@ class Refusal:
     message: str
 
 
+class RequestRefused(LockKeyInvalid):
+    """A request that is not served for a reason of its own, which *refusal* says."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
 def refusal(error: Unlocked) -> Refusal:
     """423 Locked while the lock is held, 503 while MongoDB does not answer, 400 for a request that makes no key. Raises
     any other *error*.
@@ -204,6 +212,8 @@ def refusal(error: Unlocked) -> Refusal:
     if isinstance(error, LockBackendFailed):
         message = _("This cannot be done at the moment. Please try again later.")
         return Refusal(503, RETRY_AFTER_FAILURE, "unavailable", message)
+    if isinstance(error, RequestRefused):
+        return error.refusal
     if isinstance(error, LockKeyInvalid):
         log(WARNING, "a request makes no lock key", error=error)
         return Refusal(400, 0, "invalid", _("This address or form is not valid."))

@@ -102,7 +102,7 @@ def mongo_locked(
     """
     first: Any = templates[0] if len(templates) == 1 else None
     if callable(first) or isinstance(first, (classmethod, property)):
-        return _decorate(Plan((), None, "raise", {}), first)
+        return decorate(Plan((), None, "raise", {}), first)
     check_policy(on_contention)
     check_options(options, [*LockOptions.__annotations__, "key", "on_contention", "permits", "weight", "resize"])
     if permits is None and (resize or weight != 1):
@@ -121,7 +121,7 @@ def mongo_locked(
     if permits is not None:
         weight = check_weight(weight, check_permits(permits))
         semaphore = {"permits": permits, "weight": weight, "resize": resize}
-    return Decorator(_decorate, Plan(makers, key, on_contention, options, semaphore))
+    return Decorator(decorate, Plan(makers, key, on_contention, options, semaphore))
 
 
 class Decorator(functools.partial):  # type: ignore[type-arg]
@@ -133,14 +133,15 @@ class Decorator(functools.partial):  # type: ignore[type-arg]
     __aenter__ = __exit__ = __aexit__ = __enter__  # Python looks them all up before it enters
 
 
-def _decorate(plan: Plan, function: Any) -> Any:
+def decorate(plan: Plan, function: Any, make_call: Callable[[Plan, Any], LockedCall] = LockedCall) -> Any:
+    """Return *function*, or a view class, with its calls made by what *make_call* returns."""
     if isinstance(function, type):
-        return _decorate_class(plan, function)
+        return _decorate_class(plan, function, make_call)
     if hasattr(function, "apply_async"):
-        raise TypeError("put @mongo_locked below the decorator that makes the Celery task, next to the function")
+        raise TypeError(f"put @{plan.name} below the decorator that makes the Celery task, next to the function")
     if isinstance(function, (staticmethod, classmethod)) or not callable(function):
-        raise TypeError(f"@mongo_locked goes on a function, not on a {type(function).__name__}: put it below that")
-    call = LockedCall(plan, function)
+        raise TypeError(f"@{plan.name} goes on a function, not on a {type(function).__name__}: put it below that")
+    call = make_call(plan, function)
     wrapper = functools.update_wrapper(_wrapper(call), function)
     check_policy_call(plan.policy, call.signature, call.name)
     # Celery reads this from the wrapper itself, to refuse wrong arguments when a task is sent.
@@ -169,9 +170,9 @@ def _wrapper(call: LockedCall) -> Callable[..., Any]:
     return call.function()
 
 
-def _decorate_class(plan: Plan, cls: type) -> type:
+def _decorate_class(plan: Plan, cls: type, make_call: Callable[[Plan, Any], LockedCall]) -> type:
     if not issubclass(cls, View):
-        raise TypeError(f"@mongo_locked goes on functions, methods and view classes, not on {cls.__name__}")
+        raise TypeError(f"@{plan.name} goes on functions, methods and view classes, not on {cls.__name__}")
     dispatch: Any = cls.dispatch
 
     def run(view: View, request: HttpRequest, /, *args: Any, **kwargs: Any) -> Any:
@@ -183,5 +184,5 @@ def _decorate_class(plan: Plan, cls: type) -> type:
     locked = functools.wraps(dispatch)(arun if cls.view_is_async else run)
     # The default key must be that of this class, also if it inherits its dispatch().
     locked.__module__, locked.__qualname__ = cls.__module__, f"{cls.__qualname__}.dispatch"
-    cls.dispatch = _decorate(plan, locked)  # type: ignore[method-assign]
+    cls.dispatch = decorate(plan, locked, make_call)  # type: ignore[method-assign]
     return cls

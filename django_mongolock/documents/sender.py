@@ -64,8 +64,9 @@ class Sender:
     nothing, neither at once nor in the background.
     """
 
-    def __init__(self, collection: Collection[Document], timeout: float) -> None:
+    def __init__(self, collection: Collection[Document], timeout: float, rights: str = "find and update") -> None:
         self._collection = as_a_lock_must(collection)
+        self._rights = rights
         self._timeout = timeout
         self._pid = os.getpid()
 
@@ -96,7 +97,7 @@ class Sender:
         """Send one command. left: at most so many seconds."""
         if self.forked:
             raise LockMisused("another process started this: a forked child cannot continue it")
-        needs = f"find and update on the collection {self._collection.full_name}"
+        needs = f"{self._rights} on the collection {self._collection.full_name}"
         with bounded(min(left, self._timeout), self._collection.database.client, needs):
             return command(self._collection)
 

@@ -1,7 +1,8 @@
-"""The three indexes of the locks collection."""
+"""The indexes of the locks collection, and the one of the results that `idempotent` keeps."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from pymongo import IndexModel
@@ -20,11 +21,15 @@ INDEXES: Final = {
 }
 
 
-def ensure_indexes(collection: Collection[dict[str, Any]]) -> None:
+#: That of the results, which are removed by it as well.
+PURGE: Final = "mongolock_purge_at"
+
+
+def ensure_indexes(collection: Collection[dict[str, Any]], names: Iterable[str] = INDEXES) -> None:
     """Create the indexes that are missing. Needs the right createIndex."""
-    collection.create_indexes(list(INDEXES.values()))
+    collection.create_indexes([INDEXES[name] for name in names])
 
 
-def missing_indexes(collection: Collection[dict[str, Any]]) -> list[str]:
+def missing_indexes(collection: Collection[dict[str, Any]], names: Iterable[str] = INDEXES) -> list[str]:
     """Names of the missing indexes."""
-    return sorted(set(INDEXES) - set(collection.index_information()))
+    return sorted(set(names) - set(collection.index_information()))

@@ -48,10 +48,12 @@ class MemoryServer:
 
     def __init__(self) -> None:
         self.documents: dict[str, Document] = {}
+        #: What `idempotent` keeps: see `kept_results`.
+        self.results: dict[str, Document] = {}
         self.sessions: list[MemorySession] = []
         self.away: threading.Thread | None = None
         self._streams: dict[MemoryStream, str] = {}
-        self._mutex = threading.Lock()
+        self.mutex = threading.Lock()
         #: Held while the clock is moved: what is due meanwhile is done by the thread that moves it.
         self.clock_mutex = threading.RLock()
         self._moved = 0.0
@@ -85,7 +87,7 @@ class MemoryServer:
         ahead = min([end, *(grant.lease.last - longest for grant in living.values())]) - self.now()
         if ahead <= 0 or self.now() < begin + longest:
             return
-        with self._mutex:
+        with self.mutex:
             self._moved += ahead
             for document in self.documents.values():
                 for entry in document["holders"] + document["waiters"]:
@@ -103,7 +105,7 @@ class MemoryServer:
         self, key: str, step: Step, limits: Limits, given: Callable[[Document], bool] | None = None
     ) -> tuple[Document | None, datetime]:
         """Apply *step* to the document of *key*, if it is *given* that; return it as it is then, and the time."""
-        with self._mutex:
+        with self.mutex:
             before, now = self.documents.get(key), self.time
             if given is not None and (before is None or not given(before)):
                 return None, now
@@ -184,32 +186,32 @@ class MemoryStore:
         self._closed = False
 
     def apply(self, key: str, step: Step, timeout: float) -> Reply:
-        self._answer(key)
+        self.answer(key)
         given = partial(is_held, grants=(step.given,)) if step.given else None
         document, now = self.server.apply(key, step, self.limits, given)
         return reply_of(key, document, step.ask, now, step.owner)
 
     def take_free(self, key: str, step: Step, timeout: float) -> Reply | None:
-        self._answer(key)
+        self.answer(key)
         document, now = self.server.apply(key, step, self.limits, partial(is_free, grant=step.ask))
         return None if document is None else reply_of(key, document, step.ask, now, step.owner)
 
     def release(self, key: str, step: Step, timeout: float) -> bool:
-        self._answer(key)
+        self.answer(key)
         document, _ = self.server.apply(key, step, self.limits, partial(is_held, grants=step.remove))
         return document is not None
 
     def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
-        self._answer(key)
+        self.answer(key)
         document, _ = self.server.apply(key, Step(remove=(grant,)), self.limits, partial(is_uncontended, grant=grant))
         return document is not None
 
     def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
-        self._answer(key)
+        self.answer(key)
         return reply_of(key, self.server.documents.get(key), grant, self.server.time, owner)
 
     def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
-        self._answer()
+        self.answer()
         found: dict[str, Found] = {}
         for key in keys:
             self.server.apply(key, step, self.limits, partial(is_there, grants=step.renew))
@@ -218,12 +220,12 @@ class MemoryStore:
         return found
 
     def deadlock(self, key: str, grant: str, timeout: float) -> Cycle | None:
-        self._answer(key)
+        self.answer(key)
         documents = [{**document, "_id": key} for key, document in self.server.documents.copy().items()]
         return cycle_of(documents, grant, self.server.time)
 
     def watch(self, session: str) -> Any:
-        self._answer()
+        self.answer()
         return self.server.streaming(session)
 
     def sent_to(self) -> str:
@@ -237,7 +239,8 @@ class MemoryStore:
     def close(self) -> None:
         self._closed = True
 
-    def _answer(self, key: str | None = None) -> None:
+    def answer(self, key: str | None = None) -> None:
+        """Raise LockBackendFailed as a MongoDB that does not answer would."""
         if self._closed:
             raise LockBackendFailed("the session was closed", key, passing=False)
         if self.server.away:

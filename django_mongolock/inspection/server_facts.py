@@ -14,7 +14,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from ..engine import history
 from ..engine.driver_errors import translate
-from ..engine.indexes import missing_indexes
+from ..engine.indexes import PURGE, missing_indexes
 from ..engine.mongo_store import MongoStore, confirms_by_journal
 from ..exceptions import LockBackendFailed
 from .queries import ping
@@ -101,7 +101,8 @@ def _ahead(there: float, asked: float, answered: float) -> float:
 
 def _missing_indexes(store: MongoStore) -> list[str]:
     try:
-        return missing_indexes(store.collection)
+        results = missing_indexes(store.results, [PURGE]) if history.exists(store.results) else []
+        return missing_indexes(store.collection) + [f"{name} of {store.results.name}" for name in results]
     except OperationFailure:  # this user may not list them
         return []
 

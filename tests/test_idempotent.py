@@ -1,0 +1,1002 @@
+"""`idempotent`: what is sent again is not done again, by views of every kind and tasks, in MongoDB and in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import connections, transaction
+from django.http import FileResponse, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.template import engines
+from django.template.response import TemplateResponse
+from django.test import Client, RequestFactory
+from django.test.client import BOUNDARY, MULTIPART_CONTENT, encode_multipart
+from django.urls import path
+from django.utils import translation
+from django.utils.decorators import method_decorator
+from django.views import View
+from ninja import NinjaAPI
+from ninja.security import HttpBearer
+from pytest_django import DjangoDbBlocker, Settings
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.decorators import api_view, authentication_classes
+from rest_framework.exceptions import ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
+
+from django_mongolock import (
+    SKIPPED,
+    LockLost,
+    LockMisused,
+    LockNotAcquired,
+    idempotent,
+    mongo_lock,
+)
+from django_mongolock.backends.base import get_backend, mongo_store
+from django_mongolock.engine.kept_results import MemoryResults, MongoResults
+from django_mongolock.engine.memory_server import MemoryStore
+from django_mongolock.exceptions import LockKeyInvalid
+from django_mongolock.testing import override_locks
+from tests.looking import new_key
+from tests.row_files import Rows, row_file
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.urls(__name__)
+
+#: How often each thing was done, by the text of the request or the name of the task.
+done: dict[str, int] = {}
+
+
+def do(name: str) -> int:
+    done[name] = done.get(name, 0) + 1
+    return done[name]
+
+
+@pytest.fixture(params=["mongo", "memory"])
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Both backends."""
+    if request.param == "mongo":
+        yield "mongo"
+    else:
+        with override_locks():
+            yield "memory"
+
+
+@pytest.fixture
+def key() -> str:
+    """A key that nothing else uses."""
+    return uuid.uuid4().hex
+
+
+def post(view: Any, key: str | None, body: str = "a", path: str = "/charge/", **options: Any) -> Any:
+    """The response of *view* to a request with *key*; a coroutine is run."""
+    headers = {"Accept": "application/json"} | ({} if key is None else {"Idempotency-Key": key})
+    request = RequestFactory().generic(
+        options.pop("method", "POST"), path, body, options.pop("content_type", "text/plain"), headers=headers
+    )
+    for name, value in options.items():
+        setattr(request, name, value)
+    answer = view(request)
+    return asyncio.run(answer) if asyncio.iscoroutine(answer) else answer
+
+
+def me(request: HttpRequest) -> str:
+    return "me"
+
+
+def charge(request: HttpRequest) -> HttpResponse:
+    """Done once for each body."""
+    made = JsonResponse({"times": do(request.body.decode())}, status=201)
+    made.headers["Location"] = "/charges/1/"
+    made.headers["X-Dollar"] = "$purge_at"
+    made.set_cookie("secret", "of the first")
+    made.headers["Date"] = "Mon, 23 Nov 2026 12:00:00 GMT"
+    return made
+
+
+async def acharge(request: HttpRequest) -> HttpResponse:
+    await asyncio.sleep(0)
+    return charge(request)
+
+
+@pytest.fixture(params=[charge, acharge], ids=["sync", "async"])
+def view(request: pytest.FixtureRequest, backend: str) -> Any:
+    """A view of both kinds, on both backends."""
+    return idempotent(client=me)(request.param)
+
+
+def code(response: Any) -> str:
+    return str(json.loads(response.content)["code"])
+
+
+class TestViews:
+    """The draft of the IETF: draft-ietf-httpapi-idempotency-key-header-07."""
+
+    def test_the_first_response_is_kept(self, view: Any, key: str) -> None:
+        """It is done once; status, headers and body come again, with a mark. Cookies and the date do not."""
+        first, again = post(view, key, key), post(view, key, key)
+        assert (first.status_code, first.content, done[key]) == (201, b'{"times": 1}', 1)
+        assert (again.status_code, again.content) == (201, first.content)
+        assert (again["Location"], again["Content-Type"], again["X-Dollar"]) == (
+            "/charges/1/",
+            "application/json",
+            "$purge_at",
+        )
+        assert ("Idempotent-Replayed" in first, again["Idempotent-Replayed"]) == (False, "true")
+        assert (bool(first.cookies), bool(again.cookies), "Date" in again) == (True, False, False)
+
+    def test_another_key_is_another_request(self, view: Any, key: str) -> None:
+        """It is done again."""
+        assert [post(view, f"{key}{n}", key).content for n in "ab"] == [b'{"times": 1}', b'{"times": 2}']
+
+    @pytest.mark.parametrize("change", [{"body": "b"}, {"method": "PUT"}, {"path": "/refund/"}, {"path": "/charge/?x"}])
+    def test_another_request_with_the_same_key(self, view: Any, key: str, change: dict[str, Any]) -> None:
+        """422, and nothing is done."""
+        post(view, key, key)
+        before = dict(done)
+        refused = post(view, key, **{"body": key, **change})
+        assert (refused.status_code, code(refused), done) == (422, "key_reused", before)
+
+    def test_no_key(self, view: Any, key: str) -> None:
+        """400."""
+        refused = post(view, None, key)
+        assert (refused.status_code, code(refused), key in done) == (400, "missing_key", False)
+        assert "Idempotency-Key" in json.loads(refused.content)["detail"]
+
+    @pytest.mark.parametrize(
+        "wrong",
+        ["", '"', '""', '"a', 'a"', '"a";b=1', "a,b", '"a","b"', "ä", "a b", '"\\x"', "a" * 256, f'"{"a" * 256}"'],
+    )
+    def test_an_unreadable_key(self, wrong: str) -> None:
+        """400. Two headers arrive as one with a comma."""
+        refused = post(idempotent(client=me)(charge), wrong, "unreadable")
+        assert (refused.status_code, code(refused), "unreadable" in done) == (400, "invalid_key", False)
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [("{}", '"{}"'), ("\\{}", '"\\\\{}"'), ("{}:/$[0]", '"{}:/$[0]"')],
+        ids=["plain", "escaped", "signs"],
+    )
+    def test_forms_of_a_key(self, key: str, one: str, other: str) -> None:
+        """A String of the draft, in quotes, is the same key as what most clients send."""
+        view = idempotent(client=me)(charge)
+        assert [post(view, form.format(key), key).status_code for form in (one, other)] == [201, 201]
+        assert done[key] == 1
+
+    def test_a_long_key(self, key: str) -> None:
+        """255 characters are few enough, with any prefix."""
+        view = idempotent(client=me)(charge)
+        assert [post(view, f"{key:x<255}", key).content for _ in "12"] == [b'{"times": 1}'] * 2
+
+    @pytest.mark.parametrize("view", [charge, acharge], ids=["sync", "async"])
+    def test_not_required(self, view: Any, key: str) -> None:
+        """Without a key, a request runs each time; with one, once; an unreadable one is refused all the same."""
+        made = idempotent(client=me, required=False)(view)
+        assert [post(made, sent, key).content for sent in (None, None, key, key)] == [
+            b'{"times": %d}' % times for times in (1, 2, 3, 3)
+        ]
+        assert post(made, "a,b", key).status_code == 400
+
+    @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "TRACE"])
+    def test_safe_methods(self, view: Any, key: str, method: str) -> None:
+        """They run each time, with a key or without."""
+        for sent in (None, key, key):
+            assert post(view, sent, key, method=method).status_code == 201
+        assert done[key] == 3
+
+    def test_header(self, key: str) -> None:
+        """Its name is a matter of the project."""
+        view = idempotent(client=me, header="X-Request-Id")(charge)
+        for _ in range(2):
+            request = RequestFactory().post("/", key, content_type="text/plain", headers={"X-Request-Id": key})
+            assert view(request).content == b'{"times": 1}'
+        assert "X-Request-Id" in str(post(view, key, key).content)
+
+    def test_without_parentheses(self, key: str) -> None:
+        """All options have a default."""
+        view = idempotent(charge)
+        user = SimpleNamespace(is_authenticated=True, pk=5)
+        assert [post(view, key, key, user=user).status_code for _ in "12"] == [201, 201]
+        assert done[key] == 1
+
+    def test_keep(self, key: str) -> None:
+        """After its time a response is forgotten, by the clock of the server."""
+        view = idempotent(client=me, keep=timedelta(hours=1))(charge)
+        with override_locks() as locks:
+            post(view, key, key)
+            locks.advance(3_500)
+            assert post(view, key, "other").status_code == 422
+            locks.advance(200)
+            assert post(view, key, key).content == b'{"times": 2}'
+
+    def test_time_of_mongodb(self, key: str) -> None:
+        """The same where MongoDB has not removed the document yet."""
+        view = idempotent(client=me, keep=0.001)(charge)
+        post(view, key, key)
+        assert eventually(lambda: post(view, key, key).content != b'{"times": 1}')
+
+    def test_what_is_stored(self, key: str) -> None:
+        """Neither the key of the client nor who it is can be read in MongoDB; what is kept goes by itself."""
+        user = SimpleNamespace(is_authenticated=True, pk=uuid.uuid4().hex)
+        before = {document["_id"] for document in mongo_store().results.find()}
+        post(idempotent(charge), key, key, user=user)
+        (stored,) = [each for each in mongo_store().results.find() if each["_id"] not in before]
+        assert key not in stored["_id"]
+        assert user.pk not in str({**stored, "result": None})
+        assert stored["_id"].startswith("idempotent:")
+        assert stored["purge_at"]
+        assert stored["result"]["body"] == b'{"times": 1}'
+
+    def test_commands(self, key: str, commands: Any) -> None:
+        """A first request sends four commands, a later one three."""
+        view = idempotent(client=me)(charge)
+        with mongo_lock(new_key()):
+            pass
+        commands.sent.clear()
+        post(view, key, key)
+        assert commands.names() == ["findAndModify", "findAndModify", "update", "update"]
+        commands.sent.clear()
+        post(view, key, key)
+        assert len(commands.names()) == 3
+
+    def test_prefix(self, settings: Settings, key: str) -> None:
+        """Two projects in one database do not see each other's results."""
+        view = idempotent(client=me)(charge)
+        post(view, key, key)
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "other:"}
+        assert post(view, key, key).content == b'{"times": 2}'
+
+    def test_german(self, key: str) -> None:
+        """The refusals speak the language of the request."""
+        with translation.override("de"):
+            for refused in (post(idempotent(client=me)(charge), None), post(idempotent(charge), key)):
+                detail = json.loads(refused.content)["detail"]
+                assert any(word in detail for word in ("gebraucht", "Bitte")), detail
+
+
+class TestBodies:
+    """What makes two requests the same."""
+
+    @staticmethod
+    def upload(key: str, content: bytes = b"x", name: str = "a.txt", boundary: str = BOUNDARY) -> HttpRequest:
+        data = {"n": "1", "file": SimpleUploadedFile(name, content)}
+        body = encode_multipart(boundary, data)
+        return RequestFactory().generic(
+            "POST", "/", body, MULTIPART_CONTENT.replace(BOUNDARY, boundary), headers={"Idempotency-Key": key}
+        )
+
+    @staticmethod
+    def read(request: HttpRequest) -> HttpResponse:
+        file: Any = request.FILES["file"]
+        return HttpResponse(file.read() + request.POST["n"].encode())
+
+    def test_files(self, key: str) -> None:
+        """A form with files is compared by what is in it: a client makes new separators for each request."""
+        view = idempotent(client=me)(self.read)
+        first, again = view(self.upload(key)), view(self.upload(key, boundary="other"))
+        assert (first.content, again.content, again["Idempotent-Replayed"]) == (b"x1", b"x1", "true")
+        for other in (self.upload(key, b"y"), self.upload(key, name="b.txt"), self.upload(key, b"x" * 5_000_000)):
+            assert view(other).status_code == 422
+
+    def test_read_before(self, key: str) -> None:
+        """A body that something has read as a stream cannot be compared: the error says who has to do what."""
+
+        def view(request: HttpRequest) -> HttpResponse:
+            request.read(1)
+            return idempotent(client=me)(charge)(request)
+
+        with pytest.raises(LockMisused, match=r"read request\.body first"):
+            post(view, key)
+
+
+class TestResults:
+    """What is kept, and what is not."""
+
+    @pytest.mark.parametrize("status", [200, 302, 400, 403, 404, 409, 410])
+    def test_kept(self, backend: str, key: str, status: int) -> None:
+        """Also a refusal: it was the answer."""
+        view = idempotent(client=me)(lambda request: HttpResponse(do(key), status=status))
+        assert [post(view, key).status_code for _ in "12"] == [status, status]
+        assert done[key] == 1
+
+    @pytest.mark.parametrize("status", [408, 423, 425, 429, 500, 503])
+    def test_try_again(self, key: str, status: int) -> None:
+        """A response that means it is not kept: the next request runs."""
+        view = idempotent(client=me)(lambda request: HttpResponse(status=status if do(key) == 1 else 201))
+        assert [post(view, key, body).status_code for body in "abb"] == [status, 201, 201]
+        assert done[key] == 2
+
+    def test_retry_after(self, key: str) -> None:
+        """So is any with Retry-After, as that of a lock inside with CONTENTION_STATUS 409."""
+        busy = {"Retry-After": "1"}
+        view = idempotent(client=me)(lambda request: HttpResponse(status=409, headers=busy if do(key) == 1 else {}))
+        assert ["Retry-After" in post(view, key) for _ in "123"] == [True, False, False]
+        assert done[key] == 2
+
+    @pytest.mark.parametrize("kind", ["sync", "async"])
+    def test_an_exception(self, backend: str, key: str, kind: str) -> None:
+        """It is not kept, and binds the key to nothing."""
+
+        def fail(request: HttpRequest) -> HttpResponse:
+            if do(key) == 1:
+                raise ZeroDivisionError
+            return HttpResponse("ok")
+
+        async def afail(request: HttpRequest) -> HttpResponse:
+            return fail(request)
+
+        view = idempotent(client=me)(fail if kind == "sync" else afail)
+        with pytest.raises(ZeroDivisionError):
+            post(view, key)
+        assert [post(view, key, "other").content for _ in "12"] == [b"ok", b"ok"]
+        assert done[key] == 2
+
+    @pytest.mark.parametrize(
+        "make",
+        [lambda: StreamingHttpResponse(["a"]), lambda: FileResponse([b"a"])],
+        ids=["stream", "file"],
+    )
+    def test_streaming(self, key: str, make: Callable[[], Any]) -> None:
+        """It has no end that could be kept: the error names the cure."""
+        view = idempotent(client=me)(lambda request: make())
+        with pytest.raises(LockMisused, match="return an HttpResponse, or take @idempotent off"):
+            post(view, key)
+
+    def test_async_streaming(self, key: str) -> None:
+        """The same in a coroutine."""
+
+        @idempotent(client=me)
+        async def view(request: HttpRequest) -> StreamingHttpResponse:
+            return StreamingHttpResponse(["a"])
+
+        with pytest.raises(LockMisused, match="streaming"):
+            post(view, key)
+
+    def test_too_large(self, backend: str, key: str, caplog: pytest.LogCaptureFixture) -> None:
+        """It is not done again: a later request learns that it was done. The log says so, too."""
+        view = idempotent(client=me)(lambda request: HttpResponse("x" * 1_000_000, headers={"n": do(key)}))
+        assert len(post(view, key).content) == 1_000_000
+        gone = [post(view, key) for _ in "12"]
+        assert [(each.status_code, code(each), "Retry-After" in each) for each in gone] == [
+            (410, "not_kept", False)
+        ] * 2
+        assert done[key] == 1
+        assert "too large" in caplog.text
+
+    def test_the_largest(self, key: str) -> None:
+        """What is just small enough is kept."""
+        view = idempotent(client=me)(lambda request: HttpResponse("x" * 999_000))
+        assert [len(post(view, key).content) for _ in "12"] == [999_000] * 2
+
+    def test_bytes(self, backend: str, key: str) -> None:
+        """A body is kept as it is; a response without a type has none later."""
+
+        def view(request: HttpRequest) -> HttpResponse:
+            made = HttpResponse(b"$now\xff\x00")
+            del made["Content-Type"]
+            return made
+
+        made = idempotent(client=me)(view)
+        assert [(post(made, key).content, "Content-Type" in post(made, key)) for _ in "12"] == [
+            (b"$now\xff\x00", False)
+        ] * 2
+
+    def test_template_response(self, backend: str, key: str) -> None:
+        """It is rendered under the lock."""
+        template: Any = engines["django"].from_string("{{ n }} times")
+        view = idempotent(client=me)(lambda request: TemplateResponse(request, template, {"n": do(key)}))
+        assert [post(view, key).content for _ in "12"] == [b"1 times", b"1 times"]
+
+    def test_no_answer_when_it_is_to_be_kept(self, key: str, caplog: pytest.LogCaptureFixture) -> None:
+        """It is done: the client gets its response, and the log says that it may be done again."""
+        with override_locks() as locks:
+            away = locks.unavailable()
+            view = idempotent(client=me)(lambda request: (away.__enter__(), HttpResponse("done"))[1])
+            assert post(view, key).content == b"done"
+            away.__exit__(None, None, None)
+        assert "a result is not kept" in caplog.text
+
+    def test_no_mongodb(self, view: Any, key: str) -> None:
+        """503, and nothing is done."""
+        with override_locks() as locks, locks.unavailable():
+            assert post(view, key, key).status_code == 503
+        assert key not in done
+
+
+class TestParallel:
+    """While the first one runs."""
+
+    @staticmethod
+    def begin(view: Any, key: str, inside: threading.Event) -> tuple[threading.Thread, list[Any]]:
+        answers: list[Any] = []
+        thread = threading.Thread(target=lambda: answers.append(post(view, key, key)))
+        thread.start()
+        assert inside.wait(20)
+        return thread, answers
+
+    @pytest.mark.parametrize("second", ["sync", "async"])
+    def test_threads(self, backend: str, key: str, second: str) -> None:
+        """Another one gets 409 with Retry-After at once, and once the first has ended, its response."""
+        inside, go_on = threading.Event(), threading.Event()
+
+        def slow(request: HttpRequest) -> HttpResponse:
+            inside.set()
+            assert go_on.wait(20)
+            return charge(request)
+
+        async def other(request: HttpRequest) -> HttpResponse:
+            return charge(request)
+
+        thread, answers = self.begin(idempotent(client=me)(slow), key, inside)
+        later = idempotent(client=me)(charge if second == "sync" else other)
+        refused = post(later, key, key)
+        go_on.set()
+        thread.join(20)
+        assert (refused.status_code, code(refused)) == (409, "in_progress")
+        assert int(refused["Retry-After"]) >= 1
+        assert [answers[0].content, post(later, key, key).content] == [b'{"times": 1}'] * 2
+        assert done[key] == 1
+
+    @pytest.mark.parametrize("kind", [charge, acharge], ids=["sync", "async"])
+    def test_many_who_come_later(self, backend: str, key: str, kind: Any) -> None:
+        """Whoever comes while another one is given the response gets it as well."""
+        view = idempotent(client=me)(kind)
+        post(view, key, key)
+        sent = RequestFactory().post("/charge/", key, content_type="text/plain", headers={"Idempotency-Key": key})
+        call = view_call(view)._of((sent,), {}, sent, None)
+        with mongo_lock(call.key):
+            answers: list[Any] = []
+            thread = threading.Thread(target=lambda: answers.extend(post(view, key, body) for body in (key, "other")))
+            thread.start()
+            thread.join(20)
+        assert [answer.status_code for answer in answers] == [201, 422]
+
+    def test_storm(self, backend: str, key: str) -> None:
+        """Of many at once, one is done; each gets its response or 409."""
+        view, start, answers = idempotent(client=me)(charge), threading.Barrier(12), list[Any]()
+
+        def send() -> None:
+            start.wait(20)
+            answers.append(post(view, key, key))
+
+        threads = [threading.Thread(target=send) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert {answer.status_code for answer in answers} <= {201, 409}
+        assert (len(answers), done[key]) == (12, 1)
+
+    @pytest.mark.slow
+    def test_killed(self, key: str) -> None:
+        """F27: while the first process lives, 409. It is killed: after its lease, the next request runs."""
+        command = [sys.executable, "-m", "tests.idempotent_process", mongo_store().config.database, key]
+        view = idempotent(client=lambda request: "shop", lease=2)(charge)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as first:
+            assert first.stdout is not None
+            assert first.stdout.readline() == "begun\n"
+            refused = post(view, key, "5")
+            first.kill()
+        assert refused.status_code == 409
+        done.pop("5", None)
+        assert eventually(lambda: post(view, key, "5").status_code == 201, 30)
+        assert [post(view, key, "5").content for _ in "12"] == [b'{"times": 1}'] * 2
+
+
+def view_call(view: Any) -> Any:
+    """What makes the calls of a decorated function."""
+    (cell,) = [cell.cell_contents for cell in view.__closure__ if hasattr(cell.cell_contents, "_of")]
+    return cell
+
+
+class TestFencing:
+    """P9: a run that lost its lock stores nothing."""
+
+    def test_lost(self, key: str) -> None:
+        """It learns of the loss before it ends: LockLost, and the next request runs."""
+        with override_locks() as locks:
+
+            def view(request: HttpRequest) -> HttpResponse:
+                if do(key) == 1:
+                    (held,) = locks.held()
+                    locks.lose(held)
+                return HttpResponse(str(done[key]))
+
+            made = idempotent(client=me)(view)
+            with pytest.raises(LockLost):
+                post(made, key)
+            assert [post(made, key).content for _ in "12"] == [b"2", b"2"]
+
+    @pytest.mark.parametrize("kind", ["sync", "async"])
+    def test_overtaken(self, key: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It does not learn of it: another has run, and the server refuses the write of the first."""
+        monkeypatch.setattr("django_mongolock.engine.lock_state.LockState.ensure_held", lambda self: None)
+
+        def run(request: HttpRequest) -> HttpResponse:
+            if (times := do(key)) == 1:
+                stored = mongo_store().collection
+                (held,) = stored.find({"holders.label": {"$regex": "overtaken"}})
+                stored.delete_one({"_id": held["_id"]})  # as force release and a clean-up leave it
+                thread = threading.Thread(target=lambda: answers.append(post(made, key)))
+                thread.start()
+                thread.join(20)
+            return HttpResponse(str(times))
+
+        async def arun(request: HttpRequest) -> HttpResponse:
+            return run(request)
+
+        answers: list[Any] = []
+        made = idempotent(client=me)(run if kind == "sync" else arun)
+        with pytest.raises(LockLost, match="another run has begun"):
+            post(made, key)
+        assert answers[0].content == b"2"
+        assert post(made, key).content == b"2"
+
+    def test_a_late_beginner(self, key: str) -> None:
+        """Its lock was lost before its first command arrived, and another runs: it does not run."""
+        view = idempotent(client=me)(charge)
+        sent = RequestFactory().post("/charge/", key, content_type="text/plain", headers={"Idempotency-Key": key})
+        stored = str(view_call(view)._of((sent,), {}, sent, None).key)
+        results = MongoResults(mongo_store().results)
+        results.begin(stored, 2**62)
+        with pytest.raises(LockLost, match="another run has begun"):
+            post(view, key, key)
+        assert key not in done
+
+    @pytest.fixture
+    def results(self, backend: str) -> Any:
+        store = get_backend().session().store
+        return MemoryResults(store) if isinstance(store, MemoryStore) else MongoResults(mongo_store().results)
+
+    def test_rules(self, results: Any, key: str) -> None:
+        """Both stores: an older token neither takes the mark nor stores; what is kept stays until its time is over."""
+        assert results.find(key) is None
+        assert results.begin(key, 5)["token"] == 5
+        assert results.find(key) is None
+        assert results.begin(key, 4)["token"] == 5
+        assert results.keep(key, 4, {"n": 4}, 60) is False
+        assert results.keep(key, 5, {"n": "$token"}, 60) is True
+        assert results.begin(key, 6)["result"] == results.find(key)["result"] == {"n": "$token"}
+        assert results.keep(key, 5, {"n": 5}, 0.001) is True
+        assert eventually(lambda: results.find(key) is None)
+        again = results.begin(key, 7)
+        assert ("result" in again, again["token"]) == (False, 7)
+        assert results.keep(key, 5, {"n": 5}, 60) is False
+
+
+class TestClients:
+    """A key belongs to one client."""
+
+    @staticmethod
+    def user(pk: Any) -> Any:
+        return SimpleNamespace(is_authenticated=True, pk=pk)
+
+    def test_users(self, backend: str, key: str) -> None:
+        """The response of one user is not that of another."""
+        view = idempotent(charge)
+        assert [post(view, key, key, user=self.user(pk)).content for pk in (1, 2, 1)] == [
+            b'{"times": 1}',
+            b'{"times": 2}',
+            b'{"times": 1}',
+        ]
+
+    def test_sessions(self, key: str) -> None:
+        """So it is with sessions of visitors; the session is not stored."""
+        view = idempotent(charge)
+        sessions = [SimpleNamespace(session_key=name) for name in ("a", "b", "a")]
+        assert [post(view, key, key, session=each).content[-2:-1] for each in sessions] == [b"1", b"2", b"1"]
+
+    def test_a_user_is_no_session(self, key: str) -> None:
+        """A visitor who logs in is another client."""
+        view, session = idempotent(charge), SimpleNamespace(session_key="1")
+        users = (SimpleNamespace(is_authenticated=False), self.user("1"))
+        assert [post(view, key, key, session=session, user=user).content[-2:-1] for user in users] == [b"1", b"2"]
+
+    @pytest.mark.parametrize(
+        "facts",
+        [
+            {},
+            {"session": SimpleNamespace(session_key=None)},
+            {"auth": {"sub": "1"}, "session": SimpleNamespace(session_key="a")},
+        ],
+        ids=["nothing", "a new session", "an unknown kind of authentication"],
+    )
+    @pytest.mark.parametrize("kind", [charge, acharge], ids=["sync", "async"])
+    def test_unknown(self, key: str, kind: Any, facts: Any, caplog: pytest.LogCaptureFixture) -> None:
+        """403, and the log names the cure. A session that this response would begin is not that of a second try."""
+        refused = post(idempotent(kind), key, key, **facts)
+        assert (refused.status_code, code(refused), key in done) == (403, "anonymous", False)
+        assert "client=" in caplog.text
+
+    def test_auth(self, key: str) -> None:
+        """What a framework has found out about the client: an object with a primary key, or a text."""
+        view = idempotent(charge)
+        subjects = ["token", SimpleNamespace(pk=1), SimpleNamespace(pk=2), "token"]
+        assert [post(view, key, key, auth=each).content[-2:-1] for each in subjects] == [b"1", b"2", b"3", b"1"]
+
+    def test_client(self, key: str) -> None:
+        """The project says who it is."""
+        view = idempotent(client=lambda request: request.path)(charge)
+        assert [post(view, key, key, path).content[-2:-1] for path in ("/a/", "/b/", "/a/")] == [b"1", b"2", b"1"]
+
+    @pytest.mark.parametrize("name", [None, "", 5])
+    def test_a_client_without_a_name(self, key: str, name: Any) -> None:
+        """All of them would be one client."""
+        with pytest.raises(LockMisused, match="must return a name"):
+            post(idempotent(client=lambda request: name)(charge), key)
+
+    @pytest.mark.django_db
+    @pytest.mark.parametrize("path", ["/function/", "/async/", "/class/", "/method/"])
+    def test_django(self, path: str, key: str, django_user_model: Any) -> None:
+        """With Django's middleware, for every kind of view."""
+        for number, name in enumerate("ab", 1):
+            client = Client(headers={"Idempotency-Key": key})
+            client.force_login(django_user_model.objects.create(username=name))
+            for _ in range(2):
+                answer = client.post(path, key, content_type="text/plain")
+                assert answer.json() == {"times": number}, answer
+        assert Client(headers={"Idempotency-Key": key}).post(path, key, content_type="text/plain").status_code == 403
+
+
+@idempotent(client=me)
+def write(request: HttpRequest) -> HttpResponse:
+    """Writes a row, in the transaction of the request."""
+    with connections["file"].cursor() as cursor:
+        cursor.execute("INSERT INTO rows (name) VALUES (%s)", [request.body.decode()])
+    if request.GET:
+        raise ZeroDivisionError
+    return HttpResponse("written")
+
+
+class TestTransactions:
+    """A response is kept after the commit."""
+
+    @pytest.fixture
+    def rows(
+        self, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, django_db_blocker: DjangoDbBlocker
+    ) -> Iterator[Rows]:
+        with (
+            django_db_blocker.unblock(),
+            row_file("file", tmp_path / "rows", monkeypatch, ATOMIC_REQUESTS=True) as made,
+        ):
+            yield made
+
+    def test_atomic_requests(self, rows: Rows, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Others see what was written when it is kept; an error rolls back, and the next request runs."""
+        seen: list[list[str]] = []
+        keep = MongoResults.keep
+
+        def look(*args: Any) -> bool:
+            seen.append(rows())
+            return keep(*args)
+
+        monkeypatch.setattr(MongoResults, "keep", look)
+        client = Client(headers={"Idempotency-Key": key})
+        with pytest.raises(ZeroDivisionError):
+            client.post("/write/?fail", key, content_type="text/plain")
+        assert (rows(), seen) == ([], [])
+        for _ in range(2):
+            assert client.post("/write/", key, content_type="text/plain").content == b"written"
+        assert (rows(), seen) == ([key], [[key]])
+
+    def test_passes(self, rows: Rows, key: str) -> None:
+        """A request that is not kept has its transaction all the same."""
+        with pytest.raises(ZeroDivisionError):
+            Client().generic("OPTIONS", "/write/?fail", key)
+        assert rows() == []
+
+    def test_inside(self, rows: Rows, key: str) -> None:
+        """Inside of a transaction it would be kept before the commit: refused before anything is done."""
+        with transaction.atomic("file"), pytest.raises(LockMisused, match="open the transaction inside of it"):
+            post(idempotent(client=me)(charge), key, key)
+        assert key not in done
+
+
+class Tokens(BaseAuthentication):  # type: ignore[misc]
+    """The text of the header is the user."""
+
+    def authenticate(self, request: Request) -> Any:
+        name = request.headers.get("Authorization")
+        return (SimpleNamespace(is_authenticated=True, pk=name), None) if name else None
+
+
+@api_view(["POST"])  # type: ignore[untyped-decorator]
+@authentication_classes([Tokens])  # type: ignore[untyped-decorator]
+@idempotent
+def by_function(request: Request) -> Response:
+    return Response({"times": do(request.data["name"])}, status=201, headers={"Location": "/1/"})
+
+
+class ByMethod(APIView):  # type: ignore[misc]
+    authentication_classes = (Tokens,)
+
+    @idempotent
+    def post(self, request: Request) -> Response:
+        if request.data.get("wrong"):
+            raise ValidationError("wrong")
+        return Response({"times": do(request.data["name"])}, status=201, headers={"Location": "/1/"})
+
+
+class BySet(ViewSet):  # type: ignore[misc]
+    authentication_classes = (Tokens,)
+
+    @idempotent
+    def create(self, request: Request) -> Response:
+        return Response({"times": do(request.data["name"])}, status=201, headers={"Location": "/1/"})
+
+
+class Bearer(HttpBearer):
+    def authenticate(self, request: HttpRequest, token: str) -> str:
+        return token
+
+
+api = NinjaAPI(urls_namespace="idempotent", auth=Bearer())
+
+
+@api.post("/sync/")
+@idempotent
+def operation(request: HttpRequest, response: HttpResponse) -> HttpResponse:
+    made = api.create_response(request, {"times": do(json.loads(request.body)["name"])}, status=201)
+    made.headers["Location"] = "/1/"
+    return made
+
+
+@api.post("/async/")
+@idempotent
+async def aoperation(request: HttpRequest) -> HttpResponse:
+    made = api.create_response(request, {"times": do(json.loads(request.body)["name"])}, status=201)
+    made.headers["Location"] = "/1/"
+    return made
+
+
+@api.post("/value/")
+@idempotent
+def value(request: HttpRequest) -> dict[str, int]:
+    return {"a": 1}
+
+
+@idempotent
+class OnClass(View):
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return charge(request)
+
+
+@method_decorator(idempotent, name="post")
+class OnMethod(View):
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return charge(request)
+
+
+urlpatterns = [
+    path("function/", idempotent(charge)),
+    path("async/", idempotent(acharge)),
+    path("class/", OnClass.as_view()),
+    path("method/", OnMethod.as_view()),
+    path("write/", write),
+    path("drf-function/", by_function),
+    path("drf-method/", ByMethod.as_view()),
+    path("drf-set/", BySet.as_view({"post": "create"})),
+    path("ninja/", api.urls),
+]
+
+
+class TestFrameworks:
+    """Django REST framework and django-ninja: after their authentication."""
+
+    @staticmethod
+    def send(path: str, key: str | None, who: str = "Bearer anna", **data: Any) -> Any:
+        headers = {"Authorization": who, **({} if key is None else {"Idempotency-Key": key})}
+        return Client().post(path, data, content_type="application/json", headers=headers)
+
+    @pytest.mark.parametrize("path", ["/drf-function/", "/drf-method/", "/drf-set/", "/ninja/sync/", "/ninja/async/"])
+    def test_kept(self, backend: str, path: str, key: str) -> None:
+        """Status, headers and the rendered body; of each client its own."""
+        first, again = self.send(path, key, name=key), self.send(path, key, name=key)
+        assert (first.status_code, first.json(), first["Location"]) == (201, {"times": 1}, "/1/")
+        assert (again.status_code, again.content, again["Location"]) == (201, first.content, "/1/")
+        assert (again["Content-Type"], again["Idempotent-Replayed"]) == (first["Content-Type"], "true")
+        assert self.send(path, key, "Bearer bert", name=key).json() == {"times": 2}
+        assert self.send(path, key, name="other").status_code == 422
+        assert self.send(path, None, name=key).status_code == 400
+
+    def test_errors_of_rest_framework(self, key: str) -> None:
+        """A refusal is rendered as the errors of the view; what the view raises is not kept."""
+        refused = self.send("/drf-method/", None, name=key)
+        assert (refused.json(), refused["Content-Type"]) == (
+            {"detail": "This needs the header Idempotency-Key."},
+            "application/json",
+        )
+        assert self.send("/drf-method/", key, wrong=True).status_code == 400
+        assert self.send("/drf-method/", key, name=key).status_code == 201
+
+    def test_values_of_ninja(self, key: str) -> None:
+        """Only responses are kept: the error names the function that makes one."""
+        with pytest.raises(LockMisused, match=r"api\.create_response"):
+            self.send("/ninja/value/", key)
+
+    @pytest.mark.parametrize("around", [by_function, ByMethod, BySet.as_view({"post": "create"})])
+    def test_around(self, around: Any) -> None:
+        """Around a view of REST framework, its users are not known yet."""
+        with pytest.raises(TypeError, match="below @api_view, or on the methods"):
+            idempotent(around)
+
+
+class TestTasks:
+    """Functions with `key=`."""
+
+    def test_once(self, backend: str, key: str) -> None:
+        """Whatever way the arguments are passed, a key is done once, and its result comes again."""
+
+        @idempotent(key="charge:{order}")
+        def task(order: str, amount: int = 1) -> Any:
+            return {"order": order, "times": do(order), "amount": [amount, None, "ä$"]}
+
+        first = task(key)
+        assert first == {"order": key, "times": 1, "amount": [1, None, "ä$"]}
+        assert [task(order=key), task(key, amount=2)] == [first, first]
+        assert task(key + "2")["times"] == 1
+
+    def test_none(self, backend: str, key: str) -> None:
+        """Nothing is a result as well."""
+        task: Any = idempotent(key="a:{name}")(lambda name: do(name) and None)
+        assert (task(key), task(key), done[key]) == (None, None, 1)
+
+    def test_async(self, backend: str, key: str) -> None:
+        """A coroutine function."""
+
+        @idempotent(key="a:{name}")
+        async def task(name: str) -> int:
+            await asyncio.sleep(0)
+            return do(name)
+
+        assert [asyncio.run(task(key)) for _ in "12"] == [1, 1]
+
+    @pytest.mark.parametrize("result", [object(), {1, 2}, "x" * 1_000_001], ids=["object", "set", "large"])
+    def test_what_is_not_kept(self, backend: str, key: str, result: Any, caplog: pytest.LogCaptureFixture) -> None:
+        """It is not done again: SKIPPED, and the log says why."""
+        task: Any = idempotent(key="a:{name}")(lambda name: (do(name), result)[1])
+        assert (task(key) is result, task(key), done[key]) == (True, SKIPPED, 1)
+        assert "not JSON, or too large" in caplog.text
+
+    def test_an_exception(self, backend: str, key: str) -> None:
+        """It is not kept."""
+
+        @idempotent(key="a:{name}")
+        def task(name: str) -> float:
+            return 1 / (do(name) - 1)
+
+        with pytest.raises(ZeroDivisionError):
+            task(key)
+        assert [task(key), task(key), done[key]] == [1.0, 1.0, 2]
+
+    def test_parallel(self, backend: str, key: str) -> None:
+        """A call that is no task raises; one after it gets the result."""
+        inside, go_on = threading.Event(), threading.Event()
+
+        @idempotent(key="a:{name}")
+        def task(name: str) -> int:
+            inside.set()
+            assert go_on.wait(20)
+            return do(name)
+
+        thread = threading.Thread(target=task, args=[key])
+        thread.start()
+        assert inside.wait(20)
+        with pytest.raises(LockNotAcquired):
+            task(key)
+        go_on.set()
+        thread.join(20)
+        assert (task(key), done[key]) == (1, 1)
+
+    def test_two_functions(self, key: str) -> None:
+        """The same template is another key in another function."""
+
+        @idempotent(key="a:{name}")
+        def one(name: str) -> str:
+            return "one"
+
+        @idempotent(key="a:{name}")
+        def two(name: str) -> str:
+            return "two"
+
+        assert [one(key), two(key), one(key)] == ["one", "two", "one"]
+
+    def test_a_value_that_makes_no_key(self) -> None:
+        """As for `mongo_locked`."""
+        with pytest.raises(LockKeyInvalid):
+            idempotent(key="a:{name}")(lambda name: None)("\0")
+
+    def test_celery(self, key: str) -> None:
+        """A task that is sent twice, and one inside a task's own retries."""
+        app = Celery("idempotent", broker="memory://", backend="cache+memory://", set_as_current=False)
+
+        @app.task(bind=True)
+        @idempotent(key="charge:{name}")
+        def task(self: Any, name: str) -> int:
+            if do(name) == 1:
+                raise self.retry(countdown=0)
+            return done[name]
+
+        assert [task.apply((key,)).get() for _ in "12"] == [2, 2]
+
+    def test_the_label(self, key: str) -> None:
+        """People see which function holds the lock."""
+
+        @idempotent(key="a:{name}")
+        def task(name: str) -> list[str]:
+            return [
+                each["_id"] for each in mongo_store().collection.find({"holders.label": {"$regex": "test_the_label"}})
+            ]
+
+        (held,) = task(key)
+        assert held.endswith(f"test_the_label.<locals>.task:a:{key}")
+
+
+#: For what type checkers refuse.
+any_idempotent: Any = idempotent
+
+
+class TestMistakes:
+    """Each is refused, with its cure, when the function is decorated; a few when it is called."""
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"header": ""}, "Idempotency-Key"),
+            ({"header": "a b"}, "Idempotency-Key"),
+            ({"header": 5}, "Idempotency-Key"),
+            ({"keep": 0}, "keep must be more than 0"),
+            ({"keep": "1"}, "keep is a number of seconds or a timedelta"),
+            ({"required": "no"}, "required is True or False"),
+            ({"client": "anna"}, "client must be a function"),
+            ({"client": acharge}, "client must be a function, not async"),
+            ({"lease": -1}, "lease must be more"),
+            ({"key": "a", "client": me}, "client= and required= are for views"),
+            ({"key": "a", "required": False}, "client= and required= are for views"),
+            ({"key": "{a}{b}"}, "put one of"),
+            ({"heder": "a"}, "did you mean header="),
+        ],
+    )
+    def test_options(self, options: Any, said: str) -> None:
+        """Wrong options."""
+        with pytest.raises((TypeError, ValueError), match=said):
+            idempotent(**options)(charge)
+
+    def test_functions(self) -> None:
+        """What cannot be decorated."""
+        app: Any = Celery("mistakes", set_as_current=False)
+
+        def generator(request: HttpRequest) -> Iterator[int]:
+            yield 1
+
+        for wrong, said in (
+            (app.task(charge, name="mistake"), "below the decorator that makes the Celery task"),
+            (generator, "not on a generator"),
+            (staticmethod(charge), "put it below that"),
+            (dict, "view classes"),
+            (5, "@idempotent goes on a function"),
+        ):
+            with pytest.raises(TypeError, match=said):
+                any_idempotent(wrong)
+        with pytest.raises(TypeError, match="has no parameter order"):
+            idempotent(key="a:{order}")(charge)
+
+    def test_calls(self, key: str) -> None:
+        """A task without a template, and a view with one."""
+        for call in (lambda: idempotent(lambda name: None)("a"), lambda: post(idempotent(key="a")(charge), key)):
+            with pytest.raises(TypeError, match=r'@idempotent\(key="charge:{order_id}"\)'):
+                call()
