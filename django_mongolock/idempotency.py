@@ -234,7 +234,7 @@ class IdempotentCall(LockedCall):
         else:
             name, subject_class = getattr(getattr(request, "session", None), "session_key", None), "session"
         if name is None:
-            log(WARNING, "a request has neither user nor session: give @idempotent(client=...)", view=self.name)
+            log(WARNING, "a request has neither user nor session, give client=", place=self.name)
             raise self._refusal(403, "anonymous", _("Please log in first."))
         return f"{subject_class}:{name}"
 
@@ -277,7 +277,7 @@ class IdempotentCall(LockedCall):
                 if (yield lambda results: results.keep(key, token, kept, self.keep)):
                     return result
             except LockBackendFailed as error:
-                log(WARNING, "a result is not kept: if it is asked for again, it is done again", key=key, error=error)
+                log(WARNING, "a result is not kept, the next call runs", key=key, error=error)
                 return result
         raise LockLost(key, token, "another run has begun")
 
@@ -330,11 +330,11 @@ class IdempotentCall(LockedCall):
             except (TypeError, ValueError):
                 text = ""
             if not 0 < len(text) <= LARGEST:
-                log(WARNING, "the result of a task is not kept: it is not JSON, or too large", task=self.name)
+                log(WARNING, "a result is not kept, it is too large or not JSON", place=self.name)
                 text = ""
             return {"text": text}
         if (kept := http_keys.as_kept(result)) is not None and http_keys.size(kept) > LARGEST:
-            log(WARNING, "a response is not kept: it is too large", view=self.name)
+            log(WARNING, "a response is not kept, it is too large", place=self.name)
             message = _("This was done, but its response is not available any more.")
             request: Any = find_request(*self.call)
             kept = http_keys.as_kept(cast("HttpResponse", response(request, self._refusal(410, "not_kept", message))))

@@ -24,7 +24,7 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 from pytest_django import Settings
 
-from django_mongolock import checks, mongo_lock
+from django_mongolock import checks, idempotent, mongo_lock
 from django_mongolock.backends.base import close_backends, get_backend, mongo_store
 from django_mongolock.documents import declared
 from django_mongolock.documents.document_lock import declare, undeclare
@@ -202,6 +202,31 @@ class TestRights:
         close_backends()
         assert events.count_documents({"key": "k"}) == 2
         events.drop()
+
+    def test_results(self, login: Connect, root: Any) -> None:
+        """What `idempotent` needs; without it, it fails before anything is done, and the error names the rights."""
+        database, ran = root.database, list[int]()
+        where = {"db": DATABASE, "collection": "mongolock_locks_results"}
+        actions = ("find", "insert", "update", "listIndexes")
+        database.mongolock_locks_results.drop()
+
+        @idempotent(key="rights:{number}")
+        def task(number: int) -> int:
+            ran.append(number)
+            return number
+
+        login("mongolock")
+        with pytest.raises(LockBackendFailed, match=r"needs find, insert and update on .*mongolock_locks_results"):
+            task(1)
+        database.command("grantPrivilegesToRole", "mongolock", privileges=[{"resource": where, "actions": actions}])
+        try:
+            assert [task(1), task(1), ran] == [1, 1, [1]]
+            assert ask() == ["W103"]
+        finally:
+            database.command(
+                "revokePrivilegesFromRole", "mongolock", privileges=[{"resource": where, "actions": actions}]
+            )
+            database.mongolock_locks_results.drop()
 
     def test_check_sees_missing_indexes(self, login: Connect, root: Any) -> None:
         """With the right to list them; the role for deployments makes them."""

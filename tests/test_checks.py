@@ -357,6 +357,18 @@ class TestServer:
         call_command("migrate", database="mongo", verbosity=0)
         assert ask() == []
 
+    def test_results(self, locks: Locks) -> None:
+        """Those of `idempotent` have their index from migrate; without it, nothing would ever remove them."""
+        results = locks.collection.database.mongolock_locks_results
+        results.drop()
+        assert ask() == []
+        results.insert_one({})
+        (found,) = ask()
+        assert (found.id, "mongolock_purge_at of mongolock_locks_results" in found.msg) == ("mongolock.W103", True)
+        call_command("migrate", database="mongo", verbosity=0)
+        assert ask() == []
+        assert results.index_information()["mongolock_purge_at"]["expireAfterSeconds"] == 0
+
     def test_a_new_database(self, connect: Connect, locks: Locks) -> None:
         """`migrate` checks first: of what it is about to make, nothing is missing yet. Once it has, all is there."""
         locks.collection.drop()

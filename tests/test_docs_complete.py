@@ -21,6 +21,7 @@ RUN_BY = {
     "docs/howto/edit-locks.md": "tests/editing/test_docs.py",
     "docs/howto/environment.md": "tests/test_environment.py",
     "docs/howto/fencing.md": "tests/test_docs_howto.py",
+    "docs/howto/idempotency.md": "tests/test_docs_topics.py",
     "docs/howto/incidents.md": "tests/test_incidents.py",
     "docs/howto/locks.md": "tests/test_docs_howto.py",
     "docs/howto/looking.md": "tests/test_docs_howto.py",

@@ -359,7 +359,13 @@ def test_celery_tasks() -> None:
 def test_in_mongodb() -> None:
     """The collections and their indexes."""
     of_events = {str(index.document["name"]) for index in history.INDEXES}
-    real = {str(Lock._meta.db_table), *INDEXES, str(LockEvent._meta.db_table), *of_events}
+    real = {
+        str(Lock._meta.db_table),
+        f"{Lock._meta.db_table}_results",
+        *INDEXES,
+        str(LockEvent._meta.db_table),
+        *of_events,
+    }
     compare(set(rows("reference/names.md", "In MongoDB")), real, "reference/names.md", "under ## In MongoDB")
 
 

@@ -1,4 +1,4 @@
-"""The examples in the quickstart and the pages on views, Celery, commands, rows and owners are run, top to bottom."""
+"""The examples of the quickstart and of the pages on views, requests, Celery, commands, rows and owners are run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from django.http import HttpRequest
 from django.test import AsyncRequestFactory, RequestFactory
 from django.utils.module_loading import import_string
 from ninja.testing import TestAsyncClient, TestClient
-from rest_framework.test import APIRequestFactory
+from rest_framework.test import APIRequestFactory, force_authenticate
 
 from django_mongolock import SKIPPED
 from testproject.celery import app as shop
@@ -111,6 +111,33 @@ def test_views() -> None:
         assert set(answers(names).values()) == {423}
     assert names["CartView"].as_view()(RequestFactory().get("/"), cart_id=5).status_code == 200
     assert import_string(names["REST_FRAMEWORK"]["EXCEPTION_HANDLER"])
+
+
+def test_idempotency(app: Celery) -> None:
+    """docs/howto/idempotency.md: what is sent again gets the first response, with its mark."""
+    names = run("howto/idempotency.md")
+    key, user = {"Idempotency-Key": uuid.uuid4().hex}, User.objects.create(username="anna")
+    ninja = TestAsyncClient(names["api"])
+
+    def post(view: Any, make: Any = RequestFactory, **headers: str) -> Any:
+        request = make().post("/", headers=headers or key)
+        request.user = user
+        if make is APIRequestFactory:
+            force_authenticate(request, user)
+        return view(request)
+
+    for send in (
+        lambda: post(names["charge"]),
+        lambda: post(names["webhook"], **{"Webhook-Id": uuid.uuid5(uuid.NAMESPACE_URL, str(key)).hex}),
+        lambda: post(names["charge_by_api"], APIRequestFactory, **{"Idempotency-Key": f"{key}by_api"[-40:]}),
+        lambda: post(names["ChargeSet"].as_view({"post": "create"}), APIRequestFactory, **{"Idempotency-Key": "set"}),
+        lambda: async_to_sync(ninja.post)("/charges", headers={**key, "Authorization": "Bearer anna"}),
+    ):
+        first, again = send(), send()
+        assert (first.status_code, first.content) == (again.status_code, again.content)
+        assert "Idempotent-Replayed" not in first.headers
+        assert again.headers["Idempotent-Replayed"] == "true"
+    assert [names["charge_order"].apply((5,)).get() for _ in "12"] == [{"charge": "ch_5"}] * 2
 
 
 def test_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 from celery import Celery, Task
 from celery.exceptions import Reject
+from celery.signals import task_postrun
 
-from django_mongolock import mongo_lock, mongo_locked, once_per
+from django_mongolock import idempotent, mongo_lock, mongo_locked, once_per
 from django_mongolock.engine import mongo_store
 from django_mongolock.engine.session import change_stream
 from tests.celery.records import DIRECTORY, Story, listen, note, work
@@ -54,6 +55,23 @@ def early(self: Task[Any, Any], key: str, name: str, seconds: float = 0) -> str:
     with work(directory(), name, str(self.request.id)):
         time.sleep(seconds)
     return name
+
+
+@app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
+@idempotent(key="{key}", lease=6)
+def charged(self: Task[Any, Any], key: str, seconds: float, dies: bool = False) -> int:
+    """A task that is done once; its process may die when it is done, before its message is acknowledged."""
+    with work(directory(), key, str(self.request.id)):
+        time.sleep(seconds)
+    return os.getpid()
+
+
+@task_postrun.connect(sender=charged)
+def die(args: Any, **facts: Any) -> None:
+    """The first process dies."""
+    if args[2:] == [True] and not Story(directory()).count("died"):
+        note(directory(), "died")
+        os._exit(1)
 
 
 @app.task(bind=True)

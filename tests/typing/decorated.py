@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from typing import Any, assert_type
 
 from django.http import HttpRequest, HttpResponse
 from django.views import View
 
-from django_mongolock import LockNotAcquired, mongo_locked
+from django_mongolock import LockNotAcquired, idempotent, mongo_locked
 from django_mongolock.decorator.contention import Skipped
 from testproject.shop.models import Order
 
@@ -61,6 +62,21 @@ def by_instance(order: Order) -> int:
     return 1
 
 
+@idempotent
+def charge(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+@idempotent(keep=timedelta(days=7), required=False, client=str, lease=60)
+async def acharge(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+@idempotent(key="charge:{order_id}")
+def charge_order(order_id: int) -> str:
+    return ""
+
+
 @mongo_locked("view:{request.path}")
 class Locked(View):
     limit = 5
@@ -92,6 +108,9 @@ async def check(request: HttpRequest, order: Order) -> None:
     assert_type(generator(5), Iterator[str])
     assert_type(agenerator(5), AsyncIterator[str])
     assert_type(by_instance(order), int)
+    assert_type(charge(request), HttpResponse)
+    assert_type(await acharge(request), HttpResponse)
+    assert_type(charge_order(5), str)
     assert_type(skipping(5, text=""), str | Skipped)
     assert_type(await askipping(5), str | Skipped)
     assert_type(Locked().skipping(5), int | Skipped)
@@ -112,4 +131,7 @@ async def wrong(request: HttpRequest) -> Any:
     mongo_locked("key", on_contention="wait")  # type: ignore[call-overload]
     mongo_locked("key", timeout=5)  # type: ignore[call-overload]
     mongo_locked("key", lease="30")  # type: ignore[call-overload]
+    charge_order("5")  # type: ignore[arg-type]
+    idempotent(keep="1 day")  # type: ignore[call-overload]
+    idempotent(client=5)  # type: ignore[call-overload]
     mongo_locked(5)  # type: ignore[call-overload]

@@ -6,7 +6,15 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import ClassVar
 
-from django_mongolock import DocumentLock, LockedCommand, mongo_lock, mongo_locked, mongo_semaphore, once_per
+from django_mongolock import (
+    DocumentLock,
+    LockedCommand,
+    idempotent,
+    mongo_lock,
+    mongo_locked,
+    mongo_semaphore,
+    once_per,
+)
 from django_mongolock.locks import LockOptions
 from django_mongolock.rows import locked
 from django_mongolock.versions import retry_on_conflict
@@ -21,6 +29,7 @@ def options() -> None:
     mongo_locked("key", on_contention="skip", leese=3)  # type: ignore[call-overload]
     mongo_locked("key", on_contention="skp")  # type: ignore[call-overload]
     once_per(hour=3)  # type: ignore[arg-type]
+    idempotent(hedder="A")  # type: ignore[call-overload]
     mongo_lock("key").acquire(timeout=3)  # type: ignore[arg-type]
     DocumentLock(Order, state="x", pendin={})  # type: ignore[call-arg]
     retry_on_conflict(atempts=3)  # type: ignore[call-overload]
