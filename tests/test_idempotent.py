@@ -481,6 +481,29 @@ class TestParallel:
         assert {answer.status_code for answer in answers} <= {201, 409}
         assert (len(answers), done[key]) == (12, 1)
 
+    def test_cancelled(self, backend: str, key: str) -> None:
+        """F36: an async view whose client has gone has kept nothing, and holds nothing."""
+
+        @idempotent(client=me)
+        async def view(request: HttpRequest) -> HttpResponse:
+            if do(key) == 1:
+                inside.set()
+                await asyncio.sleep(60)
+            return HttpResponse("ok")
+
+        async def go() -> None:
+            sent = RequestFactory().post("/", headers={"Idempotency-Key": key})
+            task = asyncio.ensure_future(view(sent))
+            await inside.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert [(await view(sent)).content for _ in "12"] == [b"ok", b"ok"]
+
+        inside = asyncio.Event()
+        asyncio.run(go())
+        assert done[key] == 2
+
     @pytest.mark.slow
     def test_killed(self, key: str) -> None:
         """F27: while the first process lives, 409. It is killed: after its lease, the next request runs."""
