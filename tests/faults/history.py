@@ -15,7 +15,7 @@ FOREVER = float("inf")
 #: Within how many seconds after a fault was healed there may still be another primary than before.
 AFTERMATH = 5.0
 #: What only the rules of a simulation read.
-_MORE = {"taken", "request", "requested", "extended", "closed", "stood"}
+_MORE = {"taken", "request", "requested", "extended", "downgraded", "closed", "stood"}
 _EVENTS = {"got", "refused", "see", "forked", "leave", "left", "dropped", "told"}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
+from django_mongolock.engine.document import Mode
 from tests.faults.peers import MARGIN, Plan
 from tests.faults.plans import KEYS as REAL_KEYS
 from tests.faults.plans import choose, line
@@ -27,13 +28,14 @@ NESTED_WAIT: Final = 4.0
 NESTED: Final = ("d0", "d1", "d2")
 
 #: All keys that are asked for.
-KEYS: Final = (*REAL_KEYS, "far0", "far1", "limited", "longer", "heir", "deferred", *NESTED)
+KEYS: Final = (*REAL_KEYS, "far0", "far1", "limited", "longer", "heir", "deferred", "down", *NESTED)
 
 
 @dataclass(frozen=True, slots=True)
 class SimPlan(Plan):
     """max_hold: see `Options`. extension: the lease that it is extended to, if not its own. inner: what is asked for
-    while it is held. manner may also be "strike": something strikes its strand; or "defer": its renewals are."""
+    while it is held. manner may also be "strike": something strikes its strand; "defer": its renewals are; or
+    "downgrade": in the middle it goes on as a reader."""
 
     max_hold: float | None = None
     extension: float | None = None
@@ -82,6 +84,15 @@ def _deferred(chance: random.Random) -> SimPlan:
     return SimPlan(("deferred",), wait=0.5, work=chance.uniform(0.5, 3.0), manner="defer")
 
 
+def _down(chance: random.Random) -> SimPlan:
+    """An exclusive lock that goes on as a reader, and others that want one of the two."""
+    manner = chance.choice(["downgrade", "downgrade", "release"])
+    mode: Mode = "exclusive" if manner == "downgrade" else chance.choice(["exclusive", "shared"])
+    lease, waiter_lease = chance.choice([(1.5, 1.5), (LONG, LONG_WAIT)])
+    wait, work = chance.choice([0.5, 5.0, None]), chance.choice([0.1, 0.4, 2.0])
+    return SimPlan(("down",), mode, 1, wait, lease, waiter_lease, work=work, manner=manner)
+
+
 _PLANS: Final[list[tuple[int, Callable[[random.Random], SimPlan]]]] = [
     (8, _far),
     (1, _limited),
@@ -89,6 +100,7 @@ _PLANS: Final[list[tuple[int, Callable[[random.Random], SimPlan]]]] = [
     (2, _heir),
     (3, _nested),
     (1, _deferred),
+    (3, _down),
 ]
 
 

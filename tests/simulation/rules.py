@@ -60,6 +60,18 @@ def extensions_last(history: History) -> Iterator[Violation]:
                 break
 
 
+def downgrades_let_nobody_in(history: History) -> Iterator[Violation]:
+    """What goes on as a reader is held all the time: nobody had the key exclusively between its two tokens."""
+    for record in history.more["downgraded"]:
+        before, reader = history.attempts[record["before"]], history.attempts[record["id"]]
+        for key, token in reader.tokens.items():
+            first, last = before.tokens[key] or 0, token or 0
+            for other in history.by_key()[key]:
+                if other.mode == "exclusive" and first < (other.tokens.get(key) or 0) < last:
+                    text = f"while {before} became {reader}, {other} had {key!r}"
+                    yield Violation("downgrade", reader.got or 0.0, text)
+
+
 def requests_arrive(history: History) -> Iterator[Violation]:
     """Who is asked to release a lock knows it by the next renewal, or the one after that (see `extensions_last`)."""
     told = {record["id"]: record["t"] for record in history.more["requested"]}
@@ -130,6 +142,7 @@ MORE_RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     taken_is_lost,
     holds_have_an_end,
     extensions_last,
+    downgrades_let_nobody_in,
     requests_arrive,
     deadlocks_end,
     deadlocks_are_real,

@@ -76,6 +76,18 @@ def test_an_extension_has_its_whole_length() -> None:
     assert broken(*begin, fault, see("1.a", 5.0, 0.9)) == []
 
 
+def test_a_downgrade_lets_nobody_in() -> None:
+    """A token between that of the exclusive holder and that of the reader it became is another's reader's at most."""
+    begin = [ask("1.a"), got("1.a"), ask("1.reader", 2.0, mode="shared")]
+    begin += [one("1.reader", "got", 2.1, tokens={"k": 9}), one("1.reader", "downgraded", 2.1, before="1.a")]
+    between = [ask("2.a", 1.5, mode="shared"), one("2.a", "got", 2.2, tokens={"k": 8})]
+    assert broken(*begin, *between) == []
+    between[0]["mode"] = "exclusive"
+    assert broken(*begin, *between) == ["downgrade"]
+    between[1]["tokens"] = {"k": 10}
+    assert broken(*begin, *between) == []
+
+
 def test_a_request_arrives_with_a_renewal() -> None:
     """A holder that is asked to release its lock knows it soon."""
     asked = {"what": "request", "t": 4.0, "pid": 0, "key": "k", "tokens": [7]}

@@ -24,6 +24,8 @@ LINES: Final = 1_500
 #: Within how many seconds it is cancelled or struck, or struck while it is released.
 SOON: Final = 0.5
 RELEASING: Final = 0.02
+#: How often it is struck while it becomes a reader.
+STRUCK: Final = 0.3
 
 
 def start(world: World, kind: str) -> Worker:
@@ -86,13 +88,19 @@ class Worker:
         self._names += 1
         self.world.attempts += 1
         name = f"{self.process}-{self._names}"
-        lock = self._new_lock(name, plan)
+        names = [name]
+        lock = self._new_lock(names, plan)
         self.world.write("ask", id=name, inner=inner, within=within, **plan.facts())
         strike = self._disturb(plan, lock)
         if not self._acquire(name, lock, strike):
             return
         with contextlib.suppress(Struck):
             held = self._work(name, lock, plan)
+            if plan.manner == "downgrade" and held:
+                if not self._downgrade(names, lock, plan):
+                    return
+                name = names[-1]
+                self._work(name, lock, plan)
             if inner is None and plan.reentrant and held:
                 self.cycle(replace(plan, wait=0.0, work=0.0, manner="release"), inner=name)
             if plan.inner and held:
@@ -106,7 +114,7 @@ class Worker:
             self._strike_within(RELEASING, lock)
         self._give_back(name, lock, strike)
 
-    def _new_lock(self, name: str, plan: SimPlan) -> MongoLock:
+    def _new_lock(self, names: list[str], plan: SimPlan) -> MongoLock:
         write, pid = self.world.write, self.process.pid
         options = Options(
             plan.terms,
@@ -114,11 +122,11 @@ class Worker:
             reentrant=plan.reentrant,
             auto_renew=plan.renew,
             max_hold=plan.max_hold,
-            on_lost=lambda _: write("told", pid, id=name),
-            on_release_requested=lambda _: write("requested", pid, id=name),
+            on_lost=lambda _: [write("told", pid, id=name) for name in names],
+            on_release_requested=lambda _: [write("requested", pid, id=name) for name in names],
         )
         # The label is in the document: so it is seen there whose entry stands for how long.
-        return MongoLock(lambda: self.session, plan.keys, options, lambda: {"pid": pid, "label": name})
+        return MongoLock(lambda: self.session, plan.keys, options, lambda: {"pid": pid, "label": names[-1]})
 
     def _acquire(self, name: str, lock: MongoLock, strike: LineStrike) -> bool:
         """Return whether it was acquired. Raises what strikes the strand."""
@@ -198,6 +206,39 @@ class Worker:
         with contextlib.suppress(LockError):
             lock.extend(plan.extension)
             self.world.write("extended", since=since, id=name, lease=max(plan.lease, plan.extension or 0.0))
+
+    def _downgrade(self, names: list[str], lock: MongoLock, plan: SimPlan) -> bool:
+        """Let it go on as a reader, an attempt with a name of its own, which is added to *names*; return whether it
+        does. Otherwise it holds nothing afterwards.
+
+        The reader has an owner of its own, too: whoever has one is in no queue.
+        """
+        write, before, reader = self.world.write, names[-1], f"{names[-1]}-reader"
+        terms = plan.facts() | {"mode": "shared", "owner": reader, "wait": None}
+        write("leave", id=before)
+        names.append(reader)
+        write("ask", id=reader, inner=None, within=None, **terms)
+        strikes, is_sync = self.chance.random() < STRUCK, self.process.kind == "sync"
+        strike = LineStrike(self.kernel, self.chance.randint(1, LINES) if strikes and is_sync else 0)
+        if strikes and not is_sync:
+            self._strike_within(RELEASING, lock)
+        try:
+            with strike:
+                lock.downgrade()
+        except BaseException as error:
+            write("refused", id=reader, error=type(error).__name__)
+            write("left", id=before, was="lost" if isinstance(error, LockLost) else "unknown")
+            if not isinstance(error, (LockError, Struck)):
+                raise
+            with contextlib.suppress(LockError):
+                lock.release()
+            return False
+        finally:
+            self._count(strike)
+        write("left", id=before, was="released")
+        write("got", id=reader, tokens=dict(lock.fencing_tokens))
+        write("downgraded", id=reader, before=before)
+        return True
 
     def _fork(self, name: str, lock: MongoLock) -> None:
         """Fork a child that leaves the block of its parent. It sees the parent's memory, not a copy of it."""

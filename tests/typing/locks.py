@@ -9,7 +9,20 @@ from pymongo import AsyncMongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.client_session import ClientSession
 
-from django_mongolock import SKIPPED, MongoLock, afenced_update, fenced_update, mongo_lock, mongo_semaphore
+from django_mongolock import (
+    SKIPPED,
+    MongoLock,
+    afenced_update,
+    alock_info,
+    fenced_update,
+    leader,
+    lock_info,
+    mongo_lock,
+    mongo_locked,
+    mongo_semaphore,
+)
+from django_mongolock.inspection.snapshot import LockSnapshot, State
+from django_mongolock.leaders import Term
 from django_mongolock.models import Lock, LockQuerySet
 from testproject.shop.models import Ad, Order
 
@@ -37,9 +50,37 @@ async def check(order: Order, ad: Ad) -> None:
     assert_type(lock.run_atomic(lambda session: 5), int)
     assert_type(fenced_update(Order.objects.all(), lock, state="paid"), int)
     assert_type(await afenced_update(Order.objects.all(), 5), int)
+    assert_type(mongo_semaphore("key", 3, weight=2, resize=True), MongoLock)
+    assert_type(mongo_lock("key").acquire().downgrade(), None)
+    assert_type(await mongo_lock("key").adowngrade(), None)
     # Known to the plugin of mypy only.
     assert_type(Lock.objects.held().stale(), LockQuerySet)  # pyright: ignore[reportAttributeAccessIssue, reportAssertTypeFailure]
     assert_type(bool(SKIPPED), bool)
+
+
+async def asking() -> None:
+    assert_type(lock_info("key"), LockSnapshot)
+    assert_type((await alock_info("key")).state, State)
+    assert_type(lock_info("key").left, float | None)
+
+
+def lead(term: Term) -> int:
+    return term.fencing_token
+
+
+async def alead(term: Term) -> str:
+    return term.key
+
+
+async def leading() -> None:
+    with leader("scheduler", lease=30, wait=None, label="beat") as term:
+        assert_type(term, Term)
+        assert_type(term.held, bool)
+        assert_type(term.sleep(5), bool)
+    async with leader("scheduler", on_start=lead, on_stop=print) as term:
+        assert_type(term, Term)
+    assert_type(leader("scheduler").run(lead), int)
+    assert_type(await leader("scheduler").arun(alead), str)
 
 
 def wrong() -> int:
@@ -47,6 +88,11 @@ def wrong() -> int:
     mongo_lock("key", lease="30")  # type: ignore[arg-type]
     mongo_lock("key", mode="semaphore")  # type: ignore[arg-type]
     mongo_semaphore("key")  # type: ignore[call-arg]
+    mongo_semaphore("key", 3, weight="2")  # type: ignore[arg-type]
+    leader("key", leese=3)  # type: ignore[call-arg]
+    leader("key", on_start=5)  # type: ignore[arg-type]
+    lock_info(5)  # type: ignore[arg-type]
+    mongo_locked("key", permits="3")  # type: ignore[call-overload]
     mongo_lock("key").fencing_token = 5  # type: ignore[misc]
     with mongo_lock("key"):
         return 5
