@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from django_mongolock import LockBackendFailed, LockLost, LockMisused, LockReentry, lock_info, mongo_lock
+from django_mongolock import LockBackendFailed, LockLost, LockMisused, LockReentry, MongoLock, lock_info, mongo_lock
 from django_mongolock.engine.replies import Reply
 from django_mongolock.engine.step import Step
+from django_mongolock.inspection.snapshot import State
 from django_mongolock.testing import override_locks
 from tests.contract.conftest import Elsewhere, World
 from tests.engine.faces import Face
@@ -27,13 +28,14 @@ def key(world: World) -> str:
 def test_readers_come_along(key: str, face: Face, elsewhere: Elsewhere, in_thread: Callable[..., Any]) -> None:
     """Those at the head of the queue are let in by the same command; a writer behind them waits for all of them."""
     lock = face.acquire(mongo_lock(key, label="boss"))
+    seen = threading.Event()
     readers = [elsewhere(key, mode="shared", wait=20) for _ in range(2)]
     for number, reader in enumerate(readers):
-        in_thread(reader.acquire)
+        in_thread(partial(hold, reader, seen))
         assert eventually(partial(waiting, key, number + 1))
     writer = elsewhere(key, wait=20)
-    in_thread(writer.acquire)
-    assert eventually(lambda: lock_info(key).waiting == 3)
+    in_thread(partial(hold, writer, seen))
+    assert eventually(partial(waiting, key, 3))
     token = lock.fencing_token
     face.call(lock, "downgrade")
     assert lock.held
@@ -44,10 +46,14 @@ def test_readers_come_along(key: str, face: Face, elsewhere: Elsewhere, in_threa
     assert found.holders[0].label == "boss"
     assert not writer.held
     assert face.release(lock)
-    for reader in readers:
-        assert reader.release()
-    assert eventually(lambda: writer.held)
-    assert writer.release()
+    seen.set()
+    assert eventually(lambda: (found := lock_info(key)).state is State.FREE and found.acquisitions == 5)
+
+
+def hold(lock: MongoLock, until: threading.Event) -> None:
+    """In a thread that lives as long as its lock: without that, the lock would be released."""
+    with lock:
+        assert until.wait(20)
 
 
 def waiting(key: str, count: int) -> bool:
