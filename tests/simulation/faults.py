@@ -114,11 +114,13 @@ def stuck(world: World, chance: random.Random) -> Steps:
 
 def purge(world: World, chance: random.Random) -> Steps:
     """The documents of locks that have been free for long are removed. How far clocks are apart is nothing beside the
-    seven days that they are kept: so here one stays for as long in virtual time, too."""
+    seven days that they are kept: so here one stays for as long in virtual time, too, and until no clock is before the
+    time of its removal."""
     servers = world.servers
+    earliest = min(member.time(world.kernel) for member in servers.members)
     for key, document in list(servers.documents.items()):
         is_old = world.kernel.time - servers.written[key] > RETENTION
-        if is_old and document["purge_at"] <= servers.primary.time(world.kernel) and servers.has_majority:
+        if is_old and document["purge_at"] <= earliest and servers.has_majority:
             servers.write(key, None)
             world.purged = max(world.purged, world.kernel.time + max(member.ahead for member in servers.members))
     yield 0.0
