@@ -1,9 +1,9 @@
 """Short forms of the rule for the two most frequent commands: a free lock is acquired, and released without a waiter.
 
 The whole rule is up to 9 KB, which the server parses for each command; that takes longer than carrying it out. In these
-cases it comes to something much shorter. The filter of the update matches just that case; if it does not match, nothing
-has happened, and the whole rule is sent. The document afterwards is the same, except that a release does not move
-`purge_at`, write the `clock` and its time, or count an expired lease.
+cases it comes to something much shorter. The update does something in just that case; where it did nothing, the whole
+rule is sent. The document afterwards is the same, except that a release does not move `purge_at`, write the `clock` and
+its time, or count an expired lease.
 
 (Short forms for joining the queue and for the hand-over to its head are half as long too. They were measured, and save
 the server less than a tenth of its time with 8 or 32 waiters, a sixth with 128: not worth the second command after a
@@ -19,12 +19,11 @@ from bson.raw_bson import RawBSONDocument
 
 from .document import SCHEMA
 from .expressions import Expression, after, encoded, merge
-from .rule import SOUND, is_late, purge_time
+from .rule import BLANK, IS_BLANK, SOUND, is_late, purge_time
 
 Filter = dict[str, Any]
 
 _EMPTY = {"$size": 0}
-_COUNTED: Expression = {"$add": ["$changes", 1]}
 
 _NEXT_TOKEN: Expression = {"$max": [{"$add": ["$token", Int64(1)]}, {"$toLong": "$$NOW"}]}
 _END: Expression = after("$$NOW", "$$c.add.server_lease")
@@ -32,33 +31,40 @@ _MINE: Expression = merge(
     "$$c.add",
     {"since": "$$NOW", "until": _END, "beat": "$$c.beat", "acquired_at": "$$NOW", "token": _NEXT_TOKEN},
 )
+#: What changes when an entry is added to a document without any, or to none: `$sum` passes over what is missing.
+_TAKEN: dict[str, Expression] = {
+    "holders": [_MINE],
+    "token": _NEXT_TOKEN,
+    "expires_at": _END,
+    "changes": {"$sum": ["$changes", Int64(1)]},
+    "acquisitions": {"$sum": ["$acquisitions", Int64(1)]},
+    "clock": "$$c.clock",
+    "written_at": "$$NOW",
+    "cluster_time": "$$op",
+    "purge_at": purge_time("$$NOW", "$purge_at", _END, "$contended"),
+}
+#: A late command is judged by the whole rule.
+_IS_SOUND: Expression = {"$and": [*SOUND, {"$not": [is_late("$cluster_time")]}]}
 
-#: Adds an entry to a document that matches `IS_FREE`.
+#: Adds an entry to a document that matches `IS_FREE`, or makes the document. As an upsert: one that does not match is a
+#: duplicate key, and so an error. One that is damaged stays as it is: the filter does not see that (its `$type` looks
+#: into arrays, and an upsert's may have no `$expr`).
 TAKE_FREE: list[RawBSONDocument] = [
     encoded(
         {
-            "$set": {
-                "holders": [_MINE],
-                "token": _NEXT_TOKEN,
-                "expires_at": _END,
-                "changes": _COUNTED,
-                "acquisitions": {"$add": ["$acquisitions", 1]},
-                "clock": "$$c.clock",
-                "written_at": "$$NOW",
-                "cluster_time": "$$op",
-                "purge_at": purge_time("$$NOW", "$purge_at", _END, "$contended"),
+            "$replaceWith": {
+                "$cond": [
+                    {"$or": [IS_BLANK, _IS_SOUND]},
+                    {"$mergeObjects": [BLANK, "$$ROOT", _TAKEN]},
+                    "$$ROOT",
+                ]
             }
         }
     )
 ]
-
-#: As an expression: the `$type` of a filter looks into arrays. A late command is judged by the whole rule.
-_IS_SOUND: RawBSONDocument = encoded({"$and": [*SOUND, {"$not": [is_late("$cluster_time")]}]})
-
-
-#: Matches whole documents without a holder and a waiter; besides, the grant must have no tombstone there. Without
-#: entries no time is judged: so it does not matter which primary wrote last.
-IS_FREE: Filter = {"holders": _EMPTY, "waiters": _EMPTY, "$expr": _IS_SOUND}
+#: Matches documents without a holder and a waiter; besides, the grant must have no tombstone there. Without entries no
+#: time is judged: so it does not matter which primary wrote last.
+IS_FREE: Filter = {"holders": _EMPTY, "waiters": _EMPTY}
 
 _HELD: Expression = {
     "$subtract": [{"$min": ["$$NOW", {"$first": "$holders.until"}]}, {"$first": "$holders.acquired_at"}]
@@ -71,7 +77,7 @@ RELEASE_UNCONTENDED: list[RawBSONDocument] = [
             "$set": {
                 "holders": [],
                 "expires_at": None,
-                "changes": _COUNTED,
+                "changes": {"$add": ["$changes", 1]},
                 "held_ms": {"$add": ["$held_ms", _HELD]},
                 "longest_hold_ms": {"$max": ["$longest_hold_ms", _HELD]},
                 "last_holder": {"$first": "$holders"},

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from .replies import Reply, read_reply
 
 Document = dict[str, Any]
+
+#: What they find where there is no document.
+NOTHING: Final[Document] = {"holders": [], "waiters": [], "tombstones": []}
 
 
 def is_held(document: Document, grants: Sequence[str]) -> bool:

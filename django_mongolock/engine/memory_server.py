@@ -19,7 +19,7 @@ from . import clock, runner
 from .actions import Action, Pause, Protocol, WaitResult
 from .deadlock import Cycle, cycle_of
 from .grant import TAKEN, Grant
-from .memory_filters import is_free, is_held, is_there, is_uncontended, reply_of
+from .memory_filters import NOTHING, is_free, is_held, is_there, is_uncontended, reply_of
 from .processes import Fate
 from .replies import Found, Reply, read_found
 from .rule_in_python import Moment, apply_rule
@@ -107,7 +107,7 @@ class MemoryServer:
         """Apply *step* to the document of *key*, if it is *given* that; return it as it is then, and the time."""
         with self.mutex:
             before, now = self.documents.get(key), self.time
-            if given is not None and (before is None or not given(before)):
+            if given is not None and not given(before or NOTHING):
                 return None, now
             after = apply_rule(before, step, limits, Moment(now, CLOCK))
             if after is not None:

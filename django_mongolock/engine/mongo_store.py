@@ -177,12 +177,12 @@ class MongoStore:
         where = {"_id": {"$eq": key}, "tombstones.grant": {"$ne": step.ask}, **IS_FREE}
         with self.bounded(timeout, key):
             try:
-                found = self._find_and_modify(key, step, query=where, update=TAKE_FREE, fields=REPLY_TAKEN)
+                found = self._find_and_modify(key, step, query=where, update=TAKE_FREE, fields=REPLY_TAKEN, upsert=True)
             except OperationFailure as error:
                 if error.timeout:
                     raise
-                return None  # refused, or damaged in a way that the filter does not see: the whole rule says how
-        return None if found is None else read_taken(key, found)
+                return None  # not free (a duplicate key), refused, or damaged: the whole rule says how
+        return read_taken(key, found) if found and "mine" in found else None
 
     def _find_and_modify(self, key: str, step: Step, **command: Any) -> Document | None:
         """Send the rest of the *command*; return the document as it is then, as far as its `fields` show it."""

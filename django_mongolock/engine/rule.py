@@ -61,7 +61,7 @@ from .step import Step
 PURGE_STEP = 3_600_000
 
 #: Whether an upsert has only just made this document.
-_IS_BLANK: Expression = {"$eq": ["$$ROOT", {"_id": "$_id"}]}
+IS_BLANK: Expression = {"$eq": ["$$ROOT", {"_id": "$_id"}]}
 #: Whether the fields of the document are what this package writes, apart from the entries in its arrays.
 SOUND: list[Expression] = [
     has_types("$", DOCUMENT_FIELDS),
@@ -81,7 +81,7 @@ IS_WHOLE: Expression = {
 
 #: What an upsert starts from.
 _ZERO = Int64(0)
-_BLANK: dict[str, Expression] = {
+BLANK: dict[str, Expression] = {
     "_id": "$_id", "v": SCHEMA, "holders": [], "waiters": [], "tombstones": [], "token": _ZERO, "granted": "",
     "clock": "$$c.clock", "written_at": "$$NOW", "cluster_time": "$$op", "purge_at": "$$NOW", "changes": _ZERO,
     "acquisitions": _ZERO, "contended": _ZERO, "expired": _ZERO, "waited_ms": _ZERO, "held_ms": _ZERO,
@@ -374,7 +374,7 @@ def _pipeline(parts: frozenset[str]) -> list[RawBSONDocument]:
         kept = for_each(kept, {"$cond": [is_meant, asked, "$$e"]})
     waiting: Expression = {"$slice": ["$$queued", "$$grant_count", MAX_ENTRIES + 1]}
     stages: list[dict[str, Expression]] = [
-        {"doc": {"$cond": [_IS_BLANK, _BLANK, "$$ROOT"]} if upserts else "$$ROOT"},
+        {"doc": {"$cond": [IS_BLANK, BLANK, "$$ROOT"]} if upserts else "$$ROOT"},
         {"late": is_late("$$doc.cluster_time")},
         {"other_primary": _IS_OTHER_PRIMARY},
         {"now": _TIME},
@@ -409,5 +409,5 @@ def _pipeline(parts: frozenset[str]) -> list[RawBSONDocument]:
     rule: Expression = merge("$$doc", _result("tombstone_ttl" in parts))
     for variables in reversed(stages):
         rule = let(variables, rule)
-    valid = {"$or": [_IS_BLANK, IS_WHOLE]} if upserts else IS_WHOLE
+    valid = {"$or": [IS_BLANK, IS_WHOLE]} if upserts else IS_WHOLE
     return [encoded({"$replaceWith": {"$cond": [valid, rule, "$$ROOT"]}})]

@@ -162,6 +162,15 @@ def other(new_session: Callable[..., Session]) -> LockMaker:
     return lambda *keys, **options: make_lock(session, *keys, **options)
 
 
+@pytest.fixture(params=["apply", "take_free"])
+def door(request: pytest.FixtureRequest, session: Session, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which method of the store the session asks with for a key that it does not know."""
+    monkeypatch.setattr("django_mongolock.engine.session.commands.JUST_CAME", 60.0)  # however busy the machine is
+    if request.param == "take_free":
+        session.commands._free_keys.released("another")
+    return str(request.param)
+
+
 @pytest.fixture(params=[BLOCKING, ASYNC], ids=lambda face: face.name)
 def face(request: pytest.FixtureRequest) -> Face:
     """Both faces of the same lock: what holds for one holds for the other."""

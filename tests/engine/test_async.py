@@ -41,9 +41,11 @@ async def test_cancelled_before_anything_was_sent(session: Session, entries: Ent
     assert entries() == []
 
 
-async def test_cancelled_in_flight(session: Session, entries: Entries, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_in_flight(
+    session: Session, entries: Entries, monkeypatch: pytest.MonkeyPatch, door: str
+) -> None:
     """F36: the command is applied after the cancellation; the lock is taken back, and the next one gets it."""
-    sent, let_go, applied, apply = threading.Event(), threading.Event(), threading.Event(), session.store.apply
+    sent, let_go, applied, apply = threading.Event(), threading.Event(), threading.Event(), getattr(session.store, door)
 
     def slow(*arguments: Any) -> Any:
         sent.set()
@@ -54,7 +56,7 @@ async def test_cancelled_in_flight(session: Session, entries: Entries, monkeypat
             applied.set()
 
     with monkeypatch.context() as patch:
-        patch.setattr(session.store, "apply", slow)
+        patch.setattr(session.store, door, slow)
         task = asyncio.create_task(make_lock(session).aacquire())
         assert await asyncio.to_thread(sent.wait, 10)
         assert await cancelled(task)

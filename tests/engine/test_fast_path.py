@@ -36,6 +36,12 @@ def sent(commands: Commands) -> list[str]:
 # When they are tried
 
 
+@pytest.fixture(autouse=True)
+def comes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has waited before is asked for in the whole form; here this is not so, however busy the machine is."""
+    monkeypatch.setattr("django_mongolock.engine.session.commands.JUST_CAME", 60.0)
+
+
 def test_a_key_that_was_left_free_is_taken_in_the_short_form(lock: LockMaker, commands: Commands) -> None:
     """P8: one command each; the first one makes the document."""
     tokens = []
@@ -52,6 +58,40 @@ def test_a_key_that_was_left_free_is_taken_in_the_short_form(lock: LockMaker, co
         "TAKE_FREE",
         "RELEASE_UNCONTENDED",
     ]
+
+
+def test_a_key_that_is_not_known_is_taken_in_the_short_form_after_another(
+    lock: LockMaker, other: LockMaker, commands: Commands
+) -> None:
+    """P8: one command, whether it makes the document or others have left it free."""
+    with other("theirs"):
+        pass
+    with lock("first"):
+        pass
+    commands.clear()
+    for key in ("new", "theirs"):
+        with lock(key) as mine:
+            assert mine.held
+    assert sent(commands) == ["TAKE_FREE", "RELEASE_UNCONTENDED"] * 2
+
+
+def test_a_key_that_is_not_known_and_not_free_costs_one_command_more(
+    lock: LockMaker, other: LockMaker, commands: Commands
+) -> None:
+    """Once; nobody is let in who should not be, and the next one is asked for in the whole form."""
+    with lock("first"):
+        pass
+    theirs = other().acquire()
+    commands.clear()
+    for _ in range(2):
+        assert not lock().try_acquire()
+    with lock("second"), lock("third"):
+        assert theirs.held
+    with lock("fourth"):
+        pass
+    assert [form for form in sent(commands) if form != "RELEASE_UNCONTENDED"] == [
+        "TAKE_FREE", "whole", "whole", "whole", "whole", "TAKE_FREE",
+    ]  # fmt: skip
 
 
 def test_a_wrong_guess_costs_one_command_and_is_not_made_again_soon(
@@ -105,12 +145,13 @@ def test_a_key_that_somebody_waited_for_is_not_guessed(
     assert sent(commands)[0] == "whole"
 
 
+@pytest.mark.parametrize("is_new", [False, True])
 def test_an_answer_that_is_lost_is_removed_as_ever(
-    lock: LockMaker, session: Session, monkeypatch: pytest.MonkeyPatch, entries: Entries
+    lock: LockMaker, session: Session, monkeypatch: pytest.MonkeyPatch, entries: Entries, is_new: bool
 ) -> None:
     """F17: the short command has taken the lock and nobody knows: the whole one finds the grant, whose id gets a
-    tombstone."""
-    with lock():
+    tombstone. The same where it has made the document."""
+    with lock("another" if is_new else "k"):
         pass
     store = store_of(session)
     take_free = store.take_free
@@ -151,6 +192,14 @@ def test_a_guess_is_made_once_for_each_release() -> None:
     assert not keys.guess("k")
 
 
+def test_a_guess_is_made_once_for_a_key_that_is_not_known() -> None:
+    keys = FreeKeys()
+    keys.released("k")
+    assert keys.guess("new")
+    assert not keys.guess("new")
+    assert keys.guess("newer")
+
+
 def test_after_a_wrong_guess_there_is_none_for_a_while() -> None:
     keys = FreeKeys()
     keys.was_wrong("k")
@@ -161,10 +210,22 @@ def test_after_a_wrong_guess_there_is_none_for_a_while() -> None:
     assert keys.guess("k")
 
 
+def test_after_a_wrong_guess_there_is_none_for_a_key_that_is_not_known() -> None:
+    """Until one of these turns out to be free."""
+    keys = FreeKeys()
+    keys.released("k")
+    keys.was_wrong("busy")
+    keys.released("k")
+    assert not keys.guess("new")
+    keys.released("new")
+    assert keys.guess("newer")
+
+
 def test_those_that_were_given_back_last_are_remembered() -> None:
     keys = FreeKeys()
     for number in range(MAX_KEYS + 1):
         keys.released(f"k{number}")
-    assert not keys.guess("k0")
+    keys.was_wrong(f"k{MAX_KEYS}")
+    assert not keys.guess("k0")  # not known any more
     assert keys.guess("k1")
-    assert keys.guess(f"k{MAX_KEYS}")
+    assert not keys.guess(f"k{MAX_KEYS}")

@@ -278,17 +278,17 @@ def test_what_remains_and_what_was_held_is_what_the_clock_says(server: MemorySer
 
 
 def test_a_command_may_take_as_long_as_the_session_says(
-    session: MemorySession, monkeypatch: pytest.MonkeyPatch
+    session: MemorySession, monkeypatch: pytest.MonkeyPatch, door: str
 ) -> None:
     """F67: no less, unless its wait is over before."""
-    apply = session.store.apply
+    apply = getattr(session.store, door)
     given: list[float] = []
 
-    def watched(key: str, step: Step, timeout: float) -> Reply:
+    def watched(key: str, step: Step, timeout: float) -> Any:
         given.append(timeout)
         return apply(key, step, timeout)
 
-    monkeypatch.setattr(session.store, "apply", watched)
+    monkeypatch.setattr(session.store, door, watched)
     make_lock(session, terms=CALM, wait=None).acquire().release()
     assert given == [pytest.approx(session.command_timeout, abs=1)]
 
@@ -655,7 +655,8 @@ async def test_a_release_goes_before_what_asks_for_a_lock(
     locks = [make_lock(session, f"busy{number}", terms=LONG) for number in range(SENDING_THREADS)]
     if way == "hand-over":
         locks.insert(0, make_lock(session, terms=LONG))
-    monkeypatch.setattr(session.store, "apply", held_up)
+    for door in ("apply", "take_free"):
+        monkeypatch.setattr(session.store, door, held_up)
     asking = [asyncio.create_task(lock.aacquire()) for lock in locks]
     assert await asyncio.to_thread(eventually, lambda: len(waiting) >= SENDING_THREADS - RESERVED_FOR_RELEASES)
     await mine.arelease()

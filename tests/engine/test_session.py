@@ -334,10 +334,10 @@ def test_a_lock_that_nobody_can_release_any_more_is_released(
 
 
 def test_a_forgotten_lock_whose_command_failed_at_first_is_released_at_once(
-    session: Session, lock: LockMaker, face: Face, monkeypatch: pytest.MonkeyPatch
+    session: Session, lock: LockMaker, face: Face, monkeypatch: pytest.MonkeyPatch, door: str
 ) -> None:
     """F33: no error that was overcome on the way keeps its object alive until the garbage collector comes."""
-    apply = session.store.apply
+    apply = getattr(session.store, door)
     failed: list[int] = []
 
     def fail_once(*args: Any) -> Any:
@@ -346,7 +346,7 @@ def test_a_forgotten_lock_whose_command_failed_at_first_is_released_at_once(
             raise LockBackendFailed("no answer")
         return apply(*args)
 
-    monkeypatch.setattr(session.store, "apply", fail_once)
+    monkeypatch.setattr(session.store, door, fail_once)
     gc.disable()
     try:
         mine = weakref.ref(face.acquire(lock()))
@@ -411,14 +411,17 @@ def test_an_end_that_was_told_stays_told() -> None:
 
 def test_the_deadline_counts_from_before_the_command(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """P1, F16: what the way took is not added to the lease."""
-    apply = session.store.apply
 
-    def slow(*arguments: Any) -> Any:
-        reply = apply(*arguments)
-        time.sleep(0.3)
-        return reply
+    def slow(door: Callable[..., Any]) -> Callable[..., Any]:
+        def asked(*arguments: Any) -> Any:
+            reply = door(*arguments)
+            time.sleep(0.3)
+            return reply
 
-    monkeypatch.setattr(session.store, "apply", slow)
+        return asked
+
+    monkeypatch.setattr(session.store, "apply", slow(session.store.apply))
+    monkeypatch.setattr(session.store, "take_free", slow(session.store.take_free))
     with make_lock(session, terms=CALM) as mine:
         assert mine.remaining <= CALM.lease - 0.3
     with pytest.raises(LockBackendFailed, match="longer than the lease"):

@@ -254,12 +254,11 @@ def test_an_outcome_that_stays_unknown_is_removed(
 
 
 def test_a_copy_of_a_command_that_arrives_after_the_release_is_refused(
-    new_session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch, entries: Callable[..., list[Any]]
+    session: Session, monkeypatch: pytest.MonkeyPatch, entries: Callable[..., list[Any]], door: str
 ) -> None:
     """F17: the first copy is held up in the network, the second is granted and given back; then the first arrives."""
-    session = new_session()
     held_up: list[Any] = []
-    apply = session.store.apply
+    apply = getattr(session.store, door)
 
     def hold_up(*arguments: Any) -> Any:
         if held_up:
@@ -267,7 +266,7 @@ def test_a_copy_of_a_command_that_arrives_after_the_release_is_refused(
         held_up.append(arguments)
         raise LockBackendFailed("no answer", "k")
 
-    monkeypatch.setattr(session.store, "apply", hold_up)
+    monkeypatch.setattr(session.store, door, hold_up)
     with make_lock(session):
         pass
     apply(*held_up[0])

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
+from django_mongolock.engine.memory_filters import NOTHING
 from django_mongolock.engine.rule_in_python import Moment, apply_rule
 from django_mongolock.engine.step import Limits, Step
 from tests.simulation.kernel import Kernel
@@ -106,7 +107,7 @@ class Servers:
     ) -> tuple[Document | None, Write | None]:
         """Apply *step* by the moment at which it was parsed, if the document is *given* that."""
         before = self.documents.get(key)
-        if given is not None and (before is None or not given(before)):
+        if given is not None and not given(before or NOTHING):
             return None, None
         after = apply_rule(before, step, limits, parsed.moment)
         if after is None:

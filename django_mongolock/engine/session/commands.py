@@ -143,7 +143,7 @@ class Commands:
             grant.waiting.sent = True
             step = self.with_arrival(step, step.add, grant, sent)
         try:
-            reply = self._take(key, step, timeout)
+            reply = self._take(key, step, timeout, grant)
         except LockBackendFailed:
             if step.add is not None and grant is not None:
                 grant.outcome_unknown = True
@@ -160,7 +160,7 @@ class Commands:
             step = replace(step, add={**entry, "behind": waiting.behind})
         return step
 
-    def _take(self, key: str, step: Step, timeout: float) -> Reply:
+    def _take(self, key: str, step: Step, timeout: float, grant: Grant | None) -> Reply:
         """Apply the step; if the key is probably free, first in the form that is short for the server."""
         if step.only_adds and self._free_keys.guess(key):
             started = self.now()
@@ -168,6 +168,8 @@ class Commands:
                 return reply
             self._free_keys.was_wrong(key)
             timeout = max(timeout / 2, timeout - (self.now() - started))
+            if step.add is not None and grant is not None:
+                step = self.with_arrival(step, step.add, grant, self.now())
         return self.store.apply(key, step, timeout)
 
     def _queue_next(self, grant_id: str, timeout: float) -> None:

@@ -11,9 +11,9 @@ That the majority has a release needs no command of its own: an oplog has one or
 majority confirms at the same primary shows it. (Raft's log matching, in the words of MongoDB's replication protocol:
 https://www.usenix.org/conference/nsdi21/presentation/zhou.)
 
-For a key that is probably free there is a much shorter form of the command that acquires it (`fast_path.TAKE_FREE`),
-which does nothing if the key is not free after all; then the whole command follows. So the guess must be right nearly
-always.
+For a key that is probably free, or new, there is a much shorter form of the command that acquires it
+(`fast_path.TAKE_FREE`), which does nothing if the key is not free after all; then the whole command follows. So the
+guess must be right nearly always.
 """
 
 from __future__ import annotations
@@ -97,31 +97,38 @@ class Releases:
 
 
 class FreeKeys:
-    """Guesses which keys are free: those that this process released while no other grant held them or waited for them.
+    """Guesses which keys are free: those that this process released while no other grant held them or waited for them;
+    and those that it does not know, if the last one that it did not know was free.
 
     May be called from any thread.
     """
 
     def __init__(self) -> None:
         self._left: OrderedDict[str, int] = OrderedDict()
+        self._unknown_are_free = False
         self._mutex = threading.Lock()
 
     def released(self, key: str) -> None:
         """It was released, and was free then."""
         with self._mutex:
-            self._left[key] = min(1, self._left.pop(key, 0) + 1)
-            while len(self._left) > MAX_KEYS:
-                self._left.popitem(last=False)
+            self._unknown_are_free |= key not in self._left
+            self._keep(key, min(1, self._left.get(key, 0) + 1))
 
     def guess(self, key: str) -> bool:
-        """Whether it is probably free. A guess is made once for each release."""
+        """Whether it is probably free. A guess is made once for each release, and once for a key that is not known."""
         with self._mutex:
-            if self._left.get(key, 0) <= 0:
+            if self._left.get(key, self._unknown_are_free) <= 0:
                 return False
-            self._left[key] = 0
+            self._keep(key, 0)
             return True
 
     def was_wrong(self, key: str) -> None:
         """The guess was made, and the key was not free."""
         with self._mutex:
-            self._left[key] = -NO_GUESS_FOR
+            self._left[key], self._unknown_are_free = -NO_GUESS_FOR, False
+
+    def _keep(self, key: str, left: int) -> None:
+        self._left.pop(key, None)
+        self._left[key] = left
+        while len(self._left) > MAX_KEYS:
+            self._left.popitem(last=False)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from django_mongolock.engine import clock
 from tests.benchmarks.bench import Bench, fresh_key, is_lock
 from tests.benchmarks.contend import prove
-from tests.benchmarks.contenders import ASYNC, BARE, IN_THREAD, OTHERS, OURS, QUICK, Contender
+from tests.benchmarks.contenders import ASYNC, BARE, IN_THREAD, NEW_KEYS, OTHERS, OURS, QUICK, Contender
 from tests.benchmarks.measure import Data, Goal, Piece, Spread, Table, interleaved, median, ratio
 from tests.benchmarks.workers import State, Worker, workers
 
@@ -57,7 +57,7 @@ def alone(bench: Bench) -> Iterator[Piece]:
 
 def on_one_node(bench: Bench) -> Iterator[Piece]:
     others = QUICK if bench.quick else OTHERS
-    found = compared(bench, [OURS, IN_THREAD, ASYNC, BARE, *others])
+    found = compared(bench, [OURS, IN_THREAD, NEW_KEYS, ASYNC, BARE, *others])
     yield table("One node", found)
     yield Data("one node", {name: [cost.milliseconds for cost in costs] for name, costs in found.items()})
     yield Data("cpu", {name: median([cost.cpu for cost in costs]) for name, costs in found.items()})
