@@ -357,7 +357,8 @@ def downgrade(
 ) -> Protocol[Granted | None]:
     """Take the place of the exclusive grant *former*, and let in the readers at the head of the queue, in one command.
 
-    None if *former* was not there any more. Only the first copy of the command finds it.
+    None if *former* was not there any more. Only the first copy of the command finds it. That a later one does not is
+    known to the majority, as the first one is then: a command that changes nothing waits for all that came before it.
     leave_tombstone: see `release`.
     """
     step = _removal(former, leave_tombstone=leave_tombstone)

@@ -266,6 +266,27 @@ def tokens_at(member: Mongod, session: Session) -> list[int]:
     return sorted(holder["token"] for document in found for holder in document["holders"])
 
 
+def test_a_command_that_changes_nothing_waits_for_what_came_before_it(cluster: ReplicaSet) -> None:
+    """So a copy of a downgrade that does not find the former grant is no proof before the first one is."""
+    primary, others = cluster.primary(), cluster.secondaries()
+    command = {"findAndModify": "noop", "query": {"_id": 1, "is": "old"}, "update": {"$set": {"is": "new"}}}
+    majority = {"w": "majority", "wtimeout": 1_000}
+    with primary.client() as client:
+        database = client[DATABASE]
+        database["noop"].replace_one({"_id": 1}, {"is": "old"}, upsert=True)
+        for other in others:
+            hear(other, "alwaysOn")
+        try:
+            assert database.command(command, writeConcern={"w": 1})["value"] is not None
+            copy = database.command(command, writeConcern=majority)
+        finally:
+            for other in others:
+                hear(other, "off")
+        assert (copy["value"], "writeConcernError" in copy) == (None, True)
+        copy = database.command(command, writeConcern=majority | {"wtimeout": 20_000})
+        assert (copy["value"], "writeConcernError" in copy) == (None, False)
+
+
 @contextlib.contextmanager
 def a_release_undone(cluster: ReplicaSet, session: Session, *locks: MongoLock) -> Iterator[None]:
     """*locks*, which are held, are given back in the block; the primary has that, the others not, and it dies."""

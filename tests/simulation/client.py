@@ -252,8 +252,8 @@ class SimStore:
             yield STUCK
         document, write = servers.apply(parsed, key, step, self.limits, given)
         parsed.has_written |= write is not None
-        if write is not None and majority:
-            yield write
+        if majority and (newest := servers.newest()) is not None:
+            yield newest  # where nothing was to be written, too: the server waits for all that it has
         if not reply:
             return write is not None
         return reply_of(key, document, step.ask, parsed.moment.now, step.owner)

@@ -128,6 +128,10 @@ class Servers:
             self.kernel.at(self.kernel.chance.uniform(*REPLICATION), lambda: self._confirm(write))
         return write
 
+    def newest(self) -> Write | None:
+        """The last write that the majority does not have yet."""
+        return self._pending[-1] if self._pending else None
+
     def _tick(self) -> None:
         """The cluster time goes on with every write, and never back."""
         seconds = int(self.primary.time(self.kernel).timestamp())
