@@ -283,6 +283,10 @@ class Grant:
         """It is not ours any more. Return whether that is news."""
         return self._end(State.LOST, reason)
 
+    def owner(self) -> OwnerToken | None:
+        """Its owner token, while it is held; None if the heartbeat is about to release it, since no code can."""
+        return self.owner_ref() if self.held and self.owner_ref is not None else None
+
     def release(self) -> bool:
         """It is about to be released. Return whether it was held until now."""
         return self.held and self._end(State.RELEASED, "released")

@@ -132,8 +132,7 @@ class LockGrants:
 
         Raises LockReentry unless that is meant, and can be.
         """
-        # Without an owner token it is about to be released by the heartbeat, whatever enters it now.
-        if not grant.held or grant.owner_ref is None or (token := grant.owner_ref()) is None:
+        if (token := grant.owner()) is None:
             return None
         mine, its = ((each.mode, each.capacity, each.weight) for each in (self.options.terms, grant.terms))
         if not (self.options.reentrant and mine == its):
@@ -151,7 +150,8 @@ class LockGrants:
     def new_grant(self, session: Session, key: str, worker: object, lock: object, terms: Terms | None = None) -> Grant:
         """A grant that has not been asked for yet. terms: if not those of the lock."""
         terms, options, facts = terms or self.options.terms, self.options, self._facts()
-        others = list(session.registry.held_by(worker).values())  # what its worker holds already
+        # What its worker holds already. A release that is still on its way is waited for, and is no deadlock.
+        others = [grant for grant in session.registry.held_by(worker).values() if grant.owner() is not None]
         # A worker keeps its name for as long as it holds a lock: by that, deadlocks are found.
         name = others[0].acquisition.worker if others else f"{session.id}/{secrets.token_hex(4)}"
         # The random part: a clone of this machine, or a child that was forked past our notice, makes other ids.

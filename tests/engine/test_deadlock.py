@@ -16,6 +16,7 @@ from django_mongolock.engine import clock, protocol
 from django_mongolock.engine.actions import FOREVER
 from django_mongolock.engine.deadlock import cycles
 from django_mongolock.engine.document import Terms
+from django_mongolock.engine.grant import Grant
 from django_mongolock.engine.protocol import PollSchedule
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockDeadlock
@@ -256,6 +257,25 @@ def test_nobody_pays_who_holds_nothing_else(
         assert not eventually(lambda: waiter.done, 1.0)
         assert [d["aggregate"] for d in commands.documents if "$graphLookup" in str(d.get("pipeline"))] == []
     waiter.end().let_go()
+
+
+def test_a_release_that_is_on_its_way_is_no_deadlock(
+    lock: LockMaker, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F45, F100: a thread that lost its lock object, to a signal for example, and asks again, waits for the release."""
+    queued, abandon = threading.Event(), session.orphans._abandon
+
+    def later(grant: Grant, **options: Any) -> None:
+        assert queued.wait(20)
+        abandon(grant, **options)
+
+    monkeypatch.setattr(session.orphans, "_abandon", later)
+    lock(wait=0).acquire()  # and its object is gone
+    timer = threading.Timer(0.8, queued.set)
+    timer.start()
+    with lock(wait=20) as again:
+        assert again.held
+    timer.join()
 
 
 def test_a_deadlock_that_is_over_is_not_told(
