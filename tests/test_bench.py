@@ -430,7 +430,16 @@ def test_what_breaks_first_is_what_is_over_its_limit() -> None:
 
 # The simulation
 
-STEPS = Steps(client_cpu=0.8, acquire_cpu=0.4, release_cpu=0.4, journal=1.0, wake_cpu=0.3, stream_cpu=0.1)
+STEPS = Steps(
+    client_cpu=0.8,
+    acquire_cpu=0.4,
+    release_cpu=0.4,
+    journal=1.0,
+    wake_cpu=0.3,
+    stream_cpu=0.1,
+    queued_cpu=0.4,
+    waiter_cpu=0.0,
+)
 
 
 def test_one_process_takes_as_long_as_its_steps() -> None:
@@ -451,6 +460,14 @@ def test_throughput_of_one_key_does_not_fall_with_those_who_want_it() -> None:
     few, many = (simulate(STEPS, count, 10_000).per_second for count in (8, 128))
     assert many == pytest.approx(few, rel=0.1)
     assert simulate(Steps(**{**as_dict(STEPS), "reading": 128}), 128, 10_000).per_second < many / 2
+
+
+def test_each_waiter_makes_commands_longer() -> None:
+    """A document with more waiters costs the server more, and so its key changes hands less often."""
+    steps = Steps(**{**as_dict(STEPS), "waiter_cpu": 0.01})
+    few, many = (simulate(steps, count, 10_000).per_second for count in (2, 128))
+    assert simulate(STEPS, 2, 10_000).per_second == pytest.approx(few, rel=0.02)
+    assert many < few / 1.5
 
 
 def test_cores_that_are_busy_make_others_wait() -> None:

@@ -331,14 +331,14 @@ class TestLooking:
 
 def test_time_is_local(key: str, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a claim believes is counted from before its command was sent, and no read makes it longer."""
-    apply = mongo_store().apply
+    send = mongo_store()._find_and_modify
 
-    def slow(*arguments: Any) -> Any:
-        reply = apply(*arguments)
+    def slow(*arguments: Any, **command: Any) -> Any:
+        reply = send(*arguments, **command)
         time.sleep(0.3)
         return reply
 
-    monkeypatch.setattr(mongo_store(), "apply", slow)
+    monkeypatch.setattr(mongo_store(), "_find_and_modify", slow)
     made = claim(key, owner="a", lease=20).acquire()
     left = made.remaining
     assert left <= 20 - 0.3

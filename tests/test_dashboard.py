@@ -34,6 +34,7 @@ from tests.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, now,
 from tests.lock_fixtures import WITH_MONGO, Commands
 from tests.looking import held_elsewhere
 from tests.test_admin import LIST, browser, text_of
+from tests.waiting import eventually
 
 pytestmark = WITH_MONGO
 
@@ -215,7 +216,11 @@ class TestNumbers:
 
     def test_one_reading(self, locks: Locks) -> None:
         """However fast locks come and go, no number contradicts a list: both are of one moment."""
-        stop = threading.Event()
+        stop, seen = threading.Event(), []
+
+        def look() -> bool:
+            seen.append(overview.overview(mongo_store()))
+            return len(seen) >= 150 and len({each.held for each in seen}) == 2
 
         def churn() -> None:
             while not stop.is_set():
@@ -225,7 +230,7 @@ class TestNumbers:
         thread = threading.Thread(target=churn)
         thread.start()
         try:
-            seen = [overview.overview(mongo_store()) for _ in range(150)]
+            assert eventually(look, 60)
         finally:
             stop.set()
             thread.join()

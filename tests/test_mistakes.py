@@ -94,13 +94,13 @@ def test_a_lock_that_is_only_kept_for_its_minimum_hold_is_never_stale(locks: Loc
 def test_a_single_try_does_not_wait_for_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """One command's time, not two: a view that answers 503 must not hold its worker for longer."""
     tried: list[tuple[Any, ...]] = []
-    apply = mongo_store().apply
+    send = mongo_store()._find_and_modify
 
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments: Any, **command: Any) -> Any:
         tried.append(arguments)
-        return apply(*arguments)
+        return send(*arguments, **command)
 
-    monkeypatch.setattr(mongo_store(), "apply", counted)
+    monkeypatch.setattr(mongo_store(), "_find_and_modify", counted)
     monkeypatch.setattr(protocol, "PROMPT", 0.1)  # its command takes longer before it fails
     with pytest.raises(LockBackendFailed):
         mongo_lock("k", wait=0).acquire()

@@ -12,7 +12,8 @@ from pymongo import MongoClient
 
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.engine import clock
-from django_mongolock.engine.document import Terms
+from django_mongolock.engine.document import Terms, entry
+from django_mongolock.engine.step import Step
 from tests.benchmarks.bench import Bench, fresh_key
 from tests.benchmarks.contend import in_a_loop, prove
 from tests.benchmarks.contenders import BARE, OURS
@@ -76,6 +77,7 @@ def measured(bench: Bench) -> tuple[Costs, Steps]:
         renewal = meter.stop(3 * locks)
         worker.call(forget)
     stream_cpu = fan_out(bench)
+    queued_cpu, waiter_cpu = queueing(bench)
     waiting, hand_over, each = contended(bench, meter)
     costs = Costs(
         pair_cpu=pair["cpu"],
@@ -94,7 +96,7 @@ def measured(bench: Bench) -> tuple[Costs, Steps]:
     # Of an acquire: what is neither the server's CPU nor half of the client's is the disk, and the way there.
     journal = max(0.1, acquire - pair["cpu"] / 2 - client_cpu / 2)
     wake = stream_cpu + client_cpu / 4
-    steps = Steps(client_cpu, pair["cpu"] / 2, pair["cpu"] / 2, journal, wake, stream_cpu)
+    steps = Steps(client_cpu, pair["cpu"] / 2, pair["cpu"] / 2, journal, wake, stream_cpu, queued_cpu, waiter_cpu)
     return costs, steps
 
 
@@ -159,6 +161,57 @@ def watch(state: State, size: int) -> None:
 def unwatch(state: State) -> None:
     """In the worker: tell them to end; they do at the end of their reading."""
     state["ends"].set()
+
+
+def queueing(bench: Bench) -> tuple[float, float]:
+    """Milliseconds of the server's CPU for a command on a key that is held, and for each waiter in its document: the
+    line over several lengths of the queue, which grows and shrinks by one."""
+    sizes, count = ((1, 16) if bench.quick else (1, 16, 32, 64)), bench.some(30, 300)
+    costs = []
+    with workers(1) as (worker,):
+        bench.open([worker], OURS)
+        for size in sizes:
+            key = fresh_key("queue")
+            worker.call(queue_up, key, range(size + 1))
+            worker.call(come_and_go, key, 5)
+            cpu = bench.world.cpu("mongo")
+            worker.call(come_and_go, key, count)
+            costs.append((bench.world.cpu("mongo") - cpu) * 1000 / (2 * count))
+    line = statistics.linear_regression(sizes, costs)
+    return max(0.0, line.intercept), max(0.0, line.slope)
+
+
+def queue_up(state: State, key: str, numbers: range) -> None:
+    """In the worker: one holder, and the others behind it, as processes that do nothing more."""
+    for number in numbers:
+        _apply(key, _waiter(number))
+
+
+def come_and_go(state: State, key: str, count: int) -> None:
+    """In the worker: so often one comes to the end of the queue, and leaves it."""
+    for _ in range(count):
+        _apply(key, _waiter(count))
+        _apply(key, Step(ask=_name(count), remove=(_name(count),)))
+
+
+def _apply(key: str, step: Step) -> None:
+    mongo_store(ALIAS).apply(key, step, 10.0)
+
+
+def _waiter(number: int) -> Step:
+    terms = Terms(lease=600, margin=1, waiter_lease=600)
+    facts: dict[str, str | int] = {
+        "host": "worker-1",
+        "pid": number,
+        "label": "orders",
+        "place": "shop/orders.py:120",
+        "thread": "MainThread",
+    }
+    return Step(ask=_name(number), add=entry(_name(number), f"{number:012}", terms, facts), beat=1)
+
+
+def _name(number: int) -> str:
+    return f"{number:012}.{number}-89abcdef"
 
 
 def contended(bench: Bench, meter: Meter, count: int = 8) -> tuple[dict[str, float], float, float]:

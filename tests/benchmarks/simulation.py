@@ -23,6 +23,8 @@ class Steps:
     journal: float  # from the end of a command's work until it is on the disk and answered
     wake_cpu: float  # of a change that a stream tells: the server's reply and the client's reading it
     stream_cpu: float  # of a change, for each stream that is being read and not meant
+    queued_cpu: float  # of a command on a key that others hold or wait for, in the server
+    waiter_cpu: float  # of such a command, for each of the waiters in its document
     cores: int = 2
     reading: int = 2  # how many streams are being read at a time: those of the queue's head
 
@@ -82,7 +84,8 @@ class Simulation:
         steps = self.steps
         while True:
             me = self._self
-            yield "cpu", steps.client_cpu / 2 + steps.acquire_cpu
+            is_free = self._holder is None and not self._queue
+            yield "cpu", steps.client_cpu / 2 + (steps.acquire_cpu if is_free else self._queued())
             if self._holder is None and not self._queue:
                 self._holder = me
                 yield "sleep", steps.journal
@@ -92,9 +95,13 @@ class Simulation:
                 self.result.hand_overs.append(self.now - self._released)
             self.result.acquisitions += 1
             self._released = self.now
-            yield "cpu", steps.client_cpu / 2 + steps.release_cpu
+            yield "cpu", steps.client_cpu / 2 + (self._queued() if self._queue else steps.release_cpu)
             self._grant()
             yield "sleep", steps.journal
+
+    def _queued(self) -> float:
+        """What a command on the key costs the server, with those who wait there."""
+        return self.steps.queued_cpu + self.steps.waiter_cpu * len(self._queue)
 
     def _grant(self) -> None:
         """The release was written: the next one is told when it is on the disk, and not only that one's stream."""

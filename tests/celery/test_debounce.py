@@ -102,6 +102,17 @@ def test_no_further_than_the_longest(sent: Sent) -> None:
     assert 795 < lasts(key) <= 800.1
 
 
+def test_the_longest_is_over(sent: Sent) -> None:
+    """Though the last call was a moment ago: no lease can be made shorter than the first delay."""
+    key, begun = new_key(), time.monotonic()
+    call(key, delay=4, longest=4)
+    time.sleep(3)
+    call(key, delay=4, longest=4)
+    assert lasts(key) - 3_600 > 6  # it would be its time then
+    assert eventually(sent.start)
+    assert time.monotonic() - begun < 6
+
+
 def test_its_time_has_not_come(sent: Sent) -> None:
     """The message is sent again, to come when it may have; the key stays."""
     key = new_key()
@@ -149,7 +160,7 @@ def test_a_broker_that_does_not_answer(sent: Sent, monkeypatch: pytest.MonkeyPat
     assert caught.value.requeue  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("what", ["left", "give_up"])
+@pytest.mark.parametrize("what", ["times", "give_up"])
 def test_a_database_that_does_not_answer(sent: Sent, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """The task is not sent while its key cannot be removed: later calls would find it, and start nothing."""
 

@@ -63,7 +63,7 @@ class Patches:
         setattr(owner, name, value)
 
     def swap(self, old: Any, new: Any) -> None:
-        """Replace an expression wherever it stands in the rule (`engine/rule.py`)."""
+        """Replace an expression wherever it stands in the rule (`engine/rule.py`); free keys are given by it, too."""
         hits: list[None] = []
         encode: Callable[[Document], RawBSONDocument] = vars(rule)["encoded"]  # which may be swapped already
 
@@ -71,6 +71,7 @@ class Patches:
             return encode(_swapped(document, old, new, hits))
 
         self.set(rule, "encoded", encode_swapped)
+        self.set(MongoStore, "take_free", lambda *_: None)
         rule._pipeline.cache_clear()
         for made in _EVERY_KIND:
             rule.pipeline(made)

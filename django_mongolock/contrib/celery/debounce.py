@@ -61,7 +61,7 @@ class Pause:
         return Parked(store, key, theirs["grant"], Terms(margin=0, clock_margin=0)).keep(kept + min(self.delay, left))
 
 
-def send_later(signature: Any, parked: Parked, delay: float, kept: float, using: str | None) -> None:
+def send_later(signature: Any, parked: Parked, pause: Pause, kept: float, using: str | None) -> None:
     """Send the message that starts a task, to where the task itself goes."""
     task = signature.type
     where = {name: getattr(task, name, None) for name in ("queue", "exchange", "routing_key")} | signature.options
@@ -70,17 +70,19 @@ def send_later(signature: Any, parked: Parked, delay: float, kept: float, using:
         task.name, signature.args, signature.kwargs, task,
     )  # fmt: skip
     place = {name: route[name] for name in ("queue", "exchange", "routing_key") if name in route}
-    arguments = (signature, (parked.key, parked.grant, kept, using))
-    task.app.tasks[NAME].apply_async(arguments, countdown=delay, **place)
+    arguments = (signature, (parked.key, parked.grant, kept, pause.longest, using))
+    task.app.tasks[NAME].apply_async(arguments, countdown=pause.delay, **place)
 
 
 @shared_task(bind=True, name=NAME, acks_late=True, reject_on_worker_lost=True, ignore_result=True)
-def _start(task: Any, signature: Any, lock: tuple[str, str, float, str | None]) -> None:
+def _start(task: Any, signature: Any, lock: tuple[str, str, float, float, str | None]) -> None:
     """Send the task of *signature* if its time has come; if not, this one again."""
-    key, grant, kept, using = lock
+    key, grant, kept, longest, using = lock
     parked = Parked(get_backend(using).session().store, key, grant, Terms())
     try:
-        left = 0.0 if task.request.is_eager else parked.left() - kept
+        lasts, has_lasted = parked.times()
+        # No renewal makes a lease shorter than its first one: so its end may be later than the longest pause.
+        left = 0.0 if task.request.is_eager else min(lasts - kept, longest - has_lasted)
         if left <= 0:
             parked.give_up()
     except LockError as error:

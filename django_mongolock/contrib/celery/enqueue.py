@@ -94,7 +94,7 @@ def enqueue_once(
         raise LockBackendFailed("its holder is not a task: choose another key=", name, passing=False)
     try:
         if pause:
-            send_later(task.signature(args, kwargs, task_id=task_id, **options), parked, pause.delay, kept, using)
+            send_later(task.signature(args, kwargs, task_id=task_id, **options), parked, pause, kept, using)
             result = task.AsyncResult(task_id)
         else:
             headers = {**(options.pop("headers", None) or {}), HEADER: [name, kept, using]}

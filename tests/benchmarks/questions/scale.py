@@ -25,7 +25,7 @@ def scale(bench: Bench) -> Iterator[Piece]:
     bare = bare_pair(bench)
     yield Data("costs", asdict(costs))
     yield Data("steps", asdict(steps))
-    yield cost_table(costs, bare)
+    yield cost_table(costs, steps, bare)
     yield fleet_table(costs)
     yield limits(costs)
     yield from compared(bench, steps)
@@ -37,7 +37,7 @@ def scale(bench: Bench) -> Iterator[Piece]:
     )
 
 
-def cost_table(costs: Costs, bare: dict[str, float]) -> Table:
+def cost_table(costs: Costs, steps: Steps, bare: dict[str, float]) -> Table:
     made = Table("What each step costs here", ["step", "server CPU, ms", "oplog, bytes", "network, bytes"])
     made.rows += [
         [BARE.name, bare["cpu"], round(bare["oplog"]), round(bare["net"])],
@@ -45,6 +45,8 @@ def cost_table(costs: Costs, bare: dict[str, float]) -> Table:
         ["additional, if it waited", costs.waiting_cpu, round(costs.waiting_oplog), None],
         ["renewal of one lock", costs.renewal_cpu, round(costs.renewal_oplog), None],
         ["a change, for each stream that is being read", costs.stream_cpu, None, None],
+        ["a command on a key that is held", steps.queued_cpu, None, None],
+        ["such a command, for each waiter there", steps.waiter_cpu, None, None],
     ]
     made.note = (
         f"A process that sometimes waits has {costs.connections:.1f} connections, of about {costs.connection_kb:.0f}"
@@ -114,7 +116,8 @@ def compared(bench: Bench, steps: Steps) -> Iterator[Piece]:
             "hand-over simulated, ms",
             "real, ms",
         ],
-        note="The simulation knows only the cost of each single step, and that all processes share these cores. It "
+        note="The simulation knows only the cost of each single step (of a command also for each waiter in its "
+        "document), and that all processes share these cores. It "
         "assumes that the streams of the first two waiters are read; the next column assumes those of all waiters, as "
         "the model does.",
     )
