@@ -15,6 +15,8 @@ import json
 import linecache
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -22,14 +24,18 @@ from typing import Any, Self
 import pytest
 from pymongo.collection import Collection
 
+from django_mongolock.engine import protocol
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.replies import Reply
+from django_mongolock.engine.session.change_stream import SECOND_LOOK
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockError
 from django_mongolock.signals import signal_sender
 from tests.engine.conftest import Document, LockMaker, make_lock
 from tests.engine.processes import ROOT
 from tests.engine.waiters import InThread, Waiter
+from tests.grants import grant_of
 from tests.waiting import eventually
 
 pytestmark = [
@@ -290,6 +296,37 @@ def test_every_line_of_a_hand_over(
         waiter.let_go()
     assert stuck == [], f"{len(stuck)} of {len(waiters)} wait for what nobody holds: {known(session)}"
     assert nothing_is_left(session, collection), f"{held(collection)} are held: {known(session)}"
+
+
+def test_a_hand_over_whose_giver_was_struck(
+    session: Session, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F65, F101: its command takes effect after the waiter was woken and has looked, and nothing passes the answer on:
+    the waiter looks again."""
+    stream = session.waits.stream
+    stream.want(0.0)
+    stream.start()
+    assert eventually(lambda: stream.listening)
+    time.sleep(2 * SECOND_LOOK)  # when it has been opened, every waiter looks anyway
+    mine = make_lock(session, terms=CALM).acquire()
+    waiter = Waiter(in_thread, make_lock(session, terms=CALM, wait=60))
+    assert eventually(lambda: any(grant.waiting.place is not None for grant in session.queue.waiting.values()))
+    looked, read = threading.Event(), session.store.read
+
+    def look(*arguments: Any) -> Reply:
+        reply = read(*arguments)
+        looked.set()
+        return reply
+
+    monkeypatch.setattr(session.store, "read", look)
+    given = session.queue.reserve_handover(grant_of(mine))
+    assert given is not None
+    given.waiting.wake()
+    assert looked.wait(20)
+    assert session.run(protocol.hand_over(given.acquisition, grant_of(mine).id)) is not None
+    assert eventually(lambda: waiter.done, 20)
+    waiter.end().let_go()
+    assert waiter.error is None
 
 
 # Real signals

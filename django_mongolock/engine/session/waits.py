@@ -14,6 +14,8 @@ from .heartbeat import Heartbeat
 from .local_queue import LocalQueue
 from .notifications import Notifications
 
+#: How long to wait for the answer of a hand-over within the process, in seconds: a signal may have struck its giver.
+LONGEST_HANDOVER: Final = 1.0
 #: With more waiters than this in one process, its change stream does not rest: to ask all of them costs more.
 CROWD: Final = 64
 
@@ -96,7 +98,8 @@ class Waits:
         grant.waiting.listens_from = self._now() + pause.skip_stream_for
         if not self.stream.want(grant.waiting.listens_from):
             self._heartbeat.elsewhere(self.stream.start)
-        return pause.timer if self.stream.listening else min(pause.timer, pause.poll)
+        timer = min(pause.timer, LONGEST_HANDOVER) if grant.waiting.handover_reserved else pause.timer
+        return timer if self.stream.listening else min(timer, pause.poll)
 
     def result(self, grant: Grant) -> WaitResult:
         """What is known after a pause."""
