@@ -137,10 +137,11 @@ class LockDeadlock(LockNotAcquired):
 class LockReentry(LockNotAcquired):
     """This thread or task holds the lock already, so it would wait for itself.
 
-    upgrade: it holds it as a reader, and asked for it exclusively.
+    upgrade: it holds it as a reader, and asked for it exclusively. differs: with ``reentrant=True``, but in another
+    mode, or with another number of permits or weight.
     """
 
-    upgrade = False
+    upgrade = differs = False
 
     def _text(self) -> str:
         if self.upgrade:
@@ -149,10 +150,10 @@ class LockReentry(LockNotAcquired):
                 "that both wait for that would wait for each other for ever. Release it first; or acquire it "
                 "exclusively, and downgrade() it for what only reads"
             )
-        return (
-            f"lock {self.key!r} is already held by this thread or task, which would wait for itself: "
-            "pass reentrant=True to take it again"
-        )
+        cure = "pass reentrant=True to take it again"
+        if self.differs:
+            cure = "it is taken again only in the same mode, with the same permits and weight"
+        return f"lock {self.key!r} is already held by this thread or task, which would wait for itself: {cure}"
 
 
 @dataclass(eq=False, repr=False)

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, Never, TypeVar, cast, overload
+from typing import Any, Final, Never, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from .backends.base import get_backend, mongo_store
@@ -31,7 +31,6 @@ from .decorator.contention import (
     candidates,
     find_request,
     resolve,
-    response,
 )
 from .decorator.mongo_locked import decorate
 from .documents.sender import Sender
@@ -202,6 +201,12 @@ class IdempotentCall(LockedCall):
 
     def _of(self, args: Arguments, kwargs: Keywords, request: HttpRequest | None, user: Any) -> IdempotentCall:
         """A copy of this for one call. Raises RequestRefused, LockKeyInvalid."""
+        if opened := open_transactions():
+            raise LockMisused(
+                f"{self.name} was called inside the transaction that is open on {opened[0].alias!r}, before whose "
+                "commit its result would be kept: open the transaction inside of it; for a view of another framework "
+                "than Django under ATOMIC_REQUESTS, exempt its address (transaction.non_atomic_requests)"
+            )
         made, where = copy.copy(self), f"idempotent:{self.name}"
         if request is None:
             (template,) = self.plan.templates
@@ -259,12 +264,6 @@ class IdempotentCall(LockedCall):
     def _once(self, lock: MongoLock) -> Steps:
         """Call the function unless there is a result; keep the new one."""
         (key,), token = lock.keys, lock.fencing_token
-        if opened := open_transactions():
-            raise LockMisused(
-                f"{self.name} was called inside the transaction that is open on {opened[0].alias!r}, before whose "
-                "commit its result would be kept: open the transaction inside of it; for a view of another framework "
-                "than Django under ATOMIC_REQUESTS, exempt its address (transaction.non_atomic_requests)"
-            )
         found = yield lambda results: results.begin(key, token)
         if "result" in found:
             return self._replayed(found["result"])
@@ -296,7 +295,9 @@ class IdempotentCall(LockedCall):
         if self.plan.templates:
             return super()._refused(error, *self.call, trial=trial)
         message = _("A request with this %(header)s is being processed. Please try again shortly.")
-        refused = self._refusal(409, "in_progress", message, max(1, math.ceil(error.retry_after)))
+        refused = self._refusal(
+            409, "in_progress", message, math.ceil(max(1.0, min(error.retry_after, error.held_for)))
+        )
         return resolve("respond", refused, *self.call)
 
     def _send(self, command: Any) -> Any:
@@ -323,7 +324,9 @@ class IdempotentCall(LockedCall):
         return result
 
     def _kept(self, result: Any) -> Document | None:
-        """What is kept of a result; None for a response that means "try again"."""
+        """What is kept of a result; None for a response that means "try again", and for what was not done."""
+        if result is SKIPPED:
+            return None
         if self.plan.templates:
             try:
                 text = json.dumps(result)
@@ -335,9 +338,7 @@ class IdempotentCall(LockedCall):
             return {"text": text}
         if (kept := http_keys.as_kept(result)) is not None and http_keys.size(kept) > LARGEST:
             log(WARNING, "a response is not kept, it is too large", place=self.name)
-            message = _("This was done, but its response is not available any more.")
-            request: Any = find_request(*self.call)
-            kept = http_keys.as_kept(cast("HttpResponse", response(request, self._refusal(410, "not_kept", message))))
+            kept = {"status": None}
         return kept and {"for": self.fingerprint, **kept}
 
     def _replayed(self, kept: Document) -> Any:
@@ -347,6 +348,9 @@ class IdempotentCall(LockedCall):
         if kept["for"] != self.fingerprint:
             message = _("This %(header)s was used for another request.")
             return resolve("respond", self._refusal(422, "key_reused", message), *self.call)
+        if kept["status"] is None:
+            message = _("This was done, but its response is not available any more.")
+            return resolve("respond", self._refusal(410, "not_kept", message), *self.call)
         return http_keys.replayed(kept)
 
 

@@ -12,6 +12,8 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Literal, TypedDict, TypeVar, Unpack
 
+from asgiref.sync import iscoroutinefunction
+
 from .engine.lock import MongoLock
 from .engine.options import Seconds
 from .exceptions import LockLost, LockMisused
@@ -123,6 +125,8 @@ class Leader:
         If the term ends before, *work* has to return, and this process stands for election again. What *work* raises
         is raised, unless it is the loss of this lock.
         """
+        if iscoroutinefunction(work) or not callable(work):
+            raise TypeError("run() calls a function with the term; for a coroutine function there is arun()")
         while True:
             with self._standing(), self as term:
                 result = work(term)
@@ -131,6 +135,8 @@ class Leader:
 
     async def arun(self, work: Callable[[Term], Awaitable[T]]) -> T:
         """See run(). The task of *work* is cancelled when the term ends."""
+        if not callable(work):
+            raise TypeError("arun() calls a coroutine function with the term")
         while True:
             with self._standing():
                 async with self as term:

@@ -146,7 +146,7 @@ def mongo_semaphore(
     this one counts; in the queue, no other overtakes it. A thread or task acquires the key once: with
     ``reentrant=True`` it shares that with itself.
     """
-    check_options(options, SemaphoreOptions.__annotations__)
+    check_options(options, [*SemaphoreOptions.__annotations__, "permits", "weight", "resize"])
     capacity = check_permits(permits)
     return _make((key,), "semaphore", capacity, options, resize=resize, weight=check_weight(weight, capacity))
 

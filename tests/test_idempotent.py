@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from celery import Celery
@@ -376,6 +376,9 @@ class TestResults:
         ] * 2
         assert done[key] == 1
         assert "too large" in caplog.text
+        headers = {"Accept": "text/plain", "Idempotency-Key": key}
+        plain: Any = cast("Any", view)(RequestFactory().post("/charge/", "a", "text/plain", headers=headers))
+        assert (plain.status_code, plain.headers["Content-Type"]) == (410, "text/plain; charset=utf-8")
 
     def test_the_largest(self, key: str) -> None:
         """What is just small enough is kept."""
@@ -894,6 +897,12 @@ class TestTasks:
         task: Any = idempotent(key="a:{name}")(lambda name: (do(name), result)[1])
         assert (task(key) is result, task(key), done[key]) == (True, SKIPPED, 1)
         assert "too large or not JSON" in caplog.text
+
+    def test_skipped_inside(self, backend: str, key: str) -> None:
+        """What was not done, since a lock inside was held, is not kept: the next call does it."""
+
+        task: Any = idempotent(key="a:{name}")(lambda name: SKIPPED if do(name) == 1 else done[name])
+        assert [task(key) for _ in "123"] == [SKIPPED, 2, 2]
 
     def test_an_exception(self, backend: str, key: str) -> None:
         """It is not kept."""

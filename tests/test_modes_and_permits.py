@@ -94,9 +94,10 @@ def test_another_mode_inside(outer: str, inner: str, reentrant: bool) -> None:
     go on reading after the writer has gone, with nobody else let in. It is told at once, reentrant or not."""
     key = new_key()
     with MODES[outer](key) as lock:
-        with pytest.raises(LockReentry):
+        with pytest.raises(LockReentry) as refused:
             MODES[inner](key, reentrant=reentrant, wait=1).acquire()
         assert lock.held
+    assert ("pass reentrant=True" in str(refused.value)) == (not reentrant and not refused.value.upgrade)
 
 
 @pytest.mark.parametrize(("outer", "inner"), [(a, b) for a in MODES for b in MODES if a != b])

@@ -140,6 +140,7 @@ class LockGrants:
             if (yield from protocol.confirm(grant.acquisition)):
                 error = LockReentry(grant.key)
                 error.upgrade = (grant.terms.mode, self.options.terms.mode) == ("shared", "exclusive")
+                error.differs = self.options.reentrant
                 raise error
             if grant.lose(TAKEN):
                 session.lost(grant)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
@@ -51,6 +52,18 @@ async def test_a_term_in_a_coroutine(key: str) -> None:
     async with leader(key, on_start=record.note("start"), on_stop=record.note("stop")) as term:
         assert (await term.asleep(0.01), record.events) == (True, ["start"])
     assert (await term.asleep(5), record.events) == (False, ["start", "stop"])
+
+
+def test_work_of_the_other_kind(key: str) -> None:
+    """It is refused before anything is asked for."""
+
+    async def work(term: Term) -> None: ...
+
+    with pytest.raises(TypeError, match=r"there is arun\(\)"):
+        leader(key).run(cast("Any", work))
+    with pytest.raises(TypeError, match="coroutine function"):
+        asyncio.run(leader(key).arun(None))  # type: ignore[arg-type]
+    assert lock_info(key).acquisitions == 0
 
 
 def test_a_request_to_release(key: str) -> None:
