@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
+from django_mongolock.engine.protocol import NEAR_HEAD
+
 
 @dataclass(frozen=True, slots=True)
 class Steps:
@@ -26,7 +28,8 @@ class Steps:
     queued_cpu: float  # of a command on a key that others hold or wait for, in the server
     waiter_cpu: float  # of such a command, for each of the waiters in its document
     cores: int = 2
-    reading: int = 2  # how many streams are being read at a time: those of the queue's head
+    near: int = NEAR_HEAD  # how many at the head of the queue read their streams all the time
+    rest: float = 0.8  # for what part of its time further back a waiter does not read its stream
 
 
 @dataclass
@@ -91,6 +94,7 @@ class Simulation:
                 yield "sleep", steps.journal
             else:
                 self._queue.append(me)
+                self._tell(None)
                 yield "wait", 0.0
                 self.result.hand_overs.append(self.now - self._released)
             self.result.acquisitions += 1
@@ -104,16 +108,21 @@ class Simulation:
         return self.steps.queued_cpu + self.steps.waiter_cpu * len(self._queue)
 
     def _grant(self) -> None:
-        """The release was written: the next one is told when it is on the disk, and not only that one's stream."""
+        """The release was written."""
         self._holder = self._queue.popleft() if self._queue else None
-        if (holder := self._holder) is None:
-            return
-        others = min(len(self._queue), self.steps.reading - 1)
+        if self._holder is not None:
+            self._tell(self._holder)
+
+    def _tell(self, granted: Process | None) -> None:
+        """A change was written: when it is on the disk, the streams that are being read are woken, and *granted* told."""
+        behind = max(0, len(self._queue) - self.steps.near)
+        others = len(self._queue) - behind + round(behind * (1 - self.steps.rest))
 
         def tell() -> None:
             for _ in range(others):
                 self._use(self.steps.stream_cpu, None)
-            self._use(self.steps.wake_cpu, holder)
+            if granted is not None:
+                self._use(self.steps.wake_cpu, granted)
 
         self._at(self.now + self.steps.journal, tell)
 
