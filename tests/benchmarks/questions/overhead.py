@@ -1,7 +1,8 @@
-"""What does the library cost around its commands: the decorator, the import?"""
+"""What does the library cost around its commands: the decorator, the import, the first lock of a process?"""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from django_mongolock import mongo_lock, mongo_locked
 from django_mongolock.engine import clock
 from tests.benchmarks.bench import Bench
 from tests.benchmarks.contenders import OURS
-from tests.benchmarks.measure import Data, Piece, Spread, Table, interleaved, median
+from tests.benchmarks.measure import Data, Goal, Piece, Spread, Table, interleaved, median
 from tests.benchmarks.ours import in_thread
 from tests.benchmarks.workers import State, workers
 
@@ -30,11 +31,25 @@ IMPORTS: Final = {
     "filelock": "import filelock",
 }
 
+#: A process that has started, and acquires two locks: how long each takes, in ms.
+FIRST: Final = """
+import time
+import django
+from django_mongolock import mongo_lock
+
+django.setup()
+for key in ("first", "second"):
+    before = time.perf_counter()
+    with mongo_lock(f"bench-{key}"):
+        print((time.perf_counter() - before) * 1000)
+"""
+
 
 def overhead(bench: Bench) -> Iterator[Piece]:
-    """The decorator on a view, and importing the library."""
+    """The decorator on a view, importing the library, and the first lock of a process."""
     yield from decorator(bench)
     yield from imports(bench)
+    yield from first_lock(bench)
 
 
 def decorator(bench: Bench) -> Iterator[Piece]:
@@ -105,3 +120,22 @@ def imports(bench: Bench) -> Iterator[Piece]:
         more = [a - b for a, b in zip(times, found["nothing"], strict=True)]
         made.rows.append([name, Spread.of(times), Spread.of(more)])
     yield made
+
+
+def first_lock(bench: Bench) -> Iterator[Piece]:
+    settings = {"DJANGO_SETTINGS_MODULE": "testproject.settings", "MONGODB_URI": bench.world.uri("mongo")}
+
+    def measure() -> list[float]:
+        command = [sys.executable, "-c", FIRST]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **settings})
+        return [float(line) for line in done.stdout.splitlines()]
+
+    measure()  # makes the collection, and both documents
+    first, second = zip(*(measure() for _ in range(bench.some(2, 9))), strict=True)
+    yield Table(
+        "The first lock of a process",
+        ["lock", "acquired after, ms"],
+        [["the first", Spread.of(first)], ["the second", Spread.of(second)]],
+        note="In the main thread, when Django has been set up. The first one connects.",
+    )
+    yield Goal("the first lock of a process, ms", median(first), 50.0)
