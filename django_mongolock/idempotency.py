@@ -40,7 +40,7 @@ from .engine.kept_results import MemoryResults, MongoResults, Results
 from .engine.lock import MongoLock
 from .engine.logs import WARNING, log
 from .engine.memory_server import MemoryStore
-from .engine.options import Seconds, check_seconds
+from .engine.options import Seconds, check_flag, check_seconds
 from .engine.text_checks import check_key
 from .exceptions import LockBackendFailed, LockKeyInvalid, LockLost, LockMisused, LockNotAcquired, LockReentry
 from .keys import KeyTemplate, LockKey, call_arguments, unexpected
@@ -114,12 +114,13 @@ def idempotent(
         raise unexpected(name, known)
     if not (isinstance(header, str) and _TOKEN.fullmatch(header)):
         raise TypeError(f'header is the name of an HTTP header, such as "Idempotency-Key", not {header!r}')
-    if not isinstance(required, bool):
-        raise TypeError(f"required is True or False, not {required!r}")
+    check_flag("required", required)
     if client is not None and (not callable(client) or iscoroutinefunction(client)):
         raise TypeError("client must be a function, not async, that takes the request and returns text")
     if key is not None and (client is not None or not required):
         raise TypeError("key= is for tasks, which have no request: client= and required= are for views")
+    if key is not None:
+        check_key(key)
     if lease is not None:
         check_seconds("lease", lease)
     options: dict[str, Any] = {"lease": lease, "using": using}

@@ -19,7 +19,17 @@ from .conf import get_settings
 from .context import holder_facts
 from .engine.document import MAX_HOLDERS, UNLIMITED, Mode, Terms
 from .engine.lock import MongoLock
-from .engine.options import UNSET, Options, Seconds, Unset, as_seconds, check_seconds, check_wait, foreign_option
+from .engine.options import (
+    UNSET,
+    Options,
+    Seconds,
+    Unset,
+    as_seconds,
+    check_flag,
+    check_seconds,
+    check_wait,
+    foreign_option,
+)
 from .engine.session.session import Session
 from .engine.text_checks import check_fact, check_key
 from .engine.transaction import Atomic
@@ -147,26 +157,20 @@ def mongo_semaphore(
     ``reentrant=True`` it shares that with itself.
     """
     check_options(options, [*SemaphoreOptions.__annotations__, "permits", "weight", "resize"])
-    capacity = check_permits(permits)
-    return _make((key,), "semaphore", capacity, options, resize=resize, weight=check_weight(weight, capacity))
+    check_permits(permits, weight, resize)
+    return _make((key,), "semaphore", permits, options, resize=resize, weight=weight)
 
 
-def check_permits(permits: object) -> int:
-    """Raise TypeError or ValueError for what is no number of permits."""
-    if isinstance(permits, bool) or not isinstance(permits, int):
-        raise TypeError(f"permits is a whole number, not {type(permits).__name__}")
-    if not 1 <= permits < UNLIMITED:
-        raise ValueError(f"permits must be at least 1 and less than {UNLIMITED}, not {permits}")
-    return permits
-
-
-def check_weight(weight: object, permits: int) -> int:
-    """Raise TypeError or ValueError for what cannot be the weight of one among so many."""
-    if isinstance(weight, bool) or not isinstance(weight, int):
-        raise TypeError(f"weight is a whole number, not {type(weight).__name__}")
-    if not 1 <= weight <= min(permits, MAX_HOLDERS):
-        raise ValueError(f"weight must be at least 1 and at most permits={permits} and {MAX_HOLDERS}, not {weight}")
-    return weight
+def check_permits(permits: object, weight: object, resize: object) -> None:
+    """Raise TypeError or ValueError for arguments that `mongo_semaphore` does not take."""
+    check_flag("resize", resize)
+    most: Any = MAX_HOLDERS
+    for name, value in (("permits", permits), ("weight", weight)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} is a whole number, not {type(value).__name__}")
+        if not 1 <= value <= most:
+            raise ValueError(f"{name} must be at least 1 and at most {most}, not {value}")
+        most = value
 
 
 def check_options(options: Mapping[str, Any], known: Iterable[str] = LockOptions.__annotations__) -> None:
@@ -183,6 +187,8 @@ def check_options(options: Mapping[str, Any], known: Iterable[str] = LockOptions
         check_fact(name, options.get(name))
     _check_min_hold(options.get("min_hold", 0))
     _check_choices(options)
+    for name in ("reentrant", "auto_renew"):
+        check_flag(name, options.get(name, True))
     for name in ("on_lost", "on_release_requested"):
         if (callback := options.get(name)) is not None and not callable(callback):
             raise TypeError(f"{name} must be a function that takes the lock, not {type(callback).__name__}")

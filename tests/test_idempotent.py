@@ -156,6 +156,7 @@ class TestViews:
         refused = post(view, None, key)
         assert (refused.status_code, code(refused), key in done) == (400, "missing_key", False)
         assert "Idempotency-Key" in json.loads(refused.content)["detail"]
+        assert json.loads(refused.content)["retry_after"] is None  # it never works
 
     @pytest.mark.parametrize(
         "wrong",
@@ -1000,6 +1001,7 @@ class TestMistakes:
             ({"key": "a", "client": me}, "client= and required= are for views"),
             ({"key": "a", "required": False}, "client= and required= are for views"),
             ({"key": "{a}{b}"}, "put one of"),
+            ({"key": ""}, "must not be empty"),
             ({"heder": "a"}, "did you mean header="),
         ],
     )

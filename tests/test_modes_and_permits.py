@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import io
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from django.core.management import call_command
@@ -246,6 +247,11 @@ def test_how_many_permits_are_used(admin_client: Client) -> None:
             assert "held, 2 of 3 permits" in out.getvalue()
             assert "(2 of 3 permits)" in admin_client.get(address).content.decode()
         with in_another_thread(mongo_semaphore(key, 3, weight=2)):
+            out = io.StringIO()
+            call_command("list_locks", "--key", key, "--json", stdout=out)
+            (lock,) = json.loads(out.getvalue())["locks"]
+            assert (lock["holding"], lock["permits"]) == (2, 3)
+            assert [(each["capacity"], each["weight"]) for each in lock["holders"]] == [(3, 1), (3, 2)]
             assert "(3 of 3 permits)" in admin_client.get(address).content.decode()
             assert (lock_info(key).holding, lock_info(key).permits) == (2, 3)
         assert "(1 of 3 permits)" in admin_client.get(address).content.decode()
@@ -461,14 +467,24 @@ def test_weight() -> None:
             mongo_semaphore(key, 3, reentrant=True, wait=0).acquire()
 
 
-@pytest.mark.parametrize("weight", [0, 4, -1, 5_001])
-def test_wrong_weights(weight: int) -> None:
-    """It could never be granted, or would count for nothing."""
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        *[({"permits": 3, "weight": weight}, "weight must be at least 1 and at most 3") for weight in (0, 4, -1)],
+        *[({"permits": permits}, "permits must be at least 1 and at most 5000") for permits in (0, 5_001)],
+        ({"permits": 3, "weight": "2"}, "weight is a whole number"),
+        ({"permits": 3, "weight": True}, "weight is a whole number"),
+        ({"permits": "3"}, "permits is a whole number"),
+        ({"permits": 3, "resize": "no"}, "resize is True or False"),
+        ({"permits": 3, "reentrant": "no"}, "reentrant is True or False"),
+        ({"permits": 3, "auto_renew": 0}, "auto_renew is True or False"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], said: str) -> None:
+    """It could never be granted, or would not mean what it says."""
     for make in (partial(mongo_semaphore, "a"), partial(mongo_locked, "a")):
-        with pytest.raises(ValueError, match="weight must be at least 1 and at most"):
-            make(permits=3 if weight < 5_000 else 10_000, weight=weight)
-        with pytest.raises(TypeError, match="weight is a whole number"):
-            make(permits=3, weight=cast("Any", "2"))
+        with pytest.raises((TypeError, ValueError), match=said):
+            make(**options)
 
 
 async def test_three_tasks_at_once(place: str) -> None:

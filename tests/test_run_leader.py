@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError, call_command, execute_from_command_line
 from django.db import connections
 
 from django_mongolock import lock_info
@@ -179,3 +179,16 @@ def test_codes(start: Start) -> None:
     assert caught.value.returncode == 2
     with pytest.raises(CommandError, match="run_leader KEY -- PROGRAM"):
         call_command("run_leader", "k")
+
+
+def test_what_it_says(capfd: pytest.CaptureFixture[str]) -> None:
+    """On stderr, so that the output is the program's; with --verbosity 0 it says nothing."""
+    key = new_key("leader")
+    execute_from_command_line(["manage.py", "run_leader", key, "--", "echo", "work"])
+    out, said = capfd.readouterr()
+    token = said.partition("fencing token ")[2].split()[0]
+    assert int(token) > 0
+    lines = ["waits to be elected", f"leads, with fencing token {token}", "leads no more"]
+    assert (out, said.splitlines()) == ("work\n", [f"run_leader {key}: {line}" for line in lines])
+    execute_from_command_line(["manage.py", "run_leader", key, "--verbosity", "0", "--", "echo", "work"])
+    assert capfd.readouterr() == ("work\n", "")

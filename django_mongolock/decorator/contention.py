@@ -228,7 +228,7 @@ def response(request: HttpRequest, error: Unlocked) -> HttpResponseBase:
     refused = refusal(error)
     kind = request.get_preferred_type(["text/html", "application/json", "text/plain"])
     if kind == "application/json":
-        facts = {"code": refused.code, "detail": refused.message, "retry_after": refused.after}
+        facts = {"code": refused.code, "detail": refused.message, "retry_after": refused.after or None}
         made: HttpResponse = JsonResponse(facts, status=refused.status)
     else:
         page = _page(request, refused) if kind == "text/html" else None

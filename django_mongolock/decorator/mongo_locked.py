@@ -13,7 +13,7 @@ from django.views import View
 
 from ..engine.text_checks import check_key
 from ..keys import KeyTemplate
-from ..locks import LockOptions, check_options, check_permits, check_weight
+from ..locks import LockOptions, check_options, check_permits
 from .atomic_requests import Deferred
 from .calls import LockedCall, Plan, resolved_signature
 from .contention import SKIPPED, Policy, Skipped, check_policy, check_policy_call
@@ -119,7 +119,7 @@ def mongo_locked(
     makers = tuple(KeyTemplate(template) for template in templates)
     semaphore = None
     if permits is not None:
-        weight = check_weight(weight, check_permits(permits))
+        check_permits(permits, weight, resize)
         semaphore = {"permits": permits, "weight": weight, "resize": resize}
     return Decorator(decorate, Plan(makers, key, on_contention, options, semaphore))
 

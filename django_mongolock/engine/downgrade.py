@@ -18,8 +18,14 @@ def downgrade(own: LockGrants, lock: object) -> Protocol[bool]:
     session, grants = own.session, own.grants
     if session is None or not own.all_held(grants):
         return False
-    if any(grant.terms.mode != "exclusive" or len(grant.users) > 1 for grant in grants):
-        raise LockMisused("only an exclusive lock that no other lock object shares can be downgraded")
+    for grant in grants:
+        if grant.terms.mode != "exclusive":
+            raise LockMisused(f"{grant.key!r} is held as {grant.terms.mode}: only an exclusive lock can be downgraded")
+        if len(grant.users) > 1:
+            raise LockMisused(
+                f"{grant.key!r} is also held by another lock object of this thread or task (reentrant=True): leave its "
+                "block before you downgrade"
+            )
     for grant in grants:
         terms = replace(grant.terms, mode="shared", capacity=UNLIMITED, lease=grant.lease.length)
         reader = own.new_grant(session, grant.key, grant.worker, lock, terms)

@@ -55,6 +55,12 @@ def check_seconds(name: str, value: object) -> float:
     return float(value)
 
 
+def check_flag(name: str, value: object) -> None:
+    """Raise TypeError if *value* is neither True nor False: "no" is true to Python."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is True or False, not {value!r:.40}")
+
+
 def check_wait(value: object) -> float | None:
     """Return *value* in seconds if it is a time to wait: 0 for a single try, None without end."""
     value = as_seconds(value)

@@ -24,6 +24,7 @@ def as_json(lock: LockSnapshot) -> Json:
         "state": lock.state.value,
         "holders": [_party(holder, holder.acquired_at) for holder in lock.holders],
         "holding": lock.holding,
+        "permits": lock.permits,
         "waiting": lock.waiting,
         "token": lock.token,
         "ends": _moment(lock.expires_at),
@@ -128,6 +129,8 @@ def _process(process: Process, now: datetime) -> Json:
 
 def _party(party: Party, since: datetime | None) -> Json:
     facts = {name: value for name in _FACTS if (value := getattr(party, name)) is not None}
+    if party.mode == "semaphore":
+        facts |= {"capacity": party.capacity, "weight": 1 + party.more_permits}
     moments = {"since": since, "released": party.released}
     return facts | {name: moment.isoformat() for name, moment in moments.items() if moment}
 

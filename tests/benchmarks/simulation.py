@@ -114,7 +114,7 @@ class Simulation:
             self._tell(self._holder)
 
     def _tell(self, granted: Process | None) -> None:
-        """A change was written: when it is on the disk, the streams that are being read are woken, and *granted* told."""
+        """A change was written: when it is on the disk, it wakes the streams that are being read, and *granted*."""
         behind = max(0, len(self._queue) - self.steps.near)
         others = len(self._queue) - behind + round(behind * (1 - self.steps.rest))
 

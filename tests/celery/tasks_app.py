@@ -11,7 +11,7 @@ from typing import Any
 from celery import Celery, Task
 from celery.signals import task_retry, worker_init
 
-from django_mongolock import MongoLock, mongo_lock, mongo_locked
+from django_mongolock import MongoLock, lock_info, mongo_lock, mongo_locked
 from django_mongolock.contrib.celery import retry_task
 
 DIRECTORY = Path(os.environ.get("TEST_CELERY_DIRECTORY", "/nonexistent"))
@@ -71,6 +71,12 @@ def returning(self: Task[Any, Any], name: str, fail: int = 0) -> list[Any]:
     if self.request.retries < fail:
         raise self.retry(countdown=0.01, max_retries=fail)
     return [self.request.id, self.request.retries, look(f"busy:{name}")["place"]]
+
+
+@app.task
+@mongo_locked("tenant:{name}", permits=3, weight=2, resize=True, wait=0, on_contention="retry")
+def heavy(name: str) -> int:
+    return lock_info(f"tenant:{name}").permits
 
 
 @app.task

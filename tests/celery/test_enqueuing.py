@@ -205,6 +205,9 @@ def test_the_default_key() -> None:
         call_key("a.b", {"x": {1}})
     with pytest.raises(TypeError, match="missing a required argument: 'ad_id'"):
         enqueue_once(configured)
+    for wrong in (export.s(5), export.run, "tests.export"):
+        with pytest.raises(TypeError, match=r"takes a Celery task, as in enqueue_once\(export_ad, \[5\]\)"):
+            enqueue_once(wrong)
     result, sent = enqueue_once(export, [new_key()], {"to": "x"})
     assert sent
     with mongo_lock("once:tests.export"):  # another key

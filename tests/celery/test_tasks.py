@@ -15,7 +15,7 @@ from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded
 from django.core.exceptions import ImproperlyConfigured
 from pymongo import MongoClient
 
-from django_mongolock import SKIPPED, LockNotAcquired, mongo_lock
+from django_mongolock import SKIPPED, LockNotAcquired, mongo_lock, mongo_semaphore
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.contrib.celery import retry_task
 from django_mongolock.decorator import contention
@@ -96,6 +96,15 @@ class TestWorker:
         with held_elsewhere(f"busy:{name}"):
             assert done(tasks_app.skipping.delay(name)) is False
         assert done(tasks_app.skipping.delay(name)) is True
+
+    def test_permits(self, name: str, directory: Path) -> None:
+        """A heavy task comes back while there is room for one lighter; another number of permits may hold beside it."""
+        with mongo_semaphore(f"tenant:{name}", 3, weight=2):
+            result = tasks_app.heavy.delay(name)
+            assert eventually((directory / f"retries-{result.id}").exists)
+        assert done(result) == 2
+        with mongo_semaphore(f"tenant:{name}", 5):
+            assert done(tasks_app.heavy.delay(name)) == 3
 
     @pytest.mark.parametrize("max_retries", range(4))
     def test_retry(self, name: str, max_retries: int, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

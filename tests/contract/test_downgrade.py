@@ -190,6 +190,6 @@ def test_a_server_that_does_not_answer_any_more(key: str, face: Face) -> None:
 def test_not_while_it_is_shared_with_another_object(key: str, face: Face) -> None:
     """The block inside counts on excluding others."""
     with mongo_lock(key) as lock, mongo_lock(key, reentrant=True):
-        with pytest.raises(LockMisused, match="no other lock object"):
+        with pytest.raises(LockMisused, match="also held by another lock object"):
             lock.downgrade()
         assert lock.held

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from celery import states
+from celery import Task, states
 from celery.exceptions import Reject
 from celery.result import AsyncResult
 from celery.signals import after_task_publish, before_task_publish, task_postrun, task_prerun, task_revoked
@@ -71,9 +71,10 @@ def enqueue_once(
     (`transaction.on_commit`). Raises LockBackendFailed if MongoDB does not answer, and what `apply_async` raises; the
     key is then free.
     """
-    if not (hasattr(task, "apply_async") and hasattr(task, "AsyncResult")):
+    if not isinstance(task, Task):
         raise TypeError(f"enqueue_once() takes a Celery task, as in enqueue_once(export_ad, [5]), not {task!r}")
-    name: Any = once_key(task, args, kwargs or {}) if key is None else as_key(key)
+    given, named = tuple(args), dict(kwargs or {})
+    name: Any = once_key(task, given, named) if key is None else as_key(key)
     pause = Pause.check(delay, longest, options)
     if pause is not None:
         name = f"{name}:delayed"  # apart from runs that began before
@@ -94,11 +95,11 @@ def enqueue_once(
         raise LockBackendFailed("its holder is not a task: choose another key=", name, passing=False)
     try:
         if pause:
-            send_later(task.signature(args, kwargs, task_id=task_id, **options), parked, pause, kept, using)
+            send_later(task.signature(given, named, task_id=task_id, **options), parked, pause, kept, using)
             result = task.AsyncResult(task_id)
         else:
             headers = {**(options.pop("headers", None) or {}), HEADER: [name, kept, using]}
-            result = task.apply_async(args, kwargs, task_id=task_id, headers=headers, **options)
+            result = task.apply_async(given, named, task_id=task_id, headers=headers, **options)
     except BaseException:
         _try("removed", name, parked.give_up)
         raise

@@ -21,7 +21,8 @@ It waits to be elected, and runs the program for as long as it leads. If the loc
 renewed for two thirds of a lease, or if a release is requested, the program is stopped before another process can lead,
 and this one stands for election again. When the program ends by itself, so does this command, with its exit code, and
 another process leads. On Linux the program is killed when this command is. It finds MONGOLOCK_KEY and
-MONGOLOCK_FENCING_TOKEN in its environment.
+MONGOLOCK_FENCING_TOKEN in its environment. On stderr it says when it waits, leads, and leads no more (not with
+--verbosity 0).
 """
 
 
@@ -58,12 +59,21 @@ exit codes:
     def handle(self, **options: Any) -> None:
         child = Child([], 0)
 
+        def say(text: str) -> None:
+            if options["verbosity"]:
+                self.stderr.write(f"run_leader {options['lock']}: {text}", str)
+
         def work(term: Term) -> int:
             nonlocal child
+            say(f"leads, with fencing token {term.fencing_token}")
             child = Child(tied(options["program"]), options["grace"])
-            return child.run(term)
+            code = child.run(term)
+            if not term.held:
+                say("waits to be elected again")
+            return code
 
         def stop(term: Term) -> None:
+            say("leads no more")
             child.grace = min(child.grace, term.lock.remaining * 0.8)
             child.stop(term)
 
@@ -76,6 +86,7 @@ exit codes:
                     label=options["label"],
                     using=options["database"],
                 )
+                say("waits to be elected")
                 self.code = candidate.run(work)
             except (ValueError, TypeError) as error:
                 raise CommandError(str(error), returncode=2) from error
