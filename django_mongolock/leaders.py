@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
+import contextvars
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, InvalidStateError, wait
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Literal, TypedDict, TypeVar, Unpack
@@ -17,7 +18,7 @@ from asgiref.sync import iscoroutinefunction
 from .engine.lock import MongoLock
 from .engine.options import Seconds
 from .exceptions import LockLost, LockMisused
-from .locks import Key, check_options, mongo_lock
+from .locks import Key, check_options, make_lock
 
 __all__ = ["Leader", "Term"]
 
@@ -44,10 +45,14 @@ class Term:
 
     def __init__(self, new_lock: Callable[..., MongoLock], on_stop: Callable[[Term], object] | None) -> None:
         self._ended: Future[None] = Future()
+        self._ended.set_running_or_notify_cancel()  # nobody who waits for it can cancel it
         self._awaited: asyncio.Future[None] | None = None
-        self._ending = threading.RLock()
+        self._calling = threading.RLock()
         self._on_stop = on_stop
-        self.lock = new_lock(on_lost=lambda _: self.end(), on_release_requested=lambda _: self.end())
+        self._to_be_stopped = False
+        # Weakly, as in `_watch`: a term that nobody has any more must not be what keeps its lock.
+        end = weakref.WeakMethod(self.end)
+        self.lock = new_lock(on_lost=lambda _: _call(end), on_release_requested=lambda _: _call(end))
 
     def __repr__(self) -> str:
         return f"<Term {self.key!r}, {'leading' if self.held else 'over'}>"
@@ -79,29 +84,70 @@ class Term:
 
     async def asleep(self, seconds: float) -> bool:
         """See sleep()."""
-        await asyncio.wait([self.over()], timeout=seconds)
+        await asyncio.wait([self._future()], timeout=seconds)
         return self.held
 
     def over(self) -> asyncio.Future[None]:
         """A future of the running event loop that is done when the work has to stop."""
+        return asyncio.shield(self._future())
+
+    def _future(self) -> asyncio.Future[None]:
+        """The one of the running event loop. Do not cancel it."""
         if self._awaited is None:
             self._awaited = asyncio.wrap_future(self._ended)
         return self._awaited
 
+    def begin(self, on_start: Callable[[Term], object] | None) -> None:
+        """Call on_start, unless the work has to stop already; then on_stop is not called either."""
+        threading.Thread(target=_watch, args=(weakref.ref(self), self._ended), daemon=True).start()
+        with self._calling:
+            self._to_be_stopped = self.held
+            if self._to_be_stopped and on_start is not None:
+                on_start(self)
+
     def end(self) -> None:
         """Have the work stop. Returns when on_stop has returned."""
-        with self._ending:  # another thread may be in on_stop
-            if not self._ended.done():
-                self._ended.set_result(None)
-                if self._on_stop is not None:
-                    self._on_stop(self)
+        with contextlib.suppress(InvalidStateError):
+            self._ended.set_result(None)
+        with self._calling:  # another thread may be in on_start or on_stop
+            calls, self._to_be_stopped = self._to_be_stopped, False
+            if calls and self._on_stop is not None:
+                self._on_stop(self)
 
-    def _watch(self) -> None:
-        """End the term when the lease was not renewed for so long that only `PART` of it is left."""
-        while (left := self.lock.remaining - self.lock.options.terms.lease * PART) > 0:
-            if wait([self._ended], left).done:
-                return
-        self.end()
+    @property
+    def left(self) -> float:
+        """For how many seconds the work may go on if the lease is not renewed: `PART` of it is left then."""
+        return self.lock.remaining - self.lock.options.terms.lease * PART
+
+
+def _call(weak: weakref.WeakMethod[Callable[[], None]]) -> None:
+    if (method := weak()) is not None:
+        method()
+
+
+def _watch(weak: weakref.ref[Term], ended: Future[None]) -> None:
+    """End the term when its lease was not renewed for too long."""
+    while (term := weak()) is not None:
+        if (left := term.left) <= 0:
+            term.end()
+            break
+        del term
+        if wait([ended], left).done:
+            break
+
+
+async def _outlast(task: asyncio.Future[Any]) -> None:
+    """Wait until *task* is done. A cancellation meanwhile is raised after that."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # seen
+        raise cancelled
 
 
 class Leader:
@@ -141,14 +187,14 @@ class Leader:
             with self._standing():
                 async with self as term:
                     task = asyncio.ensure_future(work(term))
-                    both: set[asyncio.Future[Any]] = {task, term.over()}
+                    both: set[asyncio.Future[Any]] = {task, term._future()}
                     try:
                         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
                         if task.done() and term.held:
                             return task.result()
                     finally:
                         task.cancel()
-                        await asyncio.wait([task])
+                        await _outlast(task)
                     if not task.cancelled():
                         task.result()  # raises its error
 
@@ -156,7 +202,8 @@ class Leader:
         term = self._new_term()
         term.lock.acquire()
         try:
-            self._begin(term)
+            self._term = term
+            term.begin(self._on_start)
         except BaseException:
             self._end().lock.release()
             raise
@@ -171,16 +218,17 @@ class Leader:
         term = self._new_term()
         await term.lock.aacquire()
         try:
-            self._begin(term)
+            self._term = term
+            term.begin(self._on_start)
         except BaseException:
-            await (await asyncio.to_thread(self._end)).lock.arelease()
+            await (await self._aend()).lock.arelease()
             raise
         return term
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> Literal[False]:
-        term = await asyncio.to_thread(self._end)  # on_stop may need the event loop
+        term = await self._aend()
         return await term.lock.__aexit__(kind, error, traceback)
 
     @contextlib.contextmanager
@@ -197,17 +245,33 @@ class Leader:
             raise LockMisused("this leader is in use: make a new one for each thread or task")
         return Term(self._new_lock, self._on_stop)
 
-    def _begin(self, term: Term) -> None:
-        self._term = term
-        threading.Thread(target=term._watch, name="mongolock-term", daemon=True).start()
-        if self._on_start is not None:
-            self._on_start(term)
-
-    def _end(self) -> Term:
+    def _take_term(self) -> Term:
         if (term := self._term) is None:
             raise LockMisused("this leader is not in a term")
         self._term = None
-        term.end()
+        return term
+
+    def _end(self) -> Term:
+        """End the term. If on_stop fails, its lock is released."""
+        term = self._take_term()
+        try:
+            term.end()
+        except BaseException:
+            term.lock.release()
+            raise
+        return term
+
+    async def _aend(self) -> Term:
+        """See _end(). on_stop is called by another thread, as it may need the event loop."""
+        term = self._take_term()
+        call = contextvars.copy_context().run
+        ending = asyncio.get_running_loop().run_in_executor(None, call, term.end)
+        try:
+            await _outlast(ending)
+            ending.result()
+        except BaseException:
+            await term.lock.arelease()
+            raise
         return term
 
 
@@ -235,13 +299,9 @@ def leader(
     for name, callback in (("on_start", on_start), ("on_stop", on_stop)):
         if callback is not None and not callable(callback):
             raise TypeError(f"{name} must be a function that takes the term, not {type(callback).__name__}")
-    new_lock = functools.partial(
-        mongo_lock,
-        key,
-        lease=options.get("lease"),
-        wait=options.get("wait"),
-        label=options.get("label", "leader"),
-        release="now",
-        using=options.get("using"),
-    )
+    own = {"wait": None, "label": "leader", "release": "now", **options}
+
+    def new_lock(**callbacks: Any) -> MongoLock:
+        return make_lock((key,), "exclusive", 1, {**own, **callbacks}, whole=True)
+
     return Leader(new_lock, on_start, on_stop)

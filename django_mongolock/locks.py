@@ -143,7 +143,7 @@ def mongo_lock(*keys: Key, **options: Unpack[LockOptions]) -> MongoLock:
     """
     check_options(options)
     mode = options.get("mode", "exclusive")
-    return _make(keys, mode, 1 if mode == "exclusive" else UNLIMITED, options)
+    return make_lock(keys, mode, 1 if mode == "exclusive" else UNLIMITED, options)
 
 
 def mongo_semaphore(
@@ -158,7 +158,7 @@ def mongo_semaphore(
     """
     check_options(options, [*SemaphoreOptions.__annotations__, "permits", "weight", "resize"])
     check_permits(permits, weight, resize)
-    return _make((key,), "semaphore", permits, options, resize=resize, weight=weight)
+    return make_lock((key,), "semaphore", permits, options, resize=resize, weight=weight)
 
 
 def check_permits(permits: object, weight: object, resize: object) -> None:
@@ -206,15 +206,17 @@ def _check_min_hold(value: object) -> float:
     return 0.0 if value == 0 and not isinstance(value, bool) else check_seconds("min_hold", value)
 
 
-def _make(
+def make_lock(
     keys: tuple[Key, ...],
     mode: Mode,
     capacity: int,
-    options: LockOptions | SemaphoreOptions,
+    options: Mapping[str, Any],
     *,
     resize: bool = False,
     weight: int = 1,
+    whole: bool = False,
 ) -> DjangoLock:
+    """A lock by options that were checked. whole: see `Options`."""
     if not keys:
         raise TypeError("name at least one key to lock")
     for key in keys[1:]:
@@ -242,6 +244,7 @@ def _make(
         wait=settings.WAIT if isinstance(wait, Unset) else check_wait(wait),
         reentrant=options.get("reentrant", False),
         auto_renew=options.get("auto_renew", True),
+        whole=whole,
         max_hold=max_hold,
         on_lost=options.get("on_lost"),
         on_release_requested=options.get("on_release_requested"),

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from django.db import connections
 
 from django_mongolock import lock_info
 from django_mongolock.backends.base import mongo_store
+from django_mongolock.management.child import Child
 from django_mongolock.models import Lock
 from tests.faults.relay import Relay
 from tests.looking import new_key
@@ -192,3 +194,31 @@ def test_what_it_says(capfd: pytest.CaptureFixture[str]) -> None:
     assert (out, said.splitlines()) == ("work\n", [f"run_leader {key}: {line}" for line in lines])
     execute_from_command_line(["manage.py", "run_leader", key, "--verbosity", "0", "--", "echo", "work"])
     assert capfd.readouterr() == ("work\n", "")
+
+
+#: Takes three seconds to end.
+SLOW_TO_END = """
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(3), os._exit(5)))
+pathlib.Path(sys.argv[1]).touch()
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_asked_to_end(start: Start, tmp_path: Path) -> None:
+    """SIGTERM ends it also when its term ends before its program does: it does not stand for election again."""
+    key, begun = new_key("leader"), tmp_path / "begun"
+    process = start(key, sys.executable, "-c", SLOW_TO_END, str(begun))
+    assert eventually(begun.exists, 30)
+    process.terminate()
+    time.sleep(0.5)
+    assert Lock.objects.filter(key=key).ask_to_release("a test") == 1
+    assert process.wait(60) in (5, 128 + signal.SIGKILL)
+    assert eventually(lambda: lock_info(key).state == "free")
+
+
+def test_no_program_for_a_term_that_is_over() -> None:
+    """It does not begin."""
+    term = SimpleNamespace(key="k", fencing_token=5, held=False)
+    assert Child(["/no/such/program"], 10).run(term) == 1

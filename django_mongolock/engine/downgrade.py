@@ -55,9 +55,10 @@ def _take_place(own: LockGrants, session: Session, grant: Grant, reader: Grant) 
             if granted is None:
                 grant.missed(TAKEN)
     except BaseException as error:
-        own.grants = ()
+        given_up, own.grants = own.grants, ()  # of all keys: what is held in part is of no use
         own.give_up(session, reader, error)
-        session.abandon(grant)
+        for each in {grant, *given_up}:
+            session.abandon(each)
         raise
     if granted is None:
         own.give_up(session, reader, LockLost(grant.key, grant.token, grant.reason))

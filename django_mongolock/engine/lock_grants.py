@@ -180,7 +180,7 @@ class LockGrants:
             name,
             "" if terms.owner is None else session.name_process(),
             facts,
-            whole=not options.auto_renew,
+            whole=options.whole or not options.auto_renew,
             nested=bool(others),
             seconds_per_place=session.queue.seconds_per_place(key),
         )
@@ -318,9 +318,11 @@ class LockGrants:
         return self.all_held(grants)
 
     def replace(self, grant: Grant, other: Grant, token: OwnerToken) -> None:
-        """*other*, with its *token*, has taken the place of *grant*."""
-        self.grants = self.last = tuple(other if each is grant else each for each in self.grants)
-        self._owner_tokens += (token,)
+        """*other*, with its *token*, has taken the place of *grant*. If that was released meanwhile by another thread,
+        the token is dropped, and so *other* is removed."""
+        if grant in self.grants:
+            self.grants = self.last = tuple(other if each is grant else each for each in self.grants)
+            self._owner_tokens += (token,)
 
 
 def owned(session: Session, grant: Grant) -> OwnerToken:

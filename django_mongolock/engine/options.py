@@ -28,7 +28,8 @@ UNSET: Final = Unset()
 @dataclass(frozen=True, slots=True)
 class Options:
     """How a lock is asked for and kept. *wait*: seconds, 0 for a single try, None without end. *templates*: what the
-    keys were made from, where that is known. *on_lost*, *on_release_requested*: called with the lock."""
+    keys were made from, where that is known. *on_lost*, *on_release_requested*: called with the lock. *whole*: it
+    begins with a whole lease, rather than with what is left of a place in the queue."""
 
     terms: Terms = Terms()  # noqa: RUF009 - it is frozen
     wait: float | None = 10.0
@@ -38,6 +39,7 @@ class Options:
     on_lost: Callable[[Any], object] | None = None
     on_release_requested: Callable[[Any], object] | None = None
     templates: Mapping[str, str] = field(default_factory=dict)
+    whole: bool = False
 
 
 def as_seconds(value: Any) -> Any:

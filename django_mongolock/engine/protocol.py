@@ -59,7 +59,7 @@ class Acquisition:
     """One acquisition: its key, its id, its terms, and what its entry says besides (see `document.entry`).
 
     facts: who asks, for people. nested: its thread or task holds another lock, so that it may be part of a deadlock.
-    whole: it needs a whole lease from the start, because it is not renewed. seconds_per_place: how many seconds a place
+    whole: it begins with a whole lease (see `Options`). seconds_per_place: how many seconds a place
     in this queue takes.
     """
 

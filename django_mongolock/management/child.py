@@ -16,6 +16,7 @@ from typing import Final, Protocol
 from django.core.management.base import CommandError
 
 _FORWARDED: Final = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")
+_ENDING: Final = (signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGQUIT", None))
 #: Runs a program that is killed when its parent ends, however that was: Linux only. A child cannot ask for it itself
 #: between fork and exec, since this process has threads.
 _TIED: Final = """
@@ -57,17 +58,23 @@ class Child:
         self.grace = grace
         self._is_at_terminal = sys.stdin is not None and sys.stdin.isatty()
         self._process: subprocess.Popen[bytes] | None = None
+        #: Whether this process got a signal that ends programs.
+        self.was_asked_to_end = False
         self._stopping = threading.Event()
         self._early: list[int] = []
 
     def run(self, lock: Held) -> int:
-        """Run the program until it ends, and return its exit code as a shell would."""
+        """Run the program until it ends, and return its exit code as a shell would. If the lock is not held any more,
+        it does not begin."""
         environment = {
             **os.environ,
             "MONGOLOCK_KEY": lock.key,
             "MONGOLOCK_FENCING_TOKEN": str(lock.fencing_token),
         }
         with self._forwarding():
+            held = lock.held
+            if not held:
+                return 1
             try:
                 group = None if self._is_at_terminal else 0
                 self._process = subprocess.Popen(self.command, env=environment, process_group=group)
@@ -108,6 +115,7 @@ class Child:
         ignored here, because of nohup for example, is ignored by the program too."""
 
         def forward(number: int, frame: FrameType | None) -> None:
+            self.was_asked_to_end = self.was_asked_to_end or number in _ENDING
             if number == signal.SIGINT and self._is_at_terminal:
                 return
             if self._process is None:

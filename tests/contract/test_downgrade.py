@@ -187,6 +187,44 @@ def test_a_server_that_does_not_answer_any_more(key: str, face: Face) -> None:
             pass
 
 
+def test_no_answer_for_one_of_several_keys(face: Face) -> None:
+    """All are given up, also those that are a reader's already."""
+    with override_locks() as locks:
+        keys = [new_key("a"), new_key("b"), new_key("c")]
+        lock = face.acquire(mongo_lock(*keys, lease=1))
+        session = lock._own.session
+        assert session is not None
+        apply = session.store.apply
+
+        def fail_for_the_second(key: str, step: Step, timeout: float) -> Reply:
+            if key == sorted(keys)[1] and step.given:
+                raise LockBackendFailed("the connection broke", key)
+            return apply(key, step, timeout)
+
+        session.store.apply = fail_for_the_second  # type: ignore[method-assign]
+        with pytest.raises(LockBackendFailed):
+            face.call(lock, "downgrade")
+        assert not lock.held
+        assert eventually(lambda: [lock_info(key).state for key in keys] == ["free"] * 3), locks
+
+
+def test_released_by_another_thread_meanwhile(key: str) -> None:
+    """The reader's lock that comes too late is removed."""
+    lock = mongo_lock(key).acquire()
+    own = lock._own
+    replace = own.replace
+
+    def late(*arguments: Any) -> None:
+        own.grants = ()  # what a release leaves
+        replace(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(own), "replace", lambda _self, *arguments: late(*arguments))
+        with pytest.raises(LockMisused, match="not acquired"):
+            lock.downgrade()
+    assert eventually(lambda: lock_info(key).state == "free")
+
+
 def test_not_while_it_is_shared_with_another_object(key: str, face: Face) -> None:
     """The block inside counts on excluding others."""
     with mongo_lock(key) as lock, mongo_lock(key, reentrant=True):

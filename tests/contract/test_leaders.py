@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -11,11 +13,13 @@ import pytest
 
 from django_mongolock import LockLost, LockMisused, LockNotAcquired, leader, lock_info, mongo_lock
 from django_mongolock.backends.base import get_backend
+from django_mongolock.conf import get_settings
 from django_mongolock.engine.step import Step
 from django_mongolock.leaders import Term
 from django_mongolock.testing import override_locks
 from tests.contract.conftest import Elsewhere, World
 from tests.looking import new_key
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -145,6 +149,112 @@ def test_a_forced_release(key: str) -> None:
 
     assert leader(key, lease=1).run(work) == "again"
     assert seen == [False]
+
+
+def test_elected_from_the_queue(key: str, elsewhere: Elsewhere) -> None:
+    """A term begins with a whole lease, not with what was left of a place in the queue; it does not end at once."""
+    record, remaining = Record(), []
+
+    def work(term: Term) -> str:
+        record.events.append("work")
+        remaining.append(term.lock.remaining)
+        assert term.sleep(0.3)
+        return "done"
+
+    def standing() -> None:
+        assert leader(key, on_start=record.note("start"), on_stop=record.note("stop")).run(work) == "done"
+
+    thread = threading.Thread(target=standing)
+    with elsewhere(key, wait=0):
+        thread.start()
+        assert eventually(lambda: lock_info(key).waiting == 1)
+        time.sleep(0.2)
+    thread.join(30)
+    assert record.events == ["start", "work", "stop"]
+    assert remaining[0] > get_settings().LEASE * 0.8
+
+
+def test_what_cannot_end_in_order_is_released(key: str) -> None:
+    """If on_stop fails, and if nobody has the leader any more."""
+
+    def fail(term: Term) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), leader(key, on_stop=fail):
+        pass
+    assert lock_info(key).state == "free"
+
+    async def in_a_coroutine() -> None:
+        async with leader(key, on_stop=fail):
+            pass
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(in_a_coroutine())
+    assert lock_info(key).state == "free"
+    dropped = leader(key)
+    dropped.__enter__()
+    del dropped
+    gc.collect()
+    assert eventually(lambda: lock_info(key).state == "free")
+
+
+async def test_cancelled_while_it_ends(key: str) -> None:
+    """on_stop goes on to its end; the lock is released after it, and never before the work has ended."""
+    states: list[str] = []
+
+    def slow(term: Term) -> None:
+        time.sleep(0.3)
+        states.append(lock_info(key).state)
+
+    async def block() -> None:
+        async with leader(key, on_stop=slow):
+            pass
+
+    async def work(term: Term) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.3)
+            states.append(lock_info(key).state)
+
+    for task in (asyncio.ensure_future(block()), asyncio.ensure_future(leader(key).arun(work))):
+        await asyncio.sleep(0.15)
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0.05)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert states == ["held", "held"]
+    assert lock_info(key).state == "free"
+
+
+async def test_waiting_for_the_end_ends_nothing(key: str) -> None:
+    """Whoever gives up waiting for the end of a term has not ended it."""
+    record = Record()
+    async with leader(key, on_stop=record.note("stop")) as term:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(term.over(), 0.05)
+        assert (await term.asleep(0.05), record.events) == (True, [])
+        term.end()
+        await asyncio.wait_for(term.over(), 10)
+    assert record.events == ["stop"]
+
+
+def test_over_before_it_began(key: str) -> None:
+    """Neither on_start nor on_stop is called."""
+    record = Record()
+    standing = leader(key, on_start=record.note("start"), on_stop=record.note("stop"))
+    new_term = standing._new_term
+
+    def ended() -> Term:
+        term = new_term()
+        term.end()
+        return term
+
+    standing._new_term = ended  # type: ignore[method-assign]
+    with standing as term:
+        assert not term.held
+    assert record.events == []
 
 
 def test_errors(key: str) -> None:

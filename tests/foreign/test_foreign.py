@@ -147,6 +147,6 @@ EXCLUDING: Final = [
 @pytest.mark.parametrize(("backend", "name"), EXCLUDING, indirect=["backend"])
 def test_a_lock_that_does_not_exclude_is_found(prepared: unittest.TestCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """The suites can fail: here each acquisition has a key of its own."""
-    make, numbers = locks._make, itertools.count()
-    monkeypatch.setattr(locks, "_make", lambda keys, *rest: make((f"{keys[0]}:{next(numbers)}",), *rest))
+    make, numbers = locks.make_lock, itertools.count()
+    monkeypatch.setattr(locks, "make_lock", lambda keys, *rest: make((f"{keys[0]}:{next(numbers)}",), *rest))
     assert problems(prepared)

@@ -69,6 +69,8 @@ exit codes:
             child = Child(tied(options["program"]), options["grace"])
             code = child.run(term)
             if not term.held:
+                if child.was_asked_to_end:
+                    raise SystemExit(code)
                 say("waits to be elected again")
             return code
 
