@@ -180,16 +180,19 @@ class TestWithoutWorker:
         result = tasks_app.facts.apply((name,))
         assert result.get()["place"] == f"task tests.celery.tasks_app.facts {result.id}"
 
-    def test_broker_away(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A task that cannot be sent again is handed back to the broker rather than lost."""
+    @pytest.mark.parametrize("late", [True, False])
+    def test_broker_away(self, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+        """A task that cannot be sent again is handed back to the broker; if it was acknowledged, it fails. It is never
+        lost without a word."""
 
         def fail(self: Any, *args: Any, **kwargs: Any) -> None:
             raise ConnectionError
 
         monkeypatch.setattr("celery.canvas.Signature.apply_async", fail)
-        with in_task(tasks_app.returning), pytest.raises(Reject) as caught:
+        monkeypatch.setattr(tasks_app.returning, "acks_late", late)
+        with in_task(tasks_app.returning), pytest.raises(Reject if late else ConnectionError) as caught:
             retry_task.retry_current_task(LockNotAcquired("key"))
-        assert caught.value.requeue  # type: ignore[attr-defined]
+        assert getattr(caught.value, "requeue", False) is late
 
     def test_comes_back_as_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is sent again under its own id, with its own count of retries."""

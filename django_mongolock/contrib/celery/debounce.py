@@ -23,6 +23,7 @@ from ...engine.options import Seconds, check_seconds
 from ...engine.replies import Reply
 from ...engine.store import Store
 from ...exceptions import LockError
+from .retry_task import half_of_visibility
 
 NAME: Final = "django_mongolock.start_delayed"
 #: How long to wait for a MongoDB that does not answer, in seconds.
@@ -54,9 +55,8 @@ class Pause:
         """Move the start of the task that was found parked; return whether it was still there."""
         theirs: Any = found.theirs
         left = self.longest - found.held_for
-        # Once its time has come, nothing moves, so that the key of a message that is lost becomes free; nor before its
-        # message is sent: its process may have died.
-        if left <= 0 or not theirs.get("beat"):
+        # Once its time has come, nothing moves, so that the key of a message that is lost becomes free.
+        if left <= 0:
             return True
         return Parked(store, key, theirs["grant"], Terms(margin=0, clock_margin=0)).keep(kept + min(self.delay, left))
 
@@ -71,7 +71,8 @@ def send_later(signature: Any, parked: Parked, pause: Pause, kept: float, using:
     )  # fmt: skip
     place = {name: route[name] for name in ("queue", "exchange", "routing_key") if name in route}
     arguments = (signature, (parked.key, parked.grant, kept, pause.longest, using))
-    task.app.tasks[NAME].apply_async(arguments, countdown=pause.delay, **place)
+    countdown = min(pause.delay, half_of_visibility(task))
+    task.app.tasks[NAME].apply_async(arguments, countdown=countdown, **place)
 
 
 @shared_task(bind=True, name=NAME, acks_late=True, reject_on_worker_lost=True, ignore_result=True)
@@ -88,8 +89,10 @@ def _start(task: Any, signature: Any, lock: tuple[str, str, float, float, str | 
     except LockError as error:
         log(WARNING, "a delayed task waits for MongoDB", key=key, error=error)
         left = AWAY
-    request = task.request
-    again = task.signature_from_request(request, countdown=left, retries=request.retries) if left > 0 else signature
+    request, again = task.request, signature
+    if left > 0:
+        countdown = min(left, half_of_visibility(task))
+        again = task.signature_from_request(request, countdown=countdown, retries=request.retries)
     try:
         task.app.signature(again).apply_async()
     except Exception as failure:

@@ -9,6 +9,7 @@ another worker.
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -28,6 +29,8 @@ from ...engine.document import Terms
 from ...engine.lock import MongoLock
 from ...engine.logs import WARNING, log
 from ...engine.options import Seconds, check_seconds
+from ...engine.processes import NO_PROCESS
+from ...engine.replies import Reply
 from ...engine.text_checks import check_key, tidy_fact
 from ...exceptions import LockBackendFailed, LockError
 from ...keys import LockKey, as_key, escape
@@ -39,6 +42,9 @@ from .debounce import Pause, send_later
 HEADER: Final = "mongolock_once"
 #: How often to try if the lock is busy, but held for no task: its holder may release it at any moment.
 TRIES: Final = 5
+
+#: For how long to wait for another process that is sending it, in seconds.
+SENDING: Final = 5.0
 
 #: The attribute in which the request of a running task keeps its lock: a MongoLock, or a Parked once it is detached.
 LOCK: Final = "mongolock_once_lock"
@@ -83,16 +89,13 @@ def enqueue_once(
     in_queue = kept + (pause.delay if pause else _delay(options.get("countdown"), options.get("eta")))
     store = get_backend(using).session().store
     task_id = options.pop("task_id", None) or uuid()
-    for _ in range(TRIES):
-        parked = detached.park(store, stored, _terms(task_id, _until_sent(in_queue)), _facts(task_id, task.name))
-        if isinstance(parked, Parked):
-            break
-        if (owner := (parked.theirs or {}).get("owner")) is None:
-            continue
-        if pause is None or pause.prolong(store, stored, parked, kept):
-            return task.AsyncResult(owner), False
-    else:
-        raise LockBackendFailed("its holder is not a task: choose another key=", name, passing=False)
+
+    def park() -> Parked | Reply:
+        return detached.park(store, stored, _terms(task_id, _until_sent(in_queue)), _facts(task_id, task.name))
+
+    parked = _take(name, park, lambda found: pause is None or pause.prolong(store, stored, found, kept))
+    if isinstance(parked, str):
+        return task.AsyncResult(parked), False
     try:
         if pause:
             send_later(task.signature(given, named, task_id=task_id, **options), parked, pause, kept, using)
@@ -149,6 +152,24 @@ def _literal(value: object) -> str:
 def _joined(texts: Iterable[str]) -> str:
     """These texts in one, of which other texts make another."""
     return ",".join(text.replace("%", "%25").replace(",", "%2C") for text in texts)
+
+
+def _take(key: str, park: Callable[[], Parked | Reply], is_on_its_way: Callable[[Reply], bool]) -> Parked | str:
+    """Take the lock of *key*; or return the id of the task that is on its way. Raises LockBackendFailed."""
+    is_being_sent = False
+    for _ in range(TRIES):
+        if isinstance(found := park(), Parked):
+            return found
+        theirs: Any = found.theirs or {}
+        # Parked without a message so far: its process may fail to send it, or has died.
+        is_being_sent = theirs.get("process") == NO_PROCESS and not theirs.get("beat")
+        if is_being_sent:
+            time.sleep(SENDING / TRIES)
+        elif (owner := theirs.get("owner")) is not None and is_on_its_way(found):
+            return str(owner)
+    if is_being_sent:
+        raise LockBackendFailed("another process is sending it, or has died: try again", key)
+    raise LockBackendFailed("its holder is not a task: choose another key=", key, passing=False)
 
 
 def _until_sent(in_queue: float) -> float:

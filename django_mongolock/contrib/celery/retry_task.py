@@ -198,19 +198,21 @@ def _come_back_later(task: Any, error: LockNotAcquired, former: tuple[str, int])
 
 def _come_back(task: Any, error: LockError, note: Note, longest: float) -> NoReturn:
     """Send *task* again, with *note*, in at most *longest* seconds, and end this run."""
-    countdown = _jittered(min(longest, SHORTEST * 2 ** min(note.times, 16), _half_of_visibility(task)))
+    countdown = _jittered(min(longest, SHORTEST * 2 ** min(note.times, 16), half_of_visibility(task)))
     again = task.signature_from_request(task.request, countdown=countdown, retries=task.request.retries)
     headers = {**(again.options.get("headers") or {}), **replace(note, times=note.times + 1).header()}
     try:
         again.set(headers=headers).apply_async()
     except Exception as failure:
+        if not task.acks_late:  # this message is acknowledged: rejecting it would end the task without a word
+            raise
         # The broker does not answer: have it deliver this message again, so that the task is not lost.
         raise Reject(failure, requeue=True) from failure
     outcome: Exception = Retry(str(error), error, countdown, sig=again)  # type: ignore[arg-type]
     raise outcome
 
 
-def _half_of_visibility(task: Any) -> float:
+def half_of_visibility(task: Any) -> float:
     """A message that waits in a worker for longer than the visibility timeout would be delivered twice."""
     timeout = (task.app.conf.broker_transport_options or {}).get("visibility_timeout")
     return timeout / 2 if isinstance(timeout, (int, float)) and timeout > 0 else float("inf")
