@@ -15,6 +15,7 @@ from typing import Any, Final, Never, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
+from django.utils.functional import LazyObject
 from django.utils.translation import gettext as _
 
 from .backends.base import get_backend, mongo_store
@@ -167,7 +168,10 @@ class IdempotentCall(LockedCall):
                 call = self._of(args, kwargs, request, getattr(request, "user", None))
             except LockKeyInvalid as error:
                 return resolve(self.policy, error, args, kwargs)
-            return LockedCall.function(call)(*args, **kwargs)
+            try:
+                return LockedCall.function(call)(*args, **kwargs)
+            except _NotBegun as unknown:
+                return resolve(self.policy, unknown.error, args, kwargs)
 
         return wrapper
 
@@ -176,14 +180,24 @@ class IdempotentCall(LockedCall):
             request = self._request(args, kwargs)
             if self._passes(request):
                 return await self.wrapped(*args, **kwargs)
-            load = getattr(request, "auser", None) if self.client is None else None
             try:
-                call = self._of(args, kwargs, request, await load() if load else None)
+                call = self._of(args, kwargs, request, await self._auser(request))
             except LockKeyInvalid as error:
                 return resolve(self.policy, error, args, kwargs)
-            return await LockedCall.coroutine(call)(*args, **kwargs)
+            try:
+                return await LockedCall.coroutine(call)(*args, **kwargs)
+            except _NotBegun as unknown:
+                return resolve(self.policy, unknown.error, args, kwargs)
 
         return wrapper
+
+    async def _auser(self, request: HttpRequest | None) -> Any:
+        """The user of the request, which may have to be loaded."""
+        user = vars(request).get("user") if request is not None else None
+        if self.client is not None or not (user is None or isinstance(user, LazyObject)):
+            return user
+        load = getattr(request, "auser", None)
+        return await load() if load else user
 
     def _passes(self, request: HttpRequest | None) -> bool:
         """Whether a request runs as if its view were not decorated."""
@@ -236,7 +250,7 @@ class IdempotentCall(LockedCall):
             return f"client:{name}"
         if subject := user if getattr(user, "is_authenticated", False) else getattr(request, "auth", None):
             name = subject if isinstance(subject, str) else getattr(subject, "pk", None)
-            subject_class = subject.__class__.__qualname__
+            subject_class = f"{subject.__class__.__module__}.{subject.__class__.__qualname__}"
         else:
             name, subject_class = getattr(getattr(request, "session", None), "session_key", None), "session"
         if name is None:
@@ -265,7 +279,7 @@ class IdempotentCall(LockedCall):
     def _once(self, lock: MongoLock) -> Steps:
         """Call the function unless there is a result; keep the new one."""
         (key,), token = lock.keys, lock.fencing_token
-        found = yield lambda results: results.begin(key, token)
+        found = yield from _asked(lambda results: results.begin(key, token))
         if "result" in found:
             return self._replayed(found["result"])
         if found["token"] == token:
@@ -282,7 +296,9 @@ class IdempotentCall(LockedCall):
         raise LockLost(key, token, "another run has begun")
 
     def _refused(self, error: Unlocked, args: Arguments, kwargs: Keywords, *, trial: bool = False) -> Any:
-        if not isinstance(error, LockNotAcquired) or isinstance(error, LockReentry):
+        if isinstance(error, LockReentry):
+            raise LockMisused(f"{self.name} was called inside of another call with the same key: decorate one of them")
+        if not isinstance(error, LockNotAcquired):
             return super()._refused(error, args, kwargs, trial=trial)
         if iscoroutinefunction(self.wrapped):
             return runner.arun(self._meanwhile(error, trial), self._asend)
@@ -291,7 +307,7 @@ class IdempotentCall(LockedCall):
     def _meanwhile(self, error: LockNotAcquired, trial: bool) -> Steps:
         """The result if there is one: its lock is held for a moment by another who gets it. Else the refusal."""
         key = check_key(str(self.key), get_settings().KEY_PREFIX)
-        if (found := (yield lambda results: results.find(key))) is not None:
+        if (found := (yield from _asked(lambda results: results.find(key)))) is not None:
             return self._replayed(found["result"])
         if self.plan.templates:
             return super()._refused(error, *self.call, trial=trial)
@@ -353,6 +369,21 @@ class IdempotentCall(LockedCall):
             message = _("This was done, but its response is not available any more.")
             return resolve("respond", self._refusal(410, "not_kept", message), *self.call)
         return http_keys.replayed(kept)
+
+
+class _NotBegun(Exception):
+    """MongoDB did not say whether there is a result: the function was not called."""
+
+    def __init__(self, error: LockBackendFailed) -> None:
+        self.error = error
+
+
+def _asked(command: Callable[[Results], Any]) -> Steps:
+    """What the results answer before the function is called. Raises _NotBegun."""
+    try:
+        return (yield command)
+    except LockBackendFailed as error:
+        raise _NotBegun(error) from error
 
 
 def _command(command: Callable[[Results], Any]) -> Any:

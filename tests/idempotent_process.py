@@ -25,7 +25,8 @@ def main(database: str, key: str) -> None:
         time.sleep(120)
         return HttpResponse("never")
 
-    charge(RequestFactory().post("/charge/", "5", content_type="text/plain", headers={"Idempotency-Key": key}))
+    make = RequestFactory(SERVER_NAME="localhost")
+    charge(make.post("/charge/", "5", content_type="text/plain", headers={"Idempotency-Key": key}))
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ from django_mongolock import (
 from django_mongolock.backends.base import get_backend, mongo_store
 from django_mongolock.engine.kept_results import MemoryResults, MongoResults
 from django_mongolock.engine.memory_server import MemoryStore
-from django_mongolock.exceptions import LockKeyInvalid
+from django_mongolock.exceptions import LockBackendFailed, LockKeyInvalid
 from django_mongolock.testing import override_locks
 from tests.looking import new_key
 from tests.row_files import Rows, row_file
@@ -420,6 +420,53 @@ class TestResults:
             assert post(view, key, key).status_code == 503
         assert key not in done
 
+    @pytest.mark.parametrize("what", ["begin", "find"])
+    def test_no_answer_whether_it_was_done(
+        self, view: Any, key: str, what: str, backend: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """503, as without an answer to the lock: it has not begun. A task comes back."""
+        results = MongoResults if backend == "mongo" else MemoryResults
+
+        def fail(*args: object) -> None:
+            raise LockBackendFailed("an election", key)
+
+        statuses: list[int] = []
+
+        def refused() -> None:
+            monkeypatch.setattr(results, what, fail)
+            statuses.append(post(view, key, key).status_code)
+
+        def meanwhile(request: HttpRequest) -> HttpResponse:
+            thread = threading.Thread(target=refused)
+            thread.start()
+            thread.join()
+            return HttpResponse()
+
+        if what == "begin":
+            refused()
+        else:
+            assert post(idempotent(client=me)(meanwhile), key, key).status_code == 200
+        assert (statuses, key in done) == ([503], False)
+        monkeypatch.undo()
+
+        @idempotent(key=f"{key}:{{a}}")
+        def task(a: int) -> None:
+            raise AssertionError
+
+        monkeypatch.setattr(MongoResults if backend == "mongo" else MemoryResults, "begin", fail)
+        with pytest.raises(LockBackendFailed, match="an election"):
+            task(1)
+
+    def test_inside_of_itself(self, key: str, backend: str) -> None:
+        """One idempotent view calls another with the same request: the error names the cure."""
+        inner: Any = idempotent(client=me)(charge)
+
+        def call_another(request: HttpRequest) -> Any:
+            return inner(request)
+
+        with pytest.raises(LockMisused, match="decorate one of them"):
+            post(idempotent(client=me)(call_another), key, key)
+
 
 class TestParallel:
     """While the first one runs."""
@@ -612,14 +659,27 @@ class TestClients:
     def user(pk: Any) -> Any:
         return SimpleNamespace(is_authenticated=True, pk=pk)
 
-    def test_users(self, backend: str, key: str) -> None:
+    @pytest.mark.parametrize("kind", [charge, acharge], ids=["sync", "async"])
+    def test_users(self, backend: str, key: str, kind: Any) -> None:
         """The response of one user is not that of another."""
-        view = idempotent(charge)
+        view = idempotent(kind)
         assert [post(view, key, key, user=self.user(pk)).content for pk in (1, 2, 1)] == [
             b'{"times": 1}',
             b'{"times": 2}',
             b'{"times": 1}',
         ]
+
+    def test_hosts(self, view: Any, key: str, settings: Settings) -> None:
+        """The response of one host is not that of another: tenants may have users of the same name."""
+        settings.ALLOWED_HOSTS = ["a.example", "b.example"]
+
+        def status(host: str) -> int:
+            headers = {"Idempotency-Key": key}
+            answer = view(RequestFactory(SERVER_NAME=host).post("/", key, content_type="text/plain", headers=headers))
+            return int((asyncio.run(answer) if asyncio.iscoroutine(answer) else answer).status_code)
+
+        assert [status(host) for host in ("a.example", "b.example", "a.example")] == [201, 422, 201]
+        assert done[key] == 1
 
     def test_sessions(self, key: str) -> None:
         """So it is with sessions of visitors; the session is not stored."""

@@ -32,11 +32,11 @@ def read_key(sent: str) -> str | None:
 
 
 def fingerprint(request: HttpRequest) -> str:
-    """Return what is the same in a request that is sent again: a hash of method, address and body.
+    """Return what is the same in a request that is sent again: a hash of method, host, address and body.
 
     Of a form with files, it is that of the fields and files: the text between them is another one each time.
     """
-    made = hashlib.sha256(json.dumps([request.method, request.get_full_path()]).encode())
+    made = hashlib.sha256(json.dumps([request.method, request.get_host(), request.get_full_path()]).encode())
     if request.method == "POST" and request.content_type == "multipart/form-data":
         made.update(json.dumps(list(request.POST.lists())).encode())
         for name, files in request.FILES.lists():

@@ -393,7 +393,7 @@ def test_one_stream_for_a_process_and_only_while_somebody_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """P8: opened with the first waiter, one for all keys, closed a while after the last; nobody else has one."""
-    monkeypatch.setattr(change_stream, "LINGER", 0.3)
+    monkeypatch.setattr(change_stream, "LINGER", 2.0)
     with lock("free"), lock("free2"):
         assert "aggregate" not in commands.names
     with other("a", terms=CALM), other("b", terms=CALM):
