@@ -175,7 +175,7 @@ def test_a_database_that_does_not_answer(sent: Sent, monkeypatch: pytest.MonkeyP
 
 
 def test_a_process_that_dies_before_it_sends(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not on its way, and no call moves the end of its key, which is free after a lease. Nobody is told that
+    """F105: it is not on its way, and no call moves the end of its key, free after a lease. Nobody is told that
     nothing has to be done."""
     key = new_key()
     monkeypatch.setattr(enqueue, "SENDING", 0.1)

@@ -182,7 +182,7 @@ class TestWithoutWorker:
 
     @pytest.mark.parametrize("late", [True, False])
     def test_broker_away(self, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
-        """A task that cannot be sent again is handed back to the broker; if it was acknowledged, it fails. It is never
+        """F106: a task that cannot be sent again is handed back to the broker; acknowledged, it fails. It is never
         lost without a word."""
 
         def fail(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -188,7 +188,7 @@ def test_a_server_that_does_not_answer_any_more(key: str, face: Face) -> None:
 
 
 def test_no_answer_for_one_of_several_keys(face: Face) -> None:
-    """All are given up, also those that are a reader's already."""
+    """F104: all are given up, also those that are a reader's already."""
     with override_locks() as locks:
         keys = [new_key("a"), new_key("b"), new_key("c")]
         lock = face.acquire(mongo_lock(*keys, lease=1))

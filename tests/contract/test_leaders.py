@@ -152,7 +152,7 @@ def test_a_forced_release(key: str) -> None:
 
 
 def test_elected_from_the_queue(key: str, elsewhere: Elsewhere) -> None:
-    """A term begins with a whole lease, not with what was left of a place in the queue; it does not end at once."""
+    """F102: a term begins with a whole lease, not what was left of a place in the queue; it does not end at once."""
     record, remaining = Record(), []
 
     def work(term: Term) -> str:
@@ -175,7 +175,7 @@ def test_elected_from_the_queue(key: str, elsewhere: Elsewhere) -> None:
 
 
 def test_what_cannot_end_in_order_is_released(key: str) -> None:
-    """If on_stop fails, and if nobody has the leader any more."""
+    """F103: if on_stop fails, and if nobody has the leader any more."""
 
     def fail(term: Term) -> None:
         raise ZeroDivisionError
@@ -199,7 +199,7 @@ def test_what_cannot_end_in_order_is_released(key: str) -> None:
 
 
 async def test_cancelled_while_it_ends(key: str) -> None:
-    """on_stop goes on to its end; the lock is released after it, and never before the work has ended."""
+    """F103: on_stop goes on to its end; the lock is released after it, and never before the work has ended."""
     states: list[str] = []
 
     def slow(term: Term) -> None:
