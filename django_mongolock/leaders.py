@@ -99,7 +99,8 @@ class Term:
 
     def begin(self, on_start: Callable[[Term], object] | None) -> None:
         """Call on_start, unless the work has to stop already; then on_stop is not called either."""
-        threading.Thread(target=_watch, args=(weakref.ref(self), self._ended), daemon=True).start()
+        watched = weakref.ref(self), self._ended
+        threading.Thread(target=_watch, args=watched, name="mongolock-term", daemon=True).start()
         with self._calling:
             self._to_be_stopped = self.held
             if self._to_be_stopped and on_start is not None:

@@ -43,8 +43,9 @@ HEADER: Final = "mongolock_once"
 #: How often to try if the lock is busy, but held for no task: its holder may release it at any moment.
 TRIES: Final = 5
 
-#: For how long to wait for another process that is sending it, in seconds.
+#: For how long to wait for another process that is sending it, and how often to look, in seconds.
 SENDING: Final = 5.0
+LOOK_EVERY: Final = 0.1
 
 #: The attribute in which the request of a running task keeps its lock: a MongoLock, or a Parked once it is detached.
 LOCK: Final = "mongolock_once_lock"
@@ -156,19 +157,20 @@ def _joined(texts: Iterable[str]) -> str:
 
 def _take(key: str, park: Callable[[], Parked | Reply], is_on_its_way: Callable[[Reply], bool]) -> Parked | str:
     """Take the lock of *key*; or return the id of the task that is on its way. Raises LockBackendFailed."""
-    is_being_sent = False
-    for _ in range(TRIES):
+    tries, end = 0, time.monotonic() + SENDING
+    while tries < TRIES:
         if isinstance(found := park(), Parked):
             return found
         theirs: Any = found.theirs or {}
-        # Parked without a message so far: its process may fail to send it, or has died.
-        is_being_sent = theirs.get("process") == NO_PROCESS and not theirs.get("beat")
-        if is_being_sent:
-            time.sleep(SENDING / TRIES)
-        elif (owner := theirs.get("owner")) is not None and is_on_its_way(found):
+        if theirs.get("process") == NO_PROCESS and not theirs.get("beat"):
+            # Parked without a message so far: its process may fail to send it, or has died.
+            if time.monotonic() > end:
+                raise LockBackendFailed("another process is sending it, or has died: try again", key)
+            time.sleep(LOOK_EVERY)
+            continue
+        if (owner := theirs.get("owner")) is not None and is_on_its_way(found):
             return str(owner)
-    if is_being_sent:
-        raise LockBackendFailed("another process is sending it, or has died: try again", key)
+        tries += 1
     raise LockBackendFailed("its holder is not a task: choose another key=", key, passing=False)
 
 
