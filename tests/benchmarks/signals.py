@@ -66,7 +66,8 @@ class Storm:
             return
         self._rest()
         # Struck outside of everything, nobody could catch it: that is the harness and nothing else.
-        if frame is not None and frame.f_code is not through.__code__:
+        harness = (through.__code__, Storm.begin.__code__, Storm._rest.__code__)
+        if frame is not None and frame.f_code not in harness:
             self.strikes += 1
             raise Struck
 
