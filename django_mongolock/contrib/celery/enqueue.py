@@ -76,7 +76,7 @@ def enqueue_once(
     This saves work; it does not keep two runs apart, since a message may outlast its *queue_lease*, and brokers may
     deliver it twice. For that, put `mongo_locked` on the task as well. In a transaction, call it after the commit
     (`transaction.on_commit`). Raises LockBackendFailed if MongoDB does not answer, and what `apply_async` raises; the
-    key is then free.
+    key is then free. It raises LockBackendFailed too if another process has not sent an equal task within 5 seconds.
     """
     if not isinstance(task, Task):
         raise TypeError(f"enqueue_once() takes a Celery task, as in enqueue_once(export_ad, [5]), not {task!r}")
@@ -276,9 +276,15 @@ def _end(task_id: str, task: Any, state: str | None = None, retval: object = Non
             # Without a lock, MongoDB did not answer when the task began: it may still be detached.
             _try("released", header[0], lock.give_up if lock else lambda: _release(header, task_id, gone=True))
     elif comes_back:
-        _try("detached", header[0], lambda: _park(task, lock, header[1]))
+        _try("detached", header[0], lambda: _park_requeued(task, lock, header[1]))
     else:
         _try("released", header[0], lock.release)
+
+
+def _park_requeued(task: Any, lock: MongoLock, lease: float) -> None:
+    """Park the lock of a message that the broker delivers again: it needs no sending."""
+    if (parked := _park(task, lock, lease)) is not None:
+        parked.keep(lease)
 
 
 def _park(task: Any, lock: MongoLock, lease: float) -> Parked | None:
