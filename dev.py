@@ -51,7 +51,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "test": Command("run the tests (pytest)", "tests", "test", [["pytest", "--numprocesses", "5"]]),
-    "faults": Command("run locks under random faults, and check them", "faults", "test", [["tests.faults"]]),
+    "faults": Command("run locks under random faults, and check them", "faults", "test", [["verify.faults"]]),
     "platforms": Command(
         "try locks on web servers and task queues",
         "platforms",
@@ -62,7 +62,7 @@ COMMANDS = {
         "run the engine under virtual time, and check it (--help)",
         "simulation",
         "test",
-        [["tests.simulation"]],
+        [["verify.simulation"]],
         needs_mongod=False,
     ),
     "demo": Command("run the shop with its traffic until Ctrl-C", "demo", "demo", [["testproject.demo"]]),
@@ -90,9 +90,9 @@ COMMANDS = {
         "an hour's worth of locking in minutes, to find leaks (--quick)",
         "load",
         "demo",
-        [["tests.benchmarks.load"]],
+        [["bench.load"]],
     ),
-    "bench": Command("compare with other locks (--quick, NAME ...)", "bench", "bench", [["tests.benchmarks"]]),
+    "bench": Command("compare with other locks (--quick, NAME ...)", "bench", "bench", [["bench"]]),
 }
 
 

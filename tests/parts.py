@@ -23,7 +23,7 @@ import pytest
 
 from testproject.chromium import NoBrowserError, chromium_path
 from testproject.servers import Docker, MariaDB, Postgres, RabbitMQ, Redis
-from tests.faults import clocks
+from verify.faults import clocks
 
 #: The log of `dev.py`, where this is its environment.
 LOG: Final = Path(sys.prefix, "dev.log")

@@ -44,7 +44,7 @@ RUN_BY = {
 }
 #: What else reads a page: its figures, its tables, the tests that it names.
 CHECKED_BY = (
-    "tests/faults/test_model.py",
+    "tests/verify/test_model.py",
     "tests/test_docs_complete.py",
     "tests/test_docs_paths.py",
     "tests/test_docs_reference.py",

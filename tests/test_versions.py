@@ -24,14 +24,14 @@ from django_mongolock import LockError, VersionConflict
 from django_mongolock.versions import VersionField
 from django_mongolock.versions.checking import all_or_nothing
 from testproject.servers import Mongod
-from tests.benchmarks import rates
+from bench import rates
 from tests.versioned.databases import added, db, home, mariadb, on_sql, postgres
 from tests.versioned.shapes import Bare, Base, Child, Guard, Named, Part, Renamed, SoftThing, Thing, ThingProxy, Topic
 
 __all__ = ["db", "home", "mariadb", "postgres"]
 
 ROOT = Path(__file__).resolve().parent.parent
-#: A quarter of an hour in all on a small machine; `python -m tests.benchmarks.rates --runs 100` is the same.
+#: A quarter of an hour in all on a small machine; `python -m bench.rates --runs 100` is the same.
 LONG_RACE = [pytest.mark.long, pytest.mark.timeout(900)]
 
 

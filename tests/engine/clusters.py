@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from testproject.servers import Mongod, ReplicaSet
-from tests.faults import clocks
+from verify.faults import clocks
 from tests.waiting import eventually
 
 

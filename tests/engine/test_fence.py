@@ -31,7 +31,7 @@ from django_mongolock.exceptions import (
     LockTransactionAborted,
 )
 from testproject.servers import Mongod, ReplicaSet
-from tests.benchmarks.takeovers import Tally, Trials
+from bench.takeovers import Tally, Trials
 from tests.grants import grant_of
 from tests.waiting import eventually
 
@@ -465,7 +465,7 @@ class TestAsync:
 
 @pytest.mark.timeout(300)
 class TestTakeOvers:
-    """Take-overs at random moments of the holder's work; `python -m tests.benchmarks.takeovers` tries more of them."""
+    """Take-overs at random moments of the holder's work; `python -m bench.takeovers` tries more of them."""
 
     @pytest.fixture
     def trials(self, mongo_uri: str) -> Iterator[Trials]:

@@ -489,7 +489,7 @@ def test_a_storm_of_signals_leaves_nothing() -> None:
     """F29: 300 cycles in the main thread while signals strike it every few milliseconds, also two in a row."""
     import os
 
-    from tests.benchmarks.signals import run
+    from bench.signals import run
 
     for seed in (1, 2):
         result = run("ours", os.environ["MONGODB_URI"], 300, seed, 0.003)

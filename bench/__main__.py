@@ -1,0 +1,117 @@
+"""Measured side by side, on this machine: this library, others, and what people write for themselves.
+
+    python3 dev.py bench [NAME …] [--quick] [--json FILE] [--docs] [--from FILE]
+
+A name is a question; without one, all are asked: about twenty minutes on two cores, during which the machine should
+have nothing else to do. --quick looks whether everything works; its figures are worth nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import bench.prepared  # noqa: F401 - before what uses Django's models
+from bench import machine
+from bench.bench import Bench
+from bench.measure import Note, Piece, as_json, as_text
+from bench.questions import QUESTIONS, Question
+from bench.world import World
+
+
+class TooLong(BaseException):
+    """A question's time is over. Nobody's Exception: what waits or cleans up must not swallow it."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Ask, print, write; return 1 if a question came to no end."""
+    options = parse(arguments)
+    if options.source:
+        answers = json.loads(options.source.read_text())
+    else:
+        answers = {"machine": machine.facts(), "quick": options.quick, "questions": {}}
+        with World() as world:
+            for name in options.names or QUESTIONS:
+                answers["questions"][name] = answer(name, QUESTIONS[name], world, quick=options.quick)
+                if options.json:
+                    options.json.write_text(json.dumps(answers, indent=1))
+    if options.docs:
+        from bench import page
+
+        page.write(answers)
+    return int(any("error" in found for found in answers["questions"].values()))
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python3 dev.py bench", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    titles = "\n".join(f"  {name:<10}{question.title}" for name, question in QUESTIONS.items())
+    parser.epilog = f"questions:\n{titles}"
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a question: see below")
+    parser.add_argument("--quick", action="store_true", help="a small part of everything, in a minute or two")
+    parser.add_argument("--json", type=Path, help="write the figures there, after each question")
+    parser.add_argument("--docs", action="store_true", help="write the tables and plots of the docs page")
+    parser.add_argument("--from", dest="source", type=Path, help="measure nothing: take the figures of that file")
+    options = parser.parse_args(arguments)
+    if unknown := sorted(set(options.names) - set(QUESTIONS)):
+        parser.error(f"there is no question {', '.join(unknown)}, only {', '.join(QUESTIONS)}")
+    if options.docs and options.quick:
+        parser.error("--quick measures nothing that may stand in the docs")
+    return options
+
+
+def answer(name: str, question: Question, world: World, *, quick: bool) -> dict[str, Any]:
+    """Ask one question; whatever happens, return what it has found until then."""
+    print(f"\n== {name}: {question.title}", flush=True)
+    bench, pieces, started = Bench(world, quick), list[Piece](), time.monotonic()
+    error = ""
+    try:
+        with at_most(question.limit):
+            for piece in question.ask(bench):
+                pieces.append(piece)
+                if text := as_text(piece):
+                    print(text, flush=True)
+    except TooLong:
+        error = f"ended after {question.limit:.0f} s"
+    except Exception as problem:  # noqa: BLE001 - the other questions are still to be asked
+        traceback.print_exc()
+        error = f"{type(problem).__name__}: {problem}"
+    notes: list[Note] = [*bench.notes, *([Note(f"not all of it: {error}")] if error else [])]
+    for note in notes:
+        print(as_text(note), flush=True)
+    seconds = round(time.monotonic() - started, 1)
+    print(f"({seconds:.0f} s)", flush=True)
+    found = {"title": question.title, "seconds": seconds, **as_json([*pieces, *notes])}
+    return {**found, "error": error} if error else found
+
+
+@contextlib.contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise TooLong in the block when its time is over (where the system has such an alarm)."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise TooLong
+
+    if not hasattr(signal, "SIGALRM"):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""What every question is given: the servers, how thorough to be, and who can run here."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from bench.contend import Liar
+from bench.contenders import BARE, Contender
+from bench.measure import Note
+from bench.peers import LEASE, Peer
+from bench.workers import State, Worker, WorkerError
+from bench.world import Missing, World
+
+
+@dataclass
+class Bench:
+    """*quick*: a small part of everything, to see that it works; the figures are worth nothing then."""
+
+    world: World
+    quick: bool = False
+    notes: list[Note] = field(default_factory=list)
+
+    def some(self, quick: int, thorough: int) -> int:
+        return quick if self.quick else thorough
+
+    def ready(self, contenders: Iterable[Contender]) -> dict[str, Contender]:
+        """Those that can run here, by name. A note tells of each that cannot."""
+        found: dict[str, Contender] = {}
+        for contender in contenders:
+            reason = contender.make.missing()
+            if reason is None:
+                try:
+                    self.world.uri(contender.needs)
+                except Missing as missing:
+                    reason = str(missing)
+            if reason is None:
+                found[contender.name] = contender
+            else:
+                self.note(f"{contender.name}: left out: {reason}")
+        return found
+
+    def open(self, crew: Iterable[Worker], contender: Contender, lease: float = LEASE) -> None:
+        """Have each of the workers connect."""
+        crew = list(crew)
+        for worker in crew:
+            worker.begin(open_peer, contender.make, self.world.uri(contender.needs), lease)
+        for worker in crew:
+            worker.result()
+
+    def note(self, text: str) -> None:
+        if Note(text) not in self.notes:
+            self.notes.append(Note(text))
+
+    def failed(self, name: str, error: Exception) -> None:
+        """For `interleaved`: who failed is named, and left out."""
+        known = isinstance(error, (WorkerError, Liar))
+        self.note(f"{name}: left out: {error if known else f'{type(error).__name__}: {error}'}")
+
+
+def is_lock(contender: Contender) -> bool:
+    return contender.make is not BARE.make
+
+
+def open_peer(state: State, make: type[Peer], uri: str, lease: float) -> None:
+    """Connect; this process is that peer from now on."""
+    state["peer"] = make(uri, lease)
+
+
+def fresh_key(name: str = "key") -> str:
+    """A key that nobody has used."""
+    return f"{name}-{uuid.uuid4().hex}"

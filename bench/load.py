@@ -1,0 +1,403 @@
+"""An hour's worth of locking in minutes, to find leaks, double holders and failed recoveries.
+
+    python3 dev.py load [--quick] [--only PART …] [--processes 100]
+
+Four parts: `cycles` (threads and tasks take, contend for, try, and give up locks), `crowd` (many processes at one key),
+`pool` (a client with a single connection), `restarts` (mongod killed and started again, ten times). Each prints a
+table. The exit code is 1 when something grew, was held twice, or did not come back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from pymongo import MongoClient
+
+from django_mongolock.engine import clock
+from django_mongolock.engine.document import Terms
+from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
+from django_mongolock.engine.options import Options
+from django_mongolock.engine.session.session import Session
+from django_mongolock.exceptions import LockBackendFailed, LockError, LockLost, LockNotAcquired
+from testproject.servers import ReplicaSet, mongodb
+
+DATABASE: Final = "mongolock_load"
+THREADS: Final = 4
+#: Seconds after which a crowd that does not get on is ended.
+LONGEST: Final = 240
+#: Bytes that the memory of the process may grow beside a twentieth of it: the interpreter and the driver keep some.
+MEMORY: Final = 4_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a table: a number before and after, or only after, and the most that it may be."""
+
+    what: str
+    after: float
+    most: float
+    before: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.after <= self.most
+
+
+@dataclass
+class World:
+    """The server and one collection in it."""
+
+    uri: str
+    collection: str = field(default_factory=lambda: f"load_{uuid.uuid4().hex}")
+    sessions: list[Session] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.client = MongoClient[dict[str, Any]](self.uri, serverSelectionTimeoutMS=30_000)
+        self.locks = self.client[DATABASE][self.collection]
+
+    def session(self, **options: Any) -> Session:
+        config = StoreConfig({"host": self.uri, **options}, DATABASE, self.collection)
+        self.sessions.append(Session(MongoStore(config)))
+        return self.sessions[-1]
+
+    def close(self) -> None:
+        for session in self.sessions:
+            session.close()
+        self.locks.drop()
+        self.client.close()
+
+    def left(self) -> int:
+        """How many hold a lock or wait for one, tombstones not counted."""
+        return sum(len(found["holders"]) + len(found["waiters"]) for found in self.locks.find())
+
+
+def lock(session: Session, key: str, wait: float | None = 60.0, **terms: Any) -> MongoLock:
+    return MongoLock(lambda: session, (key,), Options(Terms(**terms), wait))
+
+
+# Does anything grow?
+
+
+def memory() -> int:
+    """Bytes of this process that are in memory."""
+    with Path("/proc/self/statm").open() as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def measure(world: World) -> dict[str, float]:
+    """Everything that may leak, when nobody does anything."""
+    gc.collect()
+    status = world.client.admin.command("serverStatus")
+    ours = sum(str(type(thing).__module__).startswith("django_mongolock") for thing in gc.get_objects())
+    return {
+        "threads": threading.active_count(),
+        "connections": status["connections"]["current"],
+        "cursors and change streams": status["metrics"]["cursor"]["open"]["total"],
+        "memory, bytes": memory(),
+        "objects of ours": ours,
+        "grants, waiting, removals": sum(session.known for session in world.sessions),
+        "documents": world.locks.count_documents({}),
+        "bytes of the largest document": max(
+            (len(str(found)) for found in world.locks.find({}, {"tombstones": 0})), default=0
+        ),
+        "holders and waiters": world.left(),
+    }
+
+
+#: By how much each may grow. The pools open connections when they happen to need them.
+ROOM: Final[dict[str, float]] = {"connections": 4, "cursors and change streams": 2, "objects of ours": 20}
+
+
+def grown(before: dict[str, float], after: dict[str, float]) -> list[Row]:
+    """What was measured twice, as rows."""
+    rows = []
+    for what, first in before.items():
+        room = {"memory, bytes": MEMORY + first / 20, "bytes of the largest document": first / 5}.get(what)
+        rows.append(Row(what, after[what], first + (ROOM.get(what, 0) if room is None else room), first))
+    return rows
+
+
+def cycle(session: Session, number: int, chance: random.Random) -> None:
+    """What a busy process does with locks."""
+    with lock(session, f"own:{threading.get_ident() % 8}"):
+        pass
+    with contextlib.suppress(LockNotAcquired), lock(session, "contended", wait=chance.choice([0, 0.002, 30])):
+        pass
+    with contextlib.suppress(LockNotAcquired), lock(session, "readers", wait=30, mode="shared", capacity=2**31 - 1):
+        pass
+    with contextlib.suppress(ValueError, LockError), lock(session, f"failing:{number % 4}", wait=5):
+        raise ValueError(number)
+    if number % 50 == 0:
+        asyncio.run(given_up(session))
+
+
+async def given_up(session: Session) -> None:
+    """Tasks that wait, and are cancelled at some moment."""
+
+    async def take() -> None:
+        async with lock(session, "contended", wait=30):
+            await asyncio.sleep(0)
+
+    tasks = [asyncio.create_task(take()) for _ in range(4)]
+    await asyncio.sleep(random.uniform(0, 0.01))
+    for task in tasks[::2]:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> None:
+    """Do *work* in so many threads; raise what went wrong in any."""
+    errors: list[BaseException] = []
+
+    def guarded(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:  # noqa: BLE001 - told below
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def settled(world: World) -> None:
+    """Wait until what was given up has been taken back."""
+    end = clock.now() + 30
+    while (world.left() or any(session.cleanup.pending for session in world.sessions)) and clock.now() < end:
+        time.sleep(0.05)
+
+
+def cycles(uri: str, count: int) -> list[Row]:
+    """*count* acquisitions, after a tenth as many to warm up: afterwards everything is as it was after those."""
+    world = World(uri)
+    for _ in range(2):
+        world.session()
+
+    def some(rounds: int) -> None:
+        def work(number: int) -> None:
+            chance = random.Random(number)
+            for round_ in range(rounds // THREADS // 4):
+                cycle(world.sessions[number % 2], round_, chance)
+
+        in_threads(THREADS, work)
+        settled(world)
+
+    try:
+        some(max(400, count // 10))
+        before, started = measure(world), clock.now()
+        some(count)
+        seconds = clock.now() - started
+        return [*grown(before, measure(world)), Row("milliseconds an acquisition", seconds / count * 1000, 1_000)]
+    finally:
+        world.close()
+
+
+# Many processes at one key
+
+
+def stand_in_line(uri: str, collection: str, turns: int, out: int) -> None:
+    """The child: take the lock so often, and write down when and with which token."""
+    world = World(uri, collection)
+    session = world.session()
+    for _ in range(turns):
+        try:
+            with lock(session, "k", wait=300) as mine:
+                entered = clock.now()
+                token = mine.fencing_token
+                time.sleep(0.001)
+                note = [token, entered, clock.now()]
+            os.write(out, (json.dumps(note) + "\n").encode())
+        except LockError as error:
+            os.write(out, (json.dumps(str(error)) + "\n").encode())
+    session.close()
+
+
+def fork(child: Callable[[], None]) -> int:
+    """A child that does that and ends; nothing else of this process runs in it."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            signal.alarm(LONGEST)
+            child()
+            code = 0
+        finally:
+            os._exit(code)
+    return pid
+
+
+def crowd(uri: str, processes: int, turns: int = 2) -> list[Row]:
+    """So many processes rush at one key: everybody gets it, alone, in the order of the tokens."""
+    world = World(uri)
+    reading, writing = os.pipe()
+    started = clock.now()
+    pids = [fork(lambda: stand_in_line(uri, world.collection, turns, writing)) for _ in range(processes)]
+    os.close(writing)
+    with open(reading) as pipe:  # noqa: PTH123 - a descriptor
+        notes = [json.loads(line) for line in pipe]
+    failed = [pid for pid in pids if os.waitpid(pid, 0)[1]]
+    held = sorted(note for note in notes if isinstance(note, list))
+    rows = [
+        Row("processes", processes, processes),
+        Row("turns that were missed", processes * turns - len(held), 0),
+        Row("held twice", sum(after[1] < before[2] for before, after in pairwise(held)), 0),
+        Row("tokens given twice", len(held) - len({note[0] for note in held}), 0),
+        Row("processes that failed", len(failed), 0),
+        Row("holders and waiters", world.left(), 0),
+        Row("seconds", clock.now() - started, LONGEST),
+    ]
+    for error in {note for note in notes if isinstance(note, str)}:
+        print(f"  {error}")
+    world.close()
+    return rows
+
+
+# Not enough connections
+
+
+def pool(uri: str, seconds: float) -> list[Row]:
+    """The project allows its clients a single connection, which the change stream alone would use up."""
+    world = World(uri)
+    session = world.session(maxPoolSize=1)
+    lost = 0
+
+    def work(number: int) -> None:
+        nonlocal lost
+        end = clock.now() + seconds
+        while clock.now() < end:
+            try:
+                with lock(session, f"k{number % 2}", lease=5, margin=1, waiter_lease=5):
+                    time.sleep(0.05)
+            except LockLost:
+                lost += 1
+
+    with lock(session, "kept", lease=5, margin=1) as kept:
+        in_threads(THREADS, work)
+        was_kept = kept.held
+    turns = sum(found["acquisitions"] for found in world.locks.find())
+    rows = [
+        Row("locks that were lost", lost + (not was_kept), 0),
+        Row("seconds for a turn", seconds * 2 / max(1, turns), 2),
+        Row("holders and waiters", world.left(), 0),
+    ]
+    world.close()
+    return rows
+
+
+# A server that goes away
+
+
+def restarts(times: int) -> list[Row]:
+    """The server is killed and started again while threads of two processes' worth of sessions contend."""
+    others = threading.active_count()
+    with ReplicaSet() as servers:
+        world = World(servers.uri)
+        sessions = [world.session(), world.session()]
+        ends, held, refused = threading.Event(), [], []
+
+        def work(number: int) -> None:
+            while not ends.is_set():
+                try:
+                    with lock(sessions[number % 2], "k", wait=20) as mine:
+                        entered = clock.now()
+                        time.sleep(0.002)
+                        if mine.held:
+                            held.append((mine.fencing_token, entered, clock.now()))
+                except (LockBackendFailed, LockLost, LockNotAcquired) as error:
+                    refused.append(type(error).__name__)
+
+        worker = threading.Thread(target=in_threads, args=(THREADS, work))
+        worker.start()
+        longest = 0.0
+        for _ in range(times):
+            time.sleep(0.5)
+            servers.members[0].restart()
+            back = clock.now()
+            while not any(entered > back for _, entered, _ in held[-20:]) and clock.now() - back < 120:
+                time.sleep(0.05)
+            longest = max(longest, clock.now() - back)
+        ends.set()
+        worker.join()
+        settled(world)
+        after = measure(world)
+        held.sort()
+        rows = [
+            Row("restarts", times, times),
+            Row("held twice", sum(after_[1] < before_[2] for before_, after_ in pairwise(held)), 0),
+            Row("tokens given twice", len(held) - len({token for token, _, _ in held}), 0),
+            Row("seconds until it was held again", longest, 60),
+            Row("threads", after["threads"] - others, 40),
+            Row("grants, waiting, removals", after["grants, waiting, removals"], 0),
+            Row("holders and waiters", after["holders and waiters"], 0),
+        ]
+        world.close()
+        return rows
+
+
+def table(part: str, rows: list[Row]) -> str:
+    """The rows for people."""
+    lines = [f"{part:<34}{'before':>14}{'after':>14}{'at most':>14}"]
+    for row in rows:
+        before = "" if row.before is None else f"{row.before:,.1f}".removesuffix(".0")
+        after, most = (f"{value:,.1f}".removesuffix(".0") for value in (row.after, row.most))
+        lines.append(f"  {row.what:<32}{before:>14}{after:>14}{most:>14}  {'' if row.ok else 'TOO MUCH'}".rstrip())
+    return "\n".join(lines)
+
+
+def parts(uri: str, *, quick: bool, processes: int = 100) -> dict[str, Callable[[], list[Row]]]:
+    """What there is to run. An hour of ten acquisitions a second are 36,000."""
+    return {
+        "crowd": lambda: crowd(uri, 16 if quick else processes),  # first: it forks, and nothing runs here yet
+        "cycles": lambda: cycles(uri, 1_600 if quick else 36_000),
+        "pool": lambda: pool(uri, 3 if quick else 30),
+        "restarts": lambda: restarts(1 if quick else 10),
+    }
+
+
+def run(names: list[str], *, quick: bool, processes: int) -> Iterator[tuple[str, list[Row]]]:
+    """Run the parts of these names, or all."""
+    with mongodb() as uri:
+        for name, part in parts(uri, quick=quick, processes=processes).items():
+            if not names or name in names:
+                yield name, part()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.load")
+    parser.add_argument("--quick", action="store_true", help="a small part of everything, in seconds")
+    parser.add_argument("--only", nargs="*", default=[], choices=list(parts("", quick=True)), help="only these parts")
+    parser.add_argument("--processes", type=int, default=100, help="how many stand at one key")
+    options = parser.parse_args()
+    logging.getLogger("django_mongolock").addHandler(logging.NullHandler())  # what matters is in the tables
+    good = True
+    for name, rows in run(options.only, quick=options.quick, processes=options.processes):
+        print(table(name, rows), flush=True)
+        good = good and all(row.ok for row in rows)
+    print("nothing grew" if good else "something grew, or went wrong: see TOO MUCH above")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

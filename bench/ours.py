@@ -1,0 +1,106 @@
+"""This library among the peers: as a project uses it, and in its variants."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from typing import Any, Final
+
+from django.db import connections
+from pymongo.errors import OperationFailure
+
+from django_mongolock import mongo_lock
+from django_mongolock.backends.base import close_backends, mongo_store
+from django_mongolock.engine import clock
+from django_mongolock.engine.indexes import ensure_indexes
+from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.mongo_store import MongoStore
+from bench.peers import DATABASE, Peer
+
+#: The alias of `testproject.settings` that keeps the locks.
+ALIAS: Final = "mongo"
+
+
+class Ours(Peer):
+    """`mongo_lock`, as a project uses it."""
+
+    package = "django-mongolock"
+    waits = "woken (change stream)"
+
+    def open(self) -> None:
+        use(self.uri)
+        self._held: dict[str, MongoLock] = {}
+        ensure_indexes(mongo_store(ALIAS).collection)
+
+    def close(self) -> None:
+        close_backends()
+
+    def make(self, key: str) -> MongoLock:
+        return mongo_lock(key, wait=None, lease=self.lease)
+
+    def acquire(self, key: str) -> None:
+        self._held[key] = self.make(key).acquire()
+
+    def release(self, key: str) -> None:
+        self._held.pop(key).release()
+
+
+class OursInThread(Ours):
+    """The same, not in the main thread: as in a server with threads."""
+
+    def pairs(self, keys: list[str]) -> list[float]:
+        return in_thread(lambda: super(OursInThread, self).pairs(keys))
+
+
+class OursNewKeys(Ours):
+    """The same, each time with a key that was never used."""
+
+    def pairs(self, keys: list[str]) -> list[float]:
+        return super().pairs([f"{key}:{uuid.uuid4().hex}" for key in keys])
+
+
+class OursAsync(Ours):
+    """The same with `async with`."""
+
+    def pairs(self, keys: list[str]) -> list[float]:
+        async def one(key: str) -> float:
+            before = clock.now()
+            async with self.make(key):
+                pass
+            return clock.now() - before
+
+        async def all_() -> list[float]:
+            return [await one(key) for key in keys]
+
+        return asyncio.run(all_())
+
+
+class OursPolling(Ours):
+    """The same where there are no change streams: a standalone server, or no right to watch."""
+
+    waits = "polls, with backoff"
+
+    def open(self) -> None:
+        super().open()
+        logging.getLogger("django_mongolock").setLevel(logging.ERROR)  # it warns of what is meant here
+        MongoStore.watch = refuse_to_watch  # type: ignore[method-assign, assignment]
+
+
+def refuse_to_watch(store: MongoStore, session: str) -> Any:
+    raise OperationFailure("not in this measurement", 13)
+
+
+def use(uri: str) -> None:
+    """Point the project's MongoDB at *uri*."""
+    connections.settings[ALIAS].update(HOST=uri, NAME=DATABASE)
+
+
+def in_thread(call: Callable[[], list[float]]) -> list[float]:
+    found: list[float] = []
+    thread = threading.Thread(target=lambda: found.extend(call()))
+    thread.start()
+    thread.join()
+    return found

@@ -1,0 +1,236 @@
+"""The locks that are compared, all behind the same few words. Ours are in `ours`, recipes in `recipes`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from django.db import connections
+from pymongo import MongoClient
+from pymongo.collection import Collection
+
+from django_mongolock.engine import clock
+
+DATABASE: Final = "mongolock_benchmarks"
+#: How long the holder's lock outlives it, in seconds, where that is to be said.
+LEASE: Final = 30
+
+
+class Peer:
+    """A way to lock, in one process. *uri*: of its server. *lease*: seconds that a lock outlives its holder.
+
+    Subclasses have `acquire`, which waits as long as it takes, and `release`.
+    """
+
+    package: str = ""  # whose version the report names
+    needs: str = "mongo"  # the server; see `bench.world`
+    waits: str = "polls every 100 ms"  # how it learns that the lock is free
+    durable: bool = True  # does a grant survive the crash of the server?
+
+    def __init__(self, uri: str, lease: float = LEASE) -> None:
+        self.uri = uri
+        self.lease = lease
+        self.open()
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def acquire(self, key: str) -> None:
+        raise NotImplementedError
+
+    def release(self, key: str) -> None:
+        raise NotImplementedError
+
+    def pairs(self, keys: list[str]) -> list[float]:
+        """The seconds that each acquire and release took, of these keys after one another."""
+        return [timed(self, key) for key in keys]
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """Why it cannot run here, or None."""
+        if not cls.package:
+            return None
+        try:
+            version(cls.package)
+        except PackageNotFoundError:
+            return f"{cls.package} is not installed"
+        return None
+
+
+def timed(peer: Peer, key: str) -> float:
+    before = clock.now()
+    peer.acquire(key)
+    peer.release(key)
+    return clock.now() - before
+
+
+class RedisPy(Peer):
+    """The lock of redis-py: SET NX PX, and a script that compares and deletes."""
+
+    package = "redis"
+    needs = "redis"
+    durable = False
+
+    def open(self) -> None:
+        self._client: Any = load("redis").Redis.from_url(self.uri)
+        self._locks: dict[str, Any] = {}
+
+    def acquire(self, key: str) -> None:
+        lock = self._locks[key] = self._client.lock(key, timeout=self.lease)
+        if not lock.acquire():
+            raise RuntimeError("not acquired")
+
+    def release(self, key: str) -> None:
+        self._locks.pop(key).release()
+
+
+class RedisPyDurable(RedisPy):
+    needs = "redis-always"
+    durable = True
+
+
+class PythonRedisLock(Peer):
+    """python-redis-lock: SET NX EX; who waits is told by a list (BLPOP)."""
+
+    package = "python-redis-lock"
+    needs = "redis"
+    waits = "woken (BLPOP)"
+    durable = False
+
+    def open(self) -> None:
+        self._client: Any = load("redis").Redis.from_url(self.uri)
+        self._lock = load("redis_lock").Lock
+        self._locks: dict[str, Any] = {}
+
+    def acquire(self, key: str) -> None:
+        lock = self._locks[key] = self._lock(self._client, key, expire=int(self.lease))
+        lock.acquire()
+
+    def release(self, key: str) -> None:
+        self._locks.pop(key).release()
+
+
+class PythonRedisLockDurable(PythonRedisLock):
+    needs = "redis-always"
+    durable = True
+
+
+class Kazoo(Peer):
+    """The lock recipe of kazoo: an ephemeral sequential node, and a watch on the one before it."""
+
+    package = "kazoo"
+    needs = "zookeeper"
+    waits = "woken (watch)"
+
+    def open(self) -> None:
+        self._client: Any = load("kazoo.client").KazooClient(hosts=self.uri, timeout=4.0)
+        self._client.start()
+        self._locks: dict[str, Any] = {}
+
+    def close(self) -> None:
+        self._client.stop()
+        self._client.close()
+
+    def acquire(self, key: str) -> None:
+        lock = self._locks[key] = self._client.Lock(f"/locks/{key}", str(os.getpid()))
+        lock.acquire()
+
+    def release(self, key: str) -> None:
+        self._locks.pop(key).release()
+
+
+class PgLock(Peer):
+    """Session-level advisory locks of PostgreSQL through django-pglock."""
+
+    package = "django-pglock"
+    needs = "postgres"
+    waits = "woken (by PostgreSQL)"
+    durable = False
+
+    @classmethod
+    def missing(cls) -> str | None:
+        missing = super().missing()
+        return missing or (None if importlib.util.find_spec("psycopg") else "psycopg is not installed")
+
+    def open(self) -> None:
+        import environ
+
+        made: dict[str, Any] = environ.Env.db_url_config(self.uri)
+        connections.settings["postgres"] = connections.configure_settings({"default": {}, "postgres": made})["postgres"]
+        self._advisory: Any = load("pglock").advisory
+        self._locks: dict[str, Any] = {}
+
+    def close(self) -> None:
+        connections["postgres"].close()
+
+    def acquire(self, key: str) -> None:
+        lock = self._locks[key] = self._advisory(key, using="postgres")
+        lock.acquire()
+
+    def release(self, key: str) -> None:
+        self._locks.pop(key).release()
+
+
+class MongoElector(Peer):
+    """The lock of mongoelector: an insert; a find and 250 ms of sleep while it fails; a delete."""
+
+    package = "mongoelector"
+    waits = "polls every 250 ms"
+
+    def open(self) -> None:
+        self._client: MongoClient[dict[str, Any]] = MongoClient(self.uri)
+        self._made: dict[str, Any] = {}
+
+    def close(self) -> None:
+        self._client.close()
+
+    def acquire(self, key: str) -> None:
+        if key not in self._made:  # each asks for its index, so it is used again
+            self._made[key] = load("mongoelector").MongoLocker(key, self._client[DATABASE], ttl=self.lease)
+        self._made[key].acquire()
+
+    def release(self, key: str) -> None:
+        self._made[key].release()
+
+
+class MongoLockPackage(Peer):
+    """The package mongolock."""
+
+    package = "mongolock"
+
+    @classmethod
+    def missing(cls) -> str | None:
+        missing = super().missing()
+        if missing is None and not hasattr(Collection, "insert"):
+            return f"it calls Collection.insert, update and find_and_modify, which PyMongo {version('pymongo')} lacks"
+        return missing
+
+
+class FileLock(Peer):
+    """filelock, for the processes of one machine: flock(2)."""
+
+    package = "filelock"
+    needs = "directory"
+    waits = "polls every 50 ms"
+    durable = False
+
+    def open(self) -> None:
+        self._locks: dict[str, Any] = {}
+
+    def acquire(self, key: str) -> None:
+        name = Path(self.uri, f"{key.replace('/', '_')}.lock")
+        lock = self._locks[key] = load("filelock").FileLock(name)
+        lock.acquire()
+
+    def release(self, key: str) -> None:
+        self._locks.pop(key).release()
+
+
+def load(name: str) -> Any:
+    """A package that only a benchmark needs; some of them are not typed."""
+    return importlib.import_module(name)

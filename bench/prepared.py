@@ -1,0 +1,34 @@
+"""Imported by the process that the workers are forked off: Django is set up, and what they use is imported already.
+
+A hundred processes that each import a database backend would be busy with that for a minute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from typing import Final
+
+import django
+from django.core.exceptions import ImproperlyConfigured
+
+PEERS: Final = (
+    "redis",
+    "redis_lock",
+    "kazoo.client",
+    "pglock",
+    "django.db.backends.postgresql.base",
+    "filelock",
+    "mongoelector",
+)
+OURS: Final = ("django_mongodb_backend.base", "django_mongolock.backends.mongo", "bench.questions")
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
+django.setup()
+
+for name in PEERS:
+    with contextlib.suppress(ImportError, ImproperlyConfigured):
+        importlib.import_module(name)
+for name in OURS:
+    importlib.import_module(name)

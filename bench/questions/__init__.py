@@ -1,0 +1,44 @@
+"""The questions, by name. Each yields what it finds as it finds it, so that what it has is kept where it ends early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from bench.bench import Bench
+from bench.measure import Piece
+from bench.questions.alone import alone
+from bench.questions.contended import contended
+from bench.questions.crowd import crowd
+from bench.questions.held import held
+from bench.questions.killed import killed
+from bench.questions.million import million
+from bench.questions.overhead import overhead
+from bench.questions.scale import scale
+
+Ask = Callable[[Bench], Iterator[Piece]]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """*limit*: seconds after which it is ended."""
+
+    ask: Ask
+    limit: float
+
+    @property
+    def title(self) -> str:
+        return (self.ask.__doc__ or "").partition("\n")[0]
+
+
+QUESTIONS: Final[dict[str, Question]] = {
+    "alone": Question(alone, 240),
+    "contended": Question(contended, 780),
+    "crowd": Question(crowd, 240),
+    "held": Question(held, 60),
+    "killed": Question(killed, 200),
+    "overhead": Question(overhead, 120),
+    "million": Question(million, 300),
+    "scale": Question(scale, 150),
+}

@@ -1,0 +1,127 @@
+"""What does a lock cost that nobody else wants?"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from django_mongolock.engine import clock
+from bench.bench import Bench, fresh_key, is_lock
+from bench.contend import prove
+from bench.contenders import ASYNC, BARE, IN_THREAD, NEW_KEYS, OTHERS, OURS, QUICK, Contender
+from bench.measure import Data, Goal, Piece, Spread, Table, interleaved, median, ratio
+from bench.workers import State, Worker, workers
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one acquire and release: milliseconds, and microseconds of CPU in this process."""
+
+    milliseconds: float
+    cpu: float
+
+
+#: How long the lock is held where there is something to do under it, and how long it is not, in seconds.
+WORK: Final = 0.005
+
+
+def run(state: State, key: str, count: int, work: float = 0.0) -> Cost:
+    """In the worker: so many pairs, after one another; the work is not counted."""
+    cpu, peer = time.process_time(), state["peer"]
+    times = [around(peer, key, work) for _ in range(count)] if work else peer.pairs([key] * count)
+    return Cost(median(times) * 1000, (time.process_time() - cpu) / count * 1e6)
+
+
+def around(peer: Any, key: str, work: float) -> float:
+    """Seconds that a program waits for the lock, and for its release, which does something under it, and then without
+    it."""
+    before = clock.now()
+    peer.acquire(key)
+    taken = clock.now()
+    time.sleep(work)
+    leaving = clock.now()
+    peer.release(key)
+    waited = clock.now() - leaving + taken - before
+    time.sleep(work)
+    return waited
+
+
+def alone(bench: Bench) -> Iterator[Piece]:
+    """Acquire and release of a key that nobody else wants, against two bare majority writes."""
+    yield from on_one_node(bench)
+    yield from on_three_nodes(bench)
+
+
+def on_one_node(bench: Bench) -> Iterator[Piece]:
+    others = QUICK if bench.quick else OTHERS
+    found = compared(bench, [OURS, IN_THREAD, NEW_KEYS, ASYNC, BARE, *others])
+    yield table("One node", found)
+    yield Data("one node", {name: [cost.milliseconds for cost in costs] for name, costs in found.items()})
+    yield Data("cpu", {name: median([cost.cpu for cost in costs]) for name, costs in found.items()})
+    yield from goal("(a) one node, in multiples of two bare majority writes", found, 1.10)
+
+
+def on_three_nodes(bench: Bench) -> Iterator[Piece]:
+    if bench.quick:
+        return
+    mongo = [contender for contender in OTHERS if contender.needs == "mongo"]
+    found = compared(bench, [contender.at("mongo3") for contender in (OURS, IN_THREAD, ASYNC, BARE, *mongo)])
+    yield table("Three nodes", found)
+    yield Data("three nodes", {name: [cost.milliseconds for cost in costs] for name, costs in found.items()})
+    yield from goal("(a) three nodes, in multiples of two bare majority writes", found, 1.0)
+    found = compared(bench, [contender.at("mongo3") for contender in (OURS, BARE, *mongo)], WORK)
+    bench.world.stop("mongo3")
+    yield table(f"Three nodes, {WORK * 1000:.0f} ms of work under the lock and as much without it", found)
+    yield Data("three nodes, work", {name: [cost.milliseconds for cost in costs] for name, costs in found.items()})
+    yield from goal("(a) three nodes, with work in between, in multiples of two bare majority writes", found, 1.0)
+
+
+def compared(bench: Bench, contenders: list[Contender], work: float = 0.0) -> dict[str, list[Cost]]:
+    """Each in a process of its own, one after the other in every round. work: seconds under the lock."""
+    ready = bench.ready(contenders)
+    key, count = fresh_key("alone"), bench.some(10, 60)
+    with contextlib.ExitStack() as ends:
+        crews: dict[str, list[Worker]] = {}
+
+        def measure(name: str) -> Cost:
+            if name not in crews:
+                crews[name] = begin(bench, ends, ready[name], key)
+            cost: Cost = crews[name][0].call(run, key, count, work)
+            return cost
+
+        return interleaved(ready, bench.some(2, 15), measure, bench.failed)
+
+
+def begin(bench: Bench, ends: contextlib.ExitStack, contender: Contender, key: str) -> list[Worker]:
+    """A worker that has taken the lock before; a second one has proved with it that it is one."""
+    crew = ends.enter_context(workers(2))
+    bench.open(crew, contender)
+    if is_lock(contender):
+        prove(crew, key)
+    crew[0].call(run, key, bench.some(2, 60))
+    return crew
+
+
+def table(where: str, found: dict[str, list[Cost]]) -> Table:
+    made = Table(
+        f"{where}: acquire and release, uncontended",
+        ["lock", "ms", "times two bare writes", "client CPU, µs"],
+        note="The time that the program waits for both. Median of the rounds, with the lowest and the highest.",
+    )
+    bare = found.get(BARE.name)
+    for name, costs in sorted(found.items(), key=lambda item: median([cost.milliseconds for cost in item[1]])):
+        times = [cost.milliseconds for cost in costs]
+        against = ratio(times, [cost.milliseconds for cost in bare]) if bare else None
+        made.rows.append([name, Spread.of(times), against, round(median([cost.cpu for cost in costs]))])
+    return made
+
+
+def goal(what: str, found: dict[str, list[Cost]], most: float) -> Iterator[Goal]:
+    bare = found.get(BARE.name)
+    for contender in (OURS, IN_THREAD):
+        if bare and (costs := found.get(contender.name)):
+            times = ratio([cost.milliseconds for cost in costs], [cost.milliseconds for cost in bare])
+            yield Goal(what if contender is OURS else f"{what}, in a thread", times.median, most)

@@ -1,0 +1,186 @@
+"""Processes that want the same key: how fast is it handed over, how fairly, and what does that cost?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from django_mongolock.engine import clock
+from bench.bench import Bench, fresh_key
+from bench.contend import at_once, in_a_loop, prove
+from bench.contenders import FEW, MAIN, OTHERS, OURS, POLLING, QUICK, Contender
+from bench.measure import Data, Goal, Piece, Spread, Table, interleaved, median, percentile, ratio
+from bench.recipes import BareWrites
+from bench.workers import workers
+from bench.world import World
+
+#: Processes: rounds, seconds of each, and who takes part.
+SIZES: Final[dict[int, tuple[int, float, tuple[Contender, ...]]]] = {
+    2: (2, 1.0, MAIN),
+    8: (3, 1.5, (POLLING, *OTHERS)),
+    32: (2, 2.0, MAIN),
+    128: (1, 4.0, FEW),
+}
+QUICK_SIZES: Final = {2: (1, 0.4, QUICK), 8: (2, 0.5, QUICK)}
+#: Commands that only ask whether there is news.
+READS: Final = "getMore"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One contender, one round. Times are in milliseconds, each cost is of one acquisition."""
+
+    hand_over: float
+    loop_hand_over: float
+    per_second: float
+    mean_wait: float
+    p99_wait: float
+    longest_wait: float
+    overtaken: float
+    commands: float
+    reads: float
+    server_cpu: float
+    client_cpu: float
+    bare: float
+
+
+def contended(bench: Bench) -> Iterator[Piece]:
+    """One key and 2 to 128 processes that want it: hand-over, throughput, fairness, commands, CPU."""
+    sizes = QUICK_SIZES if bench.quick else SIZES
+    everything: dict[str, Any] = {}
+    for count, (rounds, seconds, others) in sizes.items():
+        ready = bench.ready([OURS, *others])
+
+        def measure(name: str, count: int = count, seconds: float = seconds) -> Run:
+            return run(bench, ready[name], count, seconds)  # noqa: B023 - called in this very turn of the loop
+
+        found = interleaved(ready, rounds, measure, bench.failed)
+        yield from tables(count, found, ready)
+        everything[str(count)] = {
+            name: {field: [getattr(run, field) for run in runs] for field in Run.__slots__}
+            for name, runs in found.items()
+        }
+        yield Data("sizes", everything)
+        yield from goals(count, found)
+    yield from flat(everything)
+
+
+def run(bench: Bench, contender: Contender, count: int, seconds: float) -> Run:
+    """So many processes: over and over for so long, and then some times each of them once."""
+    key, world, needs = fresh_key("hot"), bench.world, contender.needs
+    with workers(count) as crew:
+        bench.open(crew, contender)
+        prove(crew, key)  # and all are connected then, and their streams open
+        before, cpu = world.commands(needs), world.cpu(needs)
+        turns, begin, client = in_a_loop(crew, key, seconds)
+        after, server = world.commands(needs), world.cpu(needs) - cpu
+        all_ = len(turns.turns)
+        rushes = [at_once(crew, key) for _ in range(1 if bench.quick or count > 32 else 2)]
+        spent = {name: (after[name] - before[name]) / all_ for name in after}
+        hand_overs = [time for rush in rushes for time in rush.hand_overs]
+        steady = turns.steady(begin + seconds / 4, begin + seconds) if all_ > 4 * count else turns
+        waits = steady.waits
+    return Run(
+        hand_over=median(hand_overs),
+        loop_hand_over=median(turns.hand_overs),
+        per_second=all_ / (max(turn.leaving for turn in turns.turns) - begin),
+        mean_wait=sum(waits) / max(1, len(waits)),
+        p99_wait=percentile(waits, 0.99),
+        longest_wait=max(waits, default=0.0),
+        overtaken=steady.overtakings(slack(count)) / max(1, len(waits)) * 100,
+        commands=sum(spent.values()) if spent else float("nan"),
+        reads=spent.get(READS, float("nan")),
+        server_cpu=server / all_ * 1000,
+        client_cpu=client / all_ * 1000,
+        bare=bare_write(world),
+    )
+
+
+def slack(count: int) -> float:
+    """Seconds by which one must have asked before another to be overtaken: as many processes share a few cores, their
+    commands are sent in another order than their clocks were read."""
+    return 0.02 * max(1.0, count / 8)
+
+
+def bare_write(world: World, count: int = 60) -> float:
+    """Milliseconds that one bare majority write takes just now, when nobody contends."""
+    bare = BareWrites(world.uri("mongo"))
+    times = []
+    for _ in range(count):
+        before = clock.now()
+        bare.acquire("hand-over")
+        times.append((clock.now() - before) * 1000)
+    bare.close()
+    return median(times[3:])
+
+
+def spread(runs: list[Run], field: str) -> Spread:
+    return Spread.of(getattr(run, field) for run in runs)
+
+
+def tables(count: int, found: dict[str, list[Run]], ready: dict[str, Contender]) -> Iterator[Table]:
+    """Three tables: speed, fairness, cost."""
+    ours = found.get(OURS.name, [])
+    speed = Table(
+        f"{count} processes: hand-over and throughput",
+        ["lock", "waits", "hand-over, ms", "times ours", "acquisitions/s"],
+        note="Hand-over: from the call of release to the return of acquire in a process that was waiting, with each "
+        "process acquiring the lock once. Acquisitions: with each process acquiring it again at once.",
+    )
+    fair = Table(
+        f"{count} processes: fairness",
+        ["lock", "mean wait, ms", "p99", "longest", "longest / mean", "overtaken, %"],
+        note="Each process acquires the lock again at once, and has done so for a while. Overtaken: the share of "
+        f"grants although another process had asked {slack(count) * 1000:.0f} ms before them.",
+    )
+    cost = Table(
+        f"{count} processes: what an acquisition costs",
+        ["lock", "commands", "of them getMore", "server CPU, ms", "client CPU, ms"],
+        note="CPU of the server and of all clients together. Redis also counts the commands of its scripts.",
+    )
+    for name in sorted(found, key=lambda name: spread(found[name], "hand_over").median):
+        runs = found[name]
+        over = spread(runs, "hand_over")
+        same = len(runs) == len(ours)
+        times = ratio([r.hand_over for r in runs], [r.hand_over for r in ours]) if same and ours else None
+        speed.rows.append([name, ready[name].make.waits, over, times, spread(runs, "per_second")])
+        mean, longest = spread(runs, "mean_wait"), spread(runs, "longest_wait")
+        uneven = Spread.of(r.longest_wait / r.mean_wait for r in runs if r.mean_wait)
+        fair.rows.append(
+            [name, mean.median, spread(runs, "p99_wait").median, longest.median, uneven, spread(runs, "overtaken")]
+        )
+        commands, reads = spread(runs, "commands").median, spread(runs, "reads").median
+        cpu = [spread(runs, "server_cpu").median, spread(runs, "client_cpu").median]
+        cost.rows.append([name, commands, reads, *cpu])
+    yield from (speed, fair, cost)
+
+
+def goals(count: int, found: dict[str, list[Run]]) -> Iterator[Goal]:
+    """What the issue asks of us at that size."""
+    ours = found.get(OURS.name)
+    if not ours:
+        return
+    yield Goal(f"(d) {count} processes: commands of a contended acquisition", spread(ours, "commands").median, 3)
+    uneven = Spread.of(r.longest_wait / r.mean_wait for r in ours if r.mean_wait).median
+    yield Goal(f"(c) {count} processes: longest wait, in multiples of the mean", uneven, 2)
+    yield Goal(f"(c) {count} processes: overtaken, %", spread(ours, "overtaken").high, 0)
+    polling = [c.name for c in OTHERS if c.make.waits.startswith("polls") and len(found.get(c.name, ())) == len(ours)]
+    if count <= 8 and polling:
+        fastest = min(polling, key=lambda name: spread(found[name], "hand_over").median)
+        times = ratio([r.hand_over for r in ours], [r.hand_over for r in found[fastest]])
+        yield Goal(
+            f"(b) {count} processes: hand-over, as a fraction of the fastest polling lock, {fastest}",
+            times.median,
+            0.1,
+        )
+    if count == 8:
+        loops = ratio([r.loop_hand_over for r in ours], [r.bare for r in ours])
+        yield Goal("(b) 8 processes: hand-over, in multiples of one bare majority write", loops.median, 1.3)
+
+
+def flat(sizes: dict[str, Any]) -> Iterator[Goal]:
+    """Throughput from 8 to 128 processes."""
+    rates = [median(found[OURS.name]["per_second"]) for n, found in sizes.items() if int(n) >= 8 and OURS.name in found]
+    if len(rates) > 1:
+        yield Goal("(b) throughput from 8 to 128 processes: loss, %", (1 - min(rates) / rates[0]) * 100, 20)

@@ -1,0 +1,102 @@
+"""What do locks cost that are held for long?"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from django_mongolock.backends.base import get_backend, mongo_store
+from django_mongolock.engine import clock
+from django_mongolock.engine.actions import Granted
+from django_mongolock.engine.document import Terms
+from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.options import Options
+from django_mongolock.engine.session.session import Session
+from bench.bench import Bench, fresh_key
+from bench.contenders import OURS
+from bench.load import memory
+from bench.measure import Data, Goal, Piece, Spread, Table
+from bench.ours import ALIAS
+from bench.workers import State, workers
+from tests.grants import new_grant
+
+
+def held(bench: Bench) -> Iterator[Piece]:
+    """One process that holds 1, 1,000 or 10,000 locks: what a renewal of all of them costs, and their memory."""
+    made = Table(
+        "Renewal",
+        ["locks held", "commands per beat", "seconds a beat", "client CPU, %", "server CPU, %", "KB a lock"],
+        note="With a lease of 30 s there is a beat every 10 s. CPU: of a core. KB: memory in the process.",
+    )
+    terms = Terms(lease=30, margin=3)
+    for count in (1, 1_000, bench.some(2_000, 10_000)):
+        with workers(1) as (worker,):
+            bench.open([worker], OURS)
+            kilobytes = worker.call(hold, fresh_key("held"), count, terms)
+            figures = []
+            for _ in range(bench.some(1, 4)):
+                before, cpu = bench.world.commands("mongo"), bench.world.cpu("mongo")
+                used, took = worker.call(beat)
+                after, server = bench.world.commands("mongo"), bench.world.cpu("mongo") - cpu
+                commands = sum(after[name] - before[name] for name in after)
+                share = 100 / (terms.lease / 3)
+                figures.append((commands, took, used * share, server * share))
+            columns = [Spread.of(column) for column in zip(*figures, strict=True)]
+            worker.call(forget)
+        made.rows.append([f"{count:,}", *columns, kilobytes if count > 1 else None])
+        if count > 1:
+            yield Goal(f"(e) {count:,} locks: commands per beat", columns[0].median, 2 * -(-count // 1000))
+        if count >= 10_000:
+            yield Goal("(e) 10,000 locks: client CPU, % of a core", columns[2].median, 10)
+        if count > 1:
+            yield Data("KB of a held lock", kilobytes)
+    yield made
+
+
+def hold(state: State, key: str, count: int, terms: Terms) -> float:
+    """In the worker: hold so many locks. They are written at once: to acquire each would take minutes. KB of each."""
+    session: Session = get_backend(ALIAS).session()
+    collection = mongo_store(ALIAS).collection
+    # By another session: whoever has released a lock looks soon whether that was undone, and renews on that occasion.
+    another = Session(mongo_store(ALIAS))
+    with MongoLock(lambda: another, (key,), Options(terms)):
+        pattern = collection.find_one({"_id": key}) or {}
+    (holder,) = pattern["holders"]
+    bytes_, grants, documents = memory(), [], []
+    for number in range(count):
+        lock = MongoLock(lambda: session, (f"{key}:{number:06}",), Options(terms))
+        grant = new_grant(session, lock, threading.main_thread())
+        grant.hold(Granted(holder["token"], datetime.now(UTC), clock.now() + terms.lease, clock.now()))
+        grants.append(grant)
+        documents.append({**pattern, "_id": grant.key, "holders": [{**holder, "grant": grant.id}]})
+    collection.insert_many(documents)
+    documents.clear()
+    session.registry.grants |= {grant.id: grant for grant in grants}
+    state["held"] = session, grants
+    return (memory() - bytes_) / count / 1024
+
+
+def beat(state: State) -> tuple[float, float]:
+    """In the worker: renew all; seconds of CPU, and seconds."""
+    session, grants = state["held"]
+    for grant in grants:
+        grant.lease.renew_at = 0.0
+    cpu, started = time.process_time(), clock.now()
+    session.heartbeat.do_due()
+    used = time.process_time() - cpu, clock.now() - started
+    if lost := sum(not grant.held for grant in grants):
+        raise RuntimeError(f"{lost} of {len(grants)} locks were lost")
+    return used
+
+
+def forget(state: State) -> None:
+    """In the worker: let go of them, without a command for each."""
+    held: tuple[Any, list[Any]] = state.pop("held")
+    session, grants = held
+    for grant in grants:
+        grant.lose("the benchmark is over")
+        session.forget(grant)
+    mongo_store(ALIAS).collection.delete_many({"_id": {"$in": [grant.key for grant in grants]}})

@@ -1,0 +1,199 @@
+"""A million keys: throughput, sizes, clearing what is stale, and what the admin asks."""
+
+from __future__ import annotations
+
+import io
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from django.core.management import call_command
+
+from django_mongolock import mongo_lock
+from django_mongolock.backends.base import mongo_store
+from django_mongolock.engine import clock
+from django_mongolock.engine.indexes import ensure_indexes
+from django_mongolock.models import Lock
+from bench.bench import Bench, fresh_key
+from bench.contenders import BARE, OTHERS, OURS
+from bench.load import in_threads
+from bench.measure import Data, Piece, Spread, Table, interleaved, median, ratio
+from bench.ours import ALIAS
+from bench.peers import DATABASE
+from bench.recipes import InsertDelete
+from bench.workers import State, Worker, workers
+
+PREFIX: Final = "million:"
+#: Parts of the keys that are held, and stale.
+HELD, STALE = 0.02, 0.1
+THREADS: Final = (1, 4, 16, 64)
+
+
+def million(bench: Bench) -> Iterator[Piece]:
+    """1,000,000 keys: throughput with 1 to 64 threads, sizes, clear_stale_locks, the queries of the admin."""
+    count = bench.some(20_000, 1_000_000)
+    with workers(1) as (worker,):
+        bench.open([worker], OURS)
+        try:
+            yield from filled(worker, count)
+            yield from throughput(bench, count)
+            yield from looking(bench, worker, count)
+            yield from clearing(worker, count)
+        finally:
+            with bench.world.client() as client:
+                client[DATABASE].drop_collection("mongolock_locks")
+
+
+def filled(worker: Worker, count: int) -> Iterator[Piece]:
+    seconds, size = worker.call(fill, count, patience=240)
+    made = Table(
+        f"{count:,} lock documents",
+        ["what", "MB", "bytes a key"],
+        note=f"{HELD:.0%} of them are held, {STALE:.0%} are stale, the others are free. Sizes before compression.",
+    )
+    for name, bytes_ in size.items():
+        made.rows.append([name, bytes_ / 1e6, bytes_ / count])
+    yield made
+    yield Data("sizes", size)
+    yield Data("seconds to fill", seconds)
+
+
+def fill(state: State, count: int) -> tuple[float, dict[str, int]]:
+    """In the worker: make the documents out of real ones; seconds, and bytes by name."""
+    started = clock.now()
+    collection = mongo_store(ALIAS).collection
+    key = fresh_key("pattern")
+    lock = mongo_lock(key).acquire()
+    held = collection.find_one({"_id": key}) or {}
+    lock.release()
+    while (free := collection.find_one({"_id": key}) or {}).get("holders"):  # a release does not wait for the majority
+        time.sleep(0.01)
+    number = {"$add": [0, "$n"]}
+    day = 86_400_000
+    until = {"$add": ["$$NOW", {"$cond": [{"$lt": [number, int(count * HELD)]}, day, -day]}]}
+    holder = {**held["holders"][0], "until": until}
+    taken = {"$lt": [number, int(count * (HELD + STALE))]}
+    pipeline: list[dict[str, Any]] = [
+        {"$match": {"_id": key}},
+        {"$set": {"n": {"$range": [0, count]}}},
+        {"$unwind": "$n"},
+        {
+            "$set": {
+                "_id": {"$concat": [PREFIX, {"$toString": "$n"}]},
+                "holders": {"$cond": [taken, [holder], free["holders"]]},
+                "expires_at": {"$cond": [taken, until, free.get("expires_at")]},
+                "acquisitions": {"$toLong": {"$floor": {"$multiply": [{"$rand": {}}, 1000]}}},
+            }
+        },
+        {"$unset": "n"},
+        {"$out": "mongolock_locks"},
+    ]
+    collection.aggregate(pipeline, allowDiskUse=True)
+    ensure_indexes(collection)
+    collection.database.client.admin.command("fsync")  # sizes are known after a checkpoint
+    stats = collection.database.command("collStats", collection.name)
+    sizes = {"documents": int(stats["size"]), "documents on the disk": int(stats["storageSize"])}
+    sizes |= {f"index {name}": int(size) for name, size in stats["indexSizes"].items()}
+    return clock.now() - started, sizes
+
+
+def throughput(bench: Bench, count: int) -> Iterator[Piece]:
+    recipe = next(other for other in OTHERS if other.make is InsertDelete)
+    ready = bench.ready([OURS, BARE, recipe])
+    seconds = 0.4 if bench.quick else 1.5
+    rates: dict[int, dict[str, list[float]]] = {}
+    for threads in THREADS[:2] if bench.quick else THREADS:
+
+        def measure(name: str, threads: int = threads) -> float:
+            with workers(1) as (worker,):
+                bench.open([worker], ready[name])
+                return float(worker.call(pairs_of_many, count, threads, seconds))
+
+        rates[threads] = interleaved(ready, bench.some(1, 3), measure, bench.failed)
+    names = list(ready)
+    made = Table(
+        "Acquire and release per second, of one process, with a different key each time",
+        ["threads", *names, "times two bare writes"],
+        note="Random keys among those that are not held.",
+    )
+    for threads, found in rates.items():
+        ours, bare = found.get(OURS.name), found.get(BARE.name)
+        cells = [Spread.of(found[name]) if name in found else None for name in names]
+        made.rows.append([str(threads), *cells, ratio(ours, bare) if ours and bare else None])
+    yield made
+    yield Data("throughput", {str(n): {name: median(runs) for name, runs in rates[n].items()} for n in rates})
+
+
+def pairs_of_many(state: State, count: int, threads: int, seconds: float) -> float:
+    """In the worker: acquire and release by chance, in so many threads; how many a second."""
+    peer, done, mutex = state["peer"], 0, threading.Lock()
+    first = int(count * (HELD + STALE))
+    peer.acquire(f"{PREFIX}{count - 1}")
+    peer.release(f"{PREFIX}{count - 1}")
+    started = clock.now()
+
+    def work(number: int) -> None:
+        nonlocal done
+        mine, chance = 0, random.Random()
+        while clock.now() < started + seconds:
+            # No two threads take the same key: that is another question.
+            key = f"{PREFIX}{chance.randrange(first + number, count, threads)}"
+            peer.acquire(key)
+            peer.release(key)
+            mine += 1
+        with mutex:
+            done += mine
+
+    in_threads(threads, work)
+    return done / (clock.now() - started)
+
+
+#: What the admin and the commands ask.
+QUERIES: Final[dict[str, Callable[[], object]]] = {
+    "objects.count()": Lock.objects.count,
+    "objects.held().count()": lambda: Lock.objects.held().count(),
+    "objects.stale().count()": lambda: Lock.objects.stale().count(),
+    "objects.waited_for().count()": lambda: Lock.objects.waited_for().count(),
+    "held().order_by('expires_at')[:100]": lambda: list(Lock.objects.held().order_by("expires_at")[:100]),
+    "held().filter(key__startswith=…)[:100]": lambda: list(
+        Lock.objects.held().filter(key__startswith=f"{PREFIX}1")[:100]
+    ),
+    "order_by('key')[:100]": lambda: list(Lock.objects.order_by("key")[:100]),
+    "order_by('-acquisitions')[:100]": lambda: list(Lock.objects.order_by("-acquisitions")[:100]),
+    "get(key=…)": lambda: Lock.objects.get(key=f"{PREFIX}5000"),
+    "held().snapshots(limit=100)": lambda: list(Lock.objects.held().snapshots(limit=100)),
+}
+
+
+def looking(bench: Bench, worker: Worker, count: int) -> Iterator[Piece]:
+    made = Table(f"Looking at {count:,} locks", ["Lock.…", "ms"], note="Includes the time of the ORM.")
+    found = interleaved(
+        QUERIES, bench.some(1, 3), lambda name: float(worker.call(ask, name, patience=90)), bench.failed
+    )
+    for name, times in found.items():
+        made.rows.append([name, Spread.of(times)])
+    yield made
+
+
+def ask(state: State, name: str) -> float:
+    """In the worker: milliseconds of a query."""
+    before = clock.now()
+    QUERIES[name]()
+    return (clock.now() - before) * 1000
+
+
+def clearing(worker: Worker, count: int) -> Iterator[Piece]:
+    seconds, said = worker.call(clear, patience=180)
+    stale = int(count * (HELD + STALE)) - int(count * HELD)
+    made = Table("manage.py clear_stale_locks", ["stale", "of", "seconds", "stale locks/s", "it said"])
+    made.rows.append([f"{stale:,}", f"{count:,}", seconds, stale / seconds, said])
+    yield made
+
+
+def clear(state: State) -> tuple[float, str]:
+    """In the worker: seconds, and what it said."""
+    said, before = io.StringIO(), clock.now()
+    call_command("clear_stale_locks", interactive=False, stdout=said, stderr=io.StringIO())
+    return clock.now() - before, said.getvalue().splitlines()[0]

@@ -1,0 +1,499 @@
+"""python3 dev.py bench: that it measures what it says, and throws out what is no lock. Its figures are no test."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bench.__main__ as command
+from bench import machine, page
+from bench.bench import Bench
+from bench.contend import Liar, in_a_loop, prove
+from bench.contenders import BARE, OURS, Contender
+from bench.measure import Goal, Note, Piece, Spread, Table, Turn, Turns, as_json, interleaved, ratio, shown
+from bench.model import Costs, Fleet, demand, first_to_break, most_processes
+from bench.peers import Peer
+from bench.questions import QUESTIONS, Question
+from bench.simulation import Steps, simulate
+from bench.workers import State, Worker, WorkerError, workers
+from bench.world import Missing, World
+
+fcntl = pytest.importorskip("fcntl")
+ROOT = Path(__file__).resolve().parents[2]
+COSTS = Costs(2.0, 1_000, 10_000, 1.0, 500, 1.0, 0.04, 300, 0.05, 4.0, 100.0, 3.0)
+
+
+class NoLock(Peer):
+    """Lets everybody in."""
+
+    needs = "directory"
+
+    def acquire(self, key: str) -> None:
+        pass
+
+    release = acquire
+
+
+class Flock(NoLock):
+    """A real lock, of the file system, that waits in the kernel."""
+
+    waits = "is told"
+
+    def acquire(self, key: str) -> None:
+        self.file = os.open(Path(self.uri, key), os.O_CREAT | os.O_RDWR)
+        fcntl.flock(self.file, fcntl.LOCK_EX)
+
+    def release(self, key: str) -> None:
+        os.close(self.file)
+
+
+class Late(NoLock):
+    """Nearly a lock: a file that is looked for, and then made. Who looks at the same moment gets in as well."""
+
+    def acquire(self, key: str) -> None:
+        file = Path(self.uri, key)
+        while file.exists():
+            time.sleep(0.001)
+        time.sleep(0.002)
+        file.touch()
+
+    def release(self, key: str) -> None:
+        Path(self.uri, key).unlink(missing_ok=True)
+
+
+class Failing(NoLock):
+    """Does not connect."""
+
+    def open(self) -> None:
+        raise OSError("no such server")
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with World() as found:
+        yield found
+
+
+def contender(make: type[Peer]) -> Contender:
+    return Contender(make.__name__, make, make.needs)
+
+
+# The checker
+
+
+@pytest.mark.parametrize("make", [NoLock, Late])
+def test_what_is_no_lock_is_found_out(make: type[Peer], world: World) -> None:
+    """Two processes that are both let in are seen, by the times at which they had it."""
+    bench = Bench(world, quick=True)
+    with workers(2) as crew:
+        bench.open(crew, contender(make))
+        with pytest.raises(Liar, match="it is no lock"):
+            prove_often(crew)
+
+
+def prove_often(crew: list[Worker]) -> None:
+    """Nearly a lock is not found out each time."""
+    for number in range(5):
+        prove(crew, f"key-{number}")
+
+
+def test_who_lies_is_left_out_of_the_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no row in any table, and a note names it; the others are measured as if it were not there."""
+    honest, lies = contender(Flock), contender(NoLock)
+    module = sys.modules["bench.questions.contended"]
+    monkeypatch.setattr(module, "QUICK_SIZES", {2: (1, 0.2, (lies,))})
+    monkeypatch.setattr(module, "OURS", honest)
+    monkeypatch.setattr(module, "bare_write", lambda world: 1.0)
+    bench = Bench(world, quick=True)
+    tables = [piece for piece in QUESTIONS["contended"].ask(bench) if isinstance(piece, Table)]
+    assert len(tables) == 3
+    assert all([row[0] for row in table.rows] == [honest.name] for table in tables)
+    assert [note.text.split(": it is no lock")[0] for note in bench.notes] == ["NoLock: left out"]
+
+
+def test_ours_is_found_to_be_one(world: World) -> None:
+    """The same checker has nothing to say of two processes that use this library, and sees them take turns."""
+    bench = Bench(world, quick=True)
+    with workers(2) as crew:
+        bench.open(crew, OURS)
+        prove(crew, "first")
+        turns, begin, cpu = in_a_loop(crew, "second", seconds=0.3)
+    assert {turn.worker for turn in turns.turns} == {0, 1}
+    assert turns.hand_overs
+    assert cpu > 0
+    assert min(turn.asked for turn in turns.turns) >= begin
+
+
+def test_turns() -> None:
+    """Overlaps, hand-overs and overtakings, on a line of four turns that can be counted by hand."""
+    fair = [Turn(0.0, 1.0, 2.0), Turn(0.5, 2.01, 3.0), Turn(0.9, 3.02, 4.0), Turn(4.5, 4.6, 5.0)]
+    turns = Turns(list(reversed(fair)))
+    assert turns.held_twice == 0
+    assert [round(time) for time in turns.hand_overs] == [10, 20]  # nobody waited for the last one
+    assert turns.overtakings() == 0
+    assert Turns([*fair, Turn(0.1, 3.5, 3.6)]).held_twice == 1
+    assert Turns([*fair, Turn(0.1, 6.0, 7.0)]).overtakings() == 3
+
+
+# Measuring
+
+
+def test_rounds_are_interleaved_and_who_fails_is_left_out() -> None:
+    """Everybody once in each round; after an error nobody asks that one again, and the rest goes on."""
+    asked: list[str] = []
+    failed: list[str] = []
+
+    def measure(name: str) -> float:
+        asked.append(name)
+        if name == "b" and asked.count("b") == 2:
+            raise ValueError("it ended")
+        return float(asked.count(name))
+
+    found = interleaved("abc", 4, measure, lambda name, error: failed.append(f"{name}: {error}"))
+    assert found == {"a": [1, 2, 3, 4], "c": [1, 2, 3, 4]}
+    assert failed == ["b: it ended"]
+    assert all(sorted(asked[n : n + 3]) == list("abc") for n in (0, 3))
+    assert asked.count("b") == 2
+
+
+def test_ratios_are_of_one_round() -> None:
+    """Noise that hits a round hits both sides of its ratio."""
+    assert ratio([2.0, 20.0, 4.0], [1.0, 10.0, 2.0]) == Spread(2.0, 2.0, 2.0)
+    assert ratio([1.0], [0.0])[0] != ratio([1.0], [0.0])[0]
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        (None, "–"),
+        (float("nan"), "–"),
+        ("text", "text"),
+        (3, "3"),
+        (1234567.0, "1,234,567"),
+        (0.01234, "0.0123"),
+        (12.345, "12.3"),
+        (Spread(1.5, 1.25, 2.0), "1.50 (1.25–2)"),
+        ([1.5, 1.5, 1.5], "1.50"),
+    ],
+)
+def test_cells(cell: object, text: str) -> None:
+    """What people read; a spread that comes back from JSON is a list."""
+    assert shown(cell) == text
+
+
+# The workers
+
+
+def fail(state: State) -> None:
+    raise ValueError("said so")
+
+
+def sleep(state: State, seconds: float) -> int:
+    time.sleep(seconds)
+    return os.getpid()
+
+
+def test_an_error_in_a_worker_is_told() -> None:
+    """With its type and its place; the worker lives on."""
+    with workers(1) as (worker,):
+        with pytest.raises(WorkerError, match=r"ValueError: said so \(test_bench\.py:\d+\)"):
+            worker.call(fail)
+        assert worker.call(sleep, 0.0) == worker.pid
+
+
+def test_a_worker_that_hangs_or_dies_is_told_and_ended() -> None:
+    """Nobody waits for it without end, and nothing of it is left behind."""
+    with workers(2) as (hangs, dies):
+        hangs.begin(sleep, 60)
+        with pytest.raises(WorkerError, match="no result within"):
+            hangs.result(0.1)
+        dies.begin(sleep, 60)
+        os.kill(dies.pid, signal.SIGKILL)
+        with pytest.raises(WorkerError, match="has ended"):
+            dies.result()
+        pids = [hangs.pid, dies.pid]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_who_cannot_connect_is_left_out(world: World) -> None:
+    """A peer whose server does not answer does not end the run."""
+    bench = Bench(world, quick=True)
+
+    def measure(name: str) -> float:
+        with workers(1) as crew:
+            bench.open(crew, contender(Failing))
+        return 0.0
+
+    assert interleaved(["it"], 2, measure, bench.failed) == {}
+    assert "no such server" in bench.notes[0].text
+
+
+def test_what_is_missing_is_said(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package or a server that is not here is named with a reason, once."""
+
+    class Nowhere(NoLock):
+        package = "there-is-no-such-package"
+
+    bench, elsewhere = Bench(world), Contender("elsewhere", NoLock, "redis")
+    monkeypatch.setattr(World, "_server", staticmethod(missing_server))
+    monkeypatch.setitem(world._missing, "redis", "no redis-server on PATH: apt-get install redis-server")
+    for _ in range(2):
+        assert list(bench.ready([contender(Nowhere), elsewhere, contender(NoLock)])) == ["NoLock"]
+    assert [note.text for note in bench.notes] == [
+        "Nowhere: left out: there-is-no-such-package is not installed",
+        "elsewhere: left out: no redis-server on PATH: apt-get install redis-server",
+    ]
+
+
+def missing_server(name: str) -> Any:
+    raise Missing(name)
+
+
+# The command
+
+
+GOOD = Goal("reached", 1.0, 2.0)
+
+
+def fine(bench: Bench) -> Iterator[Piece]:
+    """Fine."""
+    yield Table("T", ["a", "b"], [["x", Spread(1.0, 0.5, 2.0)]], note="n")
+    yield GOOD
+
+
+def breaks(bench: Bench) -> Iterator[Piece]:
+    """It breaks after its first table."""
+    yield Table("first", ["a"], [["x"]])
+    raise ValueError("broken")
+
+
+def hangs(bench: Bench) -> Iterator[Piece]:
+    """It never ends."""
+    yield Note("begun")
+    time.sleep(60)
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "facts", lambda: {"servers": {}, "packages": {}})
+    for name in list(QUESTIONS):
+        monkeypatch.delitem(QUESTIONS, name)
+    for ask, limit in ((hangs, 0.3), (breaks, 30.0), (fine, 30.0)):
+        monkeypatch.setitem(QUESTIONS, ask.__name__, Question(ask, limit))
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no alarm on this system")
+def test_a_question_that_breaks_or_hangs_does_not_end_the_run(
+    fakes: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it had found until then is kept, the others are asked, and the exit code says that not all went well."""
+    file, started = tmp_path / "figures.json", time.monotonic()
+    assert command.main(["--json", str(file)]) == 1
+    assert time.monotonic() - started < 30  # what hangs would do so for a minute
+    found = json.loads(file.read_text())["questions"]
+    assert list(found) == ["hangs", "breaks", "fine"]
+    assert found["hangs"]["error"] == "ended after 0 s"
+    assert found["hangs"]["notes"][0] == "begun"
+    assert found["breaks"]["error"] == "ValueError: broken"
+    assert found["breaks"]["tables"][0]["title"] == "first"
+    assert "error" not in found["fine"]
+    assert found["fine"]["goals"] == [{"what": "reached", "measured": 1.0, "most": 2.0, "met": True}]
+    assert "met     reached: 1 (goal: at most 2)" in capsys.readouterr().out
+
+
+def test_a_question_by_name(fakes: None, tmp_path: Path) -> None:
+    """Only that one is asked."""
+    file = tmp_path / "figures.json"
+    assert command.main(["fine", "--json", str(file)]) == 0
+    assert list(json.loads(file.read_text())["questions"]) == ["fine"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fien"], "there is no question fien, only alone"),
+        (["--quick", "--docs"], "nothing that may stand in"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line that says what there is."""
+    with pytest.raises(SystemExit) as end:
+        command.main(arguments)
+    assert end.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_quick_question_end_to_end(tmp_path: Path) -> None:
+    """The command as a person runs it: real servers, real locks, a table, and the figures in the file."""
+    file = tmp_path / "figures.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "alone", "--quick", "--json", str(file)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "One node: acquire and release, uncontended" in done.stdout
+    answers = json.loads(file.read_text())
+    assert answers["machine"]["cores"]
+    rows = {row[0]: row for row in answers["questions"]["alone"]["tables"][0]["rows"]}
+    assert {OURS.name, BARE.name} <= set(rows)
+    assert all(row[1][0] > 0 for row in rows.values())
+
+
+# The page
+
+
+def test_the_page_has_a_place_for_every_question() -> None:
+    """And for the machine, and for where others are better."""
+    text = page.PAGE.read_text()
+    for name in [*QUESTIONS, "machine", "better"]:
+        assert page.put(text, name, "new").count(f"<!-- begin {name} -->\nnew\n<!-- end {name} -->") == 1
+
+
+def test_writing_the_page(tmp_path: Path) -> None:
+    """Tables and goals stand in their places, plots are drawn, and what was not asked stays as it is."""
+    there = tmp_path / "docs/evidence/data/page.md"
+    there.parent.mkdir(parents=True)
+    there.write_text("".join(f"<!-- begin {n} -->\nold {n}\n<!-- end {n} -->\n" for n in ("alone", "held", "machine")))
+    rows = Table("T", ["lock", "ms"], [[OURS.name, Spread(1.0, 0.5, 2.0)], ["a|b", 3]], note="n")
+    found = as_json([rows, GOOD, Note("by the way")])
+    found["data"] = {"one node": {OURS.name: [1.0, 2.0], "b": [3.0]}}
+    facts = {"date": "2026-01-01", "processor": "P", "cores": 2, "memory": "1 GB", "system": "S", "python": "3"}
+    facts |= {"servers": {"Redis": "7"}, "packages": {"redis": "5"}, "one write to the disk, ms": 0.2}
+    page.write({"machine": facts, "questions": {"alone": found}}, there)
+    text = there.read_text()
+    assert "| **django_mongolock** | 1 (0.50–2) |\n| a\\|b | 3 |" in text
+    assert "- met: reached: 1 (goal: at most 2)" in text
+    assert "- by the way" in text
+    assert "old held" in text
+    assert "old alone" not in text
+    assert "Redis 7" in text
+    picture = (tmp_path / "docs/images/benchmark-alone.svg").read_text()
+    assert "django_mongolock" in picture
+    assert not (tmp_path / "docs/images/benchmark-killed.svg").exists()
+
+
+def test_who_is_better_is_named() -> None:
+    """Everybody who is faster, except the bare writes, which are no lock."""
+    (line,) = page.ahead("free lock", {OURS.name: 2.0, "redis-py": 0.1, "slow": 5.0, BARE.name: 1.0}, "ms")
+    assert line == "- free lock (django_mongolock: 2 ms): redis-py 0.10 ms"
+    assert list(page.ahead("free lock", {OURS.name: 2.0}, "ms")) == ["- free lock (django_mongolock: 2 ms): none"]
+
+
+# The model
+
+
+def test_the_model_adds_up() -> None:
+    """Ten times the processes: ten times the commands, and a hundred times the work for streams."""
+    small, large = (demand(COSTS, Fleet(processes)) for processes in (100, 1_000))
+    assert large.commands == pytest.approx(10 * small.commands)
+    assert large.ops_cores == pytest.approx(10 * small.ops_cores)
+    assert large.stream_cores == pytest.approx(100 * small.stream_cores)
+    assert demand(COSTS, Fleet(1_000, contended=0)).stream_cores == 0
+
+
+def test_shards_share_what_can_be_shared() -> None:
+    """Commands and changes are split; every stream has a cursor on each shard, and connections are not fewer."""
+    one, four = demand(COSTS, Fleet(1_000)), demand(COSTS, Fleet(1_000, shards=4))
+    assert four.commands == pytest.approx(one.commands / 4)
+    assert four.stream_cores == pytest.approx(one.stream_cores / 4)
+    assert four.connections == one.connections
+
+
+def test_renewals_cost_only_locks_that_are_held_for_long() -> None:
+    """What is given back before a third of its lease is over is never renewed."""
+    brief, long = (demand(COSTS, Fleet(1_000, hold=hold, contended=0)) for hold in (9, 60))
+    assert demand(COSTS, Fleet(1_000, hold=1, contended=0)) == brief
+    assert long.oplog_gb_hour > brief.oplog_gb_hour
+
+
+def test_what_breaks_first_is_what_is_over_its_limit() -> None:
+    """The largest fleet that fits does fit, and one that is a tenth larger does not."""
+    fleet = Fleet(1)
+    most = most_processes(COSTS, fleet)
+    assert demand(COSTS, Fleet(most)).busy <= 1
+    assert demand(COSTS, Fleet(most + most // 10)).busy > 1
+    assert first_to_break(demand(COSTS, Fleet(100_000))).startswith("streams (")
+    assert first_to_break(demand(COSTS, Fleet(100_000, rate=0.0001, contended=0))).startswith("connections (")
+
+
+# The simulation
+
+STEPS = Steps(
+    client_cpu=0.8,
+    acquire_cpu=0.4,
+    release_cpu=0.4,
+    journal=1.0,
+    wake_cpu=0.3,
+    stream_cpu=0.1,
+    queued_cpu=0.4,
+    waiter_cpu=0.0,
+)
+
+
+def test_one_process_takes_as_long_as_its_steps() -> None:
+    """Alone there is nothing to wait for: the steps add up."""
+    found = simulate(STEPS, 1, 10_000)
+    assert found.per_second == pytest.approx(1000 / (0.8 + 0.4 + 0.4 + 1.0 + 1.0), rel=0.01)
+    assert found.hand_overs == []
+
+
+def test_a_hand_over_is_its_steps_while_there_are_cores() -> None:
+    """Release, disk, wake: with a core for each nobody waits for the processor."""
+    found = simulate(Steps(**{**as_dict(STEPS), "cores": 64}), 8, 10_000)
+    assert sorted(found.hand_overs)[len(found.hand_overs) // 2] == pytest.approx(0.4 + 0.4 + 1.0 + 0.3, rel=0.05)
+
+
+def test_throughput_of_one_key_does_not_fall_with_those_who_want_it() -> None:
+    """If only the head of the queue reads its streams: a crowd costs no more than a few, unless all read theirs."""
+    head = Steps(**{**as_dict(STEPS), "rest": 1.0})
+    few, many = (simulate(head, count, 10_000).per_second for count in (16, 128))
+    assert many == pytest.approx(few, rel=0.1)
+    assert simulate(STEPS, 128, 10_000).per_second < many / 1.2
+    assert simulate(Steps(**{**as_dict(STEPS), "rest": 0.0}), 128, 10_000).per_second < many / 2
+
+
+def test_each_waiter_makes_commands_longer() -> None:
+    """A document with more waiters costs the server more, and so its key changes hands less often."""
+    steps = Steps(**{**as_dict(STEPS), "waiter_cpu": 0.01})
+    few, many = (simulate(steps, count, 10_000).per_second for count in (2, 128))
+    assert simulate(STEPS, 2, 10_000).per_second == pytest.approx(few, rel=0.02)
+    assert many < few / 1.5
+
+
+def test_cores_that_are_busy_make_others_wait() -> None:
+    """Never more work in a second than there are cores."""
+    found = simulate(Steps(**{**as_dict(STEPS), "cores": 1}), 32, 10_000)
+    assert found.busy / found.elapsed <= 1.01
+    assert found.per_second < simulate(STEPS, 32, 10_000).per_second
+
+
+def as_dict(steps: Steps) -> dict[str, Any]:
+    return {name: getattr(steps, name) for name in Steps.__slots__}
+
+
+def test_workers_end_with_those_who_started_them(tmp_path: Path) -> None:
+    """Nothing is left behind where the command is killed: a worker that nobody talks to any more ends."""
+    code = "from bench.workers import Worker; w = Worker(); print(w.pid, flush=True); input()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    pid = int(process.stdout.readline())
+    process.kill()
+    process.communicate()
+    end = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()

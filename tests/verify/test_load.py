@@ -1,0 +1,29 @@
+"""The short version of `python3 dev.py load`, which measures an hour's worth of locking."""
+
+import pytest
+
+from bench import load
+from bench.load import Row
+
+
+def bad(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if not row.ok]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["crowd", "cycles", "pool", "restarts"])
+def test_nothing_grows(part: str, mongo_uri: str) -> None:
+    """P6, F9, F20, F44: no threads, connections, cursors, memory, documents or grants are left by some 1,600
+    acquisitions; 16 processes at one key each get it, alone; a client that may open one connection loses no lock; and
+    a server that is killed and comes back holds up nobody for good."""
+    assert not bad(load.parts(mongo_uri, quick=True)[part]())
+
+
+def test_what_grows_is_seen() -> None:
+    """The judgement can fail: one thread, one document, one grant too many, and ten megabytes."""
+    before = {"threads": 5.0, "documents": 7.0, "grants, waiting, removals": 0.0, "memory, bytes": 50e6}
+    after = {"threads": 6.0, "documents": 8.0, "grants, waiting, removals": 1.0, "memory, bytes": 60e6}
+    assert not bad(load.grown(before, before))
+    assert [row.what for row in bad(load.grown(before, after))] == list(before)
+    assert "TOO MUCH" in load.table("cycles", load.grown(before, after))
+    assert "TOO MUCH" not in load.table("cycles", load.grown(before, before))

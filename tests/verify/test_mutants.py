@@ -1,0 +1,145 @@
+"""The tool that breaks the engine: a mutant is what runs, nothing of it stays, and the simulation finds a defect."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_mongolock.engine.grant import Grant
+from django_mongolock.engine.session.local_queue import LocalQueue
+from django_mongolock.engine.step import Step
+from verify.simulation import hunt, mutants, mutation
+from verify.simulation.defects import DEFECTS, broken
+from verify.simulation.invariants import minimum_holds
+from verify.simulation.results import Book, Result, totals
+
+MUTATED = "session.local_queue"
+
+
+@pytest.fixture
+def unimported() -> Iterator[str]:
+    """A module of the engine that is imported again, and afterwards is as it was."""
+    name = f"{mutation.PACKAGE}.{MUTATED}"
+    module = sys.modules.pop(name)
+    package, _, attribute = name.rpartition(".")
+    before = list(sys.meta_path)
+    yield name
+    sys.meta_path[:] = before
+    sys.modules[name] = module
+    setattr(sys.modules[package], attribute, module)
+
+
+def test_a_mutant_is_what_is_imported(unimported: str) -> None:
+    """One line is another one in the module that runs; its file stays as it is."""
+    source = mutation.file(MUTATED).read_text()
+    mutant = next(each for each in mutation.mutants(MUTATED) if each.before == "turn != 'now'")
+    whole, changed = ast.unparse(ast.parse(source)), ast.unparse(mutation.mutated(mutant))
+    lines = zip(whole.splitlines(), changed.splitlines(), strict=True)
+    differing = [(one.strip(), other.strip()) for one, other in lines if one != other]
+    assert differing == [("grant.reporting.busy = turn != 'now'", "grant.reporting.busy = turn == 'now'")]
+    mutation.install(mutant.name)
+    made = importlib.import_module(unimported)
+    assert made.LocalQueue.join.__code__ != LocalQueue.join.__code__
+    assert made.LocalQueue.turn.__code__ == LocalQueue.turn.__code__
+    assert mutation.file(MUTATED).read_text() == source
+
+
+def test_a_mutant_of_a_module_that_is_imported_is_refused() -> None:
+    """Otherwise the whole engine would pass for the broken one."""
+    with pytest.raises(RuntimeError, match="is imported already"):
+        mutation.install("grant:0")
+
+
+@pytest.mark.parametrize("name", ["grant", "grant:99999", "grant:-1", "nothing:0", ""])
+def test_an_unknown_mutant_is_an_error(name: str) -> None:
+    """A name that means nothing breaks nothing, and says so."""
+    with pytest.raises(KeyError, match="no mutant"):
+        mutation.find(name)
+
+
+def test_every_mutant_can_be_compiled_and_differs() -> None:
+    """No mutant is the engine as it is."""
+    for mutant in mutants.sample(60, seed=3):
+        tree = mutation.mutated(mutant)
+        compile(tree, "mutant", "exec")
+        assert ast.dump(tree) != ast.dump(ast.parse(mutation.file(mutant.module).read_text()))
+
+
+def test_a_larger_sample_begins_with_a_smaller_one() -> None:
+    """So what is known of one need not be run again for the other."""
+    assert mutants.sample(40, seed=1)[:20] == mutants.sample(20, seed=1)
+
+
+def test_known_mutants_are_found_again(tmp_path: Path) -> None:
+    """After the engine has changed: by their text, and those that are not there any more are dropped."""
+    book, mutant = Book(tmp_path / "mutants.json"), mutation.mutants(MUTATED)[5]
+    book.keep(Result(f"{MUTATED}:999", mutant.line + 1, mutant.before, mutant.after, test="a test"))
+    book.keep(Result(f"{MUTATED}:1000", 1, "nothing like this", "nor this"))
+    mutants.find_again(book)
+    (found,) = Book(book.path).results.values()
+    assert (found.name, found.line, found.test) == (mutant.name, mutant.line, "a test")
+
+
+def test_the_rate_leaves_out_what_is_equivalent() -> None:
+    """And counts each mutant once."""
+    known = [
+        Result("a", 1, "", "", found="crash", test="both"),
+        Result("b", 1, "", "", test="one"),
+        Result("c", 1, "", "", note="equivalent: the same"),
+        Result("d", 1, "", "", note="open"),
+    ]
+    assert totals(known) == "4 mutants: simulation 1, tests 1, equivalent 1: 66.7 %\n"
+
+
+@pytest.mark.parametrize("name", sorted(DEFECTS))
+def test_a_defect_is_put_back_and_undone(name: str) -> None:
+    """Every defect finds what it patches, and leaves the engine whole."""
+    held = vars(Grant)["held"]
+    with broken(name):
+        assert (vars(Grant)["held"] is held) == (name != "no-deadline")
+    assert vars(Grant)["held"] is held
+
+
+def test_an_unknown_defect_is_an_error() -> None:
+    """A misspelt name must not pass for a defect that nothing finds."""
+    with pytest.raises(KeyError), broken("no-such-defect"):
+        pass
+
+
+def test_a_defect_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    """A release that removes any holder is found by the first seeds."""
+    hunt.hunt("release-by-key", 1e9)
+    assert '"found": "violation"' in capsys.readouterr().out
+
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def held(until: float, **facts: Any) -> dict[str, Any]:
+    """A document that one grant with a minimum hold of four seconds holds, written after two."""
+    times = {"acquired_at": BEGIN, "until": BEGIN + timedelta(seconds=until), "min_hold": 4_000}
+    holder = {"grant": "g", **times, **facts}
+    return {"holders": [holder], "written_at": BEGIN + timedelta(seconds=2)}
+
+
+def test_the_end_of_a_minimum_hold_is_not_moved() -> None:
+    """F64: nothing keeps a lock that was released for longer; a holder that works may be renewed."""
+    assert list(minimum_holds(held(4, released=BEGIN), held(4, released=BEGIN), Step())) == []
+    assert list(minimum_holds(held(4), held(9), Step(renew=("g",)))) == []
+    assert len(list(minimum_holds(held(4, released=BEGIN), held(5, released=BEGIN), Step(renew=("g",))))) == 1
+
+
+def test_a_minimum_hold_is_not_ended_by_a_release() -> None:
+    """A release before its end leaves the holder; an operator's does not, nor one of a lease that is over."""
+    free = {"holders": [], "written_at": BEGIN + timedelta(seconds=2)}
+    assert len(list(minimum_holds(held(30), free, Step(remove=("g",))))) == 1
+    assert list(minimum_holds(held(30), free, Step(remove=("g",), force=True))) == []
+    assert list(minimum_holds(held(1), free, Step(remove=("g",)))) == []
+    assert list(minimum_holds(held(30, min_hold=0), free, Step(remove=("g",)))) == []

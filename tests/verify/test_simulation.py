@@ -1,0 +1,226 @@
+"""The engine under virtual time: no seed breaks a promise, and a broken engine is found and told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+import pytest
+
+from django_mongolock.engine.session import wakeups
+from django_mongolock.engine.session.cleanup import Cleanup
+from django_mongolock.engine.session.commands import Commands
+from django_mongolock.engine.session.grant_registry import GrantRegistry
+from django_mongolock.engine.session.local_queue import LocalQueue
+from verify.simulation.faults import FAULTS
+from verify.simulation.kernel import Kernel, Process
+from verify.simulation.link import Link
+from verify.simulation.plans import disturbed, usual
+from verify.simulation.run import Outcome, simulate
+from verify.simulation.schedule import Event, ambiguous, schedule
+from verify.simulation.shell import ENGINE
+from verify.simulation.shrink import shrunk, story
+from verify.simulation.strikes import LineStrike, Struck
+from verify.simulation.world import World
+
+#: How many runs of a minute are made.
+RUNS = 24
+
+
+def told(outcome: Outcome) -> str:
+    """The records of a run, as text."""
+    return json.dumps(outcome.records, sort_keys=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1, RUNS + 1, 8))
+def test_no_promise_is_broken(first: int) -> None:
+    """P1 to P7: eight minutes of faults, judged by the checker of the fault runs."""
+    for seed in range(first, first + 8):
+        outcome = simulate(seed, 60.0)
+        assert outcome.violations == [], f"python3 dev.py simulate --seed {seed}"
+        assert outcome.crashes == []
+        assert outcome.grants > 30
+
+
+def disturbed_run(seed: int) -> Outcome:
+    """A short run in which much goes wrong."""
+    return simulate(seed, 6.0, ambiguous(seed, 6.0), plan=disturbed)
+
+
+def test_a_seed_is_always_the_same_run() -> None:
+    """What a seed does depends on nothing else, so that a failure can be run again: not on earlier runs, nor on the
+    order of sets, which another process has otherwise."""
+    first = told(disturbed_run(7))
+    assert told(disturbed_run(8)) != first
+    assert told(disturbed_run(7)) == first
+    program = "from tests.verify.test_simulation import *; print(told(disturbed_run(7)))"
+    environment = {**os.environ, "PYTHONHASHSEED": "1", "DJANGO_SETTINGS_MODULE": "testproject.settings"}
+    command = [sys.executable, "-c", program]
+    assert subprocess.check_output(command, env=environment, text=True).strip() == first
+
+
+def test_every_fault_is_chosen_by_some_seed() -> None:
+    """No fault is only listed."""
+    assert {event.name for seed in range(1, 60) for event in schedule(seed, 60.0)} == set(FAULTS)
+    assert {event.name for event in ambiguous(1, 60.0)} >= {"lost-answers", "twice"}
+
+
+def test_every_fault_is_injected() -> None:
+    """Each is begun and healed, and so is what the processes do to themselves."""
+    events = [Event(name, 1.0 + place / 2, place) for place, name in enumerate(FAULTS)]
+    everything = sorted([*events, *ambiguous(3, 15.0)], key=lambda event: event.at)
+    outcome = simulate(3, 15.0, everything, plan=disturbed)
+    seen = {record["name"] for record in outcome.records if record["what"] == "fault"}
+    assert seen >= {*FAULTS, "cancel", "strike"}
+    assert outcome.is_good
+    assert all(outcome.counts[name] > 0 for name in ("answers lost", "commands twice", "cancellations", "signals"))
+    usual = {record["name"] for record in simulate(3, 20.0, []).records if record["what"] == "fault"}
+    assert usual == {"cancel", "strike", "forget", "fork"}
+
+
+def test_a_fault_that_ends_heals_nothing_else() -> None:
+    """Two troubles of one network: when the first is over, the second is still there."""
+    world = World(1, usual)
+    world.janitor.begin(cut := Link(cut=True, slow=2.0))
+    world.janitor.begin(slow := Link(slow=1.0))
+    assert world.janitor.link == Link(cut=True, slow=2.0)
+    world.janitor.end(cut)
+    assert world.janitor.link == slow
+    world.janitor.end(slow)
+    assert world.janitor.link == Link()
+
+
+def test_what_is_abandoned_and_not_removed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry of an attempt that is over is seen where it stands."""
+    monkeypatch.setattr(Cleanup, "ensure_removed", lambda self, grant, stays=False: None)
+    found = [violation.text for violation in simulate(1, 20.0, []).violations if violation.rule == "stood"]
+    assert any("an entry of an attempt that is over" in text for text in found)
+
+
+@pytest.fixture
+def no_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F69 again: a waiter that comes back to the queue has just arrived."""
+    monkeypatch.setattr(Commands, "with_arrival", lambda self, step, entry, grant, now: step)
+
+
+@pytest.mark.usefixtures("no_arrival")
+def test_a_broken_engine_is_found_and_told() -> None:
+    """The checker finds it, the schedule is made shorter, and what is left is told in a few lines."""
+    found = next(seed for seed in range(1, 20) if any(v.rule == "order" for v in simulate(seed, 60.0).violations))
+    case = shrunk(found, 60.0, "order", patience=8.0)
+    assert case.seconds < 60.0
+    assert len(case.events) < len(schedule(found, 60.0)) / 2
+    text = story(case, case.run())
+    assert "was overtaken by" in text
+    assert 5 <= len(text.splitlines()) <= 30
+    assert text == story(case, case.run())
+
+
+def engine() -> dict[str, Any]:
+    """Everything that the modules of the engine hold."""
+    modules = [(name, module) for name, module in sys.modules.items() if name.startswith(ENGINE)]
+    held = {
+        f"{name}.{attribute}": value
+        for name, module in modules
+        for attribute, value in vars(module).items()
+        if attribute != "__warningregistry__"
+    }
+    return held | {"wait": wakeups.Wakeup.wait, "wake": wakeups.Wakeup.wake}
+
+
+def test_the_engine_is_left_as_it_was() -> None:
+    """After a run the engine's modules have their threads again, also after one that failed."""
+    before = engine()
+    with pytest.raises(KeyError):
+        simulate(1, 2.0, [Event("no such fault", 1.0, 1)])
+    assert {name for name, value in engine().items() if before.get(name) is not value} == set()
+
+
+# The kernel
+
+
+def test_time_goes_by_when_all_wait() -> None:
+    """Strands run in the order in which they are due, whatever they were started in."""
+    kernel, seen = Kernel(1), []
+
+    def strand(seconds: float) -> None:
+        kernel.sleep(seconds)
+        seen.append((seconds, round(kernel.time, 2)))
+
+    for seconds in (3.0, 1.0, 2.0):
+        kernel.spawn(kernel.outside, partial(strand, seconds))
+    kernel.run(10.0)
+    assert seen == [(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)]
+    assert kernel.time == 10.0
+
+
+def test_a_stopped_process_runs_later_and_a_dead_one_never() -> None:
+    """SIGSTOP and SIGKILL."""
+    kernel, seen = Kernel(1), []
+    stopped, dead = kernel.process("stopped"), kernel.process("dead")
+
+    def strand(process: Process) -> None:
+        kernel.sleep(1.0)
+        seen.append((process.kind, round(kernel.time)))
+
+    for process in (stopped, dead):
+        kernel.spawn(process, partial(strand, process))
+    kernel.spawn(dead, lambda: seen.append(("unborn", 0)), after=0.6)
+    kernel.run(0.5)
+    stopped.stopped_until = 5.0
+    dead.alive = False
+    kernel.run(10.0)
+    kernel.close()
+    assert seen == [("stopped", 5)]
+
+
+def test_a_strand_is_struck_where_it_waits() -> None:
+    """What a signal handler raises comes out of the wait, once."""
+    kernel, seen = Kernel(1), []
+
+    def strand() -> None:
+        try:
+            kernel.sleep(100.0)
+        except ZeroDivisionError:
+            seen.append(kernel.time)
+        kernel.sleep(1.0)
+        seen.append(kernel.time)
+
+    struck = kernel.spawn(kernel.outside, strand)
+    kernel.run(2.0)
+    kernel.strike(struck, ZeroDivisionError())
+    kernel.run(10.0)
+    assert [round(at) for at in seen] == [2, 3]
+    assert kernel.failures == []
+
+
+def test_a_strand_is_struck_at_a_line() -> None:
+    """At the line of the engine with that number, once, and never where an interpreter looks for no signal."""
+    kernel, struck = Kernel(1), []
+    queue = LocalQueue(9, GrantRegistry(None))  # type: ignore[arg-type]
+
+    def strand(number: int) -> None:
+        strike = LineStrike(kernel, number)
+        try:
+            with strike:
+                queue.wake_first(("k", "exclusive", 1, 1, None, 0))
+                queue.wake_first(("k", "exclusive", 1, 1, None, 0))
+        except Struck:
+            struck.append(number)
+        assert strike.has_struck == (number in struck)
+        assert not queue._mutex.locked()
+        if strike.has_struck:
+            with strike:
+                queue.wake_first(("k", "exclusive", 1, 1, None, 0))  # it strikes no more
+
+    for number in range(20):
+        kernel.spawn(kernel.outside, partial(strand, number), after=number)
+    kernel.run(30.0)
+    assert kernel.failures == []
+    assert struck == list(range(1, len(struck) + 1))
+    assert 6 <= len(struck) <= 12

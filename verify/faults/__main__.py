@@ -1,0 +1,106 @@
+"""Run locks under faults, and have a checker say whether they kept their promises.
+
+    python3 dev.py faults                                   60 s of all faults
+    python3 dev.py faults --fault kill-primary --seconds 30
+    python3 dev.py faults --each --json each.json           each fault alone
+    python3 dev.py faults --lock redis                      the same for redis-py's Lock on a real Redis
+
+Ends with 1 if a promise was broken, with 2 if the servers did not come up.
+The same seed
+makes the same choices; how the processes interleave is theirs.
+"""
+
+import argparse
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from testproject.servers import ServerError
+from verify.faults.peers import SITES
+from verify.faults.run import NAMES, Outcome, Run
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(arguments)
+    logging.getLogger("django_mongolock").setLevel(logging.ERROR)
+    if options.variant:
+        os.environ["MONGOLOCK_BROKEN"] = options.variant
+    names = options.fault or list(NAMES)
+    sets = [[name] for name in names] if options.each else [names]
+    outcomes: list[Outcome] = []
+    failed = 0
+    for seed in range(options.seed, options.seed + options.seeds):
+        for chosen in sets:
+            outcome = _run(seed, chosen, options)
+            if outcome is None:
+                failed += 1
+                continue
+            outcomes.append(outcome)
+            if options.json:
+                options.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
+    broken = sum(len(outcome.violations) for outcome in outcomes)
+    print(
+        f"{len(outcomes)} runs, {sum(o.grants for o in outcomes)} grants, {broken} violations, {failed} without result"
+    )
+    return 1 if broken else 2 if failed else 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="dev.py faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=1, help="what the choices come from (1)")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="that many runs, with as many seeds (1)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long the faults of a run last (60)")
+    parser.add_argument("--fault", action="append", choices=NAMES, metavar="NAME", help=f"only: {', '.join(NAMES)}")
+    parser.add_argument("--each", action="store_true", help="a run for each fault alone")
+    parser.add_argument("--lock", choices=list(SITES), default="mongolock", help="which lock (mongolock)")
+    parser.add_argument("--variant", metavar="NAME", help="break the lock on purpose, in verify.faults.broken's way")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, for verify.faults.report")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what the processes wrote down")
+    return parser.parse_args(arguments)
+
+
+def _run(seed: int, names: list[str], options: argparse.Namespace) -> Outcome | None:
+    """One run, once more if the servers themselves did not get up or recover: that says nothing about the lock."""
+    for attempt in (1, 2):
+        with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
+            folder = Path(options.keep or temporary) / f"{seed}-{'all' if len(names) > 1 else names[0]}-{attempt}"
+            folder.mkdir(parents=True)
+            began = time.monotonic()
+            try:
+                outcome = Run(folder, seed=seed, seconds=options.seconds, names=names, lock=options.lock)()
+            except ServerError as error:
+                print(f"seed {seed}: {error}", (folder / "workers.log").read_text()[-2000:], flush=True)
+            else:
+                _tell(outcome, time.monotonic() - began)
+                return outcome
+    return None
+
+
+def _tell(outcome: Outcome, seconds: float) -> None:
+    faults = ", ".join(f"{name} {count}" for name, count in sorted(outcome.injected.items()))
+    print(
+        f"seed {outcome.seed}, {outcome.lock}: {sum(outcome.injected.values())} faults ({faults}), "
+        f"{outcome.attempts} attempts, {outcome.grants} grants, {outcome.looks} looks, "
+        f"{len(outcome.violations)} violations, {seconds:.0f} s"
+    )
+    for name, why in outcome.skipped.items():
+        print(f"  left out: {name}, {why}")
+    rules = Counter(violation["rule"] for violation in outcome.violations)
+    if rules:
+        print("  violations:", ", ".join(f"{rule} {count}" for rule, count in rules.most_common()))
+    for violation in outcome.violations[:10]:
+        print(f"  {violation['at']:.3f} {violation['rule']}: {violation['text']}; during {violation['faults']}")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

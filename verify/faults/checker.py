@@ -1,0 +1,455 @@
+"""Read what the processes of a run wrote down, and find what cannot be if the locks keep their promises.
+
+    python -m verify.faults.checker FOLDER
+
+It asks no lock and no server: it knows only what each process believed, and when. Every rule is sound: it accuses
+only where the records leave no other explanation, so a pause of a process or a late message makes no accusation.
+
+A lock is *believed* to be held from the end of the first look that said so, for as long as it said it would be
+(`remaining`, counted from the beginning of the look), through looks that renew this, until the program gives it up
+or is told otherwise. That a process was stopped meanwhile changes nothing: nobody else may have been let in before.
+"""
+
+import argparse
+import bisect
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from verify.faults.history import FOREVER, Attempt, Belief, History, Window
+from verify.faults.records import read
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise that was not kept: which rule found it, when, and in words."""
+
+    rule: str
+    at: float
+    text: str
+
+
+def no_overlap(history: History) -> Iterator[Violation]:
+    """No two beliefs that exclude each other, at one time; no more in a semaphore than it has permits."""
+    for key, attempts in history.by_key().items():
+        beliefs = filter(None, (history.belief(attempt, key) for attempt in attempts))
+        holding: list[Belief] = []
+        for belief in sorted(beliefs, key=lambda belief: belief.since):
+            holding = [other for other in holding if other.until > belief.since]
+            yield from _conflicts(belief, holding)
+            holding.append(belief)
+
+
+def _conflicts(belief: Belief, holding: list[Belief]) -> Iterator[Violation]:
+    mine = belief.attempt
+    for other in holding:
+        if mine.mode != other.attempt.mode or mine.mode == "exclusive":
+            together = min(belief.until, other.until) - belief.since
+            text = f"{mine} and {other.attempt} both held {belief.key!r} for {together:.3f} s"
+            yield Violation("overlap", belief.since, text)
+    if mine.mode == "semaphore" and mine.weight + sum(other.attempt.weight for other in holding) > mine.capacity:
+        others = ", ".join(str(other.attempt) for other in holding)
+        yield Violation("overlap", belief.since, f"{mine} and {others}: more than {mine.capacity} held {belief.key!r}")
+
+
+def tokens_grow(history: History) -> Iterator[Violation]:
+    """Whoever asks after somebody has got a token gets a larger one; no token is given twice."""
+    for key, attempts in history.by_key().items():
+        granted = [(a.got, a, token) for a in attempts if a.got and (token := a.tokens.get(key)) is not None]
+        yield from _reused(key, [(attempt, token) for _, attempt, token in granted])
+        order = sorted(granted, key=lambda grant: grant[0] or 0.0)
+        times = [got for got, _, _ in order]
+        highest = list(itertools.accumulate((token for _, _, token in order), max))
+        for got, attempt, token in granted:
+            before = bisect.bisect_left(times, attempt.asked)
+            if before and highest[before - 1] >= token:
+                text = f"{attempt} got {key!r} after the token {highest[before - 1]} had been given"
+                yield Violation("token", got or 0.0, text)
+
+
+def _reused(key: str, granted: list[tuple[Attempt, int]]) -> Iterator[Violation]:
+    seen: dict[int, Attempt] = {}
+    for attempt, token in granted:
+        if token in seen:
+            yield Violation("token", attempt.got or 0.0, f"{attempt} and {seen[token]} got the same token of {key!r}")
+        seen[token] = attempt
+
+
+def tokens_follow_beliefs(history: History) -> Iterator[Violation]:
+    """Exclusive holders' tokens grow in the order in which they held the key."""
+    for key, attempts in history.by_key().items():
+        beliefs = [b for a in attempts if a.mode == "exclusive" and (b := history.belief(a, key)) is not None]
+        beliefs = [belief for belief in beliefs if belief.attempt.tokens.get(key) is not None]
+        for before, after in itertools.pairwise(sorted(beliefs, key=lambda belief: belief.since)):
+            if (before.attempt.tokens[key] or 0) >= (after.attempt.tokens[key] or 0):
+                text = f"{after.attempt} held {key!r} after {before.attempt}"
+                yield Violation("token", after.since, text)
+
+
+def promises_hold(history: History) -> Iterator[Violation]:
+    """A lock that said how long it is held at any rate is held so long, unless it was taken away on purpose.
+
+    So a grant that was acknowledged is never lost by the servers, and what was lost never comes back; and a child that
+    leaves the block of its parent takes nothing from it.
+    """
+    for attempt in history.attempts.values():
+        promised, ended = 0.0, False
+        losses: list[float] = []
+        for sample in attempt.samples:
+            if sample.pid != attempt.pid:
+                if sample.held and history.meta.get("tells", True):
+                    yield Violation("child", sample.since, f"a forked child believed to hold {attempt}")
+            elif sample.held and ended:
+                yield Violation("promise", sample.since, f"{attempt} was not held, and then it was")
+            elif sample.held:
+                promised = max(promised, sample.since + sample.left)
+            else:
+                losses.append(sample.until)
+            ended |= not sample.held and sample.pid == attempt.pid
+        if attempt.was == "lost" and attempt.left is not None:
+            losses.append(attempt.left)
+        yield from _early(history, attempt, min(losses, default=FOREVER), promised)
+
+
+def _early(history: History, attempt: Attempt, lost: float, promised: float) -> Iterator[Violation]:
+    """It was found lost before the time that it had promised."""
+    if lost < min(promised, *(history.excused(attempt, key) for key in attempt.keys)):
+        text = f"{attempt} was lost {promised - lost:.3f} s before the time that it promised"
+        if attempt.forked is not None and attempt.forked < lost:
+            yield Violation("child", lost, f"{text}, after a child of its process had left the block")
+        else:
+            yield Violation("promise", lost, text)
+
+
+def losses_are_told(history: History) -> Iterator[Violation]:
+    """Who did not hold the lock any more is told on leaving, and by on_lost."""
+    if not history.meta.get("tells", True):
+        return
+    for attempt in history.attempts.values():
+        if attempt.kind == "document":  # nothing is told of it but by who writes; until then it may be finished late
+            continue
+        lost = next((sample for sample in attempt.samples if not sample.held and sample.pid == attempt.pid), None)
+        if attempt.left is not None and attempt.was == "released" and lost is not None:
+            yield Violation("told", attempt.left, f"{attempt} was not held any more, and then released")
+        told_by = (
+            attempt.left + history.allow.telling if attempt.left is not None and attempt.was == "lost" else FOREVER
+        )
+        late = history.paused(attempt, attempt.asked, history.over)
+        is_due = told_by + late < history.alive_until(attempt)
+        if is_due and attempt.told is None and attempt.inner is None:
+            yield Violation("told", told_by, f"{attempt} was lost, and on_lost was not called")
+    yield from _releases_after_others(history)
+
+
+def _releases_after_others(history: History) -> Iterator[Violation]:
+    """Where somebody else certainly held the key in between, a release must not say that it was ours until then."""
+    for key, attempts in history.by_key().items():
+        granted = [a for a in attempts if a.mode == "exclusive" and a.got and a.tokens.get(key) is not None]
+        order = sorted(granted, key=lambda attempt: attempt.tokens[key] or 0)
+        for mine, other in itertools.pairwise(order):
+            if mine.was == "released" and mine.leave is not None and (other.got or 0.0) < mine.leave:
+                if history.excused(mine, key) < mine.leave and _is_disturbed(history, mine.leave, mine.left):
+                    continue  # a release that gets no answer is finished in the background, and says nothing
+                text = f"{mine} released {key!r} as if it were its own: {other} had it before"
+                yield Violation("told", mine.leave, text)
+
+
+def _is_disturbed(history: History, since: float, until: float | None) -> bool:
+    """Did a fault that may change who comes first last until shortly before that time, or into it?"""
+    return any(window.meets(since - history.allow.recovery, until or FOREVER) for window in history.windows)
+
+
+def writes_stay(history: History) -> Iterator[Violation]:
+    """What a holder has written into a document, and was told so, is there for all who get it later."""
+    for key, attempts in history.by_key().items():
+        granted = [a for a in attempts if a.kind == "document" and a.tokens.get(key) is not None]
+        last: Attempt | None = None
+        for attempt in sorted(granted, key=lambda attempt: attempt.tokens[key] or 0):
+            if last is not None and (attempt.seen or 0) < (last.wrote or 0):
+                text = f"{attempt} found {attempt.seen} in {key!r}, where {last} had written {last.wrote}"
+                yield Violation("written", attempt.got or 0.0, text)
+                last = None  # once is enough
+            if attempt.was == "released" and attempt.wrote is not None:
+                last = attempt if last is None or attempt.wrote > (last.wrote or 0) else last
+        found = history.free.get(key, {}).get("seen")
+        if last is not None and found is not None and found < (last.wrote or 0):
+            text = f"in the end {found} was found in {key!r}, where {last} had written {last.wrote}"
+            yield Violation("written", history.free[key]["t"], text)
+
+
+def nothing_else_is_written(history: History) -> Iterator[Violation]:
+    """A document never counts further than its holders have: each writes one more than it has found. What MongoDB has
+    refused, and a write that reverts or repeats another, would show."""
+    for key, attempts in history.by_key().items():
+        granted = [a for a in attempts if a.kind == "document" and a.tokens.get(key) is not None]
+        most = 0
+        for attempt in sorted(granted, key=lambda attempt: attempt.tokens[key] or 0):
+            if (attempt.seen or 0) > most:
+                text = f"{attempt} found {attempt.seen} in {key!r}, where at most {most} was to be written"
+                yield Violation("unasked", attempt.got or 0.0, text)
+            most = max(most, (attempt.seen or 0) + 1)
+
+
+def first_come_first_served(history: History) -> Iterator[Violation]:
+    """Nobody is overtaken by who came certainly later: over all threads, tasks and processes, whoever else waits there.
+
+    Whoever has lost its place, or whose command does not get through, stands where its arrival belongs when it is back.
+    So all that counts is whether it was in the queue when the other one was granted the key: whether nothing had
+    interfered for some time before that.
+    """
+    if not history.meta.get("fair", True):
+        return
+    for key, attempts in history.by_key().items():
+        queue = [attempt for attempt in attempts if attempt.kind == "lock" and attempt.owner is None]
+        asked = [attempt.asked for attempt in queue]
+        for waiter in queue:
+            if history.allow.calm_arrivals and not is_calm(history, waiter, waiter.asked, waiter.asked + 0.1, 0.0):
+                continue
+            end = _waited_until(history, waiter, key)
+            later = queue[
+                bisect.bisect_right(asked, waiter.asked + history.allow.grace) : bisect.bisect_left(asked, end)
+            ]
+            others = [other for other in later if _overtook(history, key, waiter, other, end)]
+            if others:
+                at, first = min((other.got or 0.0, other) for other in others)
+                text = f"{waiter} was overtaken by {first}, which came {first.asked - waiter.asked:.1f} s later"
+                more = f", and {len(others) - 1} more" if len(others) > 1 else ""
+                yield Violation("order", at, text + more)
+
+
+def _waited_until(history: History, attempt: Attempt, key: str) -> float:
+    """Until when it certainly waited for this key. Of several it waits for one after the other, nobody knows how long
+    for which: the first is waited for from the beginning, if it ever got them."""
+    if attempt.wait == 0 or attempt.keys[0] != key:
+        return 0.0
+    if attempt.got is not None:
+        return attempt.got
+    if len(attempt.keys) > 1:
+        return 0.0
+    limit = FOREVER if attempt.wait is None else attempt.asked + attempt.wait
+    gave_up = FOREVER if attempt.refused is None else attempt.refused - history.allow.giving_up
+    return min(gave_up, limit, history.alive_until(attempt))
+
+
+def _overtook(history: History, key: str, waiter: Attempt, other: Attempt, end: float) -> bool:
+    """Was *other*, which came later, granted the key before *waiter*? Of two who got it the tokens tell, whenever they
+    learned of it. Those who share a key as readers do not take it from one another."""
+    mine, its = waiter.tokens.get(key), other.tokens.get(key)
+    if other.got is None or its is None or (waiter.mode == other.mode == "shared"):
+        return False
+    before = other.got < end if mine is None else its < mine
+    return (
+        before
+        and other.asked - waiter.asked > _grace(history, waiter.asked, other.got)
+        and is_calm(history, waiter, other.got - history.allow.grace, other.got, history.allow.lapse)
+        and not _is_headless(history, key, waiter, other)
+    )
+
+
+def _grace(history: History, since: float, until: float) -> float:
+    """How much later one must have come to be certainly behind. A clock that was set back stands still for a moment."""
+    allow = history.allow
+    was_set = any(window.meets(since - allow.clock_grace, until) for window in history.clocks)
+    return max(allow.grace, allow.clock_grace) if was_set else allow.grace
+
+
+def _is_headless(history: History, key: str, waiter: Attempt, other: Attempt) -> bool:
+    """Had the line of its process perhaps nobody in the document when *other* got the key?
+
+    One stands there for all, and hands the key on to the next. One that gives up, dies, or loses it names no next
+    waiter; nor does one that shares it with others. Until the next knows, the line has no entry.
+    """
+    got, allow = other.got or 0.0, history.allow
+    for mate in history.mates(waiter, key):
+        if mate.asked <= waiter.asked and mate is not waiter:
+            refused = None if mate.error in allow.names_next else mate.refused
+            times = [refused, mate.dropped, mate.told, mate.left if mate.was != "released" else None]
+            times += [mate.got if mate.mode != "exclusive" else None, history.excused(mate, key)]
+            # It may have learned later that it was granted the key.
+            since = other.asked if allow.headless >= 1.0 else got - history.idle(other, other.asked, got)
+            if any(t is not None and since - allow.headless < t < got + allow.unnoticed for t in times):
+                return True
+    return False
+
+
+def nobody_else_suffers(history: History) -> Iterator[Violation]:
+    """Where nothing interferes, no lock is lost, and none is refused by an error. What another key suffers is nothing.
+
+    A lock ends when it could not be renewed for all of its lease on the server, so all of that must have been calm.
+    """
+    if not history.meta.get("tells", True):
+        return
+    for attempt in history.attempts.values():
+        if attempt.kind == "lock" and attempt.inner is None:
+            yield from _suffering(history, attempt)
+
+
+def _suffering(history: History, attempt: Attempt) -> Iterator[Violation]:
+    lost = [sample.since for sample in attempt.samples if not sample.held and sample.pid == attempt.pid]
+    if attempt.was == "lost" and attempt.left is not None:
+        lost.append(attempt.left)
+    at = min(lost, default=None)
+    excused = min(history.excused(attempt, key) for key in attempt.keys)
+    if attempt.max_hold is not None and attempt.got is not None:
+        excused = min(excused, attempt.asked + attempt.max_hold)
+    if (
+        at is not None
+        and attempt.renew
+        and at < excused
+        and is_calm(history, attempt, at - attempt.server_lease, at, history.allow.idle)
+    ):
+        yield Violation("suffered", at, f"{attempt} was lost, and nothing had happened to its keys")
+    failed = attempt.refused if attempt.error == "LockBackendFailed" else None
+    if failed is not None and is_calm(history, attempt, attempt.asked, failed, history.allow.idle):
+        yield Violation("suffered", failed, f"{attempt} met an error, and nothing had happened to its keys")
+
+
+def is_calm(history: History, attempt: Attempt, since: float, until: float, idle: float) -> bool:
+    """Did nothing interfere with this attempt between these times, or shortly before? See History.is_calm()."""
+    return history.is_calm(attempt, since, until, history.allow.recovery, idle)
+
+
+def waits_end_in_time(history: History) -> Iterator[Violation]:
+    """acquire(wait=W) is back within W and the time that one command may take, whatever happens to the servers.
+
+    A lock on several keys gives back those that it has, one after the other, when it does not get the next.
+    """
+    timeout = history.meta.get("timeout")
+    for attempt in history.attempts.values():
+        if timeout is None or attempt.wait is None or attempt.kind != "lock":
+            continue
+        end = attempt.answered or history.alive_until(attempt)
+        allowed = attempt.wait + timeout * len(attempt.keys)
+        took = end - attempt.asked
+        if (
+            took > allowed + history.allow.wait
+            and took - history.idle(attempt, attempt.asked, end) > allowed + history.allow.wait
+        ):
+            state = "came back after" if attempt.answered else "had not come back after"
+            text = (
+                f"{attempt} was to wait {attempt.wait:g} s, a command takes {timeout:g} s, and it {state} {took:.1f} s"
+            )
+            yield Violation("wait", end, text)
+
+
+def every_wait_ends(history: History) -> Iterator[Violation]:
+    """acquire() comes back when it must, and nobody waits for ever for a key that stands still."""
+    yield from (
+        Violation("hung", record["t"], f"the process group {record['group']} did not end: {record['text']}")
+        for record in history.hung
+    )
+    for attempt in history.attempts.values():
+        end = attempt.answered or history.alive_until(attempt)
+        late = end - attempt.asked - history.paused(attempt, attempt.asked, end)
+        if attempt.wait is not None and late > attempt.wait + history.allow.bound[attempt.kind] * len(attempt.keys):
+            state = "came back after" if attempt.answered else "had not come back after"
+            yield Violation("hung", end, f"{attempt} was to wait {attempt.wait:g} s, and {state} {late:.1f} s")
+    for key, attempts in history.by_key().items():
+        yield from _standing_still(history, key, attempts)
+
+
+def _standing_still(history: History, key: str, attempts: list[Attempt]) -> Iterator[Violation]:
+    """A key that is waited for and does not move for longer than its holders' leases and work can explain."""
+    moves = sorted(t for a in attempts for t in (a.got, a.left, a.dropped) if t is not None)
+    limit = 2 * max(a.server_lease for a in attempts) + history.allow.work + history.allow.slack
+    for waiter in attempts:
+        end = waiter.answered or history.alive_until(waiter)
+        if len(waiter.keys) > 1 or waiter.wait == 0 or waiter.owner is not None or end - waiter.asked <= limit:
+            continue
+        between = moves[bisect.bisect_left(moves, waiter.asked) : bisect.bisect_left(moves, end)]
+        for since, until in itertools.pairwise([waiter.asked, *between, end]):
+            calm = longest_calm(history, waiter, since, until)
+            if calm > limit:
+                yield Violation("forgotten", until, f"{waiter} waited {calm:.1f} s for {key!r}, and nothing happened")
+                break
+
+
+def longest_calm(history: History, attempt: Attempt, since: float, until: float) -> float:
+    """The longest part of this time in which nothing interfered with the attempt."""
+    if until - since < history.allow.slack:
+        return 0.0
+    disturbed = [
+        (window.since, history.recovered(window, history.allow.recovery))
+        for window in [*history.windows, *history.stopped[history.group(attempt)]]
+        if window.meets(since - history.allow.standstill, until) and (window.key is None or window.key in attempt.keys)
+    ]
+    longest, start = 0.0, since
+    for begin, end in sorted(disturbed):
+        longest, start = max(longest, min(begin, until) - start), max(start, end)
+    return max(longest, until - start)
+
+
+def work_goes_on(history: History) -> Iterator[Violation]:
+    """After a fault was healed, somebody gets a lock again soon."""
+    for fault, seconds in progress(history):
+        if seconds > history.allow.standstill:
+            yield Violation("standstill", fault.until, f"nobody got anything for {seconds:.1f} s after {fault.name}")
+
+
+def progress(history: History) -> Iterator[tuple[Window, float]]:
+    """For each fault of the servers that no other followed at once: how long until somebody got a lock again.
+
+    The time in which the machine itself stood still does not count.
+    """
+    windows = [Window(f["name"], f["t"], f["u"]) for f in history.faults if f.get("servers")]
+    for window in windows:
+        place = bisect.bisect_left(history.grants, window.until)
+        again = history.grants[place] if place < len(history.grants) else history.over
+        if not any(other.meets(window.until, again) for other in windows if other is not window):
+            yield window, again - window.until - history.stalled(window.until, again)
+
+
+def keys_come_free(history: History) -> Iterator[Violation]:
+    """When all are gone, every key can be had within one lease, and every document once it is stale."""
+    if not history.free:
+        return
+    for key, attempts in history.by_key().items():
+        allowed = max(attempt.server_lease for attempt in attempts) + history.allow.slack
+        free = history.free.get(key)
+        if free is None:
+            yield Violation("free", history.over, f"{key!r} was not to be had after the end")
+        elif (took := free["t"] - free.get("since", history.over)) > allowed:
+            yield Violation(
+                "free", free["t"], f"{key!r} was to be had only {took:.1f} s after the end, not {allowed:.1f}"
+            )
+
+
+RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
+    no_overlap,
+    tokens_grow,
+    tokens_follow_beliefs,
+    promises_hold,
+    losses_are_told,
+    writes_stay,
+    nothing_else_is_written,
+    first_come_first_served,
+    nobody_else_suffers,
+    waits_end_in_time,
+    every_wait_ends,
+    work_goes_on,
+    keys_come_free,
+)
+
+
+def check(history: History) -> list[Violation]:
+    """Everything that cannot be, in the order of time."""
+    found = [violation for rule in RULES for violation in rule(history)]
+    return sorted(set(found), key=lambda violation: violation.at)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m verify.faults.checker", description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path)
+    history = History(read(parser.parse_args().folder))
+    violations = check(history)
+    for violation in violations:
+        print(f"{violation.at:.3f} {violation.rule}: {violation.text}")
+    print(f"{len(history.attempts)} attempts, {len(history.grants)} grants, {len(violations)} violations")
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

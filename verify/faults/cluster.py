@@ -1,0 +1,210 @@
+"""What the faults happen to: three mongods, or one Redis, behind a network that can misbehave."""
+
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pymongo import MongoClient
+from pymongo.errors import PyMongoError
+
+from testproject.servers import Mongod, Redis, ReplicaSet, Server, ServerError
+from testproject.servers.process import HOST, Runnable, patience
+from verify.faults.clocks import Dial, missing
+from verify.faults.proxy import CLIENT, Network
+
+#: Seconds after which a primary that nobody hears is replaced. The default is 10; a run is short.
+ELECTION: Final = 3.0
+#: Seconds in which a cluster must be whole again after a fault was healed.
+RECOVERY: Final = 45.0
+#: How small the oplog is, so that it can be rolled over, in MB.
+OPLOG: Final = 16
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - with a name of its own in it
+_ROOM: Final = 4 << 30
+
+
+class Member(Mongod):
+    """A mongod that writes a checkpoint every second: its oplog is cut off no earlier. It lives in memory where there
+    is room, because a run is about faults, and a busy disk is one that nobody has chosen."""
+
+    @property
+    def directory(self) -> Path:
+        if self._directory is None and _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM:
+            self._directory = Path(tempfile.mkdtemp(prefix="mongod-", dir=_MEMORY))
+        return super().directory
+
+    def command(self) -> list[str]:
+        return [*super().command(), "--syncdelay", "1"]
+
+
+class ProxiedSet(ReplicaSet):
+    """A replica set whose members know each other, and are known, by the addresses of their proxies only."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(3, election_timeout=ELECTION)
+        parameters = {"enableTestCommands": 1, "ttlMonitorSleepSecs": 1}
+        self.members = [Member(replica_set=self.name, parameters=parameters, oplog_mb=OPLOG) for _ in range(3)]
+        self.network = Network([member.port for member in self.members], seed)
+
+    def start(self) -> None:
+        self.network.start()
+        super().start()
+        with self.primary().client(20) as client:
+            config = client.admin.command("replSetGetConfig")["config"]
+            config["version"] += 1
+            config["settings"] |= {"heartbeatIntervalMillis": 500, "catchUpTimeoutMillis": 2000}
+            client.admin.command("replSetReconfig", config)
+
+    def close(self) -> None:
+        super().close()
+        self.network.close()
+
+    def _hosts(self) -> list[str]:
+        return [f"{HOST}:{port}" for port in self.network.ports]
+
+
+class Cluster(Runnable):
+    """The servers of a run, seen from the faults: who is primary, what cuts it off, when all is well again."""
+
+    uri: str
+    members: Sequence[Server]
+    network: Network
+    dials: list[Dial]
+
+    def primary(self) -> int:
+        """The number of the member that everything goes to now. Raises ServerError if there is none in time."""
+        raise NotImplementedError
+
+    def recover(self) -> None:
+        """Wait until the cluster is whole. Raises ServerError if it does not get so in time."""
+        raise NotImplementedError
+
+    def write(self) -> None:
+        """Write something, past the proxies, and wait until it is there to stay."""
+        raise NotImplementedError
+
+    def others(self) -> list[int]:
+        """All members but the primary."""
+        primary = self.primary()
+        return [number for number in range(len(self.members)) if number != primary]
+
+    def to_primary(self) -> list[tuple[int, int]]:
+        """The way of the clients to the primary."""
+        return [(CLIENT, self.primary())]
+
+    def around(self, member: int) -> list[tuple[int, int]]:
+        """The ways between a member and all others."""
+        others = [number for number in range(len(self.members)) if number != member]
+        return [way for other in others for way in ((other, member), (member, other))]
+
+    def run_all(self) -> None:
+        """Resume and restart the members that do not run."""
+        for member in self.members:
+            if member.paused:
+                member.resume()
+        for member in self.members:
+            if not member.running:
+                member.restart()
+
+
+class MongoCluster(Cluster):
+    """A replica set of three. *clocks*: its members have clocks that can be set (`dials`).
+
+    purged: no clock may be set back to before this time, in seconds: tokens from until then may have been forgotten.
+    """
+
+    def __init__(self, seed: int, *, clocks: bool = False) -> None:
+        self.purged = 0.0
+        self.replica_set = ProxiedSet(seed)
+        self.members: Sequence[Mongod] = self.replica_set.members
+        self.network = self.replica_set.network
+        self._written: MongoClient[dict[str, Any]] | None = None
+        self.dials = [Dial() for _ in self.members] if clocks and missing() is None else []
+        for member, dial in zip(self.members, self.dials, strict=False):
+            member.environment |= dial.environment
+
+    def start(self) -> None:
+        self.replica_set.start()
+        self.uri = self.replica_set.uri
+
+    def close(self) -> None:
+        self._forget_written()
+        self.replica_set.close()
+        for dial in self.dials:
+            dial.close()
+
+    def primary(self) -> int:
+        return self.members.index(self.replica_set.primary(RECOVERY))
+
+    def recover(self) -> None:
+        with patience(RECOVERY, "the replica set does not recover") as still_time:
+            while not self._is_whole():
+                time.sleep(0.2)  # to ask is not free
+                still_time()
+
+    def _is_whole(self) -> bool:
+        answers = [member.hello() for member in self.members]
+        primaries = [answer for answer in answers if answer.get("isWritablePrimary")]
+        return len(primaries) == 1 and sum(bool(answer.get("secondary")) for answer in answers) == 2
+
+    def write(self) -> None:
+        try:
+            if self._written is None:
+                self._written = self.replica_set.primary(1.0).client(3.0)
+            self._written["filler"]["beats"].update_one({"_id": 1}, {"$inc": {"beats": 1}}, upsert=True)
+        except (ServerError, PyMongoError):
+            self._forget_written()
+
+    def _forget_written(self) -> None:
+        if self._written is not None:
+            self._written.close()
+            self._written = None
+
+    def command(self, member: int, *command: Any, timeout: float = 5.0, **options: Any) -> Any:
+        """Send one member a command of `admin`, past the proxies; None if it does not answer or refuses."""
+        with contextlib.suppress(PyMongoError), self.members[member].client(timeout) as client:
+            return client.admin.command(*command, **options)
+        return None
+
+    def step_up(self, member: int, timeout: float = 20.0) -> bool:
+        """Make *member* the primary; return whether it is within *timeout* seconds."""
+        end = time.monotonic() + timeout
+        while not self.members[member].hello().get("isWritablePrimary"):
+            if time.monotonic() > end:
+                return False
+            self.command(member, "replSetStepUp")
+            time.sleep(0.2)
+        return True
+
+
+class RedisCluster(Cluster):
+    """One Redis; it is its own primary."""
+
+    def __init__(self, seed: int) -> None:
+        self.server = Redis()
+        self.members = [self.server]
+        self.network = Network([self.server.port], seed)
+        self.dials = []
+
+    def start(self) -> None:
+        self.server.start()
+        self.network.start()
+        self.uri = f"redis://{HOST}:{self.network.ports[0]}/0"
+
+    def close(self) -> None:
+        self.server.close()
+        self.network.close()
+
+    def primary(self) -> int:
+        return 0
+
+    def write(self) -> None:
+        self.server.answers()
+
+    def recover(self) -> None:
+        with patience(RECOVERY, "Redis does not recover") as still_time:
+            while not self.server.answers():
+                still_time()

@@ -1,0 +1,422 @@
+"""The faults of servers and networks: each function makes one, lets it last, and heals it. No lock is known here."""
+
+import contextlib
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from bson.int64 import Int64
+from pymongo import WriteConcern
+from pymongo.errors import PyMongoError
+
+from verify.faults import clocks
+from verify.faults.cluster import Cluster, MongoCluster
+from verify.faults.peers import APPNAME, COLLECTION, DATABASE
+from verify.faults.plans import KEYS
+from verify.faults.proxy import CLIENT, HELD, Rule
+
+#: How far the clocks of two members may be apart, in seconds.
+SKEW: Final = 8.0
+#: How far the clock of a running primary may be set back, in seconds.
+FAR_BACK: Final = 600.0
+#: A document that is made again after its removal starts with a larger token, as long as no clock is behind its last
+#: one: so a document must be so old by all clocks to be removed, and from then on no clock is set back as far.
+PURGED_AFTER: Final = 20.0
+
+
+class Skipped(Exception):
+    """The fault cannot be injected as things are now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a fault may use. sleep: waits, but ends early when the run does."""
+
+    cluster: Cluster
+    chance: random.Random
+    sleep: Callable[[float], object]
+
+    @property
+    def mongo(self) -> MongoCluster:
+        if not isinstance(self.cluster, MongoCluster):
+            raise Skipped
+        return self.cluster
+
+    def last(self, shortest: float, longest: float) -> None:
+        """Let the fault last for so long."""
+        self.sleep(self.chance.uniform(shortest, longest))
+
+
+def kill_primary(scene: Scene) -> None:
+    """SIGKILL; a few seconds later it is started again."""
+    member = scene.cluster.members[scene.cluster.primary()]
+    member.kill()
+    scene.last(0.5, 8)
+    member.restart()
+
+
+def kill_secondary(scene: Scene) -> None:
+    """SIGKILL of a secondary."""
+    member = scene.cluster.members[scene.chance.choice(_secondaries(scene))]
+    member.kill()
+    scene.last(0.5, 4)
+    member.restart()
+
+
+def stop_primary(scene: Scene) -> None:
+    """SIGSTOP for up to eight seconds; when it wakes up, it is no longer the primary."""
+    member = scene.cluster.members[scene.cluster.primary()]
+    member.pause()
+    scene.last(0.5, 8)
+    member.resume()
+
+
+def stop_secondary(scene: Scene) -> None:
+    """SIGSTOP of a secondary."""
+    member = scene.cluster.members[scene.chance.choice(_secondaries(scene))]
+    member.pause()
+    scene.last(0.5, 4)
+    member.resume()
+
+
+def step_down(scene: Scene) -> None:
+    """The primary steps down, by force or in order."""
+    cluster = scene.mongo
+    cluster.command(cluster.primary(), "replSetStepDown", 5, force=scene.chance.random() < 0.5)
+
+
+def no_majority(scene: Scene) -> None:
+    """Both secondaries are down: killed, or stopped."""
+    members = [scene.cluster.members[number] for number in _secondaries(scene)]
+    killed = scene.chance.random() < 0.5
+    for member in members:
+        if killed:
+            member.kill()
+        else:
+            member.pause()
+    scene.last(0.5, 6)
+    scene.cluster.run_all()
+
+
+def all_down(scene: Scene) -> None:
+    """All members are killed, and started again."""
+    for member in scene.cluster.members:
+        member.kill()
+    scene.last(0.5, 3)
+    scene.cluster.run_all()
+
+
+def _secondaries(scene: Scene) -> list[int]:
+    scene.mongo  # noqa: B018 - only a replica set has any
+    return scene.cluster.others()
+
+
+# The network
+
+
+def _ways(scene: Scene, ways: list[tuple[int, int]], rule: Rule, shortest: float, longest: float) -> None:
+    scene.cluster.network.set(ways, rule)
+    scene.last(shortest, longest)
+    scene.cluster.network.clear(ways)
+
+
+def cut_primary(scene: Scene) -> None:
+    """The other members cannot reach the primary; clients can, until it finds that it has lost the election."""
+    scene.mongo  # noqa: B018
+    _ways(scene, scene.cluster.around(scene.cluster.primary()), HELD, 1, 10)
+
+
+def isolate_primary(scene: Scene) -> None:
+    """Neither members nor clients can reach the primary."""
+    primary = scene.cluster.primary()
+    _ways(scene, [*scene.cluster.around(primary), (CLIENT, primary)], HELD, 1, 10)
+
+
+def slow_links(scene: Scene) -> None:
+    """All traffic of clients is delayed, by up to half a second each way."""
+    everyone = [(CLIENT, number) for number in range(len(scene.cluster.members))]
+    _ways(scene, everyone, Rule(delay=scene.chance.uniform(0.03, 0.5)), 2, 6)
+
+
+def half_open(scene: Scene) -> None:
+    """The clients' connections to the primary are dead, without an error."""
+    scene.cluster.network.forget(CLIENT, scene.cluster.primary())
+    scene.last(0.5, 4)
+
+
+def late_commands(scene: Scene) -> None:
+    """Commands are held up, and delivered when their senders have given up or are dead."""
+    _ways(scene, scene.cluster.to_primary(), Rule(hold_requests=True), 0.5, 6)
+
+
+def late_replies(scene: Scene) -> None:
+    """Commands take effect; the answers are held up for longer than a lease."""
+    _ways(scene, scene.cluster.to_primary(), Rule(hold_replies=True), 0.5, 4)
+
+
+def lost_replies(scene: Scene) -> None:
+    """Some answers and their connections are lost."""
+    _ways(scene, scene.cluster.to_primary(), Rule(lose_replies=scene.chance.uniform(0.02, 0.3)), 1, 6)
+
+
+# What the server answers
+
+_COMMANDS: Final = ["findAndModify", "update", "find", "aggregate", "getMore"]
+
+
+def _failing(scene: Scene, data: dict[str, Any], probability: float) -> None:
+    cluster = scene.mongo
+    fail = {"appName": APPNAME, "failCommands": [*scene.chance.sample(_COMMANDS, 3), "findAndModify"], **data}
+    for number in range(len(cluster.members)):
+        mode = {"activationProbability": probability}
+        cluster.command(number, "configureFailPoint", "failCommand", mode=mode, data=fail)
+    scene.last(1, 5)
+    for number in range(len(cluster.members)):
+        cluster.command(number, "configureFailPoint", "failCommand", mode="off")
+
+
+def fail_closed(scene: Scene) -> None:
+    """The server closes the connection instead of answering."""
+    _failing(scene, {"closeConnection": True}, scene.chance.uniform(0.05, 0.6))
+
+
+def fail_write_concern(scene: Scene) -> None:
+    """The write takes effect, and then its write concern fails."""
+    error = {"code": scene.chance.choice([64, 91, 11602]), "errmsg": "injected", "codeName": "injected"}
+    _failing(scene, {"writeConcernError": error}, scene.chance.uniform(0.05, 0.6))
+
+
+def fail_not_primary(scene: Scene) -> None:
+    """The server reports that it is not the primary, or is shutting down."""
+    code = scene.chance.choice([10107, 13435, 11602, 91, 189])
+    _failing(scene, {"errorCode": code}, scene.chance.uniform(0.05, 0.4))
+
+
+def fail_exceeded(scene: Scene) -> None:
+    """The server reports a timeout, a failure to get its own locks, or a conflict."""
+    code = scene.chance.choice([50, 262, 24, 112])
+    _failing(scene, {"errorCode": code}, scene.chance.uniform(0.05, 0.4))
+
+
+# Clocks
+
+
+def wrong_clocks(scene: Scene) -> None:
+    """A secondary's clock is set wrong, either way, and it becomes the primary."""
+    cluster = _with_clocks(scene)
+    member = scene.chance.choice(cluster.others())
+    # A clock that is set forward under a running primary is a limit that the documentation names: so not that.
+    if cluster.command(member, "replSetFreeze", 30) is None:
+        raise Skipped
+    cluster.dials[member].set(scene.chance.uniform(-SKEW, SKEW))
+    cluster.command(member, "replSetFreeze", 0)
+    if scene.chance.random() < 0.5:
+        cluster.command(cluster.primary(), "replSetStepDown", 10, force=True)
+    else:
+        cluster.step_up(member)
+    scene.last(0, 2)
+
+
+def clock_set_back(scene: Scene) -> None:
+    """The running primary's clock is set back."""
+    _set_back(scene, 1, 2 * SKEW, -SKEW)
+
+
+def clock_set_far_back(scene: Scene) -> None:
+    """The running primary's clock is set back by ten seconds to ten minutes."""
+    _set_back(scene, 10, FAR_BACK, -FAR_BACK)
+
+
+def _set_back(scene: Scene, least: float, most: float, lowest: float) -> None:
+    """Set the primary's clock back by *least* to *most* seconds, though no further than *lowest*."""
+    cluster = _with_clocks(scene)
+    dial = cluster.dials[cluster.primary()]
+    lowest = max(lowest, dial.offset - most, cluster.purged - time.time())
+    if dial.offset - least <= lowest:
+        raise Skipped
+    dial.set(scene.chance.uniform(lowest, dial.offset - least))
+    scene.last(0, 2)
+
+
+def _with_clocks(scene: Scene) -> MongoCluster:
+    if not scene.mongo.dials:
+        raise Skipped
+    return scene.mongo
+
+
+def held_up_commands(scene: Scene) -> None:
+    """The server begins commands, and holds them up for up to five seconds before they write: their `$$NOW` is old."""
+    cluster = scene.mongo
+    primary = cluster.primary()
+    points = {"hangDuringBatchUpdate": {"nss": f"{DATABASE}.{COLLECTION}"}, "hangBeforeFindAndModifyPerformsUpdate": {}}
+    chosen = scene.chance.choice([list(points)[:1], list(points)[1:], list(points)])
+    probability = scene.chance.uniform(0.1, 0.6)
+    for point in chosen:
+        mode = {"activationProbability": probability}
+        cluster.command(primary, "configureFailPoint", point, mode=mode, data=points[point])
+    scene.last(0.3, 5)
+    for point in chosen:
+        cluster.command(primary, "configureFailPoint", point, mode="off")
+
+
+# A client that is in the way
+
+
+def stuck_transaction(scene: Scene) -> dict[str, Any]:
+    """A process writes to the document of a lock in a transaction, like `lock.atomic()`, and stops for a while."""
+    cluster = scene.mongo
+    try:
+        with cluster.members[cluster.primary()].client(5) as client, client.start_session() as session:
+            wanted = client[DATABASE][COLLECTION].distinct("_id", {"waiters": {"$ne": []}})
+            key = scene.chance.choice(sorted(wanted) if wanted and scene.chance.random() < 0.5 else KEYS)
+            session.start_transaction()
+            _write(client[DATABASE][COLLECTION], key, session)
+            scene.last(2, 25)
+            with contextlib.suppress(PyMongoError):
+                session.abort_transaction()
+    except PyMongoError:
+        raise Skipped from None
+    return {"key": key}
+
+
+def _write(locks: Any, key: str, session: Any) -> None:
+    """Write to a lock as a fence does. Raises PyMongoError if somebody else has just done so, again and again."""
+    for _ in range(20):
+        try:
+            if not locks.update_one({"_id": key}, {"$inc": {"changes": Int64(1)}}, session=session).matched_count:
+                raise Skipped  # nobody has asked for it yet
+        except PyMongoError:
+            session.abort_transaction()
+            session.start_transaction()
+        else:
+            return
+    raise Skipped
+
+
+# What the server does by itself
+
+
+def ttl(scene: Scene) -> None:
+    """The TTL monitor, which runs every second, finds unused documents."""
+    cluster = scene.mongo
+    behind = min((dial.offset for dial in cluster.dials), default=0.0)
+    # The clocks run on meanwhile, and none is set: that comes after this, if at all.
+    cluster.purged = max(cluster.purged, time.time() + min(0.0, behind) - PURGED_AFTER)
+    free: dict[str, Any] = {"holders": [], "waiters": []}
+    old = {"token": {"$lt": Int64(cluster.purged * 1000)}}
+    removed = 0
+    for _ in range(3):
+        try:
+            with cluster.members[cluster.primary()].client() as client:
+                collection = client[DATABASE][COLLECTION]
+                update = [{"$set": {"purge_at": {"$subtract": ["$$NOW", 1000]}}}]
+                removed += collection.update_many({**free, **old}, update).modified_count
+        except PyMongoError:
+            raise Skipped from None
+        scene.sleep(0.5)
+    if not removed:
+        raise Skipped
+
+
+def stream_killed(scene: Scene) -> None:
+    """The cursors of the change streams are killed."""
+    cluster = scene.mongo
+    try:
+        with cluster.members[cluster.primary()].client() as client:
+            running = client.admin.aggregate([{"$currentOp": {"idleCursors": True, "allUsers": True}}])
+            cursors = [op["cursor"]["cursorId"] for op in running if op.get("appName") == APPNAME and "cursor" in op]
+            if not cursors:
+                raise Skipped
+            client[DATABASE].command("killCursors", COLLECTION, cursors=cursors)
+    except PyMongoError:
+        raise Skipped from None
+
+
+def oplog_rolled_over(scene: Scene) -> None:
+    """The oplog is overwritten while it cannot be read, so that the change streams cannot resume."""
+    cluster = scene.mongo
+    ways = scene.cluster.to_primary()
+    cluster.network.set(ways, Rule(hold_replies=True))
+    try:
+        with cluster.members[cluster.primary()].client(20) as client:
+            # Nobody may fall so far behind that it never catches up.
+            everybody = WriteConcern(w=len(cluster.members), wtimeout=2_000)
+            filler = client["filler"].get_collection("filler", write_concern=everybody)
+            before = _oldest(client)
+            for number in range(60):
+                filler.insert_one({"filler": b"x" * 1_000_000})
+                if number >= 30:  # by and by: what is not in a checkpoint is not cut off
+                    scene.sleep(0.1)
+                    if _oldest(client) != before:
+                        break
+            filler.drop()
+    except PyMongoError:
+        pass
+    cluster.network.clear(ways)
+
+
+def _oldest(client: Any) -> Any:
+    return next(iter(client.local["oplog.rs"].find({}, {"ts": 1}).sort("$natural", 1).limit(1)))["ts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault of the servers or of the network.
+
+    inject: makes it, lets it last, heals it; may return facts for the record. lane: faults of one lane come one after
+    the other, those of two at the same time. order: may a waiter lose its place by it? servers: may it stop everybody?
+    clocks: does it set one? linger: for how many seconds longer than others it may be felt. needs: why it cannot be had
+    on this machine, None if it can.
+    """
+
+    name: str
+    inject: Callable[[Scene], dict[str, Any] | None]
+    lane: Literal["servers", "network", "clients"] = "servers"
+    order: bool = True
+    servers: bool = True
+    clocks: bool = False
+    linger: float = 0.0
+    needs: Callable[[], str | None] = lambda: None
+
+    @property
+    def text(self) -> str:
+        return (self.inject.__doc__ or "").strip()
+
+
+FAULTS: Final[dict[str, Fault]] = {
+    fault.name: fault
+    for fault in (
+        Fault("kill-primary", kill_primary),
+        Fault("kill-secondary", kill_secondary),
+        Fault("stop-primary", stop_primary),
+        Fault("stop-secondary", stop_secondary),
+        Fault("step-down", step_down),
+        Fault("no-majority", no_majority),
+        Fault("all-down", all_down),
+        Fault("cut-primary", cut_primary, "network"),
+        Fault("isolate-primary", isolate_primary, "network"),
+        Fault("slow-links", slow_links, "network"),
+        # Dead connections stay in a client's pool until its monitor has had none of its own answered for 20 s.
+        Fault("half-open", half_open, "network", linger=22.0),
+        Fault("late-commands", late_commands, "network"),
+        Fault("late-replies", late_replies, "network"),
+        Fault("lost-replies", lost_replies, "network"),
+        Fault("fail-closed", fail_closed, "network"),
+        # A driver that believes in a change of primary asks for it, but a server that has not changed answers its
+        # monitor only every ten seconds (the driver's heartbeat). Until then the client knows no primary.
+        Fault("fail-write-concern", fail_write_concern, "network", linger=10.0),
+        Fault("fail-not-primary", fail_not_primary, "network", linger=10.0),
+        Fault("fail-exceeded", fail_exceeded, "network"),
+        Fault("wrong-clocks", wrong_clocks, clocks=True, needs=clocks.missing),
+        # Nobody loses its place by that, nor its lock: everything goes on as before.
+        Fault("clock-set-back", clock_set_back, clocks=True, needs=clocks.missing),
+        Fault("clock-set-far-back", clock_set_far_back, clocks=True, needs=clocks.missing),
+        Fault("held-up-commands", held_up_commands),
+        Fault("stuck-transaction", stuck_transaction, "clients", servers=False),
+        Fault("ttl", ttl, order=False),
+        Fault("stream-killed", stream_killed, order=False),
+        Fault("oplog-rolled-over", oplog_rolled_over),
+    )
+}

@@ -1,0 +1,74 @@
+"""Make the table of docs/evidence/faults.md out of what runs have found.
+
+`python -m verify.faults.report FILE... [--into PAGE]`; the files are what `--json` wrote.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from verify.faults.injections import FAULTS
+from verify.faults.run import NAMES, WORKER_FAULTS
+
+BEGIN: Final = "<!-- measured: python -m verify.faults.report -->"
+END: Final = "<!-- end -->"
+
+Outcome = dict[str, Any]
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Return the figures as a table."""
+    together = [outcome for outcome in outcomes if len(outcome["faults"]) > 1]
+    lines = [
+        "| fault | description | injected | alone: grants | alone: violations | until work continued, at most |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    lines += [_line(name, outcomes) for name in NAMES]
+    lines += ["", *_summary(together)]
+    return "\n".join(lines)
+
+
+def _line(name: str, outcomes: Iterable[Outcome]) -> str:
+    text = (FAULTS[name].text if name in FAULTS else WORKER_FAULTS[name]).split("\n", maxsplit=1)[0]
+    alone = [outcome for outcome in outcomes if outcome["faults"] == [name]]
+    injected = sum(outcome["injected"].get(name, 0) for outcome in outcomes)
+    grants = sum(outcome["grants"] for outcome in alone)
+    violations = sum(len(outcome["violations"]) for outcome in alone) if alone else "not run"
+    slowest = max((outcome["slowest"].get(name, 0.0) for outcome in outcomes), default=0.0)
+    return f"| {name} | {text} | {injected:,} | {grants:,} | {violations} | {f'{slowest:.1f} s' if slowest else ''} |"
+
+
+def _summary(together: Sequence[Outcome]) -> list[str]:
+    if not together:
+        return ["All faults together: not run."]
+    violations = sum(len(outcome["violations"]) for outcome in together)
+    seeds = ", ".join(str(outcome["seed"]) for outcome in together)
+    faults = sum(sum(outcome["injected"].values()) for outcome in together)
+    attempts, grants, looks = (sum(o[name] for o in together) for name in ("attempts", "grants", "looks"))
+    runs = f"All faults together, {len(together)} runs of {together[0]['seconds']:g} s (seeds {seeds})"
+    found = f"{attempts:,} attempts, {grants:,} grants, {looks:,} checks of a held lock, {violations} violations"
+    return [f"{runs}: {faults:,} faults, {found}."]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m verify.faults.report", description=__doc__.split("\n")[0])
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--into", type=Path, metavar="PAGE", help="put it between the marks in this page")
+    options = parser.parse_args()
+    text = table([outcome for file in options.files for outcome in json.loads(file.read_text())])
+    if options.into is None:
+        print(text)
+        return 0
+    before, _, rest = options.into.read_text().partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        sys.exit(f"{options.into} has no place for it: {BEGIN} … {END}")
+    options.into.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,375 @@
+"""One run: a cluster, workers, faults at random from a seed, and what the checker makes of it."""
+
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Final
+
+from pymongo.errors import PyMongoError
+
+from django_mongolock.engine.indexes import ensure_indexes
+from testproject.servers import ServerError
+from testproject.servers.process import patience
+from verify.faults.checker import Violation, check, progress
+from verify.faults.cluster import RECOVERY, Cluster, MongoCluster, RedisCluster
+from verify.faults.documents import DOCUMENTS, STALE, OurDocument, make_documents
+from verify.faults.history import History
+from verify.faults.injections import FAULTS, SKEW, Scene, Skipped
+from verify.faults.peers import COLLECTION, DATABASE, ERRORS, SITES, TIMEOUT, Ours, Plan, Site
+from verify.faults.plans import HABITS, LONGEST
+from verify.faults.records import Journal, now, read
+from verify.faults.workers import work
+
+#: Where workers are forked from: a process of one thread that has imported what they need.
+_NURSERY: Final = multiprocessing.get_context("forkserver")
+_NURSERY.set_forkserver_preload(["verify.faults.workers"])
+#: What the harness does to processes, and what a process does to others' locks.
+WORKER_FAULTS: Final = {
+    "kill-worker": "SIGKILL of a process with all its threads and children; another one replaces it.",
+    "stop-worker": "SIGSTOP of a process, often past its leases.",
+    "fork": "A process forks while it holds, waits and listens; the child continues by itself.",
+    "cancel": "A wait, a task or a block is cancelled, wherever it is.",
+    "die": "A thread ends while it holds a lock.",
+    "forget": "A lock object is garbage-collected without a release.",
+    "client-clocks": "The wall clock of a process jumps, by up to an hour.",
+    "force-release": "A process forces releases all the time.",
+    "clear-stale": "A process clears stale locks all the time.",
+}
+NAMES: Final = (*FAULTS, *WORKER_FAULTS)
+#: How many processes of each kind.
+CREW: Final = (("sync", 2), ("async", 1), ("threads", 1), ("prefork", 1), ("janitor", 1))
+#: Seconds within which all that is waited for must be served, when the run is over.
+FINISH: Final = 45.0
+#: Every so many seconds there are so many without a new fault: only then can it be seen who came first, and what was
+#: lost for no reason.
+STORM: Final = 30.0
+CALM: Final = 12.0
+#: The faults that set clocks.
+SET_CLOCKS: Final = frozenset(name for name, fault in FAULTS.items() if fault.clocks)
+#: Who needs longer for a plain write, in seconds, stands still.
+STALL: Final = 0.5
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a run. slowest: the longest time until somebody got a lock again after a fault, by its name."""
+
+    seed: int
+    lock: str
+    seconds: float
+    faults: list[str]
+    variant: str = ""
+    injected: dict[str, int] = field(default_factory=dict)
+    attempts: int = 0
+    grants: int = 0
+    looks: int = 0
+    slowest: dict[str, float] = field(default_factory=dict)
+    violations: list[dict[str, Any]] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+class Crew:
+    """The workers of a run."""
+
+    def __init__(self, folder: Path, uri: str, lock: str, habits: Sequence[str], chance: random.Random) -> None:
+        self._folder = folder
+        self._uri = uri
+        self._lock = lock
+        self._habits = habits
+        self._chance = chance
+        self.journal = Journal(folder, "harness")
+        self.journal.watch()
+        self.running: dict[BaseProcess, str] = {}
+        self._mutex = threading.Lock()
+
+    def start(self) -> None:
+        for kind, count in CREW:
+            for _ in range(count if kind in SITES[self._lock].kinds else 0):
+                self._add(kind)
+
+    def _add(self, kind: str) -> None:
+        seed, variant = self._chance.randrange(2**32), os.environ.get("MONGOLOCK_BROKEN", "")
+        arguments = (kind, self._folder, self._uri, self._lock, seed, self._habits, variant, os.getpid())
+        process = _NURSERY.Process(target=work, args=arguments, daemon=True)
+        process.start()
+        self.running[process] = kind
+
+    def choose(self) -> BaseProcess:
+        return self._chance.choice([process for process, kind in self.running.items() if kind != "janitor"])
+
+    def kill(self, sleep: Callable[[float], object]) -> None:
+        """Kill one with all its children, and replace it."""
+        with self._mutex:
+            victim = self.choose()
+            since = now()
+            self._kill(victim)
+            kind = self.running.pop(victim)
+            self.journal.write("fault", since, u=now(), name="kill-worker", order=False)
+            self._add(kind)
+
+    def _kill(self, process: BaseProcess) -> None:
+        self.journal.write("kill", group=process.pid)
+        _signal(process, signal.SIGKILL)
+        process.join()
+
+    def stop(self, sleep: Callable[[float], object]) -> None:
+        """Stop one for a while."""
+        victim, since = self.choose(), now()
+        _signal(victim, signal.SIGSTOP)
+        sleep(self._chance.choice([0.3, 1.0, 2.5, 4.0]))
+        _signal(victim, signal.SIGCONT)
+        self.journal.write("stopped", since, u=now(), group=victim.pid)
+        self.journal.write("fault", since, u=now(), name="stop-worker", order=False, group=victim.pid)
+
+    def bury(self) -> None:
+        """Write down who ended although nobody asked it to, and replace it."""
+        with self._mutex:
+            for process, kind in list(self.running.items()):
+                if (code := process.exitcode) is not None:
+                    self.journal.write("hung", group=process.pid, text=f"{kind} ended with {code}: see workers.log")
+                    self._kill(process)
+                    del self.running[process]
+                    self._add(kind)
+
+    def finish(self) -> None:
+        """Kill a third of them, and have the others end in order."""
+        with self._mutex:
+            processes = list(self.running)
+            for process in processes[::3]:
+                self._kill(process)
+            rest = [process for process in processes if process.is_alive()]
+            for process in rest:
+                _signal(process, signal.SIGTERM)
+            end = now() + FINISH
+            for process in rest:
+                process.join(max(0.0, end - now()))
+                if process.is_alive():
+                    _signal(process, signal.SIGUSR1)
+                    time.sleep(0.5)
+                    self.journal.write("hung", group=process.pid, text=f"{self.running[process]}: see workers.log")
+                self._kill(process)
+            self.running.clear()
+            self.journal.write("over")
+
+    def close(self) -> None:
+        for process in self.running:
+            _signal(process, signal.SIGKILL)
+            process.join()
+
+
+def _signal(process: BaseProcess, number: signal.Signals) -> None:
+    """Send it to a worker with all its children. One that is only just starting has no group yet."""
+    assert process.pid is not None
+    for send in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError):
+            send(process.pid, number)
+            return
+
+
+class Run:
+    """One run of *seconds*, with the faults that have these *names*."""
+
+    def __init__(self, folder: Path, *, seed: int, seconds: float, names: Sequence[str], lock: str) -> None:
+        self.folder = folder
+        self.seed = seed
+        self.seconds = seconds
+        self.lock = lock
+        self.skipped = {name: why for name in names if name in FAULTS and (why := FAULTS[name].needs())}
+        self.names = [name for name in names if name not in self.skipped]
+        self._stop = threading.Event()
+        self._over = threading.Event()
+        self._failure: BaseException | None = None
+        self._began = 0.0
+        self._grants = 0
+        self._read: Counter[Path] = Counter()
+
+    def __call__(self) -> Outcome:
+        """Do it, and have it checked. Raises ServerError if the servers, not the lock, did not do their part."""
+        with self._cluster() as cluster:
+            crew = Crew(self.folder, cluster.uri, self.lock, self._habits(), random.Random(self.seed))
+            whole = SITES[self.lock].whole
+            meta = {"tells": whole, "fair": whole, **({"timeout": TIMEOUT} if whole else {})}
+            crew.journal.write("run", seed=self.seed, lock=self.lock, names=self.names, **meta)
+            watch = threading.Thread(target=self._watch, args=(cluster, crew), daemon=True)
+            try:
+                _make_collections(cluster)
+                crew.start()
+                watch.start()
+                self._storm(cluster, crew)
+                cluster.run_all()
+                cluster.recover()
+                self._wait_for_grant(10.0)
+                crew.finish()
+                self._take_all(cluster, crew)
+            finally:
+                self._over.set()
+                crew.close()
+                if watch.is_alive():
+                    watch.join()
+        return self._outcome()
+
+    def _habits(self) -> list[str]:
+        return [name for name in self.names if name in (*HABITS, "force-release", "clear-stale")]
+
+    def _cluster(self) -> Cluster:
+        if self.lock == "redis":
+            return RedisCluster(self.seed)
+        return MongoCluster(self.seed, clocks=bool(SET_CLOCKS & set(self.names)))
+
+    def _storm(self, cluster: Cluster, crew: Crew) -> None:
+        """Let the faults happen."""
+        if not self._wait_for_grant(60.0):
+            raise ServerError("no worker got a lock in the beginning: see workers.log")
+        self._began = now()
+        threads = list(self._lanes(cluster, crew))
+        for thread in threads:
+            thread.start()
+        end = self._began + self.seconds
+        while now() < end and self._failure is None:
+            time.sleep(0.1)
+            crew.bury()
+        self._stop.set()
+        for thread in threads:
+            thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _watch(self, cluster: Cluster, crew: Crew) -> None:
+        """Write down when the machine or its servers stood still, be it that nobody had done anything to them."""
+        while not self._over.wait(0.1):
+            before = now()
+            cluster.write()
+            if now() - before > STALL:
+                crew.journal.write("stall", before, u=now())
+
+    def _lanes(self, cluster: Cluster, crew: Crew) -> Iterator[threading.Thread]:
+        """A thread for each kind of fault: what they do happens at the same time."""
+        actions = {"kill-worker": crew.kill, "stop-worker": crew.stop}
+        for lane in ("servers", "network", "clients", "workers"):
+            names = [n for n in self.names if (FAULTS[n].lane if n in FAULTS else "workers") == lane]
+            names = [name for name in names if name in FAULTS or name in actions]
+            sleep = self._stop.wait if lane == "clients" else self._sleep_until_calm
+            scene = Scene(cluster, random.Random(f"{self.seed} {lane}"), sleep)
+
+            def trouble(names: list[str] = names, scene: Scene = scene) -> None:
+                try:
+                    while self._rest(scene.chance):
+                        name = scene.chance.choice(names)
+                        if name in actions:
+                            actions[name](self._stop.wait)
+                        elif self._inject(scene, crew, name):
+                            cluster.recover()
+                            self._wait_for_grant(30.0)
+                except BaseException as error:  # noqa: BLE001 - it is raised where the lanes are waited for
+                    self._failure = error
+
+            if names:
+                yield threading.Thread(target=trouble)
+
+    def _rest(self, chance: random.Random) -> bool:
+        """Wait for the time of the next fault, not in the calm that comes every now and then. False: the run ends."""
+        self._stop.wait(chance.uniform(0.2, 3.0))
+        while (now() - self._began) % STORM > STORM - CALM and not self._stop.wait(0.1):
+            pass
+        return not self._stop.is_set()
+
+    def _sleep_until_calm(self, seconds: float) -> None:
+        """Sleep so long, though not far into the calm: what lasts then is nobody's excuse but those of its own key."""
+        left = STORM - CALM - (now() - self._began) % STORM
+        self._stop.wait(min(seconds, max(0.3, left)))
+
+    def _inject(self, scene: Scene, crew: Crew, name: str) -> bool:
+        fault, since = FAULTS[name], now()
+        facts = {"name": name, "order": fault.order, "servers": fault.servers, "clocks": fault.clocks}
+        try:
+            more = fault.inject(scene) or {}
+        except Skipped:
+            return False
+        crew.journal.write("fault", since, u=now(), linger=fault.linger, **facts, **more)
+        return True
+
+    def _wait_for_grant(self, seconds: float) -> bool:
+        """Wait until a worker gets a lock from now on; return whether one did in time."""
+        self._count_grants()
+        before, end = self._grants, now() + seconds
+        while now() < end:
+            self._count_grants()
+            if self._grants > before:
+                return True
+            time.sleep(0.05)
+        return False
+
+    def _count_grants(self) -> None:
+        for path in self.folder.glob("*.jsonl"):
+            with path.open("rb") as file:
+                file.seek(self._read[path])
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            self._read[path] += len(whole)
+            self._grants += whole.count(b'{"what":"got"')
+
+    def _take_all(self, cluster: Cluster, crew: Crew) -> None:
+        """Take every key that was asked for, by somebody new, as soon as it is to be had."""
+        asked = {key for record in read(self.folder) if record["what"] == "ask" for key in record["keys"]}
+        site = SITES[self.lock](cluster.uri)
+        self._take(asked - set(DOCUMENTS), LONGEST + 7, site, crew)
+        if isinstance(site, Ours):
+            # A document is stale by the clock of the primary of the day, which has to be nearly right for that.
+            for dial in cluster.dials:
+                dial.set(0.0)
+            self._take(asked & set(DOCUMENTS), STALE + SKEW + 7, site, crew)
+        site.close()
+
+    def _take(self, keys: set[str], seconds: float, site: Site, crew: Crew) -> None:
+        since = now()
+        while keys and now() < since + seconds:
+            for key in sorted(keys):
+                lock = site.lock(Plan((key,), document=key in DOCUMENTS, wait=0.0), lambda: None)
+                with contextlib.suppress(*ERRORS):
+                    if isinstance(site, Ours) and isinstance(lock, OurDocument):
+                        site.documents.sweep()
+                    lock.acquire()
+                    seen = {"seen": lock.seen} if isinstance(lock, OurDocument) else {}
+                    crew.journal.write("free", key=key, since=since, **seen)
+                    keys.discard(key)
+                    lock.release()
+            time.sleep(0.05)
+
+    def _outcome(self) -> Outcome:
+        history = History(read(self.folder))
+        outcome = Outcome(self.seed, self.lock, self.seconds, self.names, os.environ.get("MONGOLOCK_BROKEN", ""))
+        outcome.injected = dict(Counter(fault["name"] for fault in history.faults))
+        outcome.attempts, outcome.grants = len(history.attempts), len(history.grants)
+        outcome.looks = sum(len(attempt.samples) for attempt in history.attempts.values())
+        for window, seconds in progress(history):
+            outcome.slowest[window.name] = round(max(seconds, outcome.slowest.get(window.name, 0.0)), 2)
+        outcome.violations = [describe(history, violation) for violation in check(history)]
+        outcome.skipped = self.skipped
+        return outcome
+
+
+def _make_collections(cluster: Cluster) -> None:
+    """What `migrate` would do, and a program that has documents. The first election may still be under way."""
+    if isinstance(cluster, MongoCluster):
+        with patience(RECOVERY, "the replica set takes no index") as still_time:
+            while True:
+                with contextlib.suppress(PyMongoError), cluster.members[cluster.primary()].client(20) as client:
+                    ensure_indexes(client[DATABASE][COLLECTION])
+                    make_documents(client[DATABASE])
+                    return
+                still_time()
+
+
+def describe(history: History, violation: Violation) -> dict[str, Any]:
+    """A violation, with the faults of the ten seconds before it."""
+    names = [fault["name"] for fault in history.faults if fault["t"] <= violation.at <= fault["u"] + 10]
+    return {"rule": violation.rule, "at": violation.at, "text": violation.text, "faults": sorted(set(names))}

@@ -1,0 +1,454 @@
+"""What the processes of a run do.
+
+Each locks and gives back in all manners, writes down what it believes (`records`), and ends on SIGTERM when what it
+waits for has been served. SIGUSR1 makes it write down where its threads are.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import faulthandler
+import importlib
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from django_mongolock.engine.mongo_store import MongoStore
+from django_mongolock.inspection.operations import Which, clear_stale, force_release
+from verify.faults.documents import OurDocument
+from verify.faults.peers import ERRORS, LOSSES, SITES, TIMEOUT, Lock, OurLock, Ours, Plan, Site
+from verify.faults.plans import KEYS, choose, line
+from verify.faults.records import Journal, now
+
+#: Threads or tasks of a process that has several.
+MANY: Final = 4
+#: How long a thread works before it dies, and a child before it ends, in attempts.
+LIFE: Final = 15
+#: How often everybody queues at the one key where the order can be seen, beside what is chosen.
+QUEUEING: Final = 0.15
+#: How often an attempt ends in a manner that a habit allows.
+OFTEN: Final = 0.08
+#: How often who holds a document forks: few do anything with documents, and a block takes long.
+OFTEN_FORKED: Final = 0.3
+#: How often work on a document fails.
+OFTEN_FAILED: Final = 0.15
+#: Seconds in which a child must have left the block of its parent.
+LEAVING: Final = 30
+
+
+class Death(BaseException):
+    """Ends a thread."""
+
+
+class Worker:
+    """One process."""
+
+    def __init__(self, site: Site, journal: Journal, seed: int, habits: Collection[str]) -> None:
+        self.site = site
+        self.journal = journal
+        self.chance = random.Random(seed)
+        self.habits = habits
+        self.stopping = False
+        #: Lock objects whose loss may still be to be told, or whose thread has died.
+        self.kept: deque[Any] = deque(maxlen=500)
+        self.children: set[int] = set()
+
+    # One attempt: the same records, whoever waits and how
+
+    def plan(self, *manners: str) -> Plan:
+        plan = choose(self.chance, whole=self.site.whole)
+        if self.site.whole and self.chance.random() < QUEUEING:
+            plan = line(self.chance)
+        allowed = [manner for manner in manners if manner in self.habits]
+        manner = "extend" if self.chance.random() < 0.1 else "release"
+        if plan.document and self.chance.random() < OFTEN_FAILED:
+            manner = "fail"
+        if allowed and self.chance.random() < OFTEN:
+            manner = self.chance.choice(allowed)
+        if plan.document and "fork" in allowed and self.chance.random() < OFTEN_FORKED:
+            manner = "fork"
+        if manner == "fork":
+            plan = dataclasses.replace(plan, work=max(plan.work, 0.5))
+        return dataclasses.replace(plan, manner=manner)
+
+    def ask(self, plan: Plan, inner: str | None = None) -> tuple[str, Lock]:
+        """Write down that an attempt begins; return its name and its lock."""
+        name = self.journal.new_id()
+        lock = self.site.lock(plan, lambda: self.journal.write("told", id=name))
+        self.journal.write("ask", id=name, inner=inner, **plan.facts())
+        return name, lock
+
+    def refused(self, name: str, error: BaseException) -> None:
+        self.journal.write("refused", id=name, error=type(error).__name__)
+
+    def look(self, name: str, lock: Lock, journal: Journal | None = None) -> bool:
+        """Write down what the lock says of itself."""
+        since = now()
+        held, left = lock.look()
+        (journal or self.journal).write("see", since, u=now(), id=name, held=held, left=left)
+        return held
+
+    def got(self, name: str, lock: Lock, at: float) -> None:
+        """Write down that acquire() returned, and when."""
+        found = {"seen": lock.seen} if isinstance(lock, OurDocument) else {}
+        self.journal.write("got", at, id=name, tokens=dict(lock.tokens), **found)
+
+    def left(self, name: str, lock: Lock, was: str) -> None:
+        wrote = {"wrote": lock.wrote} if isinstance(lock, OurDocument) else {}
+        self.journal.write("left", id=name, was=was, **wrote)
+        if was != "released":
+            self.kept.append(lock)
+
+    def happened(self, fault: str, since: float) -> None:
+        """Write down what this process did to itself."""
+        self.journal.write("fault", since, u=now(), name=fault, order=False)
+
+    def pause(self) -> float:
+        return self.chance.uniform(0.003, 0.025)
+
+    # Blocking
+
+    def cycle(self, plan: Plan, inner: str | None = None) -> None:
+        """One attempt, in this thread."""
+        name, lock = self.ask(plan, inner)
+        timer = self._cancel_soon(lock) if plan.manner == "cancel" and isinstance(lock, OurLock) else None
+        try:
+            lock.acquire()
+            at = now()
+        except BaseException as error:
+            self.refused(name, error)
+            if not isinstance(error, ERRORS):
+                raise
+            return
+        finally:
+            if timer is not None:
+                timer.join()
+        self.got(name, lock, at)
+        held = self._work(name, lock, plan)
+        if inner is None and plan.reentrant and held:
+            self.cycle(dataclasses.replace(plan, wait=0.0, work=0.0, manner="release"), inner=name)
+        if plan.manner == "die":
+            self.kept.append(lock)
+            since = now()
+            self.journal.write("dropped", id=name)
+            self.happened("die", since)
+            raise Death
+        if plan.manner == "forget":
+            since = now()
+            self.journal.write("dropped", id=name)
+            del lock
+            self.happened("forget", since)
+            return
+        self._give_back(name, lock, fail=plan.manner == "fail")
+
+    def _cancel_soon(self, lock: OurLock) -> threading.Thread:
+        def cancel(seconds: float) -> None:
+            since = now()
+            time.sleep(seconds)
+            lock.cancel()
+            self.happened("cancel", since)
+
+        thread = threading.Thread(target=cancel, args=(self.chance.uniform(0, 0.5),), daemon=True)
+        thread.start()
+        return thread
+
+    def _work(self, name: str, lock: Lock, plan: Plan) -> bool:
+        end, middle = now() + plan.work, now() + plan.work / 2
+        manner = plan.manner
+        while held := self.look(name, lock):
+            if manner == "extend" and now() >= middle:
+                manner = ""
+                with contextlib.suppress(*ERRORS):
+                    lock.extend()
+            elif manner == "fork" and now() >= middle:
+                manner = ""
+                self._fork(name, lock)
+            if now() >= end:
+                break
+            time.sleep(self.pause())
+        return held
+
+    def _give_back(self, name: str, lock: Lock, *, fail: bool = False) -> None:
+        self.journal.write("leave", id=name)
+        try:
+            if fail and isinstance(lock, OurDocument):
+                lock.leave(ArithmeticError())
+                was = "unknown"  # it does not tell whether it was ours still
+            elif isinstance(lock, OurLock) and self.chance.random() < 0.5:
+                lock.leave()
+                was = "released"
+            else:
+                was = "released" if lock.release() else "lost"
+        except LOSSES:
+            was = "lost"
+        except ERRORS:
+            was = "unknown"
+        self.left(name, lock, was)
+
+    # A child in the middle of everything
+
+    def _fork(self, name: str, lock: Lock) -> None:
+        """Fork while the lock is held: the child holds nothing, gives nothing back, and can lock by itself."""
+        since, seed = now(), self.chance.randrange(2**32)
+        self.journal.write("forked", id=name)
+        pid = os.fork()
+        if pid == 0:
+            self._live_as_child(seed, lambda: self._leave_inherited(name, lock))
+        self.children.add(pid)
+        self.happened("fork", since)
+
+    def _leave_inherited(self, name: str, lock: Lock) -> None:
+        """What a child does in the block of its parent."""
+        self.look(name, lock)
+        signal.alarm(LEAVING)  # ends a child that hangs here, which its parent then tells
+        with contextlib.suppress(*ERRORS):
+            match self.chance.choice(["release", "leave", "fail", "exit"]):
+                case "leave" if isinstance(lock, OurLock | OurDocument):
+                    lock.leave()
+                case "fail" if isinstance(lock, OurLock | OurDocument):
+                    lock.leave(ArithmeticError())
+                case "exit" if isinstance(lock, OurLock | OurDocument):
+                    lock.leave(SystemExit())
+                case _:
+                    lock.release()
+        signal.alarm(0)
+        self.look(name, lock)
+
+    def _live_as_child(self, seed: int, first: Callable[[], None] = lambda: None) -> None:
+        """What a forked child does until it ends, like Celery's, by os._exit."""
+        code = 1
+        try:
+            self.journal = self.journal.child("child")
+            self.journal.watch()
+            self.chance, self.children = random.Random(seed), set()
+            first()
+            # Some end at once, while their parent still holds what they have inherited.
+            for _ in range(self.chance.choice([0, 1, LIFE])):
+                if not self.stopping:
+                    self.cycle(self.plan("forget"))
+                    time.sleep(self.pause())
+            if self.chance.random() < 0.5:
+                self.site.close()
+            self.journal.write("end")
+            code = 0
+        except BaseException:  # noqa: BLE001 - the end of the process
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def reap(self) -> None:
+        """Take note of the children that have ended."""
+        for pid in list(self.children):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self.children.discard(pid)
+                if status:
+                    self.journal.write("hung", group=os.getpgrp(), text=f"its child {pid} ended with {status}")
+
+    # The kinds
+
+    def sync(self) -> None:
+        """One thread, the main one."""
+        while not self.stopping:
+            plan = self.plan("fork", "cancel", "forget")
+            if self.site.whole and self.chance.random() < 0.5:
+                plan = line(self.chance)
+            self.cycle(plan)
+            self.reap()
+            time.sleep(self.pause())
+
+    def threads(self) -> None:
+        """Several threads; one that dies is replaced."""
+
+        def live() -> None:
+            with contextlib.suppress(Death):
+                for _ in range(LIFE):
+                    if not self.stopping:
+                        self.cycle(self.plan("fork", "cancel", "forget", "die"))
+                        time.sleep(self.pause())
+
+        threads: list[threading.Thread] = []
+        while not self.stopping or threads:
+            threads = [thread for thread in threads if thread.is_alive()]
+            while len(threads) < MANY and not self.stopping:
+                threads.append(threading.Thread(target=live, daemon=True))
+                threads[-1].start()
+            self.reap()
+            time.sleep(0.1)
+
+    def prefork(self) -> None:
+        """A parent that locks a little, and children that do the rest, each for a while."""
+        while not self.stopping:
+            if len(self.children) < 2:
+                seed = self.chance.randrange(2**32)
+                if (pid := os.fork()) == 0:
+                    self._live_as_child(seed)
+                self.children.add(pid)
+            self.cycle(self.plan("cancel"))
+            self.reap()
+            time.sleep(0.2)
+
+    def run_async(self) -> None:
+        """Coroutines; some are cancelled, wherever they are."""
+        asyncio.run(self._tasks())
+
+    async def _tasks(self) -> None:
+        async def live() -> None:
+            while not self.stopping:
+                task = asyncio.create_task(self._acycle(self.plan("cancel", "forget")))
+                await asyncio.wait([task])
+                if not task.cancelled():
+                    task.result()
+                await asyncio.sleep(self.pause())
+
+        await asyncio.gather(*(live() for _ in range(MANY)))
+
+    async def _acycle(self, plan: Plan) -> None:
+        name, lock = self.ask(plan)
+        assert isinstance(lock, OurLock | OurDocument)
+        if plan.manner == "cancel" and (task := asyncio.current_task()) is not None:
+            asyncio.get_running_loop().call_later(self.chance.uniform(0, 0.5), self._cancel_task, task)
+        try:
+            await lock.aacquire()
+            at = now()
+        except BaseException as error:
+            self.refused(name, error)
+            if not isinstance(error, ERRORS):
+                raise
+            return
+        self.got(name, lock, at)
+        if plan.manner == "forget":
+            await self._awork(name, lock, plan)
+            since = now()
+            self.journal.write("dropped", id=name)
+            self.happened("forget", since)
+            return
+        try:
+            await self._awork(name, lock, plan)
+        finally:
+            await self._agive_back(name, lock)
+
+    async def _awork(self, name: str, lock: OurLock | OurDocument, plan: Plan) -> None:
+        end, extends = now() + plan.work, plan.manner == "extend"
+        while self.look(name, lock) and now() < end:
+            if extends and now() >= end - plan.work / 2:
+                extends = False
+                with contextlib.suppress(*ERRORS):
+                    await lock.aextend()
+            await asyncio.sleep(self.pause())
+
+    async def _agive_back(self, name: str, lock: OurLock | OurDocument) -> None:
+        was = "unknown"
+        self.journal.write("leave", id=name)
+        try:
+            was = "released" if await lock.arelease() else "lost"
+        except LOSSES:
+            was = "lost"
+        except ERRORS:
+            was = "unknown"
+        finally:
+            self.left(name, lock, was)
+
+    def _cancel_task(self, task: asyncio.Task[None]) -> None:
+        if not task.done():
+            since = now()
+            task.cancel()
+            self.happened("cancel", since)
+
+    def janitor(self) -> None:
+        """Frees stale documents, all the while; takes locks from their holders, and clears what is stale of those."""
+        assert isinstance(self.site, Ours)
+        store = MongoStore(self.site.config)
+        while not self.stopping:
+            with contextlib.suppress(Exception):
+                self.site.documents.sweep()
+            with contextlib.suppress(Exception):
+                if "force-release" in self.habits:
+                    self._take_one(store)
+                if "clear-stale" in self.habits:
+                    since = now()
+                    clear_stale(store, KEYS, Which(), timeout=TIMEOUT)
+                    self.happened("clear-stale", since)
+            time.sleep(self.chance.uniform(0.1, 1.0))
+
+    def _take_one(self, store: MongoStore) -> None:
+        since, key = now(), self.chance.choice(KEYS)
+        document = store.collection.find_one({"_id": key}) or {}
+        if holders := document.get("holders"):
+            holder = self.chance.choice(holders)
+            self.journal.write("force", key=key, tokens=[holder["token"]])
+            force_release(store, key, [holder["grant"]], timeout=TIMEOUT)
+            self.happened("force-release", since)
+
+
+def _jump(worker: Worker) -> None:
+    """Set the wall clock that this process sees, again and again."""
+    real, chance = time.time, random.Random(worker.chance.random())
+    while True:
+        time.sleep(chance.uniform(0.3, 1.5))
+        hour = 3600.0 if chance.random() < 0.1 else 5.0
+        since, ahead = now(), chance.uniform(-hour, hour)
+        time.time = lambda ahead=ahead: real() + ahead  # type: ignore[misc]
+        worker.happened("client-clocks", since)
+
+
+def _break(name: str) -> None:
+    """Break the library on purpose, to see whether the checker finds it."""
+    try:
+        broken = importlib.import_module("verify.faults.broken")
+    except ImportError:
+        sys.exit(f"MONGOLOCK_BROKEN={name}: there is no module verify.faults.broken here to break the lock with")
+    broken.breaking(name)
+
+
+def _follow(harness: int) -> None:
+    """End with the harness, however that ends."""
+    while True:
+        try:
+            os.kill(harness, 0)
+        except ProcessLookupError:
+            os.killpg(0, signal.SIGKILL)
+        time.sleep(0.5)
+
+
+def work(  # noqa: PLR0917 - passed on by multiprocessing
+    kind: str, folder: Path, uri: str, lock: str, seed: int, habits: Sequence[str], variant: str, harness: int
+) -> None:
+    """Be a worker until SIGTERM. The process becomes the leader of a group of its own."""
+    os.setpgid(0, 0)
+    with (folder / "workers.log").open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    logging.basicConfig(level=logging.ERROR)
+    faulthandler.register(signal.SIGUSR1, file=2)
+    if variant:
+        os.environ["MONGOLOCK_BROKEN"] = variant
+        _break(variant)
+    journal = Journal(folder, kind)
+    journal.watch()
+    worker = Worker(SITES[lock](uri), journal, seed, habits)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        worker.stopping = True
+
+    signal.signal(signal.SIGTERM, stop)
+    threading.Thread(target=_follow, args=(harness,), daemon=True).start()
+    if "client-clocks" in habits:
+        threading.Thread(target=_jump, args=(worker,), daemon=True).start()
+    getattr(worker, "run_async" if kind == "async" else kind)()
+    end = now() + 60
+    while worker.children and now() < end:
+        worker.reap()
+        time.sleep(0.05)
+    worker.site.close()
+    journal.write("end")

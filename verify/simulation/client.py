@@ -1,0 +1,263 @@
+"""One process's connection to the simulated servers: a store whose commands travel, wait, are lost, or come late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import astuple
+from functools import partial
+from typing import Any, Final
+
+from django_mongolock.engine.deadlock import Cycle, cycle_of
+from django_mongolock.engine.memory_filters import is_free, is_held, is_there, is_uncontended, reply_of
+from django_mongolock.engine.replies import Found, Reply, read_found
+from django_mongolock.engine.step import Limits, Step
+from django_mongolock.exceptions import LockBackendFailed
+from verify.simulation.kernel import JITTER, Kernel, Process
+from verify.simulation.link import Exchange, Link
+from verify.simulation.server import Document, Parsed, Servers, Stream, Write
+
+#: How long the document of a free lock is kept, in seconds: a held one is renewed within that.
+RETENTION: Final = 10.0
+#: How long after an election a client may still take the former primary for the present one, in seconds.
+RUMOUR: Final = 1.0
+
+
+#: What the server does for a command: it may wait, and yields for how long, or for which write to be with the majority;
+#: then it returns the answer.
+Work = Generator[float | Write, None, Any]
+#: How often a command that finds its document stuck tries again, in seconds.
+STUCK: Final = 0.05
+
+
+class SimStore:
+    """See `store.Store`, also for the methods. link: the network of its process, with all that is wrong there now."""
+
+    is_journaled = True
+
+    def __init__(self, kernel: Kernel, servers: Servers, process: Process) -> None:
+        self.limits = Limits(retention=round(RETENTION * 1_000))
+        self.link = Link()
+        self._troubles: list[Link] = []
+        self._kernel = kernel
+        self._servers = servers
+        self._process = process
+        self._known = servers.named
+        self._closed = False
+
+    # The network
+
+    def begin(self, trouble: Link) -> None:
+        """From now on this is wrong with its network, too."""
+        self._troubles.append(trouble)
+        self._make_link()
+
+    def end(self, trouble: Link) -> None:
+        """That is over; what else is wrong stays."""
+        self._troubles.remove(trouble)
+        self._make_link()
+
+    def _make_link(self) -> None:
+        worst = map(max, zip(*map(astuple, (Link(), *self._troubles)), strict=True))
+        self.link = Link(*worst)
+
+    # Commands
+
+    def apply(self, key: str, step: Step, timeout: float) -> Reply:
+        given = partial(is_held, grants=(step.given,)) if step.given else None
+        work = partial(self._write, key, step, given, reply=True)
+        # What hands a lock over is sent once: of a copy that came first, the answer would say that it was lost.
+        reply: Reply = self._send(work, timeout, key, once=bool(step.given))
+        return reply
+
+    def take_free(self, key: str, step: Step, timeout: float) -> Reply | None:
+        given = partial(is_free, grant=step.ask)
+        reply: Reply | None = self._send(partial(self._write, key, step, given, reply=True), timeout, key)
+        return reply if reply is not None and reply.found else None
+
+    def release(self, key: str, step: Step, timeout: float) -> bool:
+        given = partial(is_held, grants=step.remove)
+        return bool(self._send(partial(self._write, key, step, given, majority=False), timeout, key, once=True))
+
+    def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
+        given, step = partial(is_uncontended, grant=grant), Step(remove=(grant,))
+        return bool(self._send(partial(self._write, key, step, given, majority=False), timeout, key, once=True))
+
+    def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
+        def work(parsed: Parsed) -> Work:
+            yield 0.0
+            now = parsed.member.time(self._kernel)
+            return reply_of(key, self._servers.committed.get(key), grant, now, owner)
+
+        reply: Reply = self._send(work, timeout, key)
+        return reply
+
+    def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
+        def work(parsed: Parsed) -> Work:
+            for key in keys:
+                yield from self._write(key, step, partial(is_there, grants=step.renew), parsed)
+            committed = self._servers.committed
+            return {key: read_found(committed[key]) for key in keys if key in committed}
+
+        found: dict[str, Found] = self._send(work, timeout)
+        return found
+
+    def deadlock(self, key: str, grant: str, timeout: float) -> Cycle | None:
+        def work(parsed: Parsed) -> Work:
+            yield 0.0
+            documents = [{**document, "_id": each} for each, document in self._servers.committed.items()]
+            return cycle_of(documents, grant, parsed.member.time(self._kernel))
+
+        cycle: Cycle | None = self._send(work, timeout, key)
+        again = cycle and self._send(work, timeout, key)
+        return again if cycle and again and cycle.grants == again.grants else None
+
+    def force(self, key: str, grant: str, timeout: float) -> None:
+        """Take the key from one of its holders, as `operations.force_release` does."""
+        step = Step(remove=(grant,), force=True)
+        self._send(partial(self._write, key, step, partial(is_held, grants=step.remove)), timeout, key)
+
+    def request(self, key: str, grant: str, timeout: float) -> None:
+        """Ask a holder to release the key, as `operations.request_release` does."""
+        step = Step(request_release_of=(grant,), requested_by="an operator")
+        self._send(partial(self._write, key, step, partial(is_held, grants=(grant,))), timeout, key)
+
+    def clear(self, keys: Sequence[str], timeout: float) -> None:
+        """Apply the rule to stale locks, as `operations.clear_stale` does."""
+
+        def work(parsed: Parsed) -> Work:
+            for key in keys:
+                yield from self._write(key, Step(), lambda document: bool(document["holders"]), parsed)
+
+        self._send(work, timeout)
+
+    def watch(self, session: str) -> AbstractContextManager[Stream]:
+        """See Store.watch()."""
+        return self._watching(session)
+
+    @contextmanager
+    def _watching(self, session: str) -> Any:
+        def work(parsed: Parsed) -> Work:
+            yield 0.0
+
+        self._send(work, 5.0)
+        with self._servers.streaming(session) as stream:
+            yield stream
+
+    def sent_to(self) -> str:
+        """See Store.sent_to()."""
+        return self._known
+
+    def primary(self) -> str:
+        """See Store.primary()."""
+        return self._servers.named if self._servers.answers else ""
+
+    def close(self) -> None:
+        """See Store.close()."""
+        self._closed = True
+
+    # On the way
+
+    def _send(
+        self, work: Callable[[Parsed], Work], timeout: float, key: str | None = None, *, once: bool = False
+    ) -> Any:
+        """Have the server do the work; wait for its answer, at most so long. once: no copy of it arrives."""
+        kernel, sender = self._kernel, self._kernel.current
+        if self._closed:
+            raise LockBackendFailed("the session was closed", key, passing=False)
+        assert sender is not None
+        end = kernel.time + timeout
+        exchange = Exchange(sender)
+        delay = self._delay()
+        kernel.at(delay, partial(self._arrive, work, exchange, self._known))
+        if not once and kernel.chance.random() < self.link.twice:
+            kernel.at(
+                delay + JITTER + self._delay(), partial(self._arrive, work, Exchange(None, exchange), self._known)
+            )
+        try:
+            while not exchange.answers:
+                if kernel.time >= end:
+                    raise LockBackendFailed("MongoDB did not answer in time", key)
+                kernel.park(end - kernel.time)
+        finally:
+            exchange.sender = None
+        answer = exchange.answers[0]
+        if isinstance(answer, _NotPrimary):
+            # As the driver does: it looks for the primary, and reports the failure.
+            self._known = self._servers.named
+            kernel.sleep(min(max(0.0, end - kernel.time), kernel.chance.uniform(0.0, 0.1)))
+            raise LockBackendFailed("MongoDB has no primary that answers", key)
+        return answer
+
+    def _delay(self) -> float:
+        chance, link = self._kernel.chance, self.link
+        delay = chance.uniform(0.000_1, self._servers.distance) + chance.uniform(0.0, link.slow)
+        return delay + (chance.uniform(0.0, link.late_by) if chance.random() < link.late else 0.0)
+
+    def _arrive(self, work: Callable[[Parsed], Work], exchange: Exchange, named: str) -> None:
+        """The command is at the server: it is parsed, and carried out by the primary alone."""
+        if self.link.cut:
+            return
+        servers = self._servers
+        if not servers.answers or named != servers.named:
+            self._reply(exchange, _NotPrimary())
+            return
+        parsed = servers.parse(named)
+        self._go_on(work(parsed), parsed, exchange)
+
+    def _go_on(self, work: Work, parsed: Parsed, exchange: Exchange) -> None:
+        """Do the next part of the work. Another primary does nothing for it."""
+        servers = self._servers
+        if exchange.is_void:
+            return
+        if not servers.answers or servers.primary is not parsed.member:
+            self._reply(exchange, _NotPrimary())
+            return
+        try:
+            pause = next(work)
+        except StopIteration as end:
+            exchange.has_written = parsed.has_written
+            servers.counts["commands twice"] += exchange.has_written and exchange.is_copy
+            self._reply(exchange, end.value)
+            return
+        go_on = partial(self._go_on, work, parsed, exchange)
+        if isinstance(pause, Write):
+            pause.confirmed.append(lambda has: go_on() if has else self._reply(exchange, _NotPrimary()))
+        else:
+            self._kernel.at(pause, go_on)
+
+    def _reply(self, exchange: Exchange, answer: Any) -> None:
+        if not self.link.cut and self._kernel.chance.random() >= self.link.lost:
+            self._kernel.at(self._delay(), partial(exchange.answer, self._kernel, answer))
+        else:
+            self._servers.counts["answers lost"] += exchange.has_written
+
+    # At the server
+
+    def _write(
+        self,
+        key: str,
+        step: Step,
+        given: Callable[[Document], bool] | None,
+        parsed: Parsed,
+        *,
+        majority: bool = True,
+        reply: bool = False,
+    ) -> Work:
+        """Write one document; return its `Reply`, or whether it was written."""
+        servers, chance = self._servers, self._kernel.chance
+        if chance.random() < self.link.held_up:
+            yield chance.uniform(0.0, self.link.held_up_by)
+        while key in servers.stuck:
+            yield STUCK
+        document, write = servers.apply(parsed, key, step, self.limits, given)
+        parsed.has_written |= write is not None
+        if majority and (newest := servers.newest()) is not None:
+            yield newest  # where nothing was to be written, too: the server waits for all that it has
+        if not reply:
+            return write is not None
+        return reply_of(key, document, step.ask, parsed.moment.now, step.owner)
+
+
+class _NotPrimary:
+    """The answer of a member that is not the primary, or not the one that was meant."""

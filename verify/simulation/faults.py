@@ -1,0 +1,244 @@
+"""What can go wrong in a simulation."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from verify.faults.peers import TIMEOUT
+from verify.simulation.client import RETENTION
+from verify.simulation.link import Link
+from verify.simulation.plans import KEYS
+from verify.simulation.worker import Worker, start
+from verify.simulation.world import World
+
+#: How far the clocks of two members may be apart, in seconds, and how far that of a running primary may be set back.
+SKEW: Final = 8.0
+FAR_BACK: Final = 600.0
+#: A fault does something, yields for how many seconds it lasts, and heals what it did. It returns facts for its record.
+Steps = Generator[float, None, dict[str, Any] | None]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """weight: how often it is chosen. order: may a waiter lose its place by it? clocks: does it set one?"""
+
+    inject: Callable[[World, random.Random], Steps]
+    weight: int = 2
+    order: bool = True
+    servers: bool = True
+    clocks: bool = False
+
+
+def _some(world: World, chance: random.Random) -> list[Worker]:
+    """All processes, or one of them."""
+    alive = [worker for worker in world.workers if worker.process.alive and not worker.stopping]
+    return alive if chance.random() < 0.5 or not alive else [chance.choice(alive)]
+
+
+def _one(world: World, chance: random.Random) -> Worker | None:
+    alive = [worker for worker in world.workers if worker.process.alive and not worker.stopping]
+    return chance.choice(alive) if alive else None
+
+
+# The servers
+
+
+def elect(world: World, chance: random.Random) -> Steps:
+    """Another member becomes the primary, or the same one again; what the majority has not yet may be undone."""
+    servers = world.servers
+    member = chance.choice(servers.members)
+    if member is not servers.primary and chance.random() < 0.5:
+        member.ahead = chance.uniform(-SKEW, SKEW)
+    if member is not servers.primary:  # a clock that is set forward under a running primary is a named limit
+        member.ahead = max(member.ahead, _lowest(world))
+    servers.elect(member, chance.randint(0, 3), chance.uniform(0.0, 3.0))
+    yield max(0.0, servers.away_until - world.kernel.time)
+    return None
+
+
+def no_majority(world: World, chance: random.Random) -> Steps:
+    """The primary writes alone for a while; then the others follow it, or elect another one."""
+    servers, term = world.servers, world.servers.term
+    servers.lose_majority()
+    yield chance.uniform(0.2, 5.0)
+    if servers.term == term and chance.random() < 0.5:
+        servers.elect(chance.choice(servers.members), 0, chance.uniform(0.0, 2.0))
+        yield max(0.0, servers.away_until - world.kernel.time)
+    elif servers.term == term:
+        servers.regain_majority()
+    return None
+
+
+def all_down(world: World, chance: random.Random) -> Steps:
+    """No member answers for a while; it is the same primary afterwards."""
+    seconds = chance.uniform(0.5, 6.0)
+    world.servers.away_until = max(world.servers.away_until, world.kernel.time + seconds)
+    yield seconds
+    return None
+
+
+def _lowest(world: World) -> float:
+    """By how much a clock must be ahead at least, in seconds. A document that is made again after its removal starts
+    with a larger token unless a clock is behind its last: so no clock is set to before the time of a removal."""
+    return world.purged - world.kernel.time
+
+
+def clock_set_back(world: World, chance: random.Random) -> Steps:
+    """The clock of the running primary is set back."""
+    far = FAR_BACK if chance.random() < 0.3 else 2 * SKEW
+    member = world.servers.primary
+    member.ahead = min(member.ahead, max(_lowest(world), member.ahead - chance.uniform(0.5, far)))
+    yield 0.0
+    return None
+
+
+def end_streams(world: World, chance: random.Random) -> Steps:
+    """Every change stream ends."""
+    world.servers.end_streams()
+    yield 0.0
+    return None
+
+
+def stuck(world: World, chance: random.Random) -> Steps:
+    """A transaction has written to a document, and stands still."""
+    key = chance.choice(KEYS)
+    world.servers.stuck.append(key)
+    yield chance.uniform(1.0, 20.0)
+    world.servers.stuck.remove(key)
+    return {"key": key}
+
+
+def purge(world: World, chance: random.Random) -> Steps:
+    """The documents of locks that have been free for long are removed. How far clocks are apart is nothing beside the
+    seven days that they are kept: so here one stays for as long in virtual time, too, and until no clock is before the
+    time of its removal."""
+    servers = world.servers
+    earliest = min(member.time(world.kernel) for member in servers.members)
+    for key, document in list(servers.documents.items()):
+        is_old = world.kernel.time - servers.written[key] > RETENTION
+        if is_old and document["purge_at"] <= earliest and servers.has_majority:
+            servers.write(key, None)
+            world.purged = max(world.purged, world.kernel.time + max(member.ahead for member in servers.members))
+    yield 0.0
+    return None
+
+
+# The network
+
+
+def _linked(make: Callable[[random.Random], Link], longest: float) -> Callable[[World, random.Random], Steps]:
+    """A fault of the links of all processes, or of one."""
+
+    def inject(world: World, chance: random.Random) -> Steps:
+        stores, trouble = [worker.store for worker in _some(world, chance)], make(chance)
+        for store in stores:
+            store.begin(trouble)
+        yield chance.uniform(0.3, longest)
+        for store in stores:
+            store.end(trouble)
+        return None
+
+    return inject
+
+
+def _late(chance: random.Random) -> Link:
+    return Link(late=chance.uniform(0.05, 0.5), late_by=chance.uniform(1.0, 12.0))
+
+
+def _held_up(chance: random.Random) -> Link:
+    return Link(held_up=chance.uniform(0.05, 0.6), held_up_by=chance.uniform(0.5, 8.0))
+
+
+# The processes
+
+
+def kill(world: World, chance: random.Random) -> Steps:
+    """SIGKILL; another process takes its place."""
+    if (worker := _one(world, chance)) is not None:
+        world.kill(worker)
+        start(world, worker.process.kind)
+    yield 0.0
+    return None
+
+
+def close(world: World, chance: random.Random) -> Steps:
+    """A process closes its session, whatever goes on in it, and another takes its place."""
+    if (worker := _one(world, chance)) is not None:
+        worker.close()
+        start(world, worker.process.kind)
+    yield 0.0
+    return None
+
+
+def stop(world: World, chance: random.Random) -> Steps:
+    """SIGSTOP for a while."""
+    seconds = chance.choice([0.3, 1.0, 2.5, 5.0])
+    if (worker := _one(world, chance)) is not None:
+        world.stop(worker, seconds)
+    yield seconds
+    return None
+
+
+def force(world: World, chance: random.Random) -> Steps:
+    """An operator takes some keys from one of their holders each."""
+    for key in chance.sample(KEYS, chance.randint(1, 8)):
+        world.by_janitor(partial(_take, world, key))
+    yield 0.0
+    return None
+
+
+def _take(world: World, key: str) -> None:
+    holders = world.servers.documents.get(key, {}).get("holders", [])[:1]
+    tokens = [holder["token"] for holder in holders]
+    world.write("force", 0, key=key, tokens=tokens)
+    for holder in holders:
+        world.janitor.force(key, holder["grant"], TIMEOUT)
+        world.write("taken", 0, key=key, tokens=tokens)
+
+
+def request(world: World, chance: random.Random) -> Steps:
+    """An operator asks some holders to release their keys."""
+    for key in chance.sample(KEYS, chance.randint(1, 8)):
+        world.by_janitor(partial(_ask_for, world, key))
+    yield 0.0
+    return None
+
+
+def _ask_for(world: World, key: str) -> None:
+    for holder in world.servers.documents.get(key, {}).get("holders", [])[:1]:
+        world.janitor.request(key, holder["grant"], TIMEOUT)
+        world.write("request", 0, key=key, tokens=[holder["token"]])
+
+
+def clear(world: World, chance: random.Random) -> Steps:
+    """An operator clears stale locks."""
+    world.by_janitor(partial(world.janitor.clear, KEYS, TIMEOUT))
+    yield 0.0
+    return None
+
+
+FAULTS: Final[dict[str, Fault]] = {
+    "elect": Fault(elect, 3, clocks=True),
+    "no-majority": Fault(no_majority),
+    "all-down": Fault(all_down, 1),
+    "clock-set-back": Fault(clock_set_back, 1, order=False, clocks=True),
+    "streams-end": Fault(end_streams),
+    "stuck": Fault(stuck, servers=False),
+    "purge": Fault(purge, 3, order=False, servers=False),
+    "cut": Fault(_linked(lambda _: Link(cut=True), 5.0)),
+    "slow": Fault(_linked(lambda chance: Link(slow=chance.uniform(0.01, 1.0)), 6.0)),
+    "lost-answers": Fault(_linked(lambda chance: Link(lost=chance.uniform(0.05, 0.5)), 6.0)),
+    "late-commands": Fault(_linked(_late, 6.0)),
+    "held-up": Fault(_linked(_held_up, 6.0)),
+    "twice": Fault(_linked(lambda chance: Link(twice=chance.uniform(0.05, 0.5)), 6.0)),
+    "kill": Fault(kill, order=False, servers=False),
+    "stop": Fault(stop, 3, order=False, servers=False),
+    "close": Fault(close, 1, order=False, servers=False),
+    "force": Fault(force, 3, order=False, servers=False),
+    "request": Fault(request, 1, order=False, servers=False),
+    "clear": Fault(clear, order=False, servers=False),
+}

@@ -1,0 +1,120 @@
+"""Look for seeds at which the engine, broken in one place, does what it must not.
+
+    MONGOLOCK_MUTANT=grant:12 python -m verify.simulation.hunt --seconds 60
+    python -m verify.simulation.hunt --defect no-deadline
+
+It prints what was found as one line of JSON. Seconds are those of the processor, so that other programs of the machine
+change nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from verify.simulation import mutation
+
+#: How many virtual seconds a run has, and after how many real ones it hangs; a run takes half a second.
+VIRTUAL: Final = 60.0
+HANGS_AFTER: Final = 20
+#: In how many runs a line that is not reached is taken for one that never is.
+SEEDS_REACHED: Final = 4
+#: Endless loops must not take the memory of the machine, in bytes.
+MEMORY: Final = 4 * 2**30
+
+
+def tell(found: str | None, seed: int, what: str = "") -> None:
+    """Print what was found, or that nothing was."""
+    found_at = {"found": found, "what": what, "seed": seed, "seconds": round(time.process_time(), 1)}
+    sys.stdout.write(json.dumps(found_at) + "\n")
+    sys.stdout.flush()
+
+
+def hunt(defect: str | None, seconds: float, first: int = 1) -> None:
+    """Run the seeds from the *first* on for so many real seconds; end with the first that finds something."""
+    # Here, after the mutant's import is in place; and what may fail then is the mutant.
+    from verify.simulation.defects import broken
+    from verify.simulation.run import simulate
+
+    with broken(defect), _alarm() as set_alarm:
+        for seed in itertools.count(first):
+            if time.process_time() >= seconds:
+                tell(None, seed - 1)
+                return
+            set_alarm(seed)
+            try:
+                outcome = simulate(seed, VIRTUAL)
+            except Exception as error:  # noqa: BLE001 - raised by the servers: what is broken there fails
+                tell("crash", seed, repr(error))
+                return
+            if found := outcome.violations:
+                tell("violation", seed, str(found[0]))
+                return
+            if outcome.crashes:
+                tell("crash", seed, outcome.crashes[0])
+                return
+
+
+def reached() -> None:
+    """Print which lines of the engine run in a few simulations, by module."""
+    from coverage import Coverage
+
+    watch = Coverage(data_file=None, config_file=False, concurrency=["greenlet"], include=[f"{mutation.SOURCE}/*"])
+    with watch.collect():
+        from verify.simulation.run import simulate
+
+        for seed in range(1, SEEDS_REACHED + 1):
+            simulate(seed, VIRTUAL)
+    data = watch.get_data()
+    lines = {module: data.lines(str(mutation.file(module))) or [] for module in mutation.MODULES}
+    sys.stdout.write(json.dumps(lines) + "\n")
+
+
+@contextlib.contextmanager
+def _alarm() -> Iterator[Callable[[int], None]]:
+    """A function that gives a seed its time from now on; when that is over, the process ends."""
+
+    def set_alarm(seed: int) -> None:
+        def give_up(*_: Any) -> None:
+            tell("hang", seed)
+            os._exit(0)
+
+        signal.signal(signal.SIGPROF, give_up)
+        signal.setitimer(signal.ITIMER_PROF, HANGS_AFTER)
+
+    try:
+        yield set_alarm
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(prog="python -m verify.simulation.hunt")
+    parser.add_argument("--defect")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=1, help="the first one")
+    parser.add_argument("--reached", action="store_true", help="print which lines run, and end")
+    options = parser.parse_args()
+    if options.reached:
+        reached()
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    mutation.from_environment()
+    try:
+        hunt(options.defect, options.seconds, options.seed)
+    except Exception as error:  # noqa: BLE001 - raised by the import
+        tell("crash", 0, repr(error))
+
+
+if __name__ == "__main__":
+    main()

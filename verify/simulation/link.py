@@ -1,0 +1,56 @@
+"""The network between one process and the simulated servers, and what travels on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from verify.simulation.kernel import Kernel, Strand
+
+
+@dataclass(frozen=True)
+class Link:
+    """The network between one process and the servers. Probabilities are for each command.
+
+    slow: how many seconds longer a command takes at most, in each direction. cut: nothing passes. lost: the probability
+    that the answer is lost. late: that the command itself is held up, for up to *late_by* seconds. held_up: that the
+    server holds it up between parsing and writing, for up to *held_up_by* seconds. twice: that it arrives twice.
+    """
+
+    cut: bool = False
+    slow: float = 0.0
+    lost: float = 0.0
+    late: float = 0.0
+    late_by: float = 0.0
+    held_up: float = 0.0
+    held_up_by: float = 0.0
+    twice: float = 0.0
+
+
+class Exchange:
+    """One command on its way, and its answer, which may come when its sender waits no more.
+
+    original: the one that this is a copy of. What has been answered is not sent again.
+    """
+
+    def __init__(self, sender: Strand | None, original: Exchange | None = None) -> None:
+        self.sender = sender
+        self.answers: list[Any] = []
+        self.has_written = False
+        self._original = original
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it arrives beside its original."""
+        return self._original is not None
+
+    @property
+    def is_void(self) -> bool:
+        """Whether it is the copy of a command that has been answered."""
+        return self._original is not None and bool(self._original.answers)
+
+    def answer(self, kernel: Kernel, answer: Any) -> None:
+        """The answer has arrived."""
+        self.answers.append(answer)
+        if self.sender is not None:
+            kernel.wake(self.sender)

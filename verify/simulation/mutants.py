@@ -1,0 +1,237 @@
+"""Break the engine in one place at a time, and see what finds it: the simulation, or else the tests next to it.
+
+    python -m verify.simulation.mutants --sample 100             # what is known already is not run again
+    python -m verify.simulation.mutants grant:12 protocol:3      # these
+    python -m verify.simulation.mutants --defects                # the named defects
+    python -m verify.simulation.mutants --list grant             # all mutants of a module
+    python -m verify.simulation.mutants --find-again             # the known ones, after the engine has changed
+    python -m verify.simulation.mutants --table                  # all results, as tables
+
+The results are kept in mutants.json next to this file. The tests need a MongoDB, which they start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from verify.simulation import mutation
+from verify.simulation.defects import DEFECTS
+from verify.simulation.mutation import MODULES, VARIABLE, Mutant
+from verify.simulation.put_back import VARIABLE as DEFECT
+from verify.simulation.results import Book, Result, table, totals
+
+ROOT: Final = Path(__file__).parents[2]
+RESULTS: Final = Path(__file__).with_name("mutants.json")
+#: How long the simulation looks, and then the tests, in seconds.
+SIMULATION: Final = 60.0
+TESTS: Final = 300.0
+#: How many tests may fail that do not fail alone: the machine may be busy.
+TRIES: Final = 6
+#: How much longer than it was given the simulation may take, in seconds: those count what the processor does for it.
+OVERTIME: Final = 600.0
+#: Which tests touch a module, the quick and likely ones first. Those in memory touch all, and come before them.
+TOUCHED_BY: Final = {
+    "protocol": ("protocol", "session", "waiting", "deadlock", "owners"),
+    "rule_in_python": ("minimum_holds", "owners", "rule"),
+    "grant": ("session", "locks", "living", "waiting", "fence"),
+    "lock_grants": ("locks", "session", "async", "minimum_holds", "owners", "waiting"),
+    "document": ("document", "locks", "session"),
+    "session.cleanup": ("releases", "session", "store", "tombstones"),
+    "session.commands": ("fast_path", "session", "store", "waiting"),
+    "session.grant_registry": ("session", "locks", "living"),
+    "session.heartbeat": ("session", "living"),
+    "session.local_queue": ("session", "waiting", "locks"),
+    "session.orphans": ("session", "living", "minimum_holds"),
+    "session.releases": ("releases", "fast_path"),
+    "session.renewals": ("session", "living", "minimum_holds", "waiting"),
+    "session.session": ("session", "living", "releases", "locks", "waiting"),
+    "session.waits": ("waiting", "watching", "session", "journal"),
+}
+#: For a named defect, all of these.
+ANYWHERE: Final = ("protocol", "session", "locks", "minimum_holds", "waiting", "arrival_order", "rule")
+#: How they are run. Those that take long are left out.
+PYTEST: Final = (
+    *("-x", "-q", "--assert=plain", "--timeout", "60", "-m", "not slow and not long"),
+    *("-p", "no:cacheprovider", "-p", "verify.simulation.put_back"),
+)
+#: Run by every Python that starts while it is on the path: so the processes that tests start are mutants too.
+STARTUP: Final = "from verify.simulation.mutation import from_environment\nfrom_environment()\n"
+
+
+def simulated(environment: dict[str, str], arguments: Sequence[str], seconds: float) -> dict[str, Any]:
+    """What the simulation finds in a process of its own."""
+    command = [sys.executable, "-m", "verify.simulation.hunt", "--seconds", str(seconds), *arguments]
+    try:
+        run = _run(command, environment, seconds + OVERTIME)
+    except subprocess.TimeoutExpired:
+        return {"found": "hang", "seconds": seconds}
+    lines = run.stdout.strip().splitlines()
+    if lines and lines[-1].startswith("{"):
+        found: dict[str, Any] = json.loads(lines[-1])
+        return found
+    return {"found": "crash", "what": run.stderr.strip()[-300:]}
+
+
+def reached() -> dict[str, set[int]]:
+    """The lines that simulations come to, by module."""
+    run = _run([sys.executable, "-m", "verify.simulation.hunt", "--reached"], {}, OVERTIME)
+    return {module: set(lines) for module, lines in json.loads(run.stdout).items()}
+
+
+def tested(name: str, seconds: float) -> str | None:
+    """The test that fails on a mutant or a named defect, also alone; None if there is none."""
+    files = ANYWHERE if name in DEFECTS else TOUCHED_BY[mutation.find(name).module]
+    what = [f"tests/engine/test_{file}.py" for file in ("in_memory", *files)]
+    for _ in range(TRIES):
+        if (found := _failing(name, what, seconds)) is None or _failing(name, [found], seconds):
+            return found
+        what += ["--deselect", found]
+    return None
+
+
+def _failing(name: str, what: list[str], seconds: float) -> str | None:
+    """The first test that fails; the first file if the tests do not even end, as where all threads are blocked."""
+    with tempfile.TemporaryDirectory() as startup:
+        Path(startup, "sitecustomize.py").write_text(STARTUP)
+        path = os.pathsep.join((str(ROOT), startup))
+        environment = {DEFECT: name} if name in DEFECTS else {VARIABLE: name}
+        command = [sys.executable, "-m", "pytest", *PYTEST, *what]
+        try:
+            run = _run(command, {**environment, "PYTHONPATH": path}, seconds)
+        except subprocess.TimeoutExpired:
+            return None
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", run.stdout, re.MULTILINE)
+    return failed[1] if failed else what[0] if run.returncode not in (0, 5) else None
+
+
+def _run(command: Sequence[str], environment: dict[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
+    common = {"PYTHONPATH": str(ROOT), "DJANGO_SETTINGS_MODULE": "testproject.settings"}
+    return subprocess.run(
+        ["nice", "-n", "2", *command],
+        env={**os.environ, **common, **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+
+
+def sample(count: int, seed: int) -> list[Mutant]:
+    """So many mutants of all modules, in an order that the seed decides: a larger sample begins with a smaller one."""
+    every = [mutant for module in MODULES for mutant in mutation.mutants(module)]
+    random.Random(seed).shuffle(every)
+    return every[:count]
+
+
+def find_again(book: Book) -> None:
+    """Give the known mutants their numbers of today, by their text and the nearest line; drop those that are gone."""
+    known = {name: result for name, result in book.results.items() if name not in DEFECTS}
+    kept = [result for name, result in book.results.items() if name in DEFECTS]
+    for result in known.values():
+        every = mutation.mutants(result.name.partition(":")[0])
+        same = [mutant for mutant in every if (mutant.before, mutant.after) == (result.before, result.after)]
+        if same:
+            mutant = min(same, key=lambda mutant: abs(mutant.line - result.line))
+            kept.append(replace(result, name=mutant.name, line=mutant.line))
+        else:
+            sys.stdout.write(f"gone: {result.name} {result.before} -> {result.after}\n")
+    book.replace(kept)
+
+
+class Search:
+    """Finds what finds mutants, and keeps it. seconds: how long the simulation looks. seed: that of the sample."""
+
+    def __init__(self, book: Book, seconds: float, seed: int = 0) -> None:
+        self.book = book
+        self.seconds = seconds
+        self.seed = seed
+        self._lines: dict[str, set[int]] = {}
+
+    def simulate(self, name: str) -> None:
+        """Have the simulation look, from where it stopped."""
+        mutant = mutation.find(name)
+        result = self.book.results.get(name) or Result(name, mutant.line, mutant.before, mutant.after, sample=self.seed)
+        self._lines = self._lines or reached()
+        is_reached = self._lines[mutant.module].intersection(range(mutant.lines[0], mutant.lines[1] + 1))
+        if is_reached and not result.found and result.seconds < self.seconds:
+            left = self.seconds - result.seconds
+            found = simulated({VARIABLE: name}, ["--seed", str(result.seed + 1)], left)
+            found["seconds"] = round(result.seconds + found.get("seconds", 0.0), 1)
+            result = replace(result, **found)
+        self._keep(result)
+
+    def put_back(self, name: str) -> None:
+        """Have the simulation look for a named defect."""
+        result = Result(name, 0, DEFECTS[name].text, "")
+        self._keep(replace(result, **simulated({}, ["--defect", name], self.seconds)))
+
+    def test(self, name: str) -> None:
+        """Have the tests look, if the simulation has found nothing."""
+        result = self.book.results[name]
+        if not (result.found or result.test_seconds):
+            started = time.monotonic()
+            result.test = tested(name, TESTS)
+            result.test_seconds = round(time.monotonic() - started, 1)
+            self._keep(result)
+
+    def _keep(self, result: Result) -> None:
+        self.book.keep(result)
+        sys.stdout.write(f"{result.name} {result.seconds} s {result.found or result.test or 'not found'}\n")
+        sys.stdout.flush()
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(prog="python -m verify.simulation.mutants")
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--sample", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--list", choices=MODULES, dest="module")
+    parser.add_argument("--seconds", type=float, default=SIMULATION, help="how long the simulation looks for each")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--defects", action="store_true", help="the named defects instead")
+    parser.add_argument("--table", action="store_true", help="print what is known")
+    parser.add_argument("--no-tests", action="store_true")
+    parser.add_argument("--find-again", action="store_true", help="the known mutants, after the engine has changed")
+    options = parser.parse_args()
+    if options.module:
+        sys.stdout.writelines(f"{mutant.name} {mutant}\n" for mutant in mutation.mutants(options.module))
+        return
+    book = Book(RESULTS)
+    if options.table:
+        sys.stdout.write(table(list(book.results.values())))
+        return
+    if options.find_again:
+        find_again(book)
+        return
+    search = Search(book, options.seconds, 0 if options.names else options.seed)
+    if options.defects:
+        for name in options.names or DEFECTS:
+            search.put_back(name)
+            if not options.no_tests:
+                search.test(name)
+        return
+    names = options.names or [mutant.name for mutant in sample(options.sample, options.seed)]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(search.simulate, names))
+    for name in () if options.no_tests else names:
+        search.test(name)
+    sys.stdout.write(totals([book.results[name] for name in names]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""What the processes of a simulation ask for: what those of the fault runs do, and what takes virtual time to see."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+from django_mongolock.engine.document import Mode
+from verify.faults.peers import MARGIN, Plan
+from verify.faults.plans import KEYS as REAL_KEYS
+from verify.faults.plans import choose, line
+
+#: How often everybody queues at the one key where the order can be seen, and how often one of the plans below is
+#: chosen.
+QUEUEING: Final = 0.15
+OWN: Final = 0.3
+#: How often an attempt ends in another manner than by a release.
+OFTEN: Final = 0.1
+#: How long a minimum hold is, and how long work under it takes, in seconds: sometimes longer than a renewal.
+HOLDS: Final = (0.02, 0.3, 0.8, 2.5)
+#: Leases that no fault outlasts, in seconds: what is left behind by mistake stands there until it is seen.
+LONG: Final = 20.0
+LONG_WAIT: Final = 10.0
+#: How long a nested wait may take, in seconds: longer than a deadlock.
+NESTED_WAIT: Final = 4.0
+NESTED: Final = ("d0", "d1", "d2")
+
+#: All keys that are asked for.
+KEYS: Final = (*REAL_KEYS, "far0", "far1", "limited", "longer", "heir", "deferred", "down", *NESTED)
+
+
+@dataclass(frozen=True, slots=True)
+class SimPlan(Plan):
+    """max_hold: see `Options`. extension: the lease that it is extended to, if not its own. inner: what is asked for
+    while it is held. manner may also be "strike": something strikes its strand; "defer": its renewals are; or
+    "downgrade": in the middle it goes on as a reader."""
+
+    max_hold: float | None = None
+    extension: float | None = None
+    inner: tuple[str, ...] = ()
+
+    def facts(self) -> dict[str, Any]:
+        """See Plan.facts()."""
+        known = Plan.facts(self)
+        longest = max(known["server_lease"], (self.extension or 0.0) + MARGIN)
+        return known | {"max_hold": self.max_hold, "lease": self.lease, "server_lease": longest}
+
+
+def _far(chance: random.Random) -> SimPlan:
+    """A lease that is not waited for: whatever is left of an attempt is in the way of others."""
+    wait, work = chance.choice([0.5, 5.0, 5.0, None]), chance.choice([0.02, 0.1, 0.4])
+    manner = chance.choice(["release", "release", "cancel", "cancel", "strike", "forget", "fork"])
+    return SimPlan((f"far{chance.randrange(2)}",), "exclusive", 1, wait, LONG, LONG_WAIT, work=work, manner=manner)
+
+
+def _limited(chance: random.Random) -> SimPlan:
+    """Held for so long at most, renewed or extended or not."""
+    manner = chance.choice(["release", "extend"])
+    return SimPlan(("limited",), max_hold=chance.choice([0.7, 1.2, 2.0]), work=chance.uniform(0.5, 2.5), manner=manner)
+
+
+def _longer(chance: random.Random) -> SimPlan:
+    """A short lease that is made longer, and worked under until it has been renewed."""
+    extension, work = chance.choice([None, 2.5, 4.0]), chance.uniform(2.0, 7.0)
+    return SimPlan(("longer",), wait=chance.choice([0.0, 5.0]), extension=extension, work=work, manner="extend")
+
+
+def _heir(chance: random.Random) -> SimPlan:
+    """A long lease of an owner: another process resumes the run of one that has died."""
+    owner, work = f"o{chance.randrange(2)}", chance.uniform(0.2, 1.5)
+    return SimPlan(("heir",), "exclusive", 1, 5.0, LONG, LONG_WAIT, owner=owner, work=work)
+
+
+def _nested(chance: random.Random) -> SimPlan:
+    """One key, and then another: in the opposite order elsewhere."""
+    outer, inner = chance.sample(NESTED, 2)
+    return SimPlan((outer,), wait=NESTED_WAIT, inner=(inner,), work=0.1)
+
+
+def _deferred(chance: random.Random) -> SimPlan:
+    """Its document is left alone for as long as that is safe."""
+    return SimPlan(("deferred",), wait=0.5, work=chance.uniform(0.5, 3.0), manner="defer")
+
+
+def _down(chance: random.Random) -> SimPlan:
+    """An exclusive lock that goes on as a reader, and others that want one of the two."""
+    manner = chance.choice(["downgrade", "downgrade", "release"])
+    mode: Mode = "exclusive" if manner == "downgrade" else chance.choice(["exclusive", "shared"])
+    lease, waiter_lease = chance.choice([(1.5, 1.5), (LONG, LONG_WAIT)])
+    wait, work = chance.choice([0.5, 5.0, None]), chance.choice([0.1, 0.4, 2.0])
+    return SimPlan(("down",), mode, 1, wait, lease, waiter_lease, work=work, manner=manner)
+
+
+_PLANS: Final[list[tuple[int, Callable[[random.Random], SimPlan]]]] = [
+    (8, _far),
+    (1, _limited),
+    (2, _longer),
+    (2, _heir),
+    (3, _nested),
+    (1, _deferred),
+    (3, _down),
+]
+
+
+#: Gives the next attempt. queues: prefer the key where the order can be seen.
+Planner = Callable[[random.Random, bool], SimPlan]
+
+
+def usual(chance: random.Random, queues: bool) -> SimPlan:
+    """Every mode and manner: most attempts end in a release."""
+    if chance.random() < OWN:
+        (make,) = chance.choices([make for _, make in _PLANS], [weight for weight, _ in _PLANS])
+        made = make(chance)
+    else:
+        chosen = line(chance) if queues or chance.random() < QUEUEING else _of_the_fault_runs(chance)
+        made = SimPlan(**{field.name: getattr(chosen, field.name) for field in fields(chosen)})
+    if made.manner != "release":
+        return made
+    manner = "extend" if chance.random() < 0.1 else "release"
+    if chance.random() < OFTEN:
+        manner = chance.choice(["cancel", "forget", "strike", "fork"])
+    return replace(made, manner=manner)
+
+
+def _of_the_fault_runs(chance: random.Random) -> Plan:
+    chosen = choose(chance, whole=True)
+    while chosen.document:
+        chosen = choose(chance, whole=True)
+    if chosen.min_hold:
+        return replace(chosen, min_hold=chance.choice(HOLDS), work=chance.choice(HOLDS))
+    return chosen
+
+
+def disturbed(chance: random.Random, queues: bool) -> SimPlan:
+    """The same, but most attempts are waits that are cancelled, or callers that are struck."""
+    made = usual(chance, queues or chance.random() < 0.5)
+    (manner,) = chance.choices(["cancel", "strike", "release"], [5, 5, 1])
+    return replace(made, wait=made.wait or 5.0, manner=manner)

@@ -1,0 +1,20 @@
+"""A plugin of pytest (`-p verify.simulation.put_back`): the tests meet the defect that MONGOLOCK_DEFECT names."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import pytest
+
+from verify.faults.broken import Patches
+from verify.simulation.defects import DEFECTS
+
+#: The variable that says which defect the tests meet.
+VARIABLE: Final = "MONGOLOCK_DEFECT"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Put the defect back, in this process and for good. Raises KeyError."""
+    if name := os.environ.get(VARIABLE):
+        DEFECTS[name].patch(Patches())

@@ -1,0 +1,138 @@
+"""One simulated run: a world, the faults of a schedule, the end of it all, and what the checker makes of it."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.options import Options
+from django_mongolock.exceptions import LockError
+from verify.faults.checker import Violation
+from verify.faults.history import History
+from verify.faults.peers import TIMEOUT, Plan
+from verify.faults.records import Record
+from verify.simulation.invariants import watched
+from verify.simulation.plans import KEYS, Planner, usual
+from verify.simulation.rules import RULES, VIRTUAL
+from verify.simulation.schedule import Event, begin, schedule
+from verify.simulation.shell import replaced
+from verify.simulation.standing import Watch
+from verify.simulation.worker import Worker, start
+from verify.simulation.world import World
+
+#: The processes of a run.
+KINDS: Final = ("sync", "sync", "threads", "async", "threads")
+#: How long the processes may take to end, and then all keys to be free, in seconds.
+ENDING: Final = 60.0
+#: How long they go on when the last fault was healed, in seconds.
+AFTERMATH: Final = 6.0
+FREEING: Final = 30.0
+
+
+@dataclass
+class Outcome:
+    """What came of a run. steps: how often something happened. crashes: what was raised where nothing catches it.
+    counts: see `World`."""
+
+    violations: list[Violation]
+    records: list[Record] = field(repr=False)
+    attempts: int = 0
+    grants: int = 0
+    steps: int = 0
+    crashes: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def is_good(self) -> bool:
+        return not self.violations and not self.crashes
+
+
+def simulate(
+    seed: int,
+    seconds: float,
+    events: Sequence[Event] | None = None,
+    kinds: Sequence[str] = KINDS,
+    plan: Planner = usual,
+) -> Outcome:
+    """Run the engine for so many virtual seconds, with these faults or those of the seed. plan: what is asked for."""
+    world = World(seed, plan)
+    kernel, watch = world.kernel, Watch(world)
+    logging.disable(logging.CRITICAL)
+    try:
+        with replaced(kernel), watched() as broken_writes:
+            for kind in kinds:
+                start(world, kind)
+            watch.begin()
+            for event in schedule(seed, seconds) if events is None else events:
+                kernel.run(event.at)
+                begin(world, event)
+            kernel.run(seconds)
+            _end(world)
+            watch.end()
+            _try_all(world)
+            kernel.close()
+    finally:
+        logging.disable(logging.NOTSET)
+    world.records.append(
+        {"what": "run", "t": 0.0, "pid": 0, "seed": seed, "tells": True, "fair": True, "timeout": TIMEOUT}
+    )
+    world.records.append({"what": "start", "t": 0.0, "pid": 100, "group": 100, "kind": "harness"})
+    history = History(sorted(world.records, key=lambda record: float(record["t"])), VIRTUAL)
+    violations = [*broken_writes, *(violation for rule in RULES for violation in rule(history))]
+    grants = sum(record["what"] == "got" for record in world.records)
+    crashes = [f"{strand}: {error!r}" for strand, error in kernel.failures]
+    return Outcome(violations, world.records, world.attempts, grants, kernel.steps, crashes, world.counts)
+
+
+def _end(world: World) -> None:
+    """Heal everything, kill a third, let the others end; then try every key."""
+    kernel = world.kernel
+    while world.open_faults:  # they heal themselves
+        kernel.run(kernel.time + 0.5)
+    kernel.run(kernel.time + AFTERMATH)
+    for worker in world.workers:
+        worker.stopping = True
+    alive = [worker for worker in world.workers if worker.process.alive]
+    for worker in alive[::3]:
+        world.kill(worker)
+    _wait_for(world, alive)
+    for worker in alive:
+        if worker.process.alive and not worker.is_closed:
+            worker.close()
+    _wait_for(world, alive)
+    for worker in alive:
+        if worker.is_running:
+            world.write("hung", 0, group=worker.process.pid, text=f"{worker.strands}")
+        worker.process.alive = False
+    world.records.append({"what": "over", "t": kernel.time, "pid": 0})
+
+
+def _wait_for(world: World, workers: Sequence[Worker]) -> None:
+    """Let time pass until these have ended, but not for ever."""
+    end = world.kernel.time + ENDING
+    while world.kernel.time < end and any(worker.is_running for worker in workers):
+        world.kernel.run(world.kernel.time + 1.0)
+
+
+def _try_all(world: World) -> None:
+    kernel, over = world.kernel, world.kernel.time
+    worker = start(world, "last")
+    worker.stopping = True
+
+    def take(key: str) -> None:
+        facts: dict[str, str | int] = {"pid": worker.process.pid, "label": "last"}
+        lock = MongoLock(lambda: worker.session, (key,), Options(Plan((key,)).terms, FREEING), lambda: facts)
+        try:
+            lock.acquire()
+        except LockError:
+            return
+        world.records.append({"what": "free", "t": kernel.time, "pid": 0, "key": key, "since": over})
+        lock.release()
+
+    for key in KEYS:
+        kernel.spawn(worker.process, lambda key=key: take(key), "last")  # type: ignore[misc]
+    kernel.run(kernel.time + FREEING + 5.0)

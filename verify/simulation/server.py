@@ -1,0 +1,231 @@
+"""A replica set in virtual time: three members with clocks of their own, one primary, an oplog, and elections.
+
+Documents are those of the engine, written by `rule_in_python`. A write is there at once on the primary, and with the
+majority a little later; what the majority does not have yet may be rolled back by an election.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from queue import Empty
+from typing import Any, Final
+
+from bson.timestamp import Timestamp
+
+from django_mongolock.engine.memory_filters import NOTHING
+from django_mongolock.engine.rule_in_python import Moment, apply_rule
+from django_mongolock.engine.step import Limits, Step
+from verify.simulation.kernel import Kernel
+from verify.simulation.shell import SimQueue
+
+Document = dict[str, Any]
+
+#: The time of day at the beginning.
+ORIGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
+#: How long the majority takes to have a write, in seconds: at least, at most.
+REPLICATION: Final = (0.001, 0.006)
+#: How long a command takes on its way in each direction at most, in seconds: one of these in each run.
+DISTANCES: Final = (0.001, 0.001, 0.02)
+
+
+@dataclass(eq=False)
+class Member:
+    """One server. ahead: by how many seconds its clock is ahead of virtual time."""
+
+    number: int
+    ahead: float = 0.0
+
+    def time(self, kernel: Kernel) -> datetime:
+        """What its clock shows, in whole milliseconds."""
+        moment = ORIGIN + timedelta(seconds=kernel.time + self.ahead)
+        return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+
+
+@dataclass(slots=True, eq=False)
+class Write:
+    """One entry of the oplog. confirmed: strands' calls once the majority has it; called with whether it does."""
+
+    key: str
+    after: Document | None
+    confirmed: list[Callable[[bool], None]] = field(default_factory=list)
+
+
+class Parsed:
+    """A command as a member has parsed it: its `$$NOW` and `$$CLUSTER_TIME` are read, and never again."""
+
+    def __init__(self, servers: Servers, named: str) -> None:
+        self.member = servers.primary
+        self.moment = Moment(self.member.time(servers.kernel), named, servers.cluster_time)
+        self.has_written = False
+
+
+class Servers:
+    """The replica set. named: the name of the present election. documents: what its primary has."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.distance = kernel.chance.choice(DISTANCES)
+        self.members = [Member(number) for number in range(3)]
+        self.primary = self.members[0]
+        self.term = 1
+        self.documents: dict[str, Document] = {}
+        self.committed: dict[str, Document] = {}
+        self.cluster_time = Timestamp(int(ORIGIN.timestamp()), 1)
+        self.has_majority = True
+        #: Until when no member answers: an election goes on, or all are down.
+        self.away_until = 0.0
+        #: Keys whose documents cannot be written, since a transaction has done so and stands still.
+        self.stuck: list[str] = []
+        #: When each document was last written, in virtual time.
+        self.written: dict[str, float] = {}
+        self.counts: Counter[str] = Counter()
+        self._pending: list[Write] = []
+        self._streams: dict[Stream, str] = {}
+
+    @property
+    def named(self) -> str:
+        """The name of the election that made the present primary."""
+        return f"term-{self.term}"
+
+    @property
+    def answers(self) -> bool:
+        """Whether there is a primary that answers."""
+        return self.kernel.time >= self.away_until
+
+    # Writing
+
+    def parse(self, named: str) -> Parsed:
+        """Parse a command that names this election."""
+        return Parsed(self, named)
+
+    def apply(
+        self, parsed: Parsed, key: str, step: Step, limits: Limits, given: Callable[[Document], bool] | None = None
+    ) -> tuple[Document | None, Write | None]:
+        """Apply *step* by the moment at which it was parsed, if the document is *given* that."""
+        before = self.documents.get(key)
+        if given is not None and not given(before or NOTHING):
+            return None, None
+        after = apply_rule(before, step, limits, parsed.moment)
+        if after is None:
+            return None, None
+        return after, self.write(key, after)
+
+    def write(self, key: str, after: Document | None) -> Write:
+        """Write a document, or remove it."""
+        self._tick()
+        self.written[key] = self.kernel.time
+        if after is None:
+            self.documents.pop(key, None)
+        else:
+            self.documents[key] = after
+        write = Write(key, after)
+        self._pending.append(write)
+        if self.has_majority:
+            self.kernel.at(self.kernel.chance.uniform(*REPLICATION), lambda: self._confirm(write))
+        return write
+
+    def newest(self) -> Write | None:
+        """The last write that the majority does not have yet."""
+        return self._pending[-1] if self._pending else None
+
+    def _tick(self) -> None:
+        """The cluster time goes on with every write, and never back."""
+        seconds = int(self.primary.time(self.kernel).timestamp())
+        last = self.cluster_time
+        self.cluster_time = Timestamp(seconds, 1) if seconds > last.time else Timestamp(last.time, last.inc + 1)
+
+    def _confirm(self, write: Write) -> None:
+        """The majority has this write, and so all before it."""
+        if not self.has_majority or write not in self._pending:
+            return
+        place = self._pending.index(write) + 1
+        done, self._pending = self._pending[:place], self._pending[place:]
+        for each in done:
+            self._commit(each)
+
+    def _commit(self, write: Write) -> None:
+        before = self.committed.get(write.key)
+        if write.after is None:
+            self.committed.pop(write.key, None)
+        else:
+            self.committed[write.key] = write.after
+            self._notify(write.after["granted"], before["granted"] if before else "")
+        for call in write.confirmed:
+            call(True)
+
+    # Faults
+
+    def lose_majority(self) -> None:
+        """From now on the primary writes alone."""
+        self.has_majority = False
+
+    def regain_majority(self) -> None:
+        """The others have caught up."""
+        self.has_majority = True
+        if self._pending:
+            self._confirm(self._pending[-1])
+
+    def elect(self, member: Member, kept: int, seconds: float) -> None:
+        """Make *member* the primary. Of what the majority does not have it has the first *kept*; the rest is undone."""
+        lost = self._pending[kept:]
+        for write in self._pending[:kept]:
+            self._commit(write)
+        self._pending = []
+        self.documents = dict(self.committed)
+        self.primary = member
+        self.term += 1
+        self.has_majority = True
+        self.away_until = self.kernel.time + seconds
+        self._tick()  # every election writes
+        for write in lost:
+            for call in write.confirmed:
+                call(False)
+
+    # Streams
+
+    @contextmanager
+    def streaming(self, session: str) -> Iterator[Stream]:
+        """A stream of what is granted to *session* from now on, as the majority has it."""
+        stream = Stream(self.kernel)
+        self._streams[stream] = session
+        try:
+            yield stream
+        finally:
+            del self._streams[stream]
+
+    def _notify(self, granted: str, before: str) -> None:
+        if granted != before:
+            for stream, session in self._streams.items():
+                if f"{session}." in granted:
+                    stream.tell({"fullDocument": {"granted": granted}})
+
+    def end_streams(self) -> None:
+        """The server ends every stream."""
+        for stream in self._streams:
+            stream.alive = False
+
+
+class Stream:
+    """See `store.Stream`."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.alive = True
+        self._kernel = kernel
+        self._changes: SimQueue[Mapping[str, Any]] = SimQueue(kernel)
+        #: How long news take to this client, in seconds.
+        self.delay = kernel.chance.uniform(0.000_5, 0.005)
+
+    def tell(self, change: Mapping[str, Any]) -> None:
+        """A change is on its way."""
+        self._kernel.at(self.delay, lambda: self._changes.put(change))
+
+    def try_next(self) -> Mapping[str, Any] | None:
+        """See Stream.try_next()."""
+        try:
+            return self._changes.get(timeout=1.0)
+        except Empty:
+            return None

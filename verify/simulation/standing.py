@@ -1,0 +1,139 @@
+"""What stands in the documents, looked at all the time: whose entries, and whether these know of them.
+
+An entry names its attempt, and the attempts write down what they know: nothing here asks the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from verify.faults.checker import Violation, is_calm, longest_calm
+from verify.faults.history import History
+from verify.faults.records import Record
+from verify.simulation.server import Document
+from verify.simulation.world import World
+
+#: How often documents are looked at, in seconds.
+EVERY: Final = 0.2
+#: How long something may stand in a document while nothing interferes, in seconds.
+ALLOWED: Final = {
+    "an entry of an attempt that is over": 1.0,
+    "a grant of which its waiter does not know": 1.0,
+    "a lease that is over, with a live waiter at the head": 0.5,
+    "nothing of a process that waits": 1.2,
+    "a dead run of an owner, with a live one that waits": 1.5,
+}
+OVER, UNKNOWN, ENDED, OUTSIDE, HEIR = ALLOWED
+#: How long a session may take to remove all of its own when it is closed, while nothing interferes.
+CLOSING: Final = 1.0
+
+Standing = tuple[str, str, str]
+
+
+class Watch:
+    """Looks at the documents of a world, and writes down how long what stood there: reason, key, attempt."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._since: dict[Standing, float] = {}
+        self._read = 0
+        self._is_over = False
+        self._attempts: dict[str, Record] = {}
+        self._waiting: dict[str, Record] = {}
+        self._over: set[str] = set()
+        self._dead: set[int] = set()
+
+    def begin(self) -> None:
+        """Look from now on."""
+        self._world.kernel.at(EVERY, self._look)
+
+    def end(self) -> None:
+        """Write down what stands there still, and look no more."""
+        self._is_over = True
+        for standing in list(self._since):
+            self._write(standing)
+
+    def _look(self) -> None:
+        if self._is_over:
+            return
+        self._read_records()
+        present = dict.fromkeys(self._standing())  # in their order: a set's differs by the hash seed
+        now = self._world.kernel.time
+        for standing in [each for each in self._since if each not in present]:
+            self._write(standing)
+        for standing in present:
+            self._since.setdefault(standing, now)
+        self.begin()
+
+    def _write(self, standing: Standing) -> None:
+        (why, key, name), since = standing, self._since.pop(standing)
+        if (now := self._world.kernel.time) - since > min(ALLOWED.values()):
+            self._world.write("stood", 0, since, u=now, why=why, key=key, id=name)
+
+    def _read_records(self) -> None:
+        """What has happened to the attempts since the last look."""
+        records = self._world.records
+        for record in records[self._read :]:
+            match record["what"]:
+                case "ask" if record["inner"] is None:
+                    self._attempts[record["id"]] = self._waiting[record["id"]] = record
+                case "got":
+                    self._waiting.pop(record["id"], None)
+                case "refused" | "left" | "dropped" | "told":
+                    self._waiting.pop(record["id"], None)
+                    self._over.add(record["id"])
+                case "kill":
+                    self._dead.add(record["group"])
+                case "closed":
+                    self._over |= {name for name, each in self._attempts.items() if each["pid"] == record["pid"]}
+        self._read = len(records)
+
+    def _standing(self) -> Iterator[Standing]:
+        there: set[tuple[str, int]] = set()
+        for key, document in self._world.servers.documents.items():
+            yield from self._of_document(key, document)
+            there.update((key, e["pid"]) for name in ("holders", "waiters") for e in document[name])
+        for name, record in self._waiting.items():
+            is_one = len(record["keys"]) == 1 and record["wait"] != 0 and record["pid"] not in self._dead
+            if is_one and (record["keys"][0], record["pid"]) not in there and name not in self._over:
+                yield OUTSIDE, record["keys"][0], name
+
+    def _of_document(self, key: str, document: Document) -> Iterator[Standing]:
+        now = self._world.servers.primary.time(self._world.kernel)
+        holders = [e for e in document["holders"] if e["until"] > now and "released" not in e]
+        waiters = [e for e in document["waiters"] if e["until"] > now]
+        for e in (*holders, *waiters):
+            if e["label"] in self._over and e["pid"] not in self._dead:
+                yield OVER, key, e["label"]
+        for e in holders:
+            record = self._waiting.get(e["label"])
+            if record is not None and record["keys"] == (key,) and e["pid"] not in self._dead:
+                yield UNKNOWN, key, e["label"]
+            if (heir := self._heir(e, waiters)) is not None:
+                yield HEIR, key, heir["label"]
+        is_free = all(e["until"] <= now for e in document["holders"])
+        if waiters and is_free and waiters[0]["pid"] not in self._dead:
+            yield ENDED, key, waiters[0]["label"]
+
+    def _heir(self, holder: Document, waiters: list[Document]) -> dict[str, Any] | None:
+        """A live waiter of the same owner, if the holder is dead."""
+        if "owner" not in holder or holder["pid"] not in self._dead:
+            return None
+        mine = (e for e in waiters if e.get("owner") == holder["owner"] and e["label"] in self._waiting)
+        return next((e for e in mine if e["pid"] not in self._dead), None)
+
+
+def nothing_stands(history: History) -> Iterator[Violation]:
+    """What is in a document is known to the process that has put it there, or soon is gone."""
+    closed = {record["pid"]: record["t"] for record in history.more["closed"]}
+    for record in history.more["stood"]:
+        attempt, why, since, until = history.attempts[record["id"]], record["why"], record["t"], record["u"]
+        text = f"{why} stood for {until - since:.1f} s in {record['key']!r}: {attempt}"
+        if attempt.pid in closed:
+            at = closed[attempt.pid]
+            tries = is_calm(history, attempt, at, at + CLOSING, history.allow.idle)
+            if tries and why == OVER and until - max(since, at) > CLOSING:
+                yield Violation("stood", until, f"{text}, whose session was closed")
+        elif until - since > ALLOWED[why] and longest_calm(history, attempt, since, until) > ALLOWED[why]:
+            yield Violation("stood", until, text)

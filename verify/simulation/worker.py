@@ -1,0 +1,282 @@
+"""What the processes of a simulation do: what those of the fault runs do, and they write down the same records."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.options import Options
+from django_mongolock.exceptions import LockError, LockLost
+from verify.simulation.client import SimStore
+from verify.simulation.kernel import Process, Strand
+from verify.simulation.plans import SimPlan
+from verify.simulation.strikes import LineStrike, Struck
+from verify.simulation.world import SimSession, World
+
+#: Strands of a process that has several.
+MANY: Final = 4
+#: At which line of the engine, counted from its beginning, an attempt is struck at the latest. Most have fewer.
+LINES: Final = 1_500
+#: Within how many seconds it is cancelled or struck, or struck while it is released.
+SOON: Final = 0.5
+RELEASING: Final = 0.02
+#: How often it is struck while it becomes a reader.
+STRUCK: Final = 0.3
+
+
+def start(world: World, kind: str) -> Worker:
+    """Start a process."""
+    worker = Worker(world, world.kernel.process(kind))
+    world.workers.append(worker)
+    return worker
+
+
+class Worker:
+    """One process: a session, and strands that lock."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self.world = world
+        self.kernel = world.kernel
+        self.process = process
+        self.chance = random.Random(world.chance.random())
+        self.stopping = self.is_closed = False
+        self.store = SimStore(world.kernel, world.servers, process)
+        in_main = process.kind in ("sync", "async")
+        self.session = SimSession(self.store, world, process, in_main_thread=in_main)
+        self.session.pid = process.pid
+        self.strands: list[Strand] = []
+        self.kept: list[Any] = []
+        self._names = 0
+        world.write("start", process.pid, group=process.pid, kind=process.kind)
+        for _ in range(1 if process.kind == "sync" else MANY):
+            self.strands.append(self.kernel.spawn(process, self._live, process.kind, self.chance.uniform(0, 0.05)))
+
+    def _live(self) -> None:
+        while not self.stopping:
+            with contextlib.suppress(Struck):
+                self.cycle(self._plan())
+                self.kernel.sleep(self.chance.uniform(0.003, 0.025))
+
+    def _plan(self) -> SimPlan:
+        queues = self.process.kind == "sync" and self.chance.random() < 0.5
+        return self.world.plan(self.chance, queues)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is alive, and something goes on in it."""
+        return self.process.alive and not all(strand.ended for strand in self.strands)
+
+    def close(self) -> None:
+        """Close the session in a strand of its own, whatever the others do."""
+        self.stopping = self.is_closed = True
+
+        def run() -> None:
+            self.world.write("closed", self.process.pid)
+            self.world.write("end", self.process.pid)
+            self.session.close()
+
+        self.strands.append(self.kernel.spawn(self.process, run, "closer"))
+
+    # One attempt
+
+    def cycle(self, plan: SimPlan, inner: str | None = None, within: str | None = None) -> None:
+        """One attempt, in this strand. inner: the one whose lock it shares. within: the one in whose block it is."""
+        self._names += 1
+        self.world.attempts += 1
+        name = f"{self.process}-{self._names}"
+        names = [name]
+        lock = self._new_lock(names, plan)
+        self.world.write("ask", id=name, inner=inner, within=within, **plan.facts())
+        strike = self._disturb(plan, lock)
+        if not self._acquire(name, lock, strike):
+            return
+        with contextlib.suppress(Struck):
+            held = self._work(name, lock, plan)
+            if plan.manner == "downgrade" and held:
+                if not self._downgrade(names, lock, plan):
+                    return
+                name = names[-1]
+                self._work(name, lock, plan)
+            if inner is None and plan.reentrant and held:
+                self.cycle(replace(plan, wait=0.0, work=0.0, manner="release"), inner=name)
+            if plan.inner and held:
+                self.cycle(replace(plan, keys=plan.inner, inner=(), manner="release"), within=name)
+        if plan.manner == "forget":
+            self.world.write("dropped", id=name)
+            del lock
+            self._happened("forget")
+            return
+        if plan.manner == "strike" and self.process.kind != "sync":  # it was not struck before
+            self._strike_within(RELEASING, lock)
+        self._give_back(name, lock, strike)
+
+    def _new_lock(self, names: list[str], plan: SimPlan) -> MongoLock:
+        write, pid = self.world.write, self.process.pid
+        options = Options(
+            plan.terms,
+            plan.wait,
+            reentrant=plan.reentrant,
+            auto_renew=plan.renew,
+            max_hold=plan.max_hold,
+            on_lost=lambda _: [write("told", pid, id=name) for name in names],
+            on_release_requested=lambda _: [write("requested", pid, id=name) for name in names],
+        )
+        # The label is in the document: so it is seen there whose entry stands for how long.
+        return MongoLock(lambda: self.session, plan.keys, options, lambda: {"pid": pid, "label": names[-1]})
+
+    def _acquire(self, name: str, lock: MongoLock, strike: LineStrike) -> bool:
+        """Return whether it was acquired. Raises what strikes the strand."""
+        try:
+            with strike:
+                lock.acquire()
+        except BaseException as error:
+            self.world.write("refused", id=name, error=type(error).__name__)
+            if isinstance(error, LockError):
+                return False
+            raise
+        finally:
+            self._count(strike)
+        self.world.write("got", id=name, tokens=dict(lock.fencing_tokens))
+        return True
+
+    def _disturb(self, plan: SimPlan, lock: MongoLock) -> LineStrike:
+        """Cancel the wait at any time of the attempt, or strike the strand where it waits then; return what strikes it
+        at a line, as signals do in the main thread."""
+        if plan.manner == "cancel":
+            self.kernel.spawn(self.process, partial(self._cancel, lock), "canceller", self.chance.uniform(0, SOON))
+        elif plan.manner == "strike" and self.process.kind == "sync":
+            return LineStrike(self.kernel, self.chance.randint(1, LINES))
+        elif plan.manner == "strike":
+            self._strike_within(SOON, lock)
+        return LineStrike(self.kernel, 0)
+
+    def _strike_within(self, seconds: float, lock: MongoLock) -> None:
+        strike = partial(self._strike, self.kernel.current, lock)
+        self.kernel.spawn(self.process, strike, "striker", self.chance.uniform(0, seconds))
+
+    def _cancel(self, lock: MongoLock) -> None:
+        self.world.counts["cancellations"] += lock._own.wanted is not None
+        lock.cancel()
+        self._happened("cancel")
+
+    def _strike(self, strand: Strand | None, lock: MongoLock) -> None:
+        if strand is not None and not strand.ended:
+            self.kernel.strike(strand, Struck())
+            self.world.counts["signals"] += lock._own._busy.locked()  # it is in acquire()
+            self._happened("strike")
+
+    def _count(self, strike: LineStrike) -> None:
+        if strike.has_struck:
+            self.world.counts["signals"] += 1
+            self._happened("strike")
+
+    def _happened(self, fault: str) -> None:
+        now = self.kernel.time
+        self.world.fault(fault, now, now, order=False)
+
+    def _look(self, name: str, lock: MongoLock) -> bool:
+        """Write down what the lock says of itself."""
+        now = self.kernel.time
+        held, left = lock.held, lock.remaining
+        self.world.write("see", u=now, id=name, held=held, left=left)
+        return held
+
+    def _work(self, name: str, lock: MongoLock, plan: SimPlan) -> bool:
+        end, extends = self.kernel.time + plan.work, plan.manner == "extend"
+        if plan.manner == "fork":
+            self._fork(name, lock)
+        if plan.manner == "defer":
+            for grant in lock._own.grants:  # as the beginning of a transaction does
+                grant.defer_renewals()
+        while held := self._look(name, lock):
+            if extends and self.kernel.time >= end - plan.work * 0.8:
+                extends = False
+                self._extend(name, lock, plan)
+            if self.kernel.time >= end:
+                break
+            self.kernel.sleep(self.chance.uniform(0.01, 0.1))
+        return held
+
+    def _extend(self, name: str, lock: MongoLock, plan: SimPlan) -> None:
+        since = self.kernel.time
+        with contextlib.suppress(LockError):
+            lock.extend(plan.extension)
+            self.world.write("extended", since=since, id=name, lease=max(plan.lease, plan.extension or 0.0))
+
+    def _downgrade(self, names: list[str], lock: MongoLock, plan: SimPlan) -> bool:
+        """Let it go on as a reader, an attempt with a name of its own, which is added to *names*; return whether it
+        does. Otherwise it holds nothing afterwards.
+
+        The reader has an owner of its own, too: whoever has one is in no queue.
+        """
+        write, before, reader = self.world.write, names[-1], f"{names[-1]}-reader"
+        terms = plan.facts() | {"mode": "shared", "owner": reader, "wait": None}
+        write("leave", id=before)
+        names.append(reader)
+        write("ask", id=reader, inner=None, within=None, **terms)
+        strikes, is_sync = self.chance.random() < STRUCK, self.process.kind == "sync"
+        strike = LineStrike(self.kernel, self.chance.randint(1, LINES) if strikes and is_sync else 0)
+        if strikes and not is_sync:
+            self._strike_within(RELEASING, lock)
+        try:
+            with strike:
+                lock.downgrade()
+        except BaseException as error:
+            write("refused", id=reader, error=type(error).__name__)
+            write("left", id=before, was="lost" if isinstance(error, LockLost) else "unknown")
+            if not isinstance(error, (LockError, Struck)):
+                raise
+            with contextlib.suppress(LockError):
+                lock.release()
+            return False
+        finally:
+            self._count(strike)
+        write("left", id=before, was="released")
+        write("got", id=reader, tokens=dict(lock.fencing_tokens))
+        write("downgraded", id=reader, before=before)
+        return True
+
+    def _fork(self, name: str, lock: MongoLock) -> None:
+        """Fork a child that leaves the block of its parent. It sees the parent's memory, not a copy of it."""
+        child = self.kernel.process("child")
+        self.world.write("forked", id=name)
+        self.world.write("start", child.pid, group=self.process.pid, kind="child")
+
+        def leave() -> None:
+            self._look(name, lock)
+            with contextlib.suppress(LockError):
+                if self.chance.random() < 0.5:
+                    lock.release()
+                else:
+                    lock.__exit__(None, None, None)
+            self._look(name, lock)
+            self.world.write("end", child.pid)
+
+        self.kernel.spawn(child, leave, "child")
+        self._happened("fork")
+
+    def _give_back(self, name: str, lock: MongoLock, strike: LineStrike) -> None:
+        write = self.world.write
+        write("leave", id=name)
+        was, struck_before = "unknown", strike.has_struck
+        try:
+            with strike:
+                if self.chance.random() < 0.5:
+                    lock.__exit__(None, None, None)
+                    was = "released"
+                else:
+                    was = "released" if lock.release() else "lost"
+        except LockLost:
+            was = "lost"
+        except LockError:
+            pass
+        finally:
+            write("left", id=name, was=was)
+            if strike.has_struck > struck_before:
+                self._count(strike)
+            elif was != "released":
+                self.kept.append(lock)

@@ -1,0 +1,105 @@
+"""A simulated world: servers, processes that lock, an operator, and what they write down."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from django_mongolock.engine import runner
+from django_mongolock.engine.actions import Pause, Protocol
+from django_mongolock.engine.processes import Fate
+from django_mongolock.engine.session.session import Session
+from django_mongolock.exceptions import LockError
+from verify.faults.peers import TIMEOUT
+from verify.faults.records import Record
+from verify.simulation.client import SimStore
+from verify.simulation.kernel import Kernel, Process
+from verify.simulation.plans import Planner
+from verify.simulation.server import Servers
+
+if TYPE_CHECKING:
+    from verify.simulation.worker import Worker
+
+
+class SimSession(Session):
+    """The session of a simulated process. in_main_thread: its commands are sent by its worker threads."""
+
+    def __init__(self, store: SimStore, world: World, process: Process, *, in_main_thread: bool) -> None:
+        super().__init__(store, command_timeout=TIMEOUT, now=world.kernel.now)
+        self.world = world
+        self.process = process
+        self.in_main_thread = in_main_thread
+
+    def run(self, steps: Protocol[Any]) -> Any:
+        """See Session.run()."""
+        return runner.run(steps, self.commands.call if self.in_main_thread else self._send)
+
+    def _send(self, action: Any) -> Any:
+        return self.waits.pause(action) if isinstance(action, Pause) else self.commands.send(action)
+
+    def name_process(self) -> str:
+        """See Session.name_process()."""
+        return str(self.process.pid)
+
+    def fate(self, process: str) -> Fate:
+        """See Session.fate()."""
+        return "alive" if self.world.is_alive(int(process)) else "gone"
+
+
+class World:
+    """The servers, the processes, and what they write down.
+
+    plan: what is asked for.
+    """
+
+    def __init__(self, seed: int, plan: Planner) -> None:
+        self.plan = plan
+        self.kernel = Kernel(seed)
+        self.servers = Servers(self.kernel)
+        self.chance = self.kernel.chance
+        self.records: list[Record] = []
+        self.workers: list[Worker] = []
+        self.attempts = 0
+        self.open_faults = 0
+        #: How often answers were ambiguous, waits cancelled, and callers struck.
+        self.counts = self.servers.counts
+        #: Until when documents were removed, by the clock that was furthest ahead, in seconds since the beginning.
+        self.purged = 0.0
+        self._operator = self.kernel.process("janitor")
+        self.janitor = SimStore(self.kernel, self.servers, self._operator)
+
+    def write(self, what: str, pid: int | None = None, t: float | None = None, **facts: Any) -> None:
+        """Write down that this happens now, or happened at *t*."""
+        if self.kernel.over:
+            return
+        pid = self.kernel.pid if pid is None else pid
+        self.records.append({"what": what, "t": self.kernel.time if t is None else t, "pid": pid, **facts})
+
+    def is_alive(self, pid: int) -> bool:
+        """Whether a process of that number runs."""
+        return any(worker.process.pid == pid and worker.is_running for worker in self.workers)
+
+    def kill(self, worker: Worker) -> None:
+        """SIGKILL."""
+        self.write("kill", 0, group=worker.process.pid)
+        worker.process.alive = False
+
+    def stop(self, worker: Worker, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT after so many seconds."""
+        now = self.kernel.time
+        worker.process.stopped_until = max(worker.process.stopped_until, now + seconds)
+        self.write("stopped", 0, group=worker.process.pid, u=worker.process.stopped_until)
+
+    def by_janitor(self, call: Callable[[], object]) -> None:
+        """Have an operator do something; what fails, fails."""
+
+        def run() -> None:
+            with contextlib.suppress(LockError):
+                call()
+
+        self.kernel.spawn(self._operator, run, "janitor")
+
+    def fault(self, name: str, since: float, until: float, **facts: Any) -> None:
+        """Write down that a fault lasted from then until then."""
+        self.records.append({"what": "fault", "t": since, "u": until, "pid": 0, "name": name, **facts})
