@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from django_mongolock.engine import clock
 from bench.measure import Turn, Turns
 from bench.workers import State, Worker
+from django_mongolock.engine import clock
 
 #: Seconds from the telling to the beginning: enough for all to have heard.
 HEAD_START: Final = 0.15

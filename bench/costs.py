@@ -10,10 +10,6 @@ from typing import Any
 
 from pymongo import MongoClient
 
-from django_mongolock.backends.base import mongo_store
-from django_mongolock.engine import clock
-from django_mongolock.engine.document import Terms, entry
-from django_mongolock.engine.step import Step
 from bench.bench import Bench, fresh_key
 from bench.contend import in_a_loop, prove
 from bench.contenders import BARE, OURS
@@ -24,6 +20,10 @@ from bench.peers import DATABASE
 from bench.questions.held import beat, forget, hold
 from bench.simulation import Steps
 from bench.workers import State, workers
+from django_mongolock.backends.base import mongo_store
+from django_mongolock.engine import clock
+from django_mongolock.engine.document import Terms, entry
+from django_mongolock.engine.step import Step
 
 
 class Meter:

@@ -12,13 +12,13 @@ from typing import Any, Final
 from django.db import connections
 from pymongo.errors import OperationFailure
 
+from bench.peers import DATABASE, Peer
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import close_backends, mongo_store
 from django_mongolock.engine import clock
 from django_mongolock.engine.indexes import ensure_indexes
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore
-from bench.peers import DATABASE, Peer
 
 #: The alias of `testproject.settings` that keeps the locks.
 ALIAS: Final = "mongo"

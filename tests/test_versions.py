@@ -20,11 +20,11 @@ from django.forms.models import model_to_dict
 from pymongo import MongoClient
 from pytest_django import DjangoDbBlocker
 
+from bench import rates
 from django_mongolock import LockError, VersionConflict
 from django_mongolock.versions import VersionField
 from django_mongolock.versions.checking import all_or_nothing
 from testproject.servers import Mongod
-from bench import rates
 from tests.versioned.databases import added, db, home, mariadb, on_sql, postgres
 from tests.versioned.shapes import Bare, Base, Child, Guard, Named, Part, Renamed, SoftThing, Thing, ThingProxy, Topic
 

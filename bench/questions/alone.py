@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from django_mongolock.engine import clock
 from bench.bench import Bench, fresh_key, is_lock
 from bench.contend import prove
 from bench.contenders import ASYNC, BARE, IN_THREAD, NEW_KEYS, OTHERS, OURS, QUICK, Contender
 from bench.measure import Data, Goal, Piece, Spread, Table, interleaved, median, ratio
 from bench.workers import State, Worker, workers
+from django_mongolock.engine import clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from django_mongolock.engine import clock
 from bench.bench import Bench, fresh_key
 from bench.contend import at_once, in_a_loop, prove
 from bench.contenders import FEW, MAIN, OTHERS, OURS, POLLING, QUICK, Contender
@@ -14,6 +13,7 @@ from bench.measure import Data, Goal, Piece, Spread, Table, interleaved, median,
 from bench.recipes import BareWrites
 from bench.workers import workers
 from bench.world import World
+from django_mongolock.engine import clock
 
 #: Processes: rounds, seconds of each, and who takes part.
 SIZES: Final[dict[int, tuple[int, float, tuple[Contender, ...]]]] = {

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from django_mongolock.engine import clock
 from bench.bench import Bench, fresh_key
 from bench.contend import HEAD_START, checked, gather
 from bench.contenders import OURS
 from bench.load import in_threads, memory
 from bench.measure import Data, Goal, Piece, Spread, Table, Turn, Turns, interleaved, median
 from bench.workers import State, workers
+from django_mongolock.engine import clock
 
 #: Waiters of a kind: how many processes they are spread over, and what they are.
 SHAPES: Final = {

@@ -8,6 +8,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+from bench.bench import Bench, fresh_key
+from bench.contenders import OURS
+from bench.load import memory
+from bench.measure import Data, Goal, Piece, Spread, Table
+from bench.ours import ALIAS
+from bench.workers import State, workers
 from django_mongolock.backends.base import get_backend, mongo_store
 from django_mongolock.engine import clock
 from django_mongolock.engine.actions import Granted
@@ -15,12 +21,6 @@ from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
-from bench.bench import Bench, fresh_key
-from bench.contenders import OURS
-from bench.load import memory
-from bench.measure import Data, Goal, Piece, Spread, Table
-from bench.ours import ALIAS
-from bench.workers import State, workers
 from tests.grants import new_grant
 
 

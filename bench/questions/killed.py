@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from django_mongolock.engine import clock
 from bench.bench import Bench, fresh_key
 from bench.contenders import OTHERS, OURS, QUICK, Contender
 from bench.measure import Data, Goal, Piece, Spread, Table
 from bench.peers import DATABASE
 from bench.workers import State, WorkerError, workers
+from django_mongolock.engine import clock
 
 #: The lease that each is told to give, in seconds; ours lets the server wait a margin longer.
 LEASE: Final = 2.0

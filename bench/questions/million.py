@@ -11,11 +11,6 @@ from typing import Any, Final
 
 from django.core.management import call_command
 
-from django_mongolock import mongo_lock
-from django_mongolock.backends.base import mongo_store
-from django_mongolock.engine import clock
-from django_mongolock.engine.indexes import ensure_indexes
-from django_mongolock.models import Lock
 from bench.bench import Bench, fresh_key
 from bench.contenders import BARE, OTHERS, OURS
 from bench.load import in_threads
@@ -24,6 +19,11 @@ from bench.ours import ALIAS
 from bench.peers import DATABASE
 from bench.recipes import InsertDelete
 from bench.workers import State, Worker, workers
+from django_mongolock import mongo_lock
+from django_mongolock.backends.base import mongo_store
+from django_mongolock.engine import clock
+from django_mongolock.engine.indexes import ensure_indexes
+from django_mongolock.models import Lock
 
 PREFIX: Final = "million:"
 #: Parts of the keys that are held, and stale.

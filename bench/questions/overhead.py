@@ -12,13 +12,13 @@ from typing import Any, Final
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
-from django_mongolock import mongo_lock, mongo_locked
-from django_mongolock.engine import clock
 from bench.bench import Bench
 from bench.contenders import OURS
 from bench.measure import Data, Goal, Piece, Spread, Table, interleaved, median
 from bench.ours import in_thread
 from bench.workers import State, workers
+from django_mongolock import mongo_lock, mongo_locked
+from django_mongolock.engine import clock
 
 #: What is imported, in an interpreter of its own.
 IMPORTS: Final = {

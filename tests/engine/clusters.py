@@ -5,8 +5,8 @@ import time
 from collections.abc import Iterator, Mapping
 
 from testproject.servers import Mongod, ReplicaSet
-from verify.faults import clocks
 from tests.waiting import eventually
+from verify.faults import clocks
 
 
 class Cluster:

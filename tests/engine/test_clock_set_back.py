@@ -19,8 +19,8 @@ from tests.engine.overlap import Watch
 from tests.engine.parties import DATABASE, Parties
 from tests.engine.stuck import WRITES, cut_off
 from tests.engine.waiters import InThread
-from verify.faults.clocks import Dial
 from tests.waiting import eventually
+from verify.faults.clocks import Dial
 
 #: Up to twice: on a busy machine, elections and change streams take longer than the tests wait.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), parts.needs("a C compiler"), pytest.mark.flaky(reruns=1)]

@@ -17,6 +17,7 @@ from pymongo.collection import Collection
 from pymongo.errors import OperationFailure
 from pymongo.read_concern import ReadConcern
 
+from bench.takeovers import Tally, Trials
 from django_mongolock.engine import transaction
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock
@@ -31,7 +32,6 @@ from django_mongolock.exceptions import (
     LockTransactionAborted,
 )
 from testproject.servers import Mongod, ReplicaSet
-from bench.takeovers import Tally, Trials
 from tests.grants import grant_of
 from tests.waiting import eventually
 

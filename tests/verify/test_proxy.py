@@ -14,9 +14,9 @@ import pytest
 
 from testproject.servers.process import HOST
 from tests import parts
+from tests.waiting import eventually
 from verify.faults.clocks import Dial
 from verify.faults.proxy import CLIENT, HELD, OPEN, Network, Rule
-from tests.waiting import eventually
 
 
 class Echo:

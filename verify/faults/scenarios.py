@@ -35,9 +35,9 @@ from django_mongolock.inspection.operations import force_release
 from tests import lock_documents
 from tests.engine.clusters import Cluster
 from tests.engine.conftest import store_of
-from verify.faults.relay import Relay, mentions
 from tests.grants import grant_of, own
 from tests.waiting import eventually
+from verify.faults.relay import Relay, mentions
 
 Document = dict[str, Any]
 
