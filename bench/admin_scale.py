@@ -74,7 +74,7 @@ class Commands(monitoring.CommandListener):
 def fill(collection: Collection[Document], documents: int, held: int) -> None:
     """Make so many locks, of which *held* are held: a hundred of these shared, and a hundred waited for."""
     from django_mongolock.engine.indexes import ensure_indexes
-    from tests.lock_documents import clock, document, entry, waiter
+    from tests.support.lock_documents import clock, document, entry, waiter
 
     now = clock(collection.database.client)
     collection.drop()
@@ -114,7 +114,7 @@ def fill(collection: Collection[Document], documents: int, held: int) -> None:
 
 def fill_queues(collection: Collection[Document], queues: int) -> None:
     """Let a thousand wait for each of so many held locks."""
-    from tests.lock_documents import waiter
+    from tests.support.lock_documents import waiter
 
     for number in range(queues):
         waiters = [waiter(n, left=36_000, host=f"web-{n % 8}", session=f"s{n % 8}") for n in range(1_000)]
@@ -188,7 +188,7 @@ def clearing(mongo: MongoClient[Document], commands: Commands, databases: tuple[
     """``manage.py clear_stale_locks`` where so many are stale."""
     from django.core.management import call_command
 
-    from tests.lock_documents import clock, document, entry
+    from tests.support.lock_documents import clock, document, entry
 
     times: dict[str, list[float]] = {database: [] for database in databases}
     for database in databases * (runs + 1):

@@ -10,8 +10,8 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 
 from django_mongolock.pytest_plugin import mongolock  # as the installed plugin has it
-from tests.lock_fixtures import away, commands, connect, locks
-from tests.packages import packages
+from tests.support.lock_fixtures import away, commands, connect, locks
+from tests.support.packages import packages
 
 __all__ = ["away", "commands", "connect", "locks", "mongolock", "packages"]
 

@@ -30,8 +30,8 @@ from django_mongolock.exceptions import printable
 from django_mongolock.inspection import queries
 from django_mongolock.inspection.display import quote_key
 from django_mongolock.models import Lock
-from tests.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, now, waiter
-from tests.lock_fixtures import WITH_MONGO, Commands
+from tests.support.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, now, waiter
+from tests.support.lock_fixtures import WITH_MONGO, Commands
 from tests.test_commands import run
 
 pytestmark = WITH_MONGO

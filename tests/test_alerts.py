@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from django_mongolock.contrib.prometheus import PrometheusMetrics
 from tests import parts
-from tests.lock_documents import Locks, entry, now, waiter
-from tests.lock_fixtures import WITH_MONGO
+from tests.support.lock_documents import Locks, entry, now, waiter
+from tests.support.lock_fixtures import WITH_MONGO
 from tests.test_docs_examples import blocks
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/howto/monitoring"

@@ -27,8 +27,8 @@ from django_mongolock import (
 )
 from django_mongolock.fencing import FencingTokenField
 from testproject.shop.models import Ad, Order
-from tests.lock_fixtures import WITH_MONGO
-from tests.looking import held_elsewhere, new_key
+from tests.support.lock_fixtures import WITH_MONGO
+from tests.support.looking import held_elsewhere, new_key
 
 pytestmark = [WITH_MONGO, pytest.mark.usefixtures("locks")]
 

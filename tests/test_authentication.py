@@ -32,12 +32,12 @@ from django_mongolock.engine.indexes import ensure_indexes
 from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.models import Lock
 from testproject.servers import Access, Mongod, ReplicaSet
-from tests.lock_documents import Document, entry
-from tests.lock_documents import document as lock_document
-from tests.lock_fixtures import WITH_MONGO
+from tests.support.lock_documents import Document, entry
+from tests.support.lock_documents import document as lock_document
+from tests.support.lock_fixtures import WITH_MONGO
+from tests.support.waiting import eventually
 from tests.test_admin import LIST, NAMES, browser, confirm, page_of, select
 from tests.test_incidents import ASK
-from tests.waiting import eventually
 
 PASSWORD = "hunter2"
 DATABASE = "myproject"

@@ -19,8 +19,8 @@ from django_mongolock.inspection import server_facts
 from django_mongolock.inspection.server_facts import ServerFacts
 from django_mongolock.testing import MemoryLocks
 from testproject.servers import ReplicaSet
-from tests.lock_documents import Locks
-from tests.lock_fixtures import WITH_MONGO
+from tests.support.lock_documents import Locks
+from tests.support.lock_fixtures import WITH_MONGO
 
 pytestmark = WITH_MONGO
 

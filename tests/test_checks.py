@@ -22,8 +22,8 @@ from django_mongolock import checks, mongo_lock
 from django_mongolock.conf import VALUES, LockSettings, get_settings
 from django_mongolock.engine.indexes import ensure_indexes
 from testproject.servers import Access, Mongod, ReplicaSet
-from tests.lock_documents import Document, Locks
-from tests.lock_fixtures import WITH_MONGO
+from tests.support.lock_documents import Document, Locks
+from tests.support.lock_fixtures import WITH_MONGO
 
 PASSWORD = "hunter2"
 

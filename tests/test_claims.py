@@ -25,13 +25,13 @@ from django_mongolock.backends.base import mongo_store
 from django_mongolock.models import Lock
 from django_mongolock.owners import release_owner, session_owner
 from django_mongolock.testing import override_locks
-from tests.forking import FORKS, in_child
-from tests.lock_documents import Locks
-from tests.lock_fixtures import WITH_MONGO, Commands
-from tests.looking import new_key
+from tests.support.forking import FORKS, in_child
+from tests.support.lock_documents import Locks
+from tests.support.lock_fixtures import WITH_MONGO, Commands
+from tests.support.looking import new_key
+from tests.support.waiting import eventually
 from tests.test_admin import browser
 from tests.test_owners import sign_in
-from tests.waiting import eventually
 
 pytestmark = WITH_MONGO
 Do = Callable[..., Any]

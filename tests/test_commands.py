@@ -24,8 +24,8 @@ from django_mongolock import mongo_lock
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.conf import get_settings
 from django_mongolock.inspection import operations, patterns
-from tests.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, waiter
-from tests.lock_fixtures import NOBODY, WITH_MONGO, Commands
+from tests.support.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, waiter
+from tests.support.lock_fixtures import NOBODY, WITH_MONGO, Commands
 
 pytestmark = WITH_MONGO
 

@@ -26,7 +26,7 @@ from django_mongolock.engine.document import Terms
 from django_mongolock.management.migrate import make_indexes_after_migrate
 from django_mongolock.models import Lock
 from django_mongolock.router import MongoLockRouter
-from tests.looking import new_key
+from tests.support.looking import new_key
 
 INDEXES = {"_id_", "mongolock_expires_at", "mongolock_purge_at", "mongolock_contended"}
 

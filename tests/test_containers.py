@@ -19,7 +19,7 @@ from pymongo import MongoClient
 
 from django_mongolock import containers, mongo_lock
 from testproject.servers import Mongod
-from tests.lock_fixtures import WITH_MONGO
+from tests.support.lock_fixtures import WITH_MONGO
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "howto/containers.md").read_text()

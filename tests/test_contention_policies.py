@@ -34,7 +34,7 @@ from rest_framework.viewsets import ViewSet
 
 from django_mongolock import SKIPPED, LockError, LockNotAcquired, LockReentry, mongo_lock, mongo_locked
 from django_mongolock.contrib.queues import aretry_in_django, retry_in_django
-from tests.looking import held_elsewhere, holders, new_key
+from tests.support.looking import held_elsewhere, holders, new_key
 
 TABLE = Path(__file__).resolve().parent.parent / "docs" / "reference/decorator.md"
 COLUMNS = ("raise", "skip", "respond", "retry", "callable")

@@ -22,7 +22,7 @@ from django.utils.functional import SimpleLazyObject
 from django_mongolock import mongo_lock, mongo_locked
 from django_mongolock.context import current_request, holder_facts
 from django_mongolock.middleware import LockContextMiddleware
-from tests.looking import holder, new_key
+from tests.support.looking import holder, new_key
 
 pytestmark = pytest.mark.urls(__name__)
 

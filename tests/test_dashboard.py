@@ -30,11 +30,11 @@ from django_mongolock.inspection import overview, overview_pipelines
 from django_mongolock.inspection.servers import _known
 from django_mongolock.inspection.snapshot import State
 from django_mongolock.inspection.status import Alarm
-from tests.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, now, waiter
-from tests.lock_fixtures import WITH_MONGO, Commands
-from tests.looking import held_elsewhere
+from tests.support.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, now, waiter
+from tests.support.lock_fixtures import WITH_MONGO, Commands
+from tests.support.looking import held_elsewhere
+from tests.support.waiting import eventually
 from tests.test_admin import LIST, browser, text_of
-from tests.waiting import eventually
 
 pytestmark = WITH_MONGO
 

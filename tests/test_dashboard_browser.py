@@ -17,9 +17,9 @@ from pytest_django.live_server_helper import LiveServer
 from django_mongolock import mongo_lock
 from django_mongolock.admin import graph
 from django_mongolock.backends.base import mongo_store
-from tests.browsing import MIDDLEWARE, POLICY, browser, opened
-from tests.lock_documents import Locks, entry, now, waiter
-from tests.waiting import eventually
+from tests.support.browsing import MIDDLEWARE, POLICY, browser, opened
+from tests.support.lock_documents import Locks, entry, now, waiter
+from tests.support.waiting import eventually
 
 pytestmark = [
     pytest.mark.slow,

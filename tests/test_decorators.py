@@ -29,7 +29,7 @@ from django_mongolock import (
     mongo_locked,
 )
 from testproject.shop.models import Order
-from tests.looking import held_elsewhere, holder, holders
+from tests.support.looking import held_elsewhere, holder, holders
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from testproject.demo import tour
 from testproject.demo.browser import Browser
 from testproject.shop import night
 from testproject.shop.models import ad_exports
-from tests.browsing import browser
-from tests.waiting import eventually
+from tests.support.browsing import browser
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 SOURCE = Path(__file__).resolve().parent.parent / "dev.py"
 PYPROJECT = """

@@ -24,7 +24,7 @@ from django_mongolock import LockNotAcquired, mongo_lock
 from django_mongolock.signals import lock_released
 from testproject.mongo import MongoModel
 from testproject.shop.models import Order
-from tests.looking import held_elsewhere, holders
+from tests.support.looking import held_elsewhere, holders
 from tests.test_docs_topics import app, blocks, run
 
 __all__ = ["app"]

@@ -31,7 +31,7 @@ from django_mongolock import (
 )
 from django_mongolock.conf import LockSettings, find_wrong
 from testproject.shop.models import Ad, Order, ad_exports
-from tests.looking import document, held_elsewhere, holder, holders
+from tests.support.looking import document, held_elsewhere, holder, holders
 from tests.test_docs_topics import DOCS, blocks
 
 pytestmark = pytest.mark.django_db(databases=["default", "mongo"], transaction=True)

@@ -36,9 +36,9 @@ from testproject.rates.models import Rate
 from testproject.servers import Redis
 from testproject.shop.models import Ad
 from tests import parts
-from tests.looking import document, held_elsewhere, new_key
+from tests.support.looking import document, held_elsewhere, new_key
+from tests.support.waiting import eventually
 from tests.test_docs_topics import app, run
-from tests.waiting import eventually
 
 __all__ = ["app"]
 pytestmark = pytest.mark.django_db(databases=["default", "mongo"], transaction=True)

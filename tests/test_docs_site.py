@@ -12,8 +12,8 @@ import pytest
 from django.test import RequestFactory
 
 from tests import docs
-from tests.lock_fixtures import WITH_MONGO
-from tests.looking import held_elsewhere
+from tests.support.lock_fixtures import WITH_MONGO
+from tests.support.looking import held_elsewhere
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

@@ -24,7 +24,7 @@ from rest_framework.test import APIRequestFactory, force_authenticate
 
 from django_mongolock import SKIPPED
 from testproject.celery import app as shop
-from tests.looking import held_elsewhere, holders
+from tests.support.looking import held_elsewhere, holders
 
 pytestmark = pytest.mark.django_db(databases=["default", "mongo"], transaction=True)
 

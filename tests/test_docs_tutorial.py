@@ -18,7 +18,7 @@ from pymongo import MongoClient
 from testproject.demo.browser import Browser
 from testproject.demo.site import free_port
 from tests import parts
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "tutorial/index.md"

@@ -31,9 +31,9 @@ from django_mongolock.inspection.patterns import glob
 from django_mongolock.keys import KeyTemplate
 from django_mongolock.locks import LockOptions
 from django_mongolock.models import Lock
-from tests.lock_documents import DAMAGE, Locks, entry, waiter
-from tests.lock_documents import document as lock_document
-from tests.lock_fixtures import WITH_MONGO
+from tests.support.lock_documents import DAMAGE, Locks, entry, waiter
+from tests.support.lock_documents import document as lock_document
+from tests.support.lock_fixtures import WITH_MONGO
 from tests.test_admin import LIST, NAMES, browser
 
 #: What means something to somebody: format strings, MongoDB, regular expressions, SQL, HTML, shells, terminals.

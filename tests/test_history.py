@@ -22,9 +22,9 @@ from django_mongolock.engine import history
 from django_mongolock.engine.history import MAX_NOTES, WRITE_BATCH, Happened, History
 from django_mongolock.models import Lock, LockEvent
 from django_mongolock.testing import override_locks
-from tests.lock_documents import Document, Locks
-from tests.lock_fixtures import NOBODY, WITH_MONGO, Commands
-from tests.waiting import eventually
+from tests.support.lock_documents import Document, Locks
+from tests.support.lock_fixtures import NOBODY, WITH_MONGO, Commands
+from tests.support.waiting import eventually
 
 pytestmark = WITH_MONGO
 NAME = "mongolock_locks_history"

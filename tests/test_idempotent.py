@@ -51,9 +51,9 @@ from django_mongolock.engine.kept_results import MemoryResults, MongoResults
 from django_mongolock.engine.memory_server import MemoryStore
 from django_mongolock.exceptions import LockBackendFailed, LockKeyInvalid
 from django_mongolock.testing import override_locks
-from tests.looking import new_key
-from tests.row_files import Rows, row_file
-from tests.waiting import eventually
+from tests.support.looking import new_key
+from tests.support.row_files import Rows, row_file
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.urls(__name__)
 

@@ -22,12 +22,12 @@ from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.inspection import operations
 from django_mongolock.models import Lock, LockEvent
 from django_mongolock.signals import lock_forced
-from tests.lock_documents import HOSTILE_KEYS, TOKEN, Locks, entry, waiter
-from tests.lock_fixtures import WITH_MONGO, Commands
+from tests.support.lock_documents import HOSTILE_KEYS, TOKEN, Locks, entry, waiter
+from tests.support.lock_fixtures import WITH_MONGO, Commands
+from tests.support.waiting import eventually
 from tests.test_admin import LIST, NAMES, RELEASE, browser, notes, page_of, select, text_of
 from tests.test_commands import run
 from tests.test_docs_topics import blocks
-from tests.waiting import eventually
 
 pytestmark = WITH_MONGO
 ASK = f"{LIST}ask-to-release/"

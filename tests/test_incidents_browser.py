@@ -22,10 +22,10 @@ from pytest_django.live_server_helper import LiveServer
 from django_mongolock.backends.base import close_backends
 from django_mongolock.engine.indexes import ensure_indexes
 from django_mongolock.models import LockEvent
-from tests.browsing import MIDDLEWARE, browser, opened
-from tests.lock_documents import Document, Locks, clock, entry, waiter
+from tests.support.browsing import MIDDLEWARE, browser, opened
+from tests.support.lock_documents import Document, Locks, clock, entry, waiter
+from tests.support.waiting import eventually
 from tests.test_admin import LIST, page_of
-from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True, databases=["default", "mongo"])]
 #: Where to put pictures of the pages, for people; nowhere if it is not set.

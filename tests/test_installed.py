@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from pymongo import MongoClient
 
-from tests.packages import ROOT, Packages
+from tests.support.packages import ROOT, Packages
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

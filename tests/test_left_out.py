@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests import left_out
-from tests.packages import ROOT
+from tests.support.packages import ROOT
 
 pytest_plugins = ["pytester"]
 

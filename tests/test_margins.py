@@ -12,8 +12,8 @@ from pytest_django import Settings
 from django_mongolock import MongoLock, mongo_lock, mongo_semaphore
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.contrib.celery import enqueue_once
-from tests.looking import holder, new_key
-from tests.waiting import eventually
+from tests.support.looking import holder, new_key
+from tests.support.waiting import eventually
 
 app = Celery("margin_tests", broker="memory://", backend="cache+memory://", set_as_current=False)
 

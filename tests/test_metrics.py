@@ -39,7 +39,7 @@ from django_mongolock.versions import retry_on_conflict
 from django_mongolock.versions.checking import lost_race
 from testproject.rates.models import Rate
 from testproject.shop.models import Order
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 Number = Callable[..., float]
 

@@ -62,10 +62,10 @@ from django_mongolock.versions import aversioned_update, retry_on_conflict, retr
 from django_mongolock.versions.version_admin import VersionedAdmin
 from testproject.rates.models import Rate
 from testproject.shop.models import Ad, Order
-from tests.lock_documents import Locks
-from tests.lock_fixtures import WITH_MONGO
+from tests.support.lock_documents import Locks
+from tests.support.lock_fixtures import WITH_MONGO
+from tests.support.waiting import eventually
 from tests.test_commands import run_json
-from tests.waiting import eventually
 
 pytestmark = WITH_MONGO
 

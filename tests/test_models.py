@@ -24,8 +24,8 @@ from django_mongolock import LockDocumentDamaged, LockLost, mongo_lock
 from django_mongolock.engine.document import find_damage
 from django_mongolock.inspection.snapshot import State
 from django_mongolock.models import Entry, Lock, LockQuerySet, Party
-from tests.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Document, Locks, entry, now, waiter
-from tests.lock_fixtures import WITH_MONGO, Commands
+from tests.support.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Document, Locks, entry, now, waiter
+from tests.support.lock_fixtures import WITH_MONGO, Commands
 
 pytestmark = WITH_MONGO
 

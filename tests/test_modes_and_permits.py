@@ -34,9 +34,9 @@ from django_mongolock.engine.memory_server import MemoryServer, MemoryStore
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.engine.store import Store
 from django_mongolock.models import Lock
-from tests.lock_fixtures import WITH_MONGO
-from tests.looking import held_elsewhere, holders, new_key
-from tests.waiting import eventually
+from tests.support.lock_fixtures import WITH_MONGO
+from tests.support.looking import held_elsewhere, holders, new_key
+from tests.support.waiting import eventually
 
 Make = Callable[..., MongoLock]
 

@@ -94,7 +94,7 @@ def test_sql_default() -> None:
     """The other kind of project, by the way: locks in MongoDB, instances in SQL."""
     from django_mongolock import mongo_lock
     from django_mongolock.models import Lock
-    from tests.looking import new_key
+    from tests.support.looking import new_key
 
     key = new_key()
     with mongo_lock(key):

@@ -30,8 +30,8 @@ from django_mongolock import (
 from django_mongolock.backends.base import close_backends, mongo_store
 from django_mongolock.signals import lock_acquired, lock_lost, lock_released
 from testproject.shop.models import Ad, Order, Seller
-from tests.looking import document, held_elsewhere, holder, holders, new_key
-from tests.waiting import eventually
+from tests.support.looking import document, held_elsewhere, holder, holders, new_key
+from tests.support.waiting import eventually
 
 Factory = Callable[..., MongoLock]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from django_mongolock import SKIPPED, LockNotAcquired, mongo_lock, once_per
-from tests.looking import holder, holders, new_key
+from tests.support.looking import holder, holders, new_key
 
 
 def job(key: str, **period: float) -> tuple[Callable[..., Any], list[int]]:

@@ -16,7 +16,7 @@ from django_mongolock import mongo_lock
 from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.models import Lock
 from django_mongolock.owners import asession_owner, release_owner, session_owner
-from tests.looking import held_elsewhere, holders, new_key
+from tests.support.looking import held_elsewhere, holders, new_key
 
 pytestmark = pytest.mark.django_db(databases=["default", "mongo"], transaction=True)
 

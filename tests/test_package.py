@@ -16,7 +16,7 @@ import pytest
 import trove_classifiers
 
 import django_mongolock
-from tests.packages import ROOT, Packages, build
+from tests.support.packages import ROOT, Packages, build
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 #: Made by tools, and ignored by git.

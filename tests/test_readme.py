@@ -9,8 +9,8 @@ from typing import Any
 
 from celery import shared_task
 
-from tests.lock_fixtures import WITH_MONGO
-from tests.looking import document
+from tests.support.lock_fixtures import WITH_MONGO
+from tests.support.looking import document
 
 README = Path(__file__).parents[1] / "README.md"
 HEADINGS = ["Installation", "Use", "Promises", "Try it", "Links"]

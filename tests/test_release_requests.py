@@ -14,11 +14,11 @@ from django.core.management import CommandError
 from django_mongolock import LockDeadlock, mongo_lock
 from django_mongolock.models import Lock
 from django_mongolock.signals import lock_release_requested
-from tests.lock_documents import Locks
-from tests.lock_fixtures import WITH_MONGO
+from tests.support.lock_documents import Locks
+from tests.support.lock_fixtures import WITH_MONGO
+from tests.support.waiting import eventually
 from tests.test_admin import LIST, NAMES, browser
 from tests.test_commands import run, shell
-from tests.waiting import eventually
 
 pytestmark = WITH_MONGO
 

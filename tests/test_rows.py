@@ -21,7 +21,7 @@ from django_mongolock.exceptions import LockMisused
 from django_mongolock.models import Lock
 from django_mongolock.rows import LockedQuerySet, locked
 from testproject.shop.models import Ad, Order, Seller
-from tests.looking import held_elsewhere, holders
+from tests.support.looking import held_elsewhere, holders
 
 pytestmark = pytest.mark.django_db(databases=["default", "mongo"], transaction=True)
 

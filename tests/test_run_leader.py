@@ -23,8 +23,8 @@ from django_mongolock import lock_info
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.management.child import Child
 from django_mongolock.models import Lock
-from tests.looking import new_key
-from tests.waiting import eventually
+from tests.support.looking import new_key
+from tests.support.waiting import eventually
 from verify.faults.relay import Relay
 
 pytestmark = [

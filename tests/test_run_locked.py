@@ -20,8 +20,8 @@ from django_mongolock.decorator.locked_command import BUSY, LOST, UNAVAILABLE
 from django_mongolock.management.commands.run_locked import Command as RunLocked
 from django_mongolock.models import Lock
 from tests.locked_command import Command, Patient, Plain
-from tests.looking import document, held_elsewhere, holder, holders, new_key
-from tests.waiting import eventually
+from tests.support.looking import document, held_elsewhere, holder, holders, new_key
+from tests.support.waiting import eventually
 
 pytestmark = [
     pytest.mark.django_db(databases=["default", "mongo"], transaction=True),

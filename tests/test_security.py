@@ -27,12 +27,12 @@ from django_mongolock.engine.text_checks import check_key, check_text
 from django_mongolock.exceptions import LockBackendFailed, LockError, printable
 from django_mongolock.inspection.patterns import glob
 from django_mongolock.models import Lock, LockEvent
-from tests.grants import own
-from tests.lock_documents import HOSTILE_KEYS, TOKEN, Locks, entry, waiter
-from tests.lock_fixtures import WITH_MONGO
 from tests.security.surfaces import COMMANDS
+from tests.support.grants import own
+from tests.support.lock_documents import HOSTILE_KEYS, TOKEN, Locks, entry, waiter
+from tests.support.lock_fixtures import WITH_MONGO
+from tests.support.waiting import eventually
 from tests.test_admin import LIST, NAMES, RELEASE, browser, page_of, select, text_of
-from tests.waiting import eventually
 
 SECRET = "hunter2"
 

@@ -17,7 +17,7 @@ from pymongo.errors import PyMongoError
 
 from testproject.servers import MariaDB, Mongod, Postgres, Redis, ReplicaSet, ServerError, mongod_path, mongodb
 from tests import parts
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="SIGSTOP and SIGKILL are POSIX signals")
 

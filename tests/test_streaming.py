@@ -22,8 +22,8 @@ from django.views import View
 from pytest_django import DjangoDbBlocker
 
 from django_mongolock import LockLost, mongo_locked
-from tests.looking import holders
-from tests.waiting import eventually
+from tests.support.looking import holders
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.urls(__name__)
 

@@ -41,7 +41,7 @@ from django_mongolock.checks import opt_in
 from django_mongolock.models import Lock
 from django_mongolock.testing import LockTestMixin, MemoryLocks, override_locks
 from testproject.shop.models import Order
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 pytest_plugins = ["pytester"]
 

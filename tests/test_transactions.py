@@ -31,11 +31,11 @@ from django_mongolock.backends import transactions as module
 from django_mongolock.models import Lock
 from django_mongolock.signals import lock_released
 from django_mongolock.testing import MemoryLocks
-from tests.grants import own
-from tests.lock_fixtures import WITH_MONGO
-from tests.looking import document, holders, new_key
-from tests.row_files import Rows, row_file
-from tests.waiting import eventually
+from tests.support.grants import own
+from tests.support.lock_fixtures import WITH_MONGO
+from tests.support.looking import document, holders, new_key
+from tests.support.row_files import Rows, row_file
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from django_mongolock.versions.sent_back import sent_back
 from django_mongolock.versions.version_admin import VersionedAdmin, VersionedForms
 from testproject.rates.admin import RateAdmin
 from testproject.rates.models import PlainRate, Rate
-from tests.lock_fixtures import WITH_MONGO
+from tests.support.lock_fixtures import WITH_MONGO
 from tests.versioned.databases import db, home, postgres
 from tests.versioned.shapes import Thing, Topic
 

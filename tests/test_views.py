@@ -33,8 +33,8 @@ from rest_framework.viewsets import ViewSet
 from django_mongolock import LockBackendFailed, LockNotAcquired, LockReentry, mongo_lock, mongo_locked
 from django_mongolock.decorator.contention import find_request, response
 from django_mongolock.signals import lock_released
-from tests.looking import held_elsewhere, holders
-from tests.row_files import Rows, row_file
+from tests.support.looking import held_elsewhere, holders
+from tests.support.row_files import Rows, row_file
 
 pytestmark = pytest.mark.urls(__name__)
 

@@ -21,7 +21,7 @@ from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
-from tests.grants import new_grant
+from tests.support.grants import new_grant
 
 
 def held(bench: Bench) -> Iterator[Piece]:

@@ -12,7 +12,7 @@ from celery.exceptions import Ignore, Reject
 
 from django_mongolock import MongoLock, mongo_lock, mongo_locked, once_per
 from django_mongolock.contrib.celery import retry_task
-from tests.looking import holder
+from tests.support.looking import holder
 
 DIRECTORY = Path(os.environ.get("TEST_CELERY_DIRECTORY", "/nonexistent"))
 

@@ -45,7 +45,7 @@ if "TEST_CELERY_DIRECTORY" in os.environ:
 
 def look(key: str) -> dict[str, Any]:
     """Who holds *key* while this runs."""
-    from tests.looking import holder
+    from tests.support.looking import holder
 
     found = holder(key)
     return {name: found.get(name) for name in ("place", "session", "pid", "label", "user", "thread")}

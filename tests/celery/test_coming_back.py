@@ -19,7 +19,7 @@ from django_mongolock.contrib.celery.retry_task import HEADER, retry_current_tas
 from django_mongolock.engine.document import Terms, entry
 from django_mongolock.engine.step import Step
 from tests.celery.running import OtherRun, in_task
-from tests.looking import held_elsewhere
+from tests.support.looking import held_elsewhere
 
 app = Celery("coming_back", broker="memory://", set_as_current=False)
 BUSY = LockNotAcquired("key", retry_after=20)

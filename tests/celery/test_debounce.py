@@ -19,8 +19,8 @@ from tests import parts
 from tests.celery import app as tasks
 from tests.celery.conftest import MakePlace
 from tests.celery.running import in_task
-from tests.looking import holder, holders, new_key
-from tests.waiting import eventually
+from tests.support.looking import holder, holders, new_key
+from tests.support.waiting import eventually
 
 app = Celery("debounce", broker="memory://", backend="cache+memory://", set_as_current=False)
 

@@ -18,8 +18,8 @@ from tests import parts
 from tests.celery import app as tasks
 from tests.celery.conftest import MakePlace
 from tests.celery.workers import Place
-from tests.looking import holders
-from tests.waiting import eventually
+from tests.support.looking import holders
+from tests.support.waiting import eventually
 
 pytestmark = [
     pytest.mark.slow,

@@ -19,8 +19,8 @@ from django_mongolock import MongoLock, mongo_lock
 from django_mongolock.contrib.celery import enqueue_once
 from django_mongolock.contrib.celery.enqueue import HEADER, call_key, once_key
 from django_mongolock.exceptions import LockBackendFailed, LockKeyInvalid
-from tests.forking import FORKS, in_child
-from tests.looking import document, held_elsewhere, holder, holders, new_key
+from tests.support.forking import FORKS, in_child
+from tests.support.looking import document, held_elsewhere, holder, holders, new_key
 
 app = Celery("enqueue_tests", broker="memory://", backend="cache+memory://", set_as_current=False)
 

@@ -10,7 +10,7 @@ import pytest
 from tests import parts
 from tests.celery import app as tasks
 from tests.celery.conftest import MakePlace
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 pytestmark = [
     pytest.mark.slow,

@@ -17,8 +17,8 @@ from tests.celery import app as tasks
 from tests.celery.conftest import MakePlace
 from tests.celery.records import Story
 from tests.celery.workers import Beat, Place, placed
-from tests.looking import holders
-from tests.waiting import eventually
+from tests.support.looking import holders
+from tests.support.waiting import eventually
 
 pytestmark = [
     pytest.mark.slow,

@@ -22,8 +22,8 @@ from tests import parts
 from tests.celery import redelivery_app
 from tests.celery.redelivery_app import notes
 from tests.celery.workers import Worker
-from tests.looking import document, holders
-from tests.waiting import eventually
+from tests.support.looking import document, holders
+from tests.support.waiting import eventually
 
 pytestmark = [
     pytest.mark.slow,

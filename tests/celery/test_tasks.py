@@ -23,8 +23,8 @@ from testproject.broker import broker_url
 from tests.celery import tasks_app
 from tests.celery.running import in_task
 from tests.celery.workers import Worker
-from tests.looking import held_elsewhere, holders
-from tests.waiting import eventually
+from tests.support.looking import held_elsewhere, holders
+from tests.support.waiting import eventually
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,7 +19,7 @@ from celery.signals import before_task_publish
 from django_mongolock.backends.base import mongo_store
 from tests.celery import app as tasks
 from tests.celery.records import DIRECTORY, Story, note
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 
 class Worker:

@@ -15,7 +15,7 @@ from django_mongolock.engine.mongo_store import MongoStore
 from django_mongolock.engine.session.session import Session
 from django_mongolock.testing import override_locks
 from tests.engine.faces import ASYNC, BLOCKING, Face
-from tests.grants import own
+from tests.support.grants import own
 
 
 class Elsewhere(Protocol):

@@ -32,9 +32,9 @@ from django_mongolock import (
 )
 from tests.contract.conftest import Elsewhere, World
 from tests.engine.faces import Face
-from tests.grants import own
-from tests.looking import new_key
-from tests.waiting import eventually
+from tests.support.grants import own
+from tests.support.looking import new_key
+from tests.support.waiting import eventually
 
 InThread = Callable[..., threading.Thread]
 

@@ -16,8 +16,8 @@ from django_mongolock.inspection.snapshot import State
 from django_mongolock.testing import override_locks
 from tests.contract.conftest import Elsewhere, World
 from tests.engine.faces import Face
-from tests.looking import new_key
-from tests.waiting import eventually
+from tests.support.looking import new_key
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from django_mongolock.engine.step import Step
 from django_mongolock.leaders import Term
 from django_mongolock.testing import override_locks
 from tests.contract.conftest import Elsewhere, World
-from tests.looking import new_key
-from tests.waiting import eventually
+from tests.support.looking import new_key
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from django_mongolock.backends.base import mongo_store
 from django_mongolock.models import LockSnapshot
 from django_mongolock.testing import override_locks
 from tests.contract.conftest import Elsewhere, World
-from tests.looking import new_key
-from tests.waiting import eventually
+from tests.support.looking import new_key
+from tests.support.waiting import eventually
 
 
 @pytest.fixture(params=["blocking", "async"])

@@ -24,7 +24,7 @@ from django_mongolock import (
 )
 from django_mongolock.documents.sender import Sender
 from tests.documents.conftest import Document, Ground
-from tests.lock_fixtures import WITH_MONGO
+from tests.support.lock_fixtures import WITH_MONGO
 
 pytestmark = WITH_MONGO
 

@@ -16,7 +16,7 @@ from django_mongolock import DocumentChanged
 from django_mongolock.admin import DocumentLockAdminMixin
 from testproject.shop.models import Ad
 from tests.documents.conftest import Ground
-from tests.lock_fixtures import WITH_MONGO
+from tests.support.lock_fixtures import WITH_MONGO
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]

@@ -14,7 +14,7 @@ from pymongo.errors import PyMongoError
 
 from django_mongolock import DocumentLock, LockError, fenced_update
 from tests.documents.conftest import FINAL, PENDING, Document, Ground
-from tests.lock_fixtures import WITH_MONGO
+from tests.support.lock_fixtures import WITH_MONGO
 
 pytestmark = WITH_MONGO
 

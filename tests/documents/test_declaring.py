@@ -18,7 +18,7 @@ from django_mongolock.documents import declared
 from django_mongolock.documents.document_lock import find_lock
 from testproject.shop.models import Ad, Order, ad_exports
 from tests.documents.conftest import FINAL, PENDING, Document, Ground
-from tests.lock_fixtures import WITH_MONGO
+from tests.support.lock_fixtures import WITH_MONGO
 
 pytestmark = [WITH_MONGO, pytest.mark.usefixtures("forget")]
 RIGHT: dict[str, Any] = {"state": "exportStatus", "pending": PENDING, "final": FINAL, "stale_after": 60}

@@ -15,7 +15,7 @@ from pymongo.collection import Collection
 
 from testproject.shop.models import Ad
 from tests.documents.conftest import Document
-from tests.lock_fixtures import WITH_MONGO
+from tests.support.lock_fixtures import WITH_MONGO
 from tests.test_commands import run
 
 pytestmark = [WITH_MONGO, pytest.mark.usefixtures("forget")]

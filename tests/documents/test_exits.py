@@ -31,8 +31,8 @@ from django_mongolock.documents.commands import refusal_of
 from django_mongolock.documents.sender import Sender
 from tests.documents.conftest import Ground
 from tests.documents.test_holding import awaiting, blocking
-from tests.lock_fixtures import WITH_MONGO
-from tests.waiting import eventually
+from tests.support.lock_fixtures import WITH_MONGO
+from tests.support.waiting import eventually
 
 pytestmark = WITH_MONGO
 Call = Callable[..., Any]

@@ -27,7 +27,7 @@ from testproject.external.models import Call, ShownAd
 from testproject.mongo import database
 from testproject.shop import audit, services
 from testproject.shop.models import Ad, ad_exports
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 WITH_MONGO = pytest.mark.django_db(databases=["default", "mongo"], transaction=True)
 FAILED = Ad.ExportStatus.FAILED, Ad.ExportStatus.WITHDRAW_FAILED

@@ -15,8 +15,8 @@ from django_mongolock.documents.sender import Sender
 from django_mongolock.fencing import _writer
 from testproject.shop.models import Ad
 from tests.documents.conftest import Document
-from tests.lock_fixtures import WITH_MONGO
-from tests.looking import new_key
+from tests.support.lock_fixtures import WITH_MONGO
+from tests.support.looking import new_key
 
 pytestmark = WITH_MONGO
 

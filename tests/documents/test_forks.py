@@ -16,9 +16,9 @@ from django_mongolock.documents.steps import send
 from tests.documents.conftest import Ground
 from tests.documents.test_holding import awaiting, blocking
 from tests.documents.test_lost_answers import Lossy
-from tests.forking import FORKS, in_child
-from tests.lock_fixtures import WITH_MONGO
-from tests.waiting import eventually
+from tests.support.forking import FORKS, in_child
+from tests.support.lock_fixtures import WITH_MONGO
+from tests.support.waiting import eventually
 
 pytestmark = [WITH_MONGO, *FORKS]
 Call = Callable[..., Any]

@@ -20,7 +20,7 @@ from django_mongolock.documents import HeldDocument
 from django_mongolock.engine import clock
 from testproject.shop.models import Ad
 from tests.documents.conftest import Ground
-from tests.lock_fixtures import WITH_MONGO
+from tests.support.lock_fixtures import WITH_MONGO
 
 pytestmark = WITH_MONGO
 

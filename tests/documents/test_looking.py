@@ -22,8 +22,8 @@ from django_mongolock.documents.sender import Sender
 from testproject.shop.models import Ad
 from tests.documents.conftest import FINAL, PENDING, USUAL, Document, Ground
 from tests.documents.test_sweeping import ADDRESS, ago, stuck
-from tests.lock_documents import Locks, entry
-from tests.lock_fixtures import NOBODY, WITH_MONGO
+from tests.support.lock_documents import Locks, entry
+from tests.support.lock_fixtures import NOBODY, WITH_MONGO
 from tests.test_admin import browser
 
 pytestmark = WITH_MONGO

@@ -10,10 +10,10 @@ from axe_core_python.sync_playwright import Axe
 from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 
-from tests.browsing import MIDDLEWARE, browser, opened
 from tests.documents.conftest import Ground
 from tests.documents.test_sweeping import ADDRESS, stuck
-from tests.lock_documents import Locks
+from tests.support.browsing import MIDDLEWARE, browser, opened
+from tests.support.lock_documents import Locks
 
 pytestmark = [
     pytest.mark.slow,

@@ -20,8 +20,8 @@ from django_mongolock.documents.source import make_source
 from django_mongolock.documents.steps import Pause
 from django_mongolock.documents.updates import Acquisition, Request, new_attempt
 from tests.documents.conftest import FINAL, PENDING, USUAL, Document, Ground
-from tests.lock_fixtures import NOBODY, WITH_MONGO
-from tests.waiting import eventually
+from tests.support.lock_fixtures import NOBODY, WITH_MONGO
+from tests.support.waiting import eventually
 
 pytestmark = WITH_MONGO
 Failpoint = Callable[..., None]

@@ -17,9 +17,9 @@ from django_mongolock.versions import retry_on_conflict, retrying_on_conflict
 from testproject.shop.models import Ad
 from tests.documents.conftest import Document, Ground
 from tests.documents.test_holding import awaiting, blocking
-from tests.forking import FORKS, in_child
-from tests.lock_fixtures import WITH_MONGO
-from tests.waiting import eventually
+from tests.support.forking import FORKS, in_child
+from tests.support.lock_fixtures import WITH_MONGO
+from tests.support.waiting import eventually
 
 pytestmark = WITH_MONGO
 

@@ -19,8 +19,8 @@ from django_mongolock.documents import Swept, declared
 from django_mongolock.documents.sender import Sender
 from testproject.shop.models import Ad, ad_exports
 from tests.documents.conftest import FINAL, PENDING, USUAL, Document, Ground
-from tests.lock_documents import Locks
-from tests.lock_fixtures import NOBODY, WITH_MONGO
+from tests.support.lock_documents import Locks
+from tests.support.lock_fixtures import NOBODY, WITH_MONGO
 from tests.test_admin import browser
 
 pytestmark = WITH_MONGO

@@ -22,8 +22,8 @@ from testproject.shop.models import Ad, Order
 from tests.editing.conftest import set_locks
 from tests.editing.site import site
 from tests.editing.staff import fields_of, holders, staff, state_of, tell, text_of
-from tests.lock_documents import Locks
-from tests.lock_fixtures import WITH_MONGO, Commands
+from tests.support.lock_documents import Locks
+from tests.support.lock_fixtures import WITH_MONGO, Commands
 
 pytestmark = WITH_MONGO
 

@@ -22,11 +22,11 @@ from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 
 from testproject.shop.models import Order
-from tests.browsing import MIDDLEWARE, browser
 from tests.editing.conftest import set_locks
 from tests.editing.staff import holders, staff
-from tests.lock_documents import Locks
-from tests.waiting import eventually
+from tests.support.browsing import MIDDLEWARE, browser
+from tests.support.lock_documents import Locks
+from tests.support.waiting import eventually
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=["default", "mongo"]),

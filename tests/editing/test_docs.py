@@ -20,8 +20,8 @@ from django_mongolock.conf import LockSettings
 from testproject.shop.models import Order
 from tests.editing.site import OrderForm
 from tests.editing.staff import fields_of, holders, staff, state_of, text_of
-from tests.lock_documents import Locks
-from tests.lock_fixtures import WITH_MONGO
+from tests.support.lock_documents import Locks
+from tests.support.lock_fixtures import WITH_MONGO
 
 pytestmark = WITH_MONGO
 

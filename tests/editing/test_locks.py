@@ -20,11 +20,11 @@ from django_mongolock.inspection import operations
 from django_mongolock.testing import override_locks
 from testproject.shop.models import Order
 from tests.editing.conftest import set_locks
-from tests.forking import FORKS, in_child
-from tests.lock_documents import Locks
-from tests.lock_fixtures import WITH_MONGO, Commands
-from tests.looking import new_key
-from tests.waiting import eventually
+from tests.support.forking import FORKS, in_child
+from tests.support.lock_documents import Locks
+from tests.support.lock_fixtures import WITH_MONGO, Commands
+from tests.support.looking import new_key
+from tests.support.waiting import eventually
 
 pytestmark = WITH_MONGO
 

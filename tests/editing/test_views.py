@@ -20,8 +20,8 @@ from testproject.shop.models import Order
 from tests.editing.conftest import set_locks
 from tests.editing.site import OrderAdmin, OrderRows
 from tests.editing.staff import fields_of, holders, staff, state_of, tell, text_of
-from tests.lock_documents import Locks
-from tests.lock_fixtures import WITH_MONGO
+from tests.support.lock_documents import Locks
+from tests.support.lock_fixtures import WITH_MONGO
 from tests.test_checks import ids
 
 pytestmark = WITH_MONGO

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from testproject.servers import Mongod, ReplicaSet
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 from verify.faults import clocks
 
 

@@ -36,9 +36,9 @@ from django_mongolock.testing import MemoryLocks
 from tests.engine.conftest import Commands, Document, LockMaker, make_lock
 from tests.engine.processes import ROOT, Process
 from tests.engine.waiters import InThread
-from tests.lock_fixtures import WITH_MONGO
-from tests.looking import held_elsewhere, new_key
-from tests.waiting import eventually
+from tests.support.lock_fixtures import WITH_MONGO
+from tests.support.looking import held_elsewhere, new_key
+from tests.support.waiting import eventually
 
 CALM = Terms(lease=60, margin=1, waiter_lease=60)
 READER = Terms("shared", UNLIMITED, lease=60, margin=1, waiter_lease=60)

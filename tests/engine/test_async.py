@@ -12,7 +12,7 @@ from pymongo.collection import Collection
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockNotAcquired
 from tests.engine.conftest import Document, LockMaker, make_lock
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 Entries = Callable[..., list[Any]]
 

@@ -19,7 +19,7 @@ from tests.engine.overlap import Watch
 from tests.engine.parties import DATABASE, Parties
 from tests.engine.stuck import WRITES, cut_off
 from tests.engine.waiters import InThread
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 from verify.faults.clocks import Dial
 
 #: Up to twice: on a busy machine, elections and change streams take longer than the tests wait.

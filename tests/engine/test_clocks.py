@@ -18,7 +18,7 @@ from tests import parts
 from tests.engine.clusters import Cluster, cluster_with_a_dial
 from tests.engine.conftest import Document, store_of
 from tests.engine.processes import processes
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, parts.needs("a C compiler")]
 

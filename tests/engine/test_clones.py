@@ -25,7 +25,7 @@ from tests.engine.conftest import Document, LockMaker, make_lock
 from tests.engine.faces import Face
 from tests.engine.processes import ROOT
 from tests.engine.waiters import InThread, Waiter
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 Entries = Callable[..., list[Any]]
 Clones = tuple[Session, Session]

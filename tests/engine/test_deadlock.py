@@ -23,7 +23,7 @@ from django_mongolock.exceptions import LockDeadlock
 from tests.engine.conftest import Commands, Document, LockMaker, make_lock, store_of
 from tests.engine.processes import processes
 from tests.engine.waiters import InThread, Waiter
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 Entries = Callable[..., list[Any]]
 READER = Terms(mode="shared", capacity=2**31 - 1, lease=1.0, margin=0.1, waiter_lease=1.0)

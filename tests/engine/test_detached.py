@@ -8,7 +8,7 @@ from django_mongolock import mongo_lock
 from django_mongolock.engine.detached import Parked, park_held
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.grant import State
-from tests.looking import holder, new_key
+from tests.support.looking import holder, new_key
 
 
 def test_a_lock_that_is_detached_was_not_forgotten() -> None:

@@ -26,8 +26,8 @@ from django_mongolock.exceptions import LockBackendFailed, LockError, LockLost, 
 from testproject.servers import Mongod, ReplicaSet
 from tests.engine.conftest import Document, make_lock
 from tests.engine.waiters import InThread, Waiter
-from tests.grants import grant_of
-from tests.waiting import eventually
+from tests.support.grants import grant_of
+from tests.support.waiting import eventually
 
 #: Up to three times: a member that gets no processor for seconds is one that does not answer.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.flaky(reruns=2)]

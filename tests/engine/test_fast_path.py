@@ -14,7 +14,7 @@ from django_mongolock.engine.session.releases import MAX_KEYS, NO_GUESS_FOR, Fre
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged, LockNotAcquired
 from tests.engine.conftest import Commands, Document, LockMaker, store_of
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 Entries = Callable[..., list[Document]]
 InThread = Callable[..., threading.Thread]

@@ -32,8 +32,8 @@ from django_mongolock.exceptions import (
     LockTransactionAborted,
 )
 from testproject.servers import Mongod, ReplicaSet
-from tests.grants import grant_of
-from tests.waiting import eventually
+from tests.support.grants import grant_of
+from tests.support.waiting import eventually
 
 Document = dict[str, Any]
 Client = MongoClient[Document]

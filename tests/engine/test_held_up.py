@@ -19,7 +19,7 @@ from tests.engine.overlap import Watch
 from tests.engine.parties import Parties
 from tests.engine.stuck import WRITES, cut_off, running, stuck
 from tests.engine.waiters import InThread, Waiter
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.slow
 

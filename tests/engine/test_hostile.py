@@ -26,8 +26,8 @@ from django_mongolock.engine.step import Step
 from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged, LockError, LockNotAcquired
 from django_mongolock.inspection import operations, queries
 from tests.engine.conftest import Document, LockMaker, make_lock
-from tests.lock_documents import clock, document, entry, waiter
-from tests.waiting import eventually
+from tests.support.lock_documents import clock, document, entry, waiter
+from tests.support.waiting import eventually
 
 PLACE = b"PLACE-OF-A-TEXT"
 #: Text that is no UTF-8, of the same length.

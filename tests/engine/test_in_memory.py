@@ -29,8 +29,8 @@ from django_mongolock.engine.step import Limits, Step
 from django_mongolock.exceptions import LockBackendFailed, LockMisused, LockNotAcquired
 from tests.engine.conftest import CALM, make_lock
 from tests.engine.waiters import InThread, Waiter
-from tests.grants import grant_of, new_grant
-from tests.waiting import eventually
+from tests.support.grants import grant_of, new_grant
+from tests.support.waiting import eventually
 
 TIMEOUT = 5.0
 #: Longer than any test lets time go by.

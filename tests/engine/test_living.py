@@ -28,8 +28,8 @@ from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Ti
 from tests.engine.processes import processes
 from tests.engine.waiters import InThread, Waiter
 from tests.engine.worker import PAUSE_WAITING
-from tests.grants import grant_of, new_grant
-from tests.waiting import eventually
+from tests.support.grants import grant_of, new_grant
+from tests.support.waiting import eventually
 
 Entries = Callable[..., list[Any]]
 #: What a beat is, by a clock that is moved.

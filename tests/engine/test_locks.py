@@ -30,8 +30,8 @@ from django_mongolock.exceptions import (
 )
 from tests.engine.conftest import CALM, QUICK, Document, LockMaker, make_lock
 from tests.engine.faces import ASYNC, BLOCKING, Face
-from tests.grants import grant_of, own
-from tests.waiting import eventually
+from tests.support.grants import grant_of, own
+from tests.support.waiting import eventually
 
 Entries = Callable[..., list[Any]]
 READER = replace(QUICK, mode="shared", capacity=UNLIMITED)

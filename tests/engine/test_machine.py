@@ -31,7 +31,7 @@ from django_mongolock.engine.session.session import Session
 from tests.engine.conftest import Document, LockMaker, make_lock
 from tests.engine.machine import Machine
 from tests.engine.world import Errors, Plan, Violation, World
-from tests.grants import own
+from tests.support.grants import own
 from verify.faults.broken import broken
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")

@@ -11,7 +11,7 @@ from django_mongolock.inspection import servers
 from testproject.servers import Mongod, ReplicaSet
 from tests import parts
 from tests.engine.clusters import cluster_with_a_dial
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, parts.needs("a C compiler")]
 

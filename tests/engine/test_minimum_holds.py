@@ -18,7 +18,7 @@ from django_mongolock.engine.step import Limits, Step
 from django_mongolock.engine.store import Store
 from tests.engine.conftest import Commands, Document, LockMaker
 from tests.engine.waiters import InThread
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 Read = Callable[[], Document]
 

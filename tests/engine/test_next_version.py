@@ -36,11 +36,11 @@ from django_mongolock.models import Lock
 from tests.engine.conftest import Document, LockMaker
 from tests.engine.faces import Face
 from tests.engine.waiters import InThread, Waiter
-from tests.lock_documents import Locks
-from tests.lock_documents import entry as stored_entry
-from tests.lock_documents import waiter as stored_waiter
-from tests.lock_fixtures import WITH_MONGO
-from tests.waiting import eventually
+from tests.support.lock_documents import Locks
+from tests.support.lock_documents import entry as stored_entry
+from tests.support.lock_documents import waiter as stored_waiter
+from tests.support.lock_fixtures import WITH_MONGO
+from tests.support.waiting import eventually
 
 Stored = Callable[..., Document]
 

@@ -21,7 +21,7 @@ from tests.engine.conftest import LockMaker
 from tests.engine.faces import Face
 from tests.engine.processes import Process
 from tests.engine.processes import processes as started
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 Document = dict[str, Any]
 TERMS = Terms(lease=60, margin=1, owner="task 5")

@@ -12,7 +12,7 @@ from pymongo.collection import Collection
 
 from tests.engine.conftest import Document
 from tests.engine.processes import processes
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(240)  # waiting is by polling: a hand-over costs up to 40 ms
 

@@ -7,7 +7,7 @@ from django_mongolock.engine.session.releases import LOOK_EVERY, REMEMBERED_FOR,
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Step
 from tests.engine.conftest import Commands, LockMaker
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 
 def release(number: int, primary: str = "one") -> UnconfirmedRelease:

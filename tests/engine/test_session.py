@@ -30,8 +30,8 @@ from django_mongolock.exceptions import LockBackendFailed, LockError, LockLost
 from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock, renewed
 from tests.engine.faces import Face
 from tests.engine.processes import processes
-from tests.grants import grant_of
-from tests.waiting import eventually
+from tests.support.grants import grant_of
+from tests.support.waiting import eventually
 
 Entries = Callable[..., list[Any]]
 NOW = datetime.now(UTC)

@@ -35,8 +35,8 @@ from django_mongolock.signals import signal_sender
 from tests.engine.conftest import Document, LockMaker, make_lock
 from tests.engine.processes import ROOT
 from tests.engine.waiters import InThread, Waiter
-from tests.grants import grant_of
-from tests.waiting import eventually
+from tests.support.grants import grant_of
+from tests.support.waiting import eventually
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

@@ -18,8 +18,8 @@ from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Step
 from django_mongolock.exceptions import LockBackendFailed, LockError
 from tests.engine.conftest import CALM, Commands, Document, LockMaker, make_lock, store_of
-from tests.grants import own
-from tests.waiting import eventually
+from tests.support.grants import own
+from tests.support.waiting import eventually
 
 SECRET = "hunter2-very-secret"
 GRANT = "the-grant-id"

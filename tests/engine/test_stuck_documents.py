@@ -15,7 +15,7 @@ from tests.engine.conftest import Document
 from tests.engine.parties import Parties, Party
 from tests.engine.stuck import running, stuck
 from tests.engine.waiters import InThread
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.engine.store import Store
 from tests.engine.conftest import Document, LockMaker, make_lock
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 Stored = Callable[..., Document]
 

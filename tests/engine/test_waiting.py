@@ -33,8 +33,8 @@ from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Ti
 from tests.engine.processes import processes
 from tests.engine.waiters import InThread, Waiter
 from tests.engine.worker import COMPETE
-from tests.grants import new_grant
-from tests.waiting import eventually
+from tests.support.grants import new_grant
+from tests.support.waiting import eventually
 
 Entries = Callable[..., list[Any]]
 Stored = Callable[..., Document]

@@ -21,7 +21,7 @@ import pytest
 from django_mongolock.engine.session import worker_calls, worker_threads
 from django_mongolock.engine.session.worker_threads import WorkerThreads
 from django_mongolock.exceptions import LockBackendFailed
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 #: More than any of these calls needs, on a loaded machine as well.
 LONG = 60.0

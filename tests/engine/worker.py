@@ -22,7 +22,7 @@ from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockDeadlock, LockError, LockLost
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 DATABASE = "mongolock_tests"
 #: The terms of `pause_waiting`, and of `compete`.

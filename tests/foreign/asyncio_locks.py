@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from django_mongolock import MongoLock, mongo_lock, mongo_semaphore
-from tests.looking import new_key
+from tests.support.looking import new_key
 
 #: The longest time until all have gone on, in seconds.
 LIMIT = 10

@@ -9,7 +9,7 @@ from django_mongolock import MongoLock, mongo_lock, mongo_semaphore
 from django_mongolock.backends.base import get_backend, mongo_store
 from django_mongolock.backends.memory import MemoryLockBackend
 from django_mongolock.engine.session.session import Session
-from tests import looking
+from tests.support import looking
 
 _sessions: list[Session] = []
 

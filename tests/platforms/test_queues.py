@@ -13,7 +13,7 @@ import pytest
 from testproject.servers import Redis
 from tests import parts
 from tests.platforms.programs import PLATFORMS, ROOT, counted, environment, held, key, program
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 pytestmark = PLATFORMS
 

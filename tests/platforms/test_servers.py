@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.platforms.programs import PLATFORMS, counted, held, key, program
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 pytestmark = PLATFORMS
 

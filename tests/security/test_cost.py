@@ -12,9 +12,9 @@ import pytest
 from django.core.management import CommandError, call_command
 from pytest_django import Settings
 
-from tests.lock_documents import Locks, entry, waiter
-from tests.lock_fixtures import WITH_MONGO
 from tests.security.surfaces import LIST, operator
+from tests.support.lock_documents import Locks, entry, waiter
+from tests.support.lock_fixtures import WITH_MONGO
 
 
 @WITH_MONGO

@@ -24,9 +24,9 @@ from pymongo.collection import Collection
 from django_mongolock.documents import DocumentLock
 from django_mongolock.documents.document_lock import undeclare
 from testproject.shop.models import Ad
-from tests.lock_documents import Document, Locks
-from tests.lock_fixtures import WITH_MONGO
 from tests.security.surfaces import LIST, operator
+from tests.support.lock_documents import Document, Locks
+from tests.support.lock_fixtures import WITH_MONGO
 
 pytestmark = WITH_MONGO
 EVIL = "a\u202eb\x1b[2J<i x=1>"

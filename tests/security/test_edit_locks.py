@@ -23,9 +23,9 @@ from testproject.shop.models import Order
 from tests.editing import site
 from tests.editing.conftest import _site  # noqa: F401 - its fixture
 from tests.editing.staff import fields_of, holders, staff, state_of, tell
-from tests.lock_documents import Locks
-from tests.lock_fixtures import WITH_MONGO
 from tests.security.surfaces import EDITED, clean, leaves
+from tests.support.lock_documents import Locks
+from tests.support.lock_fixtures import WITH_MONGO
 
 pytestmark = WITH_MONGO
 

@@ -34,9 +34,9 @@ from django_mongolock.exceptions import DocumentRefused
 from django_mongolock.versions.forms import digest
 from testproject.shop.models import Order
 from tests.editing.staff import fields_of, staff
-from tests.lock_documents import Document, Locks
-from tests.lock_fixtures import WITH_MONGO
 from tests.security.surfaces import LIST, PAGES, operator
+from tests.support.lock_documents import Document, Locks
+from tests.support.lock_fixtures import WITH_MONGO
 
 SECRET = "hunter2"
 

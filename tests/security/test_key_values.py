@@ -32,8 +32,8 @@ from django_mongolock.checks.views import check_views
 from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.keys import KeyTemplate
 from testproject.shop.models import Order
-from tests.lock_fixtures import WITH_MONGO
-from tests.looking import held_elsewhere
+from tests.support.lock_fixtures import WITH_MONGO
+from tests.support.looking import held_elsewhere
 from tests.test_docs_topics import DOCS, run
 
 ID = uuid.UUID("0b9f7a4e-6f1c-4f5d-9a3e-0c1d2e3f4a5b")

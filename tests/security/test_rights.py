@@ -15,7 +15,7 @@ import pytest
 from pymongo import MongoClient
 
 from testproject.servers import Access, ReplicaSet
-from tests.lock_documents import Document
+from tests.support.lock_documents import Document
 from tests.test_authentication import DATABASE, PASSWORD, Authority, documented_roles, history_roles, role
 
 pytestmark = pytest.mark.slow

@@ -30,8 +30,6 @@ from django_mongolock.inspection.display import quote_key
 from django_mongolock.inspection.queries import find_deadlocks
 from testproject.rates.models import Rate
 from testproject.shop.models import Ad
-from tests.lock_documents import DAMAGE, TOKEN, Locks, entry, now, waiter
-from tests.lock_fixtures import WITH_MONGO
 from tests.security.surfaces import (
     ACTIONS,
     COMMANDS,
@@ -48,6 +46,8 @@ from tests.security.surfaces import (
     leaves,
     operator,
 )  # fmt: skip
+from tests.support.lock_documents import DAMAGE, TOKEN, Locks, entry, now, waiter
+from tests.support.lock_fixtures import WITH_MONGO
 
 STATUS = f"{LIST}status/"
 #: An element, and the end of any attribute.

@@ -14,7 +14,7 @@ import pytest
 
 from testproject.servers.process import HOST
 from tests import parts
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 from verify.faults.clocks import Dial
 from verify.faults.proxy import CLIENT, HELD, OPEN, Network, Rule
 

@@ -13,7 +13,7 @@ from pymongo import MongoClient
 from django_mongolock.documents import updates
 from django_mongolock.documents.rules import Fields, Rules
 from django_mongolock.documents.updates import Acquisition, Request, StaleFilter
-from tests.lock_fixtures import WITH_MONGO
+from tests.support.lock_fixtures import WITH_MONGO
 from verify.simulation.documents.collection import SimCollection, evaluate, is_true
 from verify.simulation.documents.defects import DEFECTS
 from verify.simulation.documents.run import simulate

@@ -32,11 +32,11 @@ from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Step
 from django_mongolock.exceptions import LockError
 from django_mongolock.inspection.operations import force_release
-from tests import lock_documents
 from tests.engine.clusters import Cluster
 from tests.engine.conftest import store_of
-from tests.grants import grant_of, own
-from tests.waiting import eventually
+from tests.support import lock_documents
+from tests.support.grants import grant_of, own
+from tests.support.waiting import eventually
 from verify.faults.relay import Relay, mentions
 
 Document = dict[str, Any]

@@ -1,7 +1,7 @@
 """The search through the model of the protocol (`verify/faults/model.py`): what must hold, and where it does not.
 
-`python -m verify.faults.search` searches every world that the tests search, `--larger` those that take minutes; the name
-of a bug (`"no tombstone"`) shows the shortest way to the harm that it does.
+`python -m verify.faults.search` searches every world that the tests search, `--larger` those that take minutes; the
+name of a bug (`"no tombstone"`) shows the shortest way to the harm that it does.
 """
 
 from __future__ import annotations

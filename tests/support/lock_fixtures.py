@@ -12,7 +12,7 @@ from pytest_django import Settings
 
 from django_mongolock.backends.base import close_backends
 from django_mongolock.engine.indexes import ensure_indexes
-from tests.lock_documents import Document, Locks, clock
+from tests.support.lock_documents import Document, Locks, clock
 
 WITH_MONGO = pytest.mark.django_db(databases=["default", "mongo"])
 #: A port on which nobody listens.

@@ -17,7 +17,7 @@ from tests import parts
 
 #: Nothing inline, nothing from elsewhere.
 POLICY: Final = "default-src 'self'; form-action 'self'; frame-ancestors 'none'"
-MIDDLEWARE: Final = "tests.browsing.strict_policy"
+MIDDLEWARE: Final = "tests.support.browsing.strict_policy"
 
 
 def strict_policy(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
