@@ -22,13 +22,13 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 import pytest
+from django_mongolock.engine.session.change_stream import SECOND_LOOK
 from pymongo.collection import Collection
 
 from django_mongolock.engine import protocol
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.replies import Reply
-from django_mongolock.engine.session.change_stream import SECOND_LOOK
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockError
 from django_mongolock.signals import signal_sender
