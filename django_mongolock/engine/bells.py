@@ -64,8 +64,10 @@ class Bells:
         self._seen: dict[int, float] = {}
 
     def ring(self, bell: Bell) -> None:
-        """Send the message, without waiting for an answer. Nothing is sent to a collection that is not there: that would
-        make one without a limit."""
+        """Send the message, without waiting for an answer.
+
+        Nothing is sent to a collection that is not there: that would make one without a limit.
+        """
         number = _number(bell.session)
         with contextlib.suppress(PyMongoError), pymongo.timeout(RING_TIMEOUT):
             if clock.now() - self._seen.get(number, -LOOK_EVERY) >= LOOK_EVERY:

@@ -75,6 +75,10 @@ class Terms:
         """How long the server lets a grant of that *lease* live without renewal."""
         return lease + self._margin_of(lease)
 
+    def holder_lease_of(self, server_lease: float) -> float:
+        """How long the holder may count on what the server lets live for *server_lease*."""
+        return server_lease - self._margin_of(server_lease)
+
     def _margin_of(self, lease: float) -> float:
         """How much longer the server lets a lease live than its holder believes: no two clocks run equally fast."""
         return max(self.margin, lease * self.clock_margin)
