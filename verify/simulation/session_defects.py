@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bson.int64 import Int64
+
 from django_mongolock.engine import protocol
 from django_mongolock.engine.actions import Answer
 from django_mongolock.engine.grant import Grant, State
@@ -95,7 +97,7 @@ def longest_place(patches: Patches) -> None:
 
     def add(self: _Rule, new: Document, queue: Entries, done: set[str], *, resumes: bool) -> Entries:
         if queue:
-            new = {**new, "waiter_lease": min(3 * new["waiter_lease"], new["server_lease"])}
+            new = {**new, "waiter_lease": Int64(min(3 * new["waiter_lease"], new["server_lease"]))}
         return with_new(self, new, queue, done, resumes=resumes)
 
     def believe(self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
