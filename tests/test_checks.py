@@ -307,8 +307,7 @@ class TestServer:
             connect()
 
     def test_a_majority_without_journals(self, connect: Connect) -> None:
-        """F68: locks wait for the journals themselves; but each hand-over costs a command more, and other data is lost
-        when all members crash."""
+        """F68: what the majority has confirmed is lost when all members crash, so this is an error."""
         with ReplicaSet() as servers:
             client = servers.members[0].client()
             config = client.admin.command("replSetGetConfig")["config"]
@@ -316,7 +315,7 @@ class TestServer:
             client.admin.command("replSetReconfig", config)
             client["mongolock_tests"]["x"].insert_one({})  # there is nothing to read before the first write
             connect(servers.uri)
-            assert ids(ask()) == ["W106"]
+            assert ids(ask()) == ["E104"]
             connect()
 
     def test_lease_shorter_than_a_failover(self, connect: Connect, settings: Settings) -> None:

@@ -166,6 +166,7 @@ def test_a_bell_is_heard_that_was_rung_before_anybody_listened(
     theirs = other(terms=CALM).acquire()
     waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
     assert eventually(lambda: bool(session.queue.waiting) and mine(session).lease.until > 0)
+    assert eventually(lambda: bells.is_good(store_of(session).bells.collections[bells._number(session.id)]))
     theirs.release()
     assert not eventually(lambda: waiter.done, 0.3)
     late.set()
