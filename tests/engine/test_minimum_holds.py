@@ -54,7 +54,7 @@ def test_a_renewal_after_the_release_leaves_the_end_alone(twin: tuple[Store, Rea
     """F64: the entry of a released lock is the same, to the millisecond, after a renewal that was on its way."""
     store, read = twin
     store.apply("k", Step(ask="g", add=entry("g", "s", HELD, {})), TIMEOUT)
-    store.apply("k", Step(remove=("g",), given="g"), TIMEOUT).found
+    store.apply("k", Step(remove=("g",), given="g"), TIMEOUT)
     released = read()
     time.sleep(0.05)  # so that an end that is counted from now is another one
     renewal = Step(ask="g" if way == "one" else "", renew=("g",), beat=7, **RENEWALS[kind])
@@ -75,7 +75,7 @@ def test_others_get_it_when_it_was_to_end(kind: str) -> None:
     server.advance(3)
     store.apply("k", Step(ask="g1", renew=("g1",), beat=1), TIMEOUT)
     server.advance(2)
-    store.apply("k", Step(remove=("g1",), given="g1"), TIMEOUT).found
+    store.apply("k", Step(remove=("g1",), given="g1"), TIMEOUT)
     store.renew(["k"], Step(renew=("g1",), beat=2, **RENEWALS[kind]), TIMEOUT)
     server.advance(54)
     assert not store.apply("k", Step(ask="g2", add=entry("g2", "s", HELD, {}), trial=True), TIMEOUT).held
@@ -89,7 +89,7 @@ def test_a_renewal_of_many_renews_the_others(twin: tuple[Store, Read]) -> None:
     shared = Terms("shared", 5, lease=2, margin=1, waiter_lease=2, min_hold=60)
     for name in ("g1", "g2"):
         store.apply("k", Step(ask=name, add=entry(name, "s", shared, {})), TIMEOUT)
-    store.apply("k", Step(remove=("g1",), given="g1"), TIMEOUT).found
+    store.apply("k", Step(remove=("g1",), given="g1"), TIMEOUT)
     found = store.renew(["k"], Step(renew=("g1", "g2"), beat=7), TIMEOUT)["k"].holders
     assert found["g2"].number == 7
     assert found["g1"].number == 0

@@ -5,6 +5,7 @@ import itertools
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
