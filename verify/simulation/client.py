@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import astuple
 from functools import partial
 from typing import Any, Final
@@ -15,7 +14,7 @@ from django_mongolock.engine.step import Limits, Step
 from django_mongolock.exceptions import LockBackendFailed
 from verify.simulation.kernel import JITTER, Kernel, Process
 from verify.simulation.link import Exchange, Link
-from verify.simulation.server import Document, Listening, Parsed, Servers, Write
+from verify.simulation.server import Document, Parsed, Servers, Write
 
 #: How long the document of a free lock is kept, in seconds: a held one is renewed within that.
 RETENTION: Final = 10.0
@@ -142,18 +141,14 @@ class SimStore:
         if not self.link.cut:
             self._servers.ring(bell)
 
-    def listen(self, session: str) -> AbstractContextManager[Listening]:
+    def listen(self, session: str) -> Iterator[Bell | None]:
         """See Store.listen()."""
-        return self._listening(session)
 
-    @contextmanager
-    def _listening(self, session: str) -> Any:
         def work(parsed: Parsed) -> Work:
             yield 0.0
 
         self._send(work, 5.0)
-        with self._servers.listening(session) as listening:
-            yield listening
+        yield from self._servers.listen(session)
 
     def sent_to(self) -> str:
         """See Store.sent_to()."""
