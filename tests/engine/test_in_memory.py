@@ -520,7 +520,7 @@ def test_after_an_election_who_came_before_stands_before(apart: float, order: li
     """F120: the last write was 3.3 s ago, and a waiter was queued by it. Who has waited for 2.3 s came later. Where the
     clocks of the two primaries cannot be one, a place counts what it had waited at the last write."""
     then = datetime(2026, 1, 1, tzinfo=UTC)
-    document: Document | None = None
+    document: dict[str, Any] | None = None
     for name in ("holder", "there"):
         document = apply_rule(
             document, Step(ask=name, add=entry(name, "s", CALM, {})), Limits(), Moment(then, "one", Timestamp(1, 1))
