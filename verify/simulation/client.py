@@ -14,7 +14,7 @@ from django_mongolock.engine.step import Limits, Step
 from django_mongolock.exceptions import LockBackendFailed
 from verify.simulation.kernel import JITTER, Kernel, Process
 from verify.simulation.link import Exchange, Link
-from verify.simulation.server import Document, Parsed, Servers, Write
+from verify.simulation.server import ORIGIN, Document, Parsed, Servers, Write
 
 #: How long the document of a free lock is kept, in seconds: a held one is renewed within that.
 RETENTION: Final = 10.0
@@ -114,6 +114,7 @@ class SimStore:
         """Take the key from one of its holders, as `operations.force_release` does."""
         step = Step(remove=(grant,), force=True)
         self._send(partial(self._write, key, step, partial(is_held, grants=step.remove)), timeout, key)
+        self.ring_for([key])
 
     def request(self, key: str, grant: str, timeout: float) -> None:
         """Ask a holder to release the key, as `operations.request_release` does."""
@@ -128,6 +129,13 @@ class SimStore:
                 yield from self._write(key, Step(), lambda document: bool(document["holders"]), parsed)
 
         self._send(work, timeout)
+        self.ring_for(keys)
+
+    def ring_for(self, keys: Sequence[str]) -> None:
+        """See MongoStore.ring_for()."""
+        for key in keys:
+            for bell in reply_of(key, self._servers.committed.get(key), "", ORIGIN).granted:
+                self.ring(bell)
 
     def ring(self, bell: Bell) -> None:
         """See Store.ring(). It may get lost, come late, and come twice."""
