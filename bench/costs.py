@@ -124,7 +124,7 @@ def pairs(state: State, key: str, count: int) -> tuple[float, float]:
 
 
 def fan_out(bench: Bench) -> float:
-    """Milliseconds of the server's CPU that a change costs for each stream that is being read: the slope over them."""
+    """Milliseconds of the server's CPU that a change costs for each session that listens: the slope over them."""
     sizes, count = ((0, 16) if bench.quick else (0, 16, 32, 64)), bench.some(60, 300)
     costs = []
     for size in sizes:
@@ -140,17 +140,17 @@ def fan_out(bench: Bench) -> float:
 
 
 def watch(state: State, size: int) -> None:
-    """In the worker: read so many streams, as so many processes would that wait for something else."""
+    """In the worker: listen so many times, as so many processes would that wait for something else."""
     ends = state["ends"] = threading.Event()
     up = threading.Barrier(size + 1)
     store = mongo_store(ALIAS)
 
     def read(number: int) -> None:
-        with store.watch(f"nobody{number:06}") as stream:
-            stream.try_next()
-            up.wait()
-            while not ends.is_set():
-                stream.try_next()
+        bells = store.listen(f"nobody{number:06}")
+        next(bells)
+        up.wait()
+        while not ends.is_set():
+            next(bells)
 
     state["readers"] = [threading.Thread(target=read, args=(number,), daemon=True) for number in range(size)]
     for reader in state["readers"]:

@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
-from django_mongolock.engine.protocol import NEAR_HEAD
-
 
 @dataclass(frozen=True, slots=True)
 class Steps:
@@ -23,13 +21,13 @@ class Steps:
     acquire_cpu: float  # of the command, in the server
     release_cpu: float
     journal: float  # from the end of a command's work until it is on the disk and answered
-    wake_cpu: float  # of a change that a stream tells: the server's reply and the client's reading it
-    stream_cpu: float  # of a change, for each stream that is being read and not meant
+    wake_cpu: float  # of a bell: the server's reply and the client's reading it
+    stream_cpu: float  # of a change, for each that listens and is not meant
     queued_cpu: float  # of a command on a key that others hold or wait for, in the server
     waiter_cpu: float  # of such a command, for each of the waiters in its document
     cores: int = 2
-    near: int = NEAR_HEAD  # how many at the head of the queue read their streams all the time
-    rest: float = 0.8  # for what part of its time further back a waiter does not read its stream
+    near: int = 0  # how many at the head of the queue are woken by every change: none, since there are bells
+    rest: float = 1.0  # for what part of its time a waiter further back is not woken by every change
 
 
 @dataclass
@@ -114,7 +112,7 @@ class Simulation:
             self._tell(self._holder)
 
     def _tell(self, granted: Process | None) -> None:
-        """A change was written: when it is on the disk, it wakes the streams that are being read, and *granted*."""
+        """A change was written: when it is on the disk, it wakes those that listen to every change, and *granted*."""
         behind = max(0, len(self._queue) - self.steps.near)
         others = len(self._queue) - behind + round(behind * (1 - self.steps.rest))
 

@@ -456,11 +456,9 @@ def test_a_hand_over_is_its_steps_while_there_are_cores() -> None:
 
 
 def test_throughput_of_one_key_does_not_fall_with_those_who_want_it() -> None:
-    """If only the head of the queue reads its streams: a crowd costs no more than a few, unless all read theirs."""
-    head = Steps(**{**as_dict(STEPS), "rest": 1.0})
-    few, many = (simulate(head, count, 10_000).per_second for count in (16, 128))
+    """A change wakes nobody but whom it concerns: a crowd costs no more than a few, unless it woke all."""
+    few, many = (simulate(STEPS, count, 10_000).per_second for count in (16, 128))
     assert many == pytest.approx(few, rel=0.1)
-    assert simulate(STEPS, 128, 10_000).per_second < many / 1.2
     assert simulate(Steps(**{**as_dict(STEPS), "rest": 0.0}), 128, 10_000).per_second < many / 2
 
 
