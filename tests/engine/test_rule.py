@@ -174,11 +174,12 @@ class Machine(RuleBasedStateMachine):
                 asdict(reply_of("k", d, step.ask, now, step.owner)) for d, now in ((first, latest), (last, earliest))
             ]
             told = {name: value for name, value in asdict(outcome).items() if name != "holder"}
-            for name, value in told.items():
+            for name, one in told.items():
                 # By milliseconds: what is left is a difference of two moments that both lie between.
                 low, high = (bound[name] for bound in bounds)
-                if isinstance(value, tuple):
-                    low, value, high = list(low), list(value), list(high)
+                value = one
+                if isinstance(one, tuple):
+                    low, value, high = list(low), list(one), list(high)
                 elif not isinstance(value, dict):
                     low, high = sorted((low, high), key=lambda bound: (bound is not None, bound))
                 assert_between(low, value, high, name)
