@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from django_mongolock.engine import bells
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.inspection import servers
 from testproject.servers import Mongod, ReplicaSet
@@ -40,7 +41,10 @@ def test_members(replica_set: ReplicaSet) -> None:
     (found,) = seen
     assert found.name
     assert found.apart == pytest.approx(30, abs=2)
-    assert found.watching
+    assert not found.ringing
+    for each in store.bells.collections:
+        bells.make(each)
+    assert eventually(lambda: servers.look(store).ringing)
     lost = next(member for member in replica_set.members if member is not replica_set.primary())
     lost.kill()
     assert eventually(lambda: servers.look(store).away)
@@ -52,9 +56,9 @@ def test_members(replica_set: ReplicaSet) -> None:
 
 
 def test_standalone() -> None:
-    """A server of its own has no members, and nobody can be told of a turn."""
+    """A server of its own has no members; and before `migrate` there are no bells."""
     with Mongod() as server:
         store = MongoStore(StoreConfig({"host": server.uri}, "test"))
         found = servers.look(store)
-        assert ([member.role for member in found.members], found.apart, found.watching) == (["standalone"], None, False)
+        assert ([member.role for member in found.members], found.apart, found.ringing) == (["standalone"], None, False)
         store.close()

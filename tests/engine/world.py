@@ -111,9 +111,6 @@ class Rough(MongoStore):
     def take_free(self, *arguments: Any) -> Any:
         return self.weather.carry(functools.partial(super().take_free, *arguments))
 
-    def release(self, *arguments: Any) -> Any:
-        return self.weather.carry(functools.partial(super().release, *arguments))
-
     def release_uncontended(self, *arguments: Any) -> Any:
         return self.weather.carry(functools.partial(super().release_uncontended, *arguments))
 
