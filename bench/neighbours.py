@@ -53,7 +53,7 @@ def main(processes: int) -> None:
             return MongoLock(lambda: session, (f"k{number}",), Options(terms, 600))
 
         def row() -> list[float]:
-            many = [{"text": "x" * 300} for _ in range(BULK)]
+            many: list[dict[str, object]] = [{"text": "x" * 300} for _ in range(BULK)]
             bulk = microseconds(pid, BULK, lambda: orders.insert_many(many))
             single = microseconds(pid, SINGLE, lambda: [orders.insert_one({"text": "x"}) for _ in range(SINGLE)])
             return [bulk, single]
