@@ -51,6 +51,12 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "test": Command("run the tests (pytest)", "tests", "test", [["pytest", "--numprocesses", "5"]]),
+    "versions": Command(
+        "run what a new Django can break on the oldest and the newest (--write: the table of the docs)",
+        "versions",
+        "test",
+        [["tests.tested_versions"]],
+    ),
     "faults": Command("run locks under random faults, and check them", "faults", "test", [["verify.faults"]]),
     "platforms": Command(
         "try locks on web servers and task queues",
