@@ -94,7 +94,7 @@ def check_ids() -> set[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
-    found = (re.fullmatch(r"(?:mongolock\.)?([EW]\d{3})", text) for text in texts)
+    found = (re.fullmatch(r"(?:mongolock\.)?([EIW]\d{3})", text) for text in texts)
     return {f"mongolock.{match[1]}" for match in found if match}
 
 

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import pymongo
 from pymongo.collection import Collection
 from pymongo.errors import OperationFailure, PyMongoError
 
-from ..engine import history
+from ..engine import clock, history
 from ..engine.driver_errors import translate
 from ..engine.indexes import PURGE, missing_indexes
 from ..engine.mongo_store import MongoStore, confirms_by_journal
@@ -29,6 +30,8 @@ WATCH: Final = "changeStream"
 #: Seconds that a failover takes beyond the election timeout, at most, until a write succeeds (measured: 10.3 to 16 s
 #: in all, with the default election timeout of 10 s).
 _ELECTION_OVERHEAD: Final = 10.0
+#: Seconds for which the dashboard uses an answer again: it changes seldom.
+CACHE_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,19 @@ class ServerFacts:
     new: bool = False
     history: str = ""
     journaled: bool = True
+
+
+_known: WeakKeyDictionary[MongoStore, tuple[float, ServerFacts]] = WeakKeyDictionary()
+
+
+def known_server(store: MongoStore, timeout: float) -> ServerFacts:
+    """Return what `inspect_server` found, `CACHE_SECONDS` ago at most."""
+    now = clock.now()
+    at, found = _known.get(store, (0.0, None))
+    if found is None or now - at > CACHE_SECONDS:
+        found = inspect_server(store, timeout)
+        _known[store] = now, found
+    return found
 
 
 def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
