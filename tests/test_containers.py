@@ -93,7 +93,7 @@ testcontainers.core.container.DockerContainer = StandIn
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("docker", [True, False])
 def test_the_page(tmp_path: Path, mongo_uri: str, docker: bool) -> None:
     """A project of a user's, whose own MongoDB is not there: conftest.py and tests as on the page.

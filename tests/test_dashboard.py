@@ -480,7 +480,7 @@ class TestCost:
         (part,) = (part for part in parts(sent) if "contended" in part[0].get("$match", {}))
         assert look_into(locks, part) == len(shown)
 
-    @pytest.mark.long
+    @pytest.mark.program
     @pytest.mark.timeout(900)
     def test_a_million(
         self, admin: Client, monitor: Client, commands: Commands, locks: Locks, record_property: Any

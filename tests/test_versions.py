@@ -32,7 +32,7 @@ __all__ = ["db", "home", "mariadb", "postgres"]
 
 ROOT = Path(__file__).resolve().parent.parent
 #: A quarter of an hour in all on a small machine; `python -m bench.rates --runs 100` is the same.
-LONG_RACE = [pytest.mark.long, pytest.mark.timeout(900)]
+LONG_RACE = [pytest.mark.program, pytest.mark.timeout(900)]
 
 
 def make(db: str, **values: Any) -> Thing:

@@ -216,7 +216,7 @@ def test_short(external: Settings) -> None:
 
 
 @WITH_MONGO
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_short_without_lock(external: Settings) -> None:
     """The same flows without the lock in the ad leave ads in the wrong state, here or at the external service."""
@@ -228,7 +228,7 @@ def test_short_without_lock(external: Settings) -> None:
 
 
 @WITH_MONGO
-@pytest.mark.long
+@pytest.mark.program
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("locking", [True, False])
 def test_long(external: Settings, locking: bool) -> None:

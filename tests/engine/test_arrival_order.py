@@ -311,7 +311,7 @@ class CrowdProcess(Process):
                 self.heard.append(self.hear())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_three_processes(collection: Collection[Document], lock: LockMaker, seed: int) -> None:
     """F69: real ones, with threads and tasks that ask in any order."""

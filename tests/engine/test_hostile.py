@@ -135,7 +135,7 @@ FUZZ = settings(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @FUZZ
 @given(st.sampled_from([name for name in FIELDS if name != "_id"]), st.sampled_from(STRANGE))
 @example("holders", 7)
@@ -147,7 +147,7 @@ def test_any_value_in_any_field(world: World, field: str, value: Any) -> None:
     assert_harmless(world)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @FUZZ
 @given(st.sampled_from(ENTRY_FIELDS), st.sampled_from(STRANGE))
 @example("until", DatetimeMS(2**62))
@@ -159,7 +159,7 @@ def test_any_value_in_any_field_of_an_entry(world: World, field: str, value: Any
     assert_harmless(world)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @FUZZ
 @given(st.lists(st.tuples(st.integers(16), st.integers(0, 255)), min_size=1, max_size=3))
 def test_any_byte_anywhere(world: World, changes: list[tuple[int, int]]) -> None:

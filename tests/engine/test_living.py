@@ -291,7 +291,7 @@ def test_the_grant_before_is_not_renewed_for_the_one_after(lock: LockMaker, sess
     assert mine.held
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ten_thousand_locks_are_renewed_by_twenty_two_commands(session: Session, commands: Commands) -> None:
     """F40: an update and a read for each thousand; one of them was lost, and that one is told so, no other."""
     terms = Terms(lease=3_000, margin=1, waiter_lease=60)
@@ -484,7 +484,7 @@ def test_a_signal_while_cleaning_up_leaves_nothing(
         assert len(entries()) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_storm_of_signals_leaves_nothing() -> None:
     """F29: 300 cycles in the main thread while signals strike it every few milliseconds, also two in a row."""
     import os

@@ -192,7 +192,7 @@ def test_a_lock_that_its_task_has_returned(session: Session, collection: Collect
 # A lock that somebody is struck over
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_strikes_reaches_the_caller(new_session: Callable[..., Session], collection: Collection[Document]) -> None:
     """F29: a task that takes and releases locks in a loop ends at its soft time limit, wherever in it that strikes: in
     what is reported to receivers too, and where a lock object dies."""
@@ -233,7 +233,7 @@ def strike_everywhere(run: Callable[[str], object], events: int, step: int = 1, 
 WAYS = [pytest.param({"single": True}, 1, id="once"), pytest.param({}, 3, id="from there on")]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("options", "step"), WAYS)
 def test_every_line_of_a_block(
     lock: LockMaker, session: Session, collection: Collection[Document], options: dict[str, Any], step: int
@@ -251,7 +251,7 @@ def test_every_line_of_a_block(
     block("usable")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("options", "step"), WAYS)
 def test_every_line_of_a_wait(
     lock: LockMaker, other: LockMaker, session: Session, collection: Collection[Document],
@@ -272,7 +272,7 @@ def test_every_line_of_a_wait(
     assert nothing_is_left(session, collection)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("options", "step"), WAYS)
 def test_every_line_of_a_hand_over(
     session: Session, collection: Collection[Document], in_thread: InThread, options: dict[str, Any], step: int
@@ -332,7 +332,7 @@ def test_a_hand_over_whose_giver_was_struck(
 # Real signals
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_signals_while_a_lock_dies(collection: Collection[Document], seed: int) -> None:
     """F65, F29: sixty locks are dropped in a process that is struck every few microseconds: none is held for ever, and

@@ -130,7 +130,7 @@ def _step_pair(store: MongoStore, key: str) -> float:
     return time.perf_counter() - started
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_tasks_that_are_cancelled(session: Session, other: LockMaker, stored: Stored) -> None:
     """F77, P6: a web server whose clients go away while their commands are on their way: what they leave is bounded."""
 

@@ -1001,7 +1001,7 @@ def overtaken(turns: list[Document]) -> list[tuple[Document, Document]]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_stampede_is_served_in_order(
     new_session: Callable[..., Session], commands: Commands, in_thread: InThread, stored: Stored
 ) -> None:
@@ -1114,7 +1114,7 @@ def test_the_head_takes_over_when_a_killed_holder_s_lease_ends(
         waiter.let_go()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killing_anybody_at_any_time_blocks_nobody(collection: Collection[Document], entries: Entries) -> None:
     """P6, F27, F41: holders, waiters and heads of the queue are killed at random; the key never stays held or blocked
     for longer than a lease and a waiter's lease, and is free when all are dead."""

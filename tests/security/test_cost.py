@@ -48,7 +48,7 @@ def _memory(name: str) -> int:
 
 
 @WITH_MONGO
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_giants(locks: Locks, settings: Settings) -> None:
     """Sixteen documents of 15 MB of another program: neither a page nor a command reads them, and all answer."""

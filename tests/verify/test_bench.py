@@ -330,7 +330,7 @@ def test_wrong_arguments(arguments: list[str], words: str, capsys: pytest.Captur
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_quick_question_end_to_end(tmp_path: Path) -> None:
     """The command as a person runs it: real servers, real locks, a table, and the figures in the file."""
     file = tmp_path / "figures.json"

@@ -60,7 +60,7 @@ RUNS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # it forks
 @pytest.mark.parametrize(("name", "variant"), RUNS)
 def test_each_broken_variant_is_found(run: Run, name: str, variant: str) -> None:

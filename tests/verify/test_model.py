@@ -10,7 +10,7 @@ from verify.faults.search import HAUNTS, LARGER, WORLDS, hunt, search
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "evidence/proof.md").read_text()
 
 
-SEARCHED = ((pytest.mark.slow, WORLDS), (pytest.mark.long, LARGER))
+SEARCHED = ((pytest.mark.long, WORLDS), (pytest.mark.program, LARGER))
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=mark) for mark, worlds in SEARCHED for name in worlds])

@@ -36,7 +36,7 @@ def told(outcome: Outcome) -> str:
     return json.dumps(outcome.records, sort_keys=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(1, RUNS + 1, 8))
 def test_no_promise_is_broken(first: int) -> None:
     """P1 to P7: eight minutes of faults, judged by the checker of the fault runs."""
