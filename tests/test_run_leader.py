@@ -169,6 +169,7 @@ def runs(pid: int) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_codes(start: Start) -> None:
     """A program that ends by itself ends the command, with its code; and one that does not exist."""
     key = new_key("leader")
@@ -183,6 +184,7 @@ def test_codes(start: Start) -> None:
         call_command("run_leader", "k")
 
 
+@pytest.mark.long
 def test_what_it_says(capfd: pytest.CaptureFixture[str]) -> None:
     """On stderr, so that the output is the program's; with --verbosity 0 it says nothing."""
     key = new_key("leader")
@@ -206,6 +208,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_asked_to_end(start: Start, tmp_path: Path) -> None:
     """SIGTERM ends it also when its term ends before its program does: it does not stand for election again."""
     key, begun = new_key("leader"), tmp_path / "begun"

@@ -153,6 +153,7 @@ def test_a_deadlock(db: str, retried: list[str]) -> None:
     assert {thing.version for thing in Thing.objects.all()} == {3}
 
 
+@pytest.mark.long
 @on("mariadb")
 def test_a_lock_wait(db: str, retried: list[str]) -> None:
     """MariaDB and MySQL give up a wait for a row after innodb_lock_wait_timeout (1205)."""

@@ -190,6 +190,7 @@ def at_line(number: int, look: Callable[[], Any], meanwhile: Callable[[], object
         sys.settrace(None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "expected"), [("held", False), ("remaining", 0.0), ("in_danger", False)])
 def test_what_is_released_is_not_held_to_whoever_looks(
     config: StoreConfig, other: LockMaker, name: str, expected: object

@@ -67,6 +67,7 @@ def test_without_the_lock_increments_are_lost(tmp_path: Path) -> None:
             assert_one_after_another(turns, 2)
 
 
+@pytest.mark.long
 def test_processes_are_served_in_order_of_arrival(
     collection: Collection[Document], entries: Callable[..., list[Any]]
 ) -> None:

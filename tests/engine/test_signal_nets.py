@@ -150,6 +150,7 @@ TAKE: dict[str, Callable[[MongoLock], object]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", TAKE)
 def test_no_line_under_a_lock_that_is_dropped(
     lock: LockMaker, session: Session, collection: Collection[Document], way: str
@@ -169,6 +170,7 @@ def test_no_line_under_a_lock_that_is_dropped(
     assert nothing_is_left(session, collection), f"{held(collection)} are held: {known(session)}"
 
 
+@pytest.mark.long
 def test_every_call_under_a_lock_that_is_dropped_in_a_cycle(
     lock: LockMaker, session: Session, collection: Collection[Document]
 ) -> None:
@@ -182,6 +184,7 @@ def test_every_call_under_a_lock_that_is_dropped_in_a_cycle(
     assert nothing_is_left(session, collection), f"{held(collection)} are held: {known(session)}"
 
 
+@pytest.mark.long
 def test_a_lock_that_its_task_has_returned(session: Session, collection: Collection[Document]) -> None:
     """P6: no signal is needed for this one: a task whose result is the lock has ended, and nobody has either of them.
     What the session knows of its grants must keep neither alive."""
@@ -298,6 +301,7 @@ def test_every_line_of_a_hand_over(
     assert nothing_is_left(session, collection), f"{held(collection)} are held: {known(session)}"
 
 
+@pytest.mark.long
 def test_a_hand_over_whose_giver_was_struck(
     session: Session, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:

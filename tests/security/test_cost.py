@@ -17,6 +17,7 @@ from tests.support.lock_documents import Locks, entry, waiter
 from tests.support.lock_fixtures import WITH_MONGO
 
 
+@pytest.mark.long
 @WITH_MONGO
 def test_fifty_thousand_waiters(locks: Locks) -> None:
     """The list of what is waited for, and the deadlocks, with 50 locks of 1,000 waiters: within a second."""

@@ -117,6 +117,7 @@ def test_a_patch_that_finds_nothing_is_an_error() -> None:
     patches.undo()
 
 
+@pytest.mark.long
 def test_a_process_is_broken_by_its_environment() -> None:
     """MONGOLOCK_BROKEN says which variant a process is; a name that there is not is an error, not a healthy process."""
     code = "from verify.faults import broken; from django_mongolock.engine import protocol; \

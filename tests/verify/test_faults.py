@@ -109,6 +109,7 @@ class TestReport:
         assert report.END in page.read_text()
 
 
+@pytest.mark.long
 @parts.needs("Redis")
 def test_redis_can_be_compared(tmp_path: Path) -> None:
     """The harness knows redis-py's Lock on a Redis."""
