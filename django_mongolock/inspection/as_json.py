@@ -76,7 +76,7 @@ def _server(found: ServerFacts) -> Json:
         "members": found.members,
         "primary": found.address or None,
         "version": found.version or None,
-        "change_stream": found.may_watch and not found.standalone,
+        "bells": not found.bells,
         "problem": found.problem or None,
     }
 
