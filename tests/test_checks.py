@@ -24,6 +24,7 @@ from django_mongolock import checks, mongo_lock
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.checks.server import server_rules
 from django_mongolock.conf import VALUES, LockSettings, get_settings
+from django_mongolock.engine import bells
 from django_mongolock.engine.indexes import ensure_indexes
 from django_mongolock.inspection import server_facts
 from django_mongolock.inspection.server_facts import ServerFacts
@@ -247,11 +248,14 @@ def guarded() -> Iterator[Mongod]:
             client.admin.command("createUser", "root", pwd=PASSWORD, roles=["root"])
         with MongoClient[Document](server.uri, username="root", password=PASSWORD) as client:
             for user, actions in (("full", ["find", "insert", "update"]), ("least", ["find"]), ("nothing", [])):
-                where = {"db": "guarded", "collection": "mongolock_locks"}
-                privileges = [{"resource": where, "actions": actions}] if actions else []
+                names = ["mongolock_locks", *(f"mongolock_locks_bells_{number}" for number in range(8))]
+                places = [{"db": "guarded", "collection": name} for name in names]
+                privileges = [{"resource": place, "actions": actions} for place in places] if actions else []
                 client.guarded.command("createRole", user, privileges=privileges, roles=[])
                 client.guarded.command("createUser", user, pwd=PASSWORD, roles=[user])
             ensure_indexes(client.guarded.mongolock_locks)
+            for name in names[1:]:
+                bells.make(client.guarded[name])
         yield server
 
 
@@ -465,7 +469,7 @@ class TestRights:
 
     @pytest.mark.long
     def test_enough(self, login: Callable[..., None]) -> None:
-        """find, insert and update on one collection are enough, and indexes that nobody may list are not missed."""
+        """find, insert and update on these collections are enough, and indexes that nobody may list are not missed."""
         login("full")
         assert ids(ask()) == ["W101"]
         mongo_lock("k", wait=0).acquire().release()
@@ -475,8 +479,10 @@ class TestRights:
         """What is missing is named, before the first lock fails."""
         login(user)
         found = ask()
-        assert ids(found) == ["E102", "W101"]
+        assert ids(found) == ["E102", "W101", "W104"]
         assert found[0].msg.endswith(f": {missing}.")
+        lacks = missing.removesuffix(", update").replace(", ", " and ")
+        assert f"lacks {lacks} on the collection mongolock_locks_bells_0" in found[2].msg
 
     @pytest.mark.parametrize(("user", "password"), [("full", "wrong"), ("stranger", PASSWORD)])
     def test_not_let_in(self, login: Callable[..., None], user: str, password: str) -> None:

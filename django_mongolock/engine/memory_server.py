@@ -52,7 +52,7 @@ class MemoryServer:
         self.results: dict[str, Document] = {}
         self.sessions: list[MemorySession] = []
         self.away: threading.Thread | None = None
-        self._listening: dict[MemoryListening, str] = {}
+        self._listening: dict[SimpleQueue[Bell], str] = {}
         self.mutex = threading.Lock()
         #: Held while the clock is moved: what is due meanwhile is done by the thread that moves it.
         self.clock_mutex = threading.RLock()
@@ -123,21 +123,25 @@ class MemoryServer:
         holders = self.documents.get(key, {}).get("holders", [])
         return bool(holders) and all(e["session"] not in others or "released" in e for e in holders)
 
-    @contextlib.contextmanager
-    def listen(self, session: str) -> Iterator[MemoryListening]:
+    def listen(self, session: str) -> Iterator[Bell | None]:
         """See Store.listen()."""
-        listening = MemoryListening()
-        self._listening[listening] = session
+        heard: SimpleQueue[Bell] = SimpleQueue()
+        self._listening[heard] = session
         try:
-            yield listening
+            yield None
+            while True:
+                try:
+                    yield heard.get(timeout=1.0)
+                except Empty:
+                    yield None
         finally:
-            del self._listening[listening]
+            del self._listening[heard]
 
     def ring(self, bell: Bell) -> None:
         """See Store.ring()."""
-        for listening, session in self._listening.copy().items():
+        for heard, session in self._listening.copy().items():
             if session == bell.session:
-                listening.bells.put(bell)
+                heard.put(bell)
 
 
 class ClockChores:
@@ -157,22 +161,6 @@ class ClockChores:
         with self._server.clock_mutex:
             for chore in self._chores:
                 chore.do_due(now)
-
-
-class MemoryListening:
-    """See `store.Listening`."""
-
-    alive = True
-
-    def __init__(self) -> None:
-        self.bells: SimpleQueue[Bell] = SimpleQueue()
-
-    def next(self) -> Bell | None:
-        """See Listening.next()."""
-        try:
-            return self.bells.get(timeout=1.0)
-        except Empty:
-            return None
 
 
 class MemoryStore:
@@ -220,7 +208,7 @@ class MemoryStore:
     def ring(self, bell: Bell) -> None:
         self.server.ring(bell)
 
-    def listen(self, session: str) -> contextlib.AbstractContextManager[MemoryListening]:
+    def listen(self, session: str) -> Iterator[Bell | None]:
         self.answer()
         return self.server.listen(session)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -22,7 +21,7 @@ from pymongo.errors import ConfigurationError, InvalidName, InvalidURI, Operatio
 from pymongo.read_concern import ReadConcern
 
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
-from .bells import Bells, Listening
+from .bells import Bells
 from .deadlock import Cycle, chain_pipeline, cycle_of
 from .document import find_damage
 from .driver_errors import bare, is_refusal, translate
@@ -282,7 +281,7 @@ class MongoStore:
         """See Store.ring()."""
         self.bells.ring(bell)
 
-    def listen(self, session: str) -> AbstractContextManager[Listening]:
+    def listen(self, session: str) -> Iterator[Bell | None]:
         """See Store.listen(). Raises PyMongoError."""
         return self.bells.listen(session)
 

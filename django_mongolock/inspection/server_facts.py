@@ -13,7 +13,7 @@ import pymongo
 from pymongo.collection import Collection
 from pymongo.errors import OperationFailure, PyMongoError
 
-from ..engine import clock, history
+from ..engine import bells, clock, history
 from ..engine.driver_errors import translate
 from ..engine.indexes import PURGE, missing_indexes
 from ..engine.mongo_store import MongoStore
@@ -134,8 +134,8 @@ def _bells(store: MongoStore, status: Mapping[str, Any]) -> str:
     for collection in store.bells.collections:
         if missing := _missing_rights(status, collection, BELL_RIGHTS):
             return f"the user lacks {' and '.join(missing)} on the collection {collection.name}"
-    if missing_bells := store.bells.missing():
-        return f"there is no capped collection {missing_bells[0]}"
+        if not bells.is_good(collection):
+            return f"there is no capped collection {collection.name}"
     return ""
 
 

@@ -12,7 +12,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from ..backends.base import get_backend, mongo_store
 from ..backends.mongo import MongoBackend
 from ..conf import get_settings
-from ..engine import history
+from ..engine import bells, history
 from ..engine.indexes import PURGE, ensure_indexes
 from ..exceptions import LockBackendFailed
 from ..inspection.queries import ping
@@ -34,7 +34,8 @@ def make_indexes_after_migrate(*, using: str, **kwargs: Any) -> None:
         ping(mongo_store(home), get_settings().COMMAND_TIMEOUT)  # an index may take long, an answer may not
         store = mongo_store(home)
         ensure_indexes(store.collection)
-        store.bells.make()
+        for collection in store.bells.collections:
+            bells.make(collection)
         if size := store.config.history:
             history.make(store.events, size, resize=True)
         with contextlib.suppress(OperationFailure):  # without `idempotent`, the right to it is not needed

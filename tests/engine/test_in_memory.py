@@ -50,11 +50,11 @@ class Elected(MemoryStore):
     def primary(self) -> str:
         return self.name
 
-    def release(self, key: str, step: Step, timeout: float) -> bool:
+    def apply(self, key: str, step: Step, timeout: float) -> Reply:
         if self.down:
             self.tries += 1
             raise LockBackendFailed("no answer", key)
-        return super().release(key, step, timeout)
+        return super().apply(key, step, timeout)
 
 
 @pytest.fixture
@@ -492,6 +492,44 @@ def test_only_the_first_in_the_queue_takes_itself_for_that(
     theirs.release()
     for waiter in waiters:
         waiter.let_go().end()
+
+
+def test_a_wrong_guess_lengthens_no_wait(
+    server: MemoryServer, session: MemorySession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F118: the short form takes four of five seconds and finds the key held: one second is left for the whole rule."""
+    given: list[float] = []
+    apply = session.store.apply
+
+    def guess_wrong(*arguments: Any) -> None:
+        server._moved += 4.0
+
+    def note(key: str, step: Step, timeout: float) -> Reply:
+        given.append(timeout)
+        return apply(key, step, timeout)
+
+    monkeypatch.setattr(session.store, "take_free", guess_wrong)
+    monkeypatch.setattr(session.store, "apply", note)
+    session.commands._free_keys.released("k")
+    make_lock(session, terms=CALM).acquire()
+    assert given[0] <= 1.1
+
+
+@pytest.mark.parametrize(("apart", "order"), [(3.3, ["there", "new"]), (60.0, ["new", "there"])])
+def test_after_an_election_who_came_before_stands_before(apart: float, order: list[str]) -> None:
+    """F120: the last write was 3.3 s ago, and a waiter was queued by it. Who has waited for 2.3 s came later. Where the
+    clocks of the two primaries cannot be one, a place counts what it had waited at the last write."""
+    then = datetime(2026, 1, 1, tzinfo=UTC)
+    document: dict[str, Any] | None = None
+    for name in ("holder", "there"):
+        document = apply_rule(
+            document, Step(ask=name, add=entry(name, "s", CALM, {})), Limits(), Moment(then, "one", Timestamp(1, 1))
+        )
+    now = Moment(then + timedelta(seconds=apart), "two", Timestamp(9, 1))
+    step = Step(ask="new", add=entry("new", "s", CALM, {}), waited=2_300)
+    after = apply_rule(document, step, Limits(), now)
+    assert after is not None
+    assert [e["grant"] for e in after["waiters"]] == order
 
 
 # Clean-up
