@@ -39,6 +39,15 @@ class ReleaseUncontended:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseAll:
+    """Remove the grants of a step from the documents of *keys*, in bulk. No outcome: if it fails, some may be left."""
+
+    keys: tuple[str, ...]
+    step: Step
+    key: None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Read:
     """Read how a grant stands, and which other grant *owner* has, as the majority has it. Outcome: an `Answer`."""
 
@@ -80,7 +89,7 @@ class Pause:
     skip_stream_for: float = 0.0
 
 
-Action = Apply | Release | ReleaseUncontended | Read | QueueNext | FindDeadlock | Pause
+Action = Apply | Release | ReleaseUncontended | ReleaseAll | Read | QueueNext | FindDeadlock | Pause
 T = TypeVar("T")
 Protocol = Generator[Action, Any, T]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import secrets
@@ -13,13 +14,14 @@ from typing import Final
 
 from ..exceptions import LockBackendFailed, LockMisused, LockNotAcquired, LockReentry
 from . import protocol
-from .actions import FOREVER, Protocol
+from .actions import FOREVER, Protocol, ReleaseAll
 from .document import Terms, milliseconds
 from .grant import TAKEN, Callback, Grant, OwnerRef, OwnerToken
 from .logs import WARNING, log
 from .options import Options, Seconds, check_seconds
 from .session.grant_registry import current_worker
 from .session.session import Session
+from .step import Step
 
 #: Packages whose lines are of no interest to anything that looks for the place where a lock was acquired.
 _OURS: Final = {"django_mongolock", "asyncio", "contextlib"}
@@ -60,13 +62,13 @@ class LockGrants:
     def acquire(self, session: Session, wait: float | None, lock: object) -> Protocol[None]:
         """Acquire all keys, for *lock*, or none."""
         self._begin()
-        started = session.now()
+        deadline = FOREVER if wait is None else session.now() + wait
         grants: list[Grant] = []
         tokens: list[OwnerToken] = []
         try:
             for key in self.keys:
-                left = None if wait is None else max(0.0, wait - (session.now() - started))
-                grants.append((yield from self._acquire_one(session, key, left, lock, tokens)))
+                grant = yield from self._acquire_one(session, key, deadline, lock, tokens, trial=wait == 0)
+                grants.append(grant)
             self.session, self.grants, self._owner_tokens = session, tuple(grants), tuple(tokens)
             self.last = self.grants
             where = _calling_line()
@@ -74,17 +76,28 @@ class LockGrants:
                 grant.acquired_from = grant.acquired_from or where
         except LockNotAcquired:
             try:
-                for grant in grants:
-                    yield from self._release_one(session, grant, early=True)  # its caller never had it
-            except BaseException:
+                if session.now() < deadline + session.commands.timeout:
+                    yield from self._give_back(session, grants)
+            finally:
                 self._drop(session, grants)
-                raise
             raise
         except BaseException:
             self._drop(session, grants)
             raise
         finally:
             self._busy.release()
+
+    def _give_back(self, session: Session, grants: list[Grant]) -> Protocol[None]:
+        """Release those of *grants* that this object alone has, in one command, and take them out of the list."""
+        alone = [grant for grant in grants if grant.users == (id(self),) and not grant.in_doubt and grant.release()]
+        if not alone:
+            return
+        step = Step(remove=tuple(grant.id for grant in alone), force=True)
+        with contextlib.suppress(LockBackendFailed):
+            yield ReleaseAll(tuple(grant.key for grant in alone), step)
+            for grant in alone:
+                session.released(grant)
+                grants.remove(grant)
 
     def _begin(self) -> None:
         if not self._busy.acquire(blocking=False):
@@ -95,7 +108,7 @@ class LockGrants:
         self.grants = self.last = self._owner_tokens = ()
 
     def _acquire_one(
-        self, session: Session, key: str, wait: float | None, lock: object, tokens: list[OwnerToken]
+        self, session: Session, key: str, deadline: float, lock: object, tokens: list[OwnerToken], *, trial: bool
     ) -> Protocol[Grant]:
         worker = current_worker()
         mine = session.registry.held_by(worker).get(key)
@@ -105,9 +118,8 @@ class LockGrants:
         grant = self.new_grant(session, key, worker, lock)
         tokens.append(owned(session, grant))
         now = grant.waiting.began
-        deadline = FOREVER if wait is None else now + wait
         grant.waiting.back_by = deadline + session.commands.timeout
-        trial, answer = wait == 0, None
+        answer = None
         try:
             self.wanted = grant
             turn = session.queue.join(grant, trial=trial)
@@ -194,14 +206,9 @@ class LockGrants:
             error.template = grant.reporting.template
         session.queue.leave(grant)
         waiting = grant.waiting
-        # In this order: `finish_handover` writes the other two before it says that the hand-over is over. And unless it
+        # In this order: `finish_handover` writes the others before it says that the hand-over is over. And unless it
         # was refused, nothing says whether the last command took effect, or still will.
-        if (
-            waiting.handover_reserved
-            or grant.outcome_unknown
-            or waiting.answer is not None
-            or (waiting.sent and not refused)
-        ):
+        if grant.in_doubt or waiting.answer is not None or (waiting.sent and not refused):
             session.abandon(grant)
         session.not_acquired(grant, reason)
 
@@ -233,7 +240,7 @@ class LockGrants:
             session.lost(grant)
             return False
         # While a hand-over to it is reserved, a command that queues it is on its way: that must not queue it again.
-        outcome_unknown = grant.waiting.handover_reserved or grant.outcome_unknown
+        outcome_unknown = grant.in_doubt
         stays = grant.terms.min_hold > 0 and not early
         next_waiter = session.queue.reserve_handover(grant) if grant.line in session.queue.lines else None
         try:

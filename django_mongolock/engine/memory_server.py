@@ -201,6 +201,10 @@ class MemoryStore:
         document, _ = self.server.apply(key, step, self.limits, partial(is_held, grants=step.remove))
         return document is not None
 
+    def release_all(self, keys: Sequence[str], step: Step, timeout: float) -> None:
+        for key in keys:
+            self.release(key, step, timeout)
+
     def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
         self.answer(key)
         document, _ = self.server.apply(key, Step(remove=(grant,)), self.limits, partial(is_uncontended, grant=grant))
@@ -314,7 +318,7 @@ class MemorySession(Session):
             grant = self.queue.waiting[action.grant]
             if self._server.is_hopeless(grant.key, thread):
                 return self._let_time_go_by(grant, action.timer)
-        return self.commands.call(action) if thread is threading.main_thread() else self.commands.send(action)
+        return self.commands.call(action) if thread is threading.main_thread() else self.commands.perform(action)
 
     def _let_time_go_by(self, grant: Grant, seconds: float) -> WaitResult:
         self.notifications.contended(grant)

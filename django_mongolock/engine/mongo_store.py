@@ -44,9 +44,10 @@ MAJORITY: Final = WriteConcern(w="majority", j=True)
 
 #: How long the server keeps a read of the change stream open when there are no news, in milliseconds.
 STREAM_AWAIT_MS: Final = 5_000
-#: The change stream keeps a connection busy all the time, and each command that waits for one delays the renewals.
-#: So however few connections the project allows its own client, in OPTIONS or in the URI, this one may open more.
-MIN_POOL_LIMIT: Final = 50
+#: Each command that waits for a connection delays the renewals. So however few connections the project allows its own
+#: client, in OPTIONS or in the URI, this one may open more: all threads of a session (`commands.MOST_THREADS`) may need
+#: one each, and so may threads of the program.
+MIN_POOL_LIMIT: Final = 160
 #: The driver closes a connection that was not used for so long. A process has more than one only while it waits, or
 #: while several of its threads take locks.
 MAX_IDLE_MS = 60_000
@@ -221,6 +222,15 @@ class MongoStore:
         with self.bounded(timeout, key):
             result = collection.update_one(where, pipeline(step), let=step.arguments(self.limits, CLOCK, CLUSTER_TIME))
         return result.matched_count == 1
+
+    def release_all(self, keys: Sequence[str], step: Step, timeout: float) -> None:
+        """See Store.release_all(). First in the form that is short for the server, unless minimum holds are to last."""
+        collection = self.collection.with_options(write_concern=RELEASE_CONCERN)
+        where = {"_id": {"$in": list(keys)}, "holders.grant": {"$in": step.remove}}
+        with self.bounded(timeout):
+            done = collection.update_many({**where, **IS_UNCONTENDED}, RELEASE_UNCONTENDED) if step.force else None
+            if done is None or done.matched_count < len(keys):
+                collection.update_many(where, pipeline(step), let=step.arguments(self.limits, CLOCK, CLUSTER_TIME))
 
     def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
         """See Store.release_uncontended()."""

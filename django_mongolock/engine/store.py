@@ -47,6 +47,9 @@ class Store(Protocol):
         Returns whether it did. Does not wait for the disk, so it takes a fraction of `release`.
         """
 
+    def release_all(self, keys: Sequence[str], step: Step, timeout: float) -> None:
+        """Remove the grants of *step*, which are in the documents of *keys*, as `release` does; raises as `renew`."""
+
     def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
         """How *grant* stands, and which other grant of *owner* holds the key, as the majority has it."""
 

@@ -83,6 +83,14 @@ class SimStore:
         given, step = partial(is_uncontended, grant=grant), Step(remove=(grant,))
         return bool(self._send(partial(self._write, key, step, given, majority=False), timeout, key, once=True))
 
+    def release_all(self, keys: Sequence[str], step: Step, timeout: float) -> None:
+        def work(parsed: Parsed) -> Work:
+            for key in keys:
+                given = partial(is_held, grants=step.remove)
+                yield from self._write(key, step, given, parsed, majority=False)
+
+        self._send(work, timeout, once=True)
+
     def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
         def work(parsed: Parsed) -> Work:
             yield 0.0

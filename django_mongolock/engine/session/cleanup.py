@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 
+from ...exceptions import LockError
 from .. import protocol
 from ..actions import Apply, Release
 from ..grant import Grant
 from ..logs import DEBUG, WARNING, log
-from .commands import Commands
-from .releases import UnconfirmedRelease
-from .worker_threads import WorkerThreads
+from ..step import Step
+from .commands import BACKGROUND, RELEASE, SHORTEST_COMMAND, Commands
 
-#: Threads that remove grants: a thousand of these must not keep a command of the program waiting.
-CLEANUP_THREADS: Final = 4
 #: How long to wait before a grant is removed again where that failed, in seconds.
 TRY_AGAIN_AFTER: Final = 1.0
+#: How many locks one command releases at exit, and in how many parts that is done again if it fails.
+AT_EXIT_BATCH, AT_EXIT_PARTS = 1_000, 10
 
 
 @dataclass(slots=True)
@@ -42,7 +45,8 @@ class Cleanup:
         self.pending: dict[str, Removal] = {}
         self._commands = commands
         self._now = commands.now
-        self._threads = WorkerThreads(CLEANUP_THREADS)
+        #: One for each command of `finish` that has not ended.
+        self._unfinished: list[None] = []
         self._mutex = threading.Lock()
 
     def ensure_removed(self, grant: Grant, *, stays: bool = False) -> None:
@@ -60,10 +64,14 @@ class Cleanup:
         """Have what is due removed by other threads."""
         for grant_id, removal in self.pending.copy().items():  # copied at once: list() of items lets other threads in
             if removal.try_at <= now:
-                under_way = self._threads.submit(functools.partial(self.remove, grant_id))
-                removal.try_at = float("inf") if under_way else now + TRY_AGAIN_AFTER
+                removal.try_at = float("inf") if self.have_removed(grant_id, BACKGROUND) else now + TRY_AGAIN_AFTER
         if self._commands.releases.look_at <= now:
             self.repeat_releases()
+
+    def have_removed(self, grant_id: str, priority: int) -> bool:
+        """Have another thread remove a grant. Return whether there is one."""
+        key = self.pending[grant_id].action.key
+        return self._commands.threads.submit(functools.partial(self.remove, grant_id), priority=priority, key=key)
 
     def repeat_releases(self) -> None:
         """Release again what an election may have undone."""
@@ -90,15 +98,44 @@ class Cleanup:
         else:
             if isinstance(removal.action, Release):
                 # This primary has the release, also where there was nothing to do; the majority need not have it yet.
-                primary = self._commands.store.sent_to()
-                self._commands.releases.made(UnconfirmedRelease(removal.action, primary, self._now()))
+                self._commands.released(removal.action)
         with self._mutex:
             if self.pending.get(grant_id) is removal:
                 del self.pending[grant_id]
 
-    def close(self) -> None:
-        """End the threads."""
-        self._threads.close()
+    def finish(self, held: Sequence[Grant], end: float) -> None:
+        """Release what is *held*, in bulk, and remove what is pending, side by side, until *end*."""
+        for stays in (False, True):
+            keys = {grant.id: grant.key for grant in held if (grant.terms.min_hold > 0) is stays}
+            self._have_released(sorted(keys.items(), key=itemgetter(1)), AT_EXIT_BATCH, end, stays=stays)
+        for grant_id in list(self.pending):
+            if not self.have_removed(grant_id, RELEASE):
+                self.remove(grant_id)
+        while (self._unfinished or self.pending) and self._now() < end:
+            time.sleep(0.005)
+
+    def _have_released(self, grants: Sequence[tuple[str, str]], size: int, end: float, *, stays: bool) -> None:
+        """Have *grants*, ids with their keys, released by other threads, *size* of them in one command."""
+        for start in range(0, len(grants), size):
+            self._unfinished.append(None)
+            release = functools.partial(self._release_all, grants[start : start + size], end, stays=stays)
+            if not self._commands.threads.submit(release, priority=RELEASE):
+                release()
+
+    def _release_all(self, grants: Sequence[tuple[str, str]], end: float, *, stays: bool) -> None:
+        """Release *grants* in one command. If that fails, a part of them each, which leaves out what is stuck."""
+        ids, keys = zip(*grants, strict=True)
+        left = end - self._now()
+        try:
+            timeout = left if len(grants) == 1 else left / 4
+            self._commands.store.release_all(sorted(set(keys)), Step(remove=ids, force=not stays), max(0.0, timeout))
+        except LockError as error:
+            if len(grants) == 1 or left <= SHORTEST_COMMAND:
+                log(WARNING, "not released at exit, its lease ends by itself", key=keys[0], all=len(keys), error=error)
+            else:
+                self._have_released(grants, -(-len(grants) // AT_EXIT_PARTS), end, stays=stays)
+        finally:
+            self._unfinished.pop()
 
     def _add(self, grant_id: str, action: Apply | Release, give_up: float) -> None:
         with self._mutex:

@@ -110,7 +110,9 @@ class LocalQueue:
                     next_waiter = next(line, None)
                 next_waiter = next(line, None)
             # Reserved twice, a second command would be on its way after the first has been answered.
-            if next_waiter is None or next_waiter.waiting.cancelled or next_waiter.waiting.handover_reserved:
+            while next_waiter is not None and next_waiter.waiting.handover_reserved:
+                next_waiter = next(line, None)  # of what several hold, another one is released at the same time
+            if next_waiter is None or next_waiter.waiting.cancelled:
                 return None
             next_waiter.waiting.handover_reserved = True
             # Under the mutex: its caller forgets it only after it has left the line.
