@@ -16,7 +16,7 @@ from typing import Final
 
 from ...exceptions import LockError
 from .. import protocol
-from ..actions import Apply, Release
+from ..actions import FOREVER, Apply, Release
 from ..grant import Grant
 from ..logs import DEBUG, WARNING, log
 from ..step import Step
@@ -62,16 +62,17 @@ class Cleanup:
 
     def do_due(self, now: float) -> None:
         """Have what is due removed by other threads."""
-        for grant_id, removal in self.pending.copy().items():  # copied at once: list() of items lets other threads in
-            if removal.try_at <= now:
-                removal.try_at = float("inf") if self.have_removed(grant_id, BACKGROUND) else now + TRY_AGAIN_AFTER
+        self._remove_due(now, BACKGROUND)
         if self._commands.releases.look_at <= now:
             self.repeat_releases()
 
-    def have_removed(self, grant_id: str, priority: int) -> bool:
-        """Have another thread remove a grant. Return whether there is one."""
-        key = self.pending[grant_id].action.key
-        return self._commands.threads.submit(functools.partial(self.remove, grant_id), priority=priority, key=key)
+    def _remove_due(self, now: float, priority: int) -> None:
+        for grant_id, removal in self.pending.copy().items():  # copied at once: list() of items lets other threads in
+            if removal.try_at <= now:
+                removal.try_at = FOREVER
+                remove = functools.partial(self.remove, grant_id)
+                if not self._commands.threads.submit(remove, priority=priority, key=removal.action.key):
+                    remove()
 
     def repeat_releases(self) -> None:
         """Release again what an election may have undone."""
@@ -108,11 +109,10 @@ class Cleanup:
         for stays in (False, True):
             keys = {grant.id: grant.key for grant in held if (grant.terms.min_hold > 0) is stays}
             self._have_released(sorted(keys.items(), key=itemgetter(1)), AT_EXIT_BATCH, end, stays=stays)
-        for grant_id in list(self.pending):
-            if not self.have_removed(grant_id, RELEASE):
-                self.remove(grant_id)
-        while (self._unfinished or self.pending) and self._now() < end:
+        while (self._unfinished or self.pending) and (now := self._now()) < end:
+            self._remove_due(now, RELEASE)
             time.sleep(0.005)
+        self.pending.clear()
 
     def _have_released(self, grants: Sequence[tuple[str, str]], size: int, end: float, *, stays: bool) -> None:
         """Have *grants*, ids with their keys, released by other threads, *size* of them in one command."""

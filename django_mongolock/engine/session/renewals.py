@@ -67,15 +67,15 @@ class Renewals:
         late = [grant for grant in grants if grant.lease.renew_at <= now]
         if not late:
             return
+        again = [grant for grant in late if grant.lease.failures]
         # Take along what would be due before these are again: one command instead of many, from then on too.
         soon = now + min(grant.length / 3 for grant in late)
         due = [grant for grant in grants if grant.lease.renew_at <= soon and not grant.lease.failures]
         due.sort(key=lambda grant: grant.key)
         for start in range(0, len(due), RENEWAL_BATCH):
             self._have_renewed(due[start : start + RENEWAL_BATCH])
-        for grant in late:
-            if grant.lease.failures:
-                self._have_renewed([grant])
+        for grant in again:
+            self._have_renewed([grant])
 
     def _have_renewed(self, grants: list[Grant]) -> None:
         """Have a batch renewed, or again a single grant: what has failed twice leaves most of the threads to others."""

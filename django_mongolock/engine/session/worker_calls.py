@@ -54,7 +54,7 @@ class Call:
         same: object = None,
         on_withdrawn: Callable[[], object] | None = None,
     ) -> None:
-        self.lane: Lane
+        self.lane: Lane = OrderedDict()
         self.key, self.priority, self.same = key, priority, same
         self.since = time.monotonic()
         self.decided = _thread.allocate_lock()

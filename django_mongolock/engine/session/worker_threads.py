@@ -60,7 +60,7 @@ class WorkerThreads:
         #: One for each call that entered a lane. A thread which gets one makes what calls there are: there may be too
         #: many of these. False ends a thread.
         self._tickets: SimpleQueue[bool] = SimpleQueue()
-        self._started: list[None] = []
+        self._unstarted: list[None] = [None] * self._most
         self._idle: list[None] = []
         self._closed = False
         # What follows is changed under the mutex, and never by the main thread.
@@ -74,7 +74,7 @@ class WorkerThreads:
         self._admitted: list[deque[Call]] = [deque() for _ in shares]
 
     def __len__(self) -> int:
-        return len(self._started)
+        return self._most - len(self._unstarted)
 
     def submit(self, call: Callable[[], object], **how: Any) -> bool:
         """Have *call* made. Return False, and do nothing, where there is no thread for it, nor can be one."""
@@ -131,7 +131,7 @@ class WorkerThreads:
         entry.lane[entry] = None
         self._start_if_needed()
         self._tickets.put(True)  # last: a thread that wakes while this one has more to do costs two switches
-        if self._started and not self._closed:
+        if len(self) and not self._closed:
             return True
         # No thread, or closed just now: the threads may have ended without having seen it.
         return not entry.take_back()
@@ -139,11 +139,13 @@ class WorkerThreads:
     def _start_if_needed(self) -> None:
         waiting = sum(map(len, self._lanes))
         # One more than make calls: it sees when one of these has become slow.
-        if len(self._idle) < waiting and len(self._started) < min(self._most, self._size + self._slow + 1):
-            # Not a Thread: starting one waits for it by an Event.
-            with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
-                _thread.start_new_thread(self._work, ())
-                self._started.append(None)
+        if len(self._idle) < waiting and len(self) <= self._size + self._slow and self._unstarted:
+            with contextlib.suppress(IndexError):  # another thread was faster
+                self._unstarted.pop()
+                try:
+                    _thread.start_new_thread(self._work, ())  # not a Thread: starting one waits for it by an Event
+                except RuntimeError:  # the interpreter is shutting down
+                    self._unstarted.append(None)
 
     def _work(self) -> None:
         goes_on = True
