@@ -150,15 +150,19 @@ class LockGrants:
         if not (self.options.reentrant and mine == its):
             # It may have been taken away by force, which is not known yet.
             if (yield from protocol.confirm(grant.acquisition)):
-                error = LockReentry(grant.key)
-                error.upgrade = (grant.terms.mode, self.options.terms.mode) == ("shared", "exclusive")
-                error.differs = self.options.reentrant
-                raise error
+                raise self._reentry(grant)
             if grant.lose(TAKEN):
                 session.lost(grant)
             return None
         grant.users += (id(self),)
         return token
+
+    def _reentry(self, grant: Grant) -> LockReentry:
+        """The error. (Where it is raised no variable has it: it leads to the frames there, and they to a token.)"""
+        error = LockReentry(grant.key)
+        error.upgrade = (grant.terms.mode, self.options.terms.mode) == ("shared", "exclusive")
+        error.differs = self.options.reentrant
+        return error
 
     def new_grant(self, session: Session, key: str, worker: object, lock: object, terms: Terms | None = None) -> Grant:
         """A grant that has not been asked for yet. terms: if not those of the lock."""

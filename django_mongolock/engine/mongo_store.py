@@ -24,7 +24,7 @@ from pymongo.read_concern import ReadConcern
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
 from .deadlock import Cycle, chain_pipeline, cycle_of
 from .document import find_damage
-from .driver_errors import bare, is_refusal, translate
+from .driver_errors import bare, forget_frames, is_refusal, translate
 from .election import CLOCK, CLUSTER_TIME, ClockEncoder
 from .fast_path import IS_FREE, IS_UNCONTENDED, RELEASE_UNCONTENDED, TAKE_FREE
 from .history import History
@@ -182,6 +182,7 @@ class MongoStore:
             except OperationFailure as error:
                 if error.timeout:
                     raise
+                forget_frames(error)
                 return None  # not free (a duplicate key), refused, or damaged: the whole rule says how
         return read_taken(key, found) if found and "mine" in found else None
 
