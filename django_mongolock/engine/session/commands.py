@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from ...exceptions import LockBackendFailed, LockError
+from ...exceptions import LockBackendFailed, LockError, LockMisused
 from ..actions import (
     FOREVER,
     Action,
@@ -193,7 +193,7 @@ class Commands:
         if known is not None:
             return self.answer(step.ask, known.reply, known.sent)
         if self._closed and step.add is not None:
-            raise LockBackendFailed("the session was closed", key, passing=False)
+            raise LockMisused("the session was closed before the lock was asked for")
         grant, sent = self._registry.grants.get(step.ask), self.now()
         step = replace(step, beat=next(self.numbers))
         if step.add is not None and grant is not None:
