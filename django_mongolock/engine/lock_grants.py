@@ -21,7 +21,6 @@ from .logs import WARNING, log
 from .options import Options, Seconds, check_seconds
 from .session.grant_registry import current_worker
 from .session.session import Session
-from .step import Step
 
 #: Packages whose lines are of no interest to anything that looks for the place where a lock was acquired.
 _OURS: Final = {"django_mongolock", "asyncio", "contextlib"}
@@ -89,15 +88,19 @@ class LockGrants:
 
     def _give_back(self, session: Session, grants: list[Grant]) -> Protocol[None]:
         """Release those of *grants* that this object alone has, in one command, and take them out of the list."""
-        alone = [grant for grant in grants if grant.users == (id(self),) and not grant.in_doubt and grant.release()]
+        alone = [
+            grant
+            for grant in grants
+            if grant.users == (id(self),) and not grant.in_doubt and not grant.terms.min_hold and grant.release()
+        ]
         if not alone:
             return
-        step = Step(remove=tuple(grant.id for grant in alone), force=True)
         with contextlib.suppress(LockBackendFailed):
-            yield ReleaseAll(tuple(grant.key for grant in alone), step)
+            left = yield ReleaseAll(tuple(grant.key for grant in alone), tuple(grant.id for grant in alone))
             for grant in alone:
-                session.released(grant)
-                grants.remove(grant)
+                if grant.key not in left:
+                    session.released(grant)
+                    grants.remove(grant)
 
     def _begin(self) -> None:
         if not self._busy.acquire(blocking=False):
@@ -198,7 +201,6 @@ class LockGrants:
             facts,
             whole=options.whole or not options.auto_renew,
             nested=bool(others),
-            seconds_per_place=session.queue.seconds_per_place(key),
         )
         return grant
 

@@ -11,16 +11,14 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Final
 
 from ...exceptions import LockError
 from .. import protocol
-from ..actions import FOREVER, Apply, Release
+from ..actions import FOREVER, Apply
 from ..grant import Grant
 from ..logs import DEBUG, WARNING, log
-from ..step import Step
-from .commands import BACKGROUND, RELEASE, SHORTEST_COMMAND, Commands
+from .commands import BACKGROUND, RELEASE, Commands
 
 #: How long to wait before a grant is removed again where that failed, in seconds.
 TRY_AGAIN_AFTER: Final = 1.0
@@ -33,7 +31,7 @@ class Removal:
     """A grant that may still be in the document of its key, and the command that ends it. Times by the session's
     clock."""
 
-    action: Apply | Release
+    action: Apply
     give_up: float
     try_at: float
 
@@ -96,47 +94,44 @@ class Cleanup:
                 self._commands.heartbeat.see_to(removal.try_at)
                 return
             log(WARNING, "removal given up, the lease ends by itself", key=key, error=error)
-        else:
-            if isinstance(removal.action, Release):
-                # This primary has the release, also where there was nothing to do; the majority need not have it yet.
-                self._commands.released(removal.action)
         with self._mutex:
             if self.pending.get(grant_id) is removal:
                 del self.pending[grant_id]
 
     def finish(self, held: Sequence[Grant], end: float) -> None:
         """Release what is *held*, in bulk, and remove what is pending, side by side, until *end*."""
-        for stays in (False, True):
-            keys = {grant.id: grant.key for grant in held if (grant.terms.min_hold > 0) is stays}
-            self._have_released(sorted(keys.items(), key=itemgetter(1)), AT_EXIT_BATCH, end, stays=stays)
+        self._have_released([grant for grant in held if not grant.terms.min_hold], AT_EXIT_BATCH, end)
+        self._have_released([grant for grant in held if grant.terms.min_hold], 1, end)
         while (self._unfinished or self.pending) and (now := self._now()) < end:
             self._remove_due(now, RELEASE)
             time.sleep(0.005)
-        self.pending.clear()
+        for grant_id in list(self.pending):
+            log(WARNING, "not released at exit, its lease ends by itself", key=self.pending.pop(grant_id).action.key)
 
-    def _have_released(self, grants: Sequence[tuple[str, str]], size: int, end: float, *, stays: bool) -> None:
-        """Have *grants*, ids with their keys, released by other threads, *size* of them in one command."""
-        for start in range(0, len(grants), size):
+    def _have_released(self, held: Sequence[Grant], size: int, end: float) -> None:
+        """Have grants released by other threads, *size* of them in one command."""
+        if size == 1:
+            for grant in held:
+                self._add(grant.id, protocol.releasing(grant.key, grant.id, stays=grant.terms.min_hold > 0), end)
+            return
+        for start in range(0, len(held), size):
             self._unfinished.append(None)
-            release = functools.partial(self._release_all, grants[start : start + size], end, stays=stays)
+            release = functools.partial(self._release_all, held[start : start + size], end)
             if not self._commands.threads.submit(release, priority=RELEASE):
                 release()
 
-    def _release_all(self, grants: Sequence[tuple[str, str]], end: float, *, stays: bool) -> None:
-        """Release *grants* in one command. If that fails, a part of them each, which leaves out what is stuck."""
-        ids, keys = zip(*grants, strict=True)
-        left = end - self._now()
+    def _release_all(self, held: Sequence[Grant], end: float) -> None:
+        """Release grants in one command. If that fails, a part of them each, which leaves out what is stuck."""
+        keys, ids = [grant.key for grant in held], [grant.id for grant in held]
         try:
-            timeout = left if len(grants) == 1 else left / 4
-            self._commands.store.release_all(sorted(set(keys)), Step(remove=ids, force=not stays), max(0.0, timeout))
+            left = self._commands.store.release_all(keys, ids, max(0.0, (end - self._now()) / 4))
+            self._have_released([grant for grant in held if grant.key in left], 1, end)
         except LockError as error:
-            if len(grants) == 1 or left <= SHORTEST_COMMAND:
-                log(WARNING, "not released at exit, its lease ends by itself", key=keys[0], all=len(keys), error=error)
-            else:
-                self._have_released(grants, -(-len(grants) // AT_EXIT_PARTS), end, stays=stays)
+            log(DEBUG, "not released in bulk", keys=len(keys), error=error)
+            self._have_released(held, -(-len(held) // AT_EXIT_PARTS), end)
         finally:
             self._unfinished.pop()
 
-    def _add(self, grant_id: str, action: Apply | Release, give_up: float) -> None:
+    def _add(self, grant_id: str, action: Apply, give_up: float) -> None:
         with self._mutex:
             self.pending[grant_id] = Removal(action, give_up, self._now())

@@ -18,7 +18,6 @@ from ..actions import (
     Pause,
     QueueNext,
     Read,
-    Release,
     ReleaseAll,
     ReleaseUncontended,
 )
@@ -152,8 +151,8 @@ class Commands:
         match action:
             case Apply(key, step):
                 return self._apply(key, step, timeout, known)
-            case Release() | ReleaseUncontended():
-                return self._release(action, timeout)
+            case ReleaseUncontended(key, grant_id):
+                return self._release(key, grant_id, timeout)
             case QueueNext(key, grant_id):
                 return self._queue_next(grant_id, timeout)
             case FindDeadlock(key, grant_id):
@@ -161,32 +160,29 @@ class Commands:
             case Read(key, grant_id, owner):
                 sent = self.now()
                 return self.answer(grant_id, self.store.read(key, grant_id, timeout, owner), sent)
-            case ReleaseAll(keys, step):
-                return self._release_all(keys, step, timeout)
+            case ReleaseAll(keys, grants):
+                return self._release_all(keys, grants, timeout)
         raise TypeError(f"not a command: {action!r}")
 
-    def _release(self, action: Release | ReleaseUncontended, timeout: float) -> bool:
-        if isinstance(action, Release):
-            again = action
-            done = self.store.release(action.key, action.step, timeout)
-        else:
-            again = Release(action.key, Step(remove=(action.grant,), force=True))
-            done = self.store.release_uncontended(action.key, action.grant, timeout)
+    def _release(self, key: str, grant_id: str, timeout: float) -> bool:
+        done = self.store.release_uncontended(key, grant_id, timeout)
         if done:
-            self.released(again)
-        if done and action is not again:
-            self._free_keys.released(action.key)
+            self._released(key, grant_id)
         return done
 
-    def released(self, release: Release) -> None:
-        """Remember that the primary has confirmed a release, which an election may undo."""
-        if self.releases.made(UnconfirmedRelease(release, self.store.sent_to(), self.now())):
-            self.heartbeat.see_to(self.releases.look_at)
+    def _release_all(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
+        left = self.store.release_all(keys, grants, timeout)
+        for key, grant_id in zip(keys, grants, strict=True):
+            if key not in left:
+                self._released(key, grant_id)
+        return left
 
-    def _release_all(self, keys: Sequence[str], step: Step, timeout: float) -> None:
-        self.store.release_all(keys, step, timeout)
-        for key, grant_id in zip(keys, step.remove, strict=True):
-            self.released(Release(key, Step(remove=(grant_id,), force=True)))
+    def _released(self, key: str, grant_id: str) -> None:
+        """Remember that the primary alone has confirmed a release, which an election may undo."""
+        self._free_keys.released(key)
+        again = Apply(key, Step(remove=(grant_id,), force=True, given=grant_id))
+        if self.releases.made(UnconfirmedRelease(again, self.store.sent_to(), self.now())):
+            self.heartbeat.see_to(self.releases.look_at)
 
     def _apply(self, key: str, step: Step, timeout: float, known: Answer | None) -> Answer:
         """Send a step with a number of its own: only what carries that number was given by this very command."""
@@ -205,6 +201,7 @@ class Commands:
             if step.add is not None and grant is not None:
                 grant.outcome_unknown = True
             raise
+        self._waits.ring(reply.granted)
         self.releases.confirmed(self.store.sent_to(), sent)
         return self.answer(step.ask, reply, sent, step.beat)
 
@@ -224,7 +221,7 @@ class Commands:
             if (reply := self.store.take_free(key, step, timeout)) is not None:
                 return reply
             self._free_keys.was_wrong(key)
-            timeout = max(timeout / 2, timeout - (self.now() - started))
+            timeout = max(SHORTEST_COMMAND, timeout - (self.now() - started))
             if step.add is not None and grant is not None:
                 step = self.with_arrival(step, step.add, grant, self.now())
         return self.store.apply(key, step, timeout)
@@ -248,9 +245,10 @@ class Commands:
     def answer(self, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
         """Make the answer to the command of that *number*, and note what it is worth.
 
-        Rule: a belief is made of local time only. The command has given a whole place in the queue, or a whole lease,
-        if its number stands in the entry; that is worth as long as its length, from before the command was *sent*. A
-        read has no number, so it is worth nothing. If the grant comes by the stream, its place is worth as much.
+        Rule: a belief is made of one's own last command, and of local time only. The command has given a whole place in
+        the queue, or a whole lease, if its number stands in the entry; that is worth as long as its length, from before
+        the command was *sent*. A read has no number, so it is worth nothing. A bell that tells of the grant adds
+        nothing to that.
         """
         former = None if reply.former is None else self._fate(reply.former.process)
         answer = Answer(reply, sent, self.now(), reply.beat == number, former)
@@ -260,18 +258,14 @@ class Commands:
         if grant.state is State.WAITING and not reply.held:
             grant.reporting.busy, grant.reporting.held_by = True, reply.holder or grant.reporting.held_by
         if reply.place is not None and answer.whole:
-            lease = grant.lease
-            length = min(lease.length, grant.terms.holder_lease_of(reply.waiter_lease))
-            lease.waiter_length = max(lease.waiter_length, length)  # longer than asked for, where the queue was long
-            grant.renewed(sent + length, answer.now)
-            if grant.waiting.place is None:
-                grant.waiting.place = reply.place, answer.now
+            grant.waiting.last_token = max(grant.waiting.last_token, reply.last_token)
+            grant.renewed(sent + grant.lease.waiter_length, answer.now)
         return answer
 
 
 def _is_release(action: Action) -> bool:
     """Whether it lets another grant in. Then it goes before what asks for a lock."""
-    return isinstance(action, Release | ReleaseUncontended | ReleaseAll) or (
+    return isinstance(action, ReleaseUncontended | ReleaseAll) or (
         isinstance(action, Apply) and bool(action.step.remove)
     )
 
