@@ -195,9 +195,8 @@ class MemoryStore:
         return None if document is None else reply_of(key, document, step.ask, now, step.owner)
 
     def release_all(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
-        return {
-            key for key, grant in zip(keys, grants, strict=True) if not self.release_uncontended(key, grant, timeout)
-        }
+        grant_of = dict(zip(keys, grants, strict=True))
+        return {key for key, grant in grant_of.items() if not self.release_uncontended(key, grant, timeout)}
 
     def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
         self.answer(key)
