@@ -293,3 +293,34 @@ def test_what_is_given_back_is_given_back_at_once(process: Party, parties: Parti
     for key in keys[:7]:
         assert process.lock(CALM, key, wait=0).acquire().release()
     assert holder.release()
+
+
+# Permits
+
+
+def test_permits_are_handed_to_those_whom_no_other_command_serves(
+    process: Party, parties: Parties, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F158: while the first of the line asks for itself, a permit that is released goes to the one behind it. Handed to
+    the first, it would be free until that has been answered."""
+    terms = Terms(lease=60, margin=1, mode="semaphore", capacity=2)
+    apply, asks, go = process.session.store.apply, threading.Event(), threading.Event()
+    held = process.lock(terms).acquire()
+
+    def slow(key: str, step: Any, timeout: float) -> Any:
+        if step.add is not None and not step.given and not asks.is_set():
+            asks.set()
+            go.wait(10)
+        return apply(key, step, timeout)
+
+    monkeypatch.setattr(process.session.store, "apply", slow)
+    monkeypatch.setattr(process.session.store, "take_free", lambda *arguments: None)
+    first = parties.waiter(process.lock(terms))
+    assert asks.wait(10)
+    second = parties.waiter(process.lock(terms))
+    assert eventually(lambda: len(process.session.queue.waiting) == 2)
+    assert held.release()
+    assert second.end(5).has_it
+    assert not first.done
+    go.set()
+    assert first.end().has_it

@@ -45,7 +45,7 @@ BULK_LIMIT: Final = 0.5
 RENEWAL, RELEASE, REQUEST, BACKGROUND = range(4)
 SHARES: Final = (1.0, 0.75, 0.5, 0.25)
 #: How many commands the threads of a session send at a time, and how many with those that have taken half a second.
-SENDING_THREADS, MOST_THREADS = 32, 96
+SENDING_THREADS, MOST_THREADS = 24, 80
 
 
 class Commands:

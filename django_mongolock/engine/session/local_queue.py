@@ -107,7 +107,7 @@ class LocalQueue:
         """Whether another command sees to that waiter. Reserved twice, a second one would be on its way after the first
         has been answered; and where several may hold the key, one that asks for itself may be granted by that."""
         waiting = waiter.waiting
-        asks = waiting.sent and waiting.place is None and waiter.terms.mode != "exclusive"
+        asks = waiting.sent and not waiter.lease.until and waiter.terms.mode != "exclusive"
         return waiting.handover_reserved or asks
 
     def finish_handover(self, next_waiter: Grant, answer: Answer | None) -> None:
