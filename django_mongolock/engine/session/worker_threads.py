@@ -118,6 +118,7 @@ class WorkerThreads:
         with self._mutex:
             is_next = self._leave(key)
         if is_next:
+            self._start_if_needed()
             self._tickets.put(True)
 
     # How a call finds a thread
@@ -137,7 +138,7 @@ class WorkerThreads:
         return not entry.take_back()
 
     def _start_if_needed(self) -> None:
-        waiting = sum(map(len, self._lanes))
+        waiting = sum(map(len, (*self._lanes, *self._admitted)))
         # One more than make calls: it sees when one of these has become slow.
         if len(self._idle) < waiting and len(self) <= self._size + self._slow and self._unstarted:
             with contextlib.suppress(IndexError):  # another thread was faster
