@@ -195,6 +195,11 @@ class Grant:
         return self.state is State.HELD
 
     @property
+    def in_doubt(self) -> bool:
+        """Whether a command that adds it may still arrive: one without an answer, or of another grant's hand-over."""
+        return self.outcome_unknown or self.waiting.handover_reserved
+
+    @property
     def remaining(self) -> float:
         """Seconds until the deadline; 0 if it is not held."""
         return max(0.0, self.lease.until - self._now()) if self.state is State.HELD else 0.0

@@ -182,6 +182,10 @@ class MemoryStore:
         document, now = self.server.apply(key, step, self.limits, partial(is_free, grant=step.ask))
         return None if document is None else reply_of(key, document, step.ask, now, step.owner)
 
+    def release_all(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
+        grant_of = dict(zip(keys, grants, strict=True))
+        return {key for key, grant in grant_of.items() if not self.release_uncontended(key, grant, timeout)}
+
     def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
         self.answer(key)
         document, _ = self.server.apply(key, Step(remove=(grant,)), self.limits, partial(is_uncontended, grant=grant))
@@ -298,7 +302,7 @@ class MemorySession(Session):
             grant = self.queue.waiting[action.grant]
             if self._server.is_hopeless(grant.key, thread):
                 return self._let_time_go_by(grant, action.timer)
-        return self.commands.call(action) if thread is threading.main_thread() else self.commands.send(action)
+        return self.commands.call(action) if thread is threading.main_thread() else self.commands.perform(action)
 
     def _let_time_go_by(self, grant: Grant, seconds: float) -> WaitResult:
         self.notifications.contended(grant)

@@ -335,9 +335,13 @@ def release(
     """
     if uncontended and not leave_tombstone and (yield ReleaseUncontended(key, grant)):
         return True
-    step = replace(_removal(grant, stays=stays, leave_tombstone=leave_tombstone), given=grant)
-    answer: Answer = yield Apply(key, step)
+    answer: Answer = yield releasing(key, grant, stays=stays, leave_tombstone=leave_tombstone)
     return answer.reply.found
+
+
+def releasing(key: str, grant: str, *, stays: bool = False, leave_tombstone: bool = False) -> Apply:
+    """The command that releases the grant: see `release`."""
+    return Apply(key, replace(_removal(grant, stays=stays, leave_tombstone=leave_tombstone), given=grant))
 
 
 def _removal(grant: str, *, stays: bool = False, leave_tombstone: bool = False) -> Step:

@@ -23,8 +23,8 @@ from django_mongolock.engine.protocol import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
 from django_mongolock.engine.replies import Found, Reply
 from django_mongolock.engine.rule_in_python import Moment, apply_rule
 from django_mongolock.engine.session.cleanup import TRY_AGAIN_AFTER, Removal
+from django_mongolock.engine.session.commands import REQUEST, SENDING_THREADS, SHARES
 from django_mongolock.engine.session.releases import LOOK_EVERY
-from django_mongolock.engine.session.session import RESERVED_FOR_RELEASES, SENDING_THREADS
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.exceptions import LockBackendFailed, LockMisused, LockNotAcquired
 from tests.engine.conftest import CALM, make_lock
@@ -650,7 +650,7 @@ async def test_what_was_sent_once_stays_sent(session: MemorySession, monkeypatch
     grant = new_grant(session, make_lock(session, terms=LONG), object())
     session.registry.add(grant)
     await session.commands.acall(grant.acquisition.enter(trial=False))
-    gate, submitted = threading.Event(), SENDING_THREADS - RESERVED_FOR_RELEASES
+    gate, submitted = threading.Event(), SENDING_THREADS
     for _ in range(submitted):
         session.threads.submit(lambda: gate.wait(20))
     taken_back = asyncio.ensure_future(session.commands.acall(grant.acquisition.enter(trial=False)))
@@ -683,7 +683,7 @@ async def test_a_release_goes_before_what_asks_for_a_lock(
     for door in ("apply", "take_free"):
         monkeypatch.setattr(session.store, door, held_up)
     asking = [asyncio.create_task(lock.aacquire()) for lock in locks]
-    assert await asyncio.to_thread(eventually, lambda: len(waiting) >= SENDING_THREADS - RESERVED_FOR_RELEASES)
+    assert await asyncio.to_thread(eventually, lambda: len(waiting) >= SENDING_THREADS * SHARES[REQUEST])
     await mine.arelease()
     assert len(holders(server)) == (way == "hand-over")
     assert holders(server) != before

@@ -540,9 +540,9 @@ def test_the_main_thread_sends_nothing_itself(
     senders: list[int] = []
     send = session.commands.send
 
-    def watched(*arguments: Any) -> Any:
+    def watched(*arguments: Any, **how: Any) -> Any:
         senders.append(threading.get_ident())
-        return send(*arguments)
+        return send(*arguments, **how)
 
     monkeypatch.setattr(session.commands, "send", watched)
     with lock():
