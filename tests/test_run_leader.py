@@ -221,4 +221,4 @@ def test_asked_to_end(start: Start, tmp_path: Path) -> None:
 def test_no_program_for_a_term_that_is_over() -> None:
     """It does not begin."""
     term = SimpleNamespace(key="k", fencing_token=5, held=False)
-    assert Child(["/no/such/program"], 10).run(term) == 1
+    assert Child(["/no/such/program"], lambda: 10).run(term, threading.Event()) == 1
