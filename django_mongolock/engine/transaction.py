@@ -152,7 +152,8 @@ class Atomic(Generic[S_co]):
         """Write to the document of every key; return whether all were there and held by our grants."""
         collection = self._client[self._store.config.database][self._store.config.collection]
         for grant in self._grants:
-            mine = {"grant": {"$eq": grant.id}, "released": {"$exists": False}}
+            # The token: once taken away, the grant may have come back by a command that was held up on its way.
+            mine = {"grant": {"$eq": grant.id}, "token": Int64(grant.token), "released": {"$exists": False}}
             where = {"_id": {"$eq": grant.key}, "holders": {"$elemMatch": mine}}
             change = {"$inc": {"changes": Int64(1)}}
             result = yield partial(collection.update_one, where, change, session=self._session)
