@@ -196,24 +196,37 @@ def test_what_it_says(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("work\n", "")
 
 
-#: Takes three seconds to end.
+#: Survives Ctrl-C, and takes two seconds to end.
 SLOW_TO_END = """
 import os, pathlib, signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: (time.sleep(3), os._exit(5)))
-pathlib.Path(sys.argv[1]).touch()
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), os._exit(5)))
+pathlib.Path(sys.argv[1] + "-").write_text(str(os.getpid()))
+os.rename(sys.argv[1] + "-", sys.argv[1])
 while True:
     time.sleep(0.1)
 """
 
 
-def test_asked_to_end(start: Start, tmp_path: Path) -> None:
-    """SIGTERM ends it also when its term ends before its program does: it does not stand for election again."""
+@pytest.mark.parametrize("then", ["another signal", "request"])
+def test_asked_to_end(start: Start, tmp_path: Path, then: str) -> None:
+    """F114: signals are the program's to answer. It leads until the program has ended, however often it is asked, and
+    does not stand for election again, even if its term ends meanwhile."""
     key, begun = new_key("leader"), tmp_path / "begun"
     process = start(key, sys.executable, "-c", SLOW_TO_END, str(begun))
-    assert eventually(begun.exists, 30)
+    assert eventually(begun.exists, 60)
+    program = int(begun.read_text())
+    process.send_signal(signal.SIGINT)
     process.terminate()
-    time.sleep(0.5)
-    assert Lock.objects.filter(key=key).ask_to_release("a test") == 1
+    time.sleep(0.3)
+    if then == "request":
+        assert Lock.objects.filter(key=key).ask_to_release("a test") == 1
+    else:
+        process.terminate()
+    states = [lock_info(key).state]
+    while runs(program):
+        states.append(lock_info(key).state)
+    assert set(states[:-1]) == {"held"}
     assert process.wait(60) in (5, 128 + signal.SIGKILL)
     assert eventually(lambda: lock_info(key).state == "free")
 
