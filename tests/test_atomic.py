@@ -25,6 +25,7 @@ from django_mongolock import (
     fenced_update,
     mongo_lock,
 )
+from django_mongolock.engine.transaction import Atomic
 from django_mongolock.fencing import FencingTokenField
 from testproject.shop.models import Ad, Order
 from tests.support.grants import own
@@ -130,16 +131,31 @@ class TestAtomic:
                 with pytest.raises(LockMisused, match=r"open lock.atomic\(\) outside of it"):
                     lock.atomic().__enter__()
 
-    def test_renewals_of_other_locks(self) -> None:
-        """F117: they do not take the lock of the transaction along, which that would abort."""
+    @pytest.mark.parametrize("at_the_end", [False, True])
+    def test_renewals_of_other_locks(self, at_the_end: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """F117: they do not take the lock of the transaction along, which that would abort, until it has committed."""
         with mongo_lock(new_key()) as lock, mongo_lock(new_key()) as other:
             session, (grant,) = own(other).session, own(other).grants
             assert session is not None
             first = grant.lease.renew_at
-            with lock.atomic():
-                make_ad("one")
+
+            def renew() -> None:
+                assert session is not None
                 session.renewals.do_due(first)  # as at a third of the lease
                 assert eventually(lambda: grant.lease.renew_at > first)
+
+            match = Atomic._match
+
+            def match_late(transaction: Any) -> Any:
+                renew()
+                return (yield from match(transaction))
+
+            if at_the_end:
+                monkeypatch.setattr(Atomic, "_match", match_late)
+            with lock.atomic():
+                make_ad("one")
+                if not at_the_end:
+                    renew()
         assert titles() == ["one"]
 
     def test_a_grant_that_came_back(self) -> None:
@@ -170,6 +186,21 @@ class TestAtomic:
                 make_ad("third")
                 thread_try(key)
         assert titles() == ["first", "second"]
+
+    def test_a_hook_is_no_reason_to_run_again(self) -> None:
+        """F124: what was committed is not done again, whatever a function given to `on_commit` raises."""
+        key, attempts = new_key(), []
+
+        def work(session: Any) -> None:
+            attempts.append(1)
+            mongo_transaction.on_commit(fail, using="mongo")
+
+        def fail() -> None:
+            raise LockTransactionAborted("another")
+
+        with mongo_lock(key) as lock, pytest.raises(LockTransactionAborted, match="another"):
+            lock.run_atomic(work)
+        assert len(attempts) == 1
 
     def test_other_database(self) -> None:
         """An alias that is not MongoDB has no transaction with the lock: the error names the cures."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_mongolock import mongo_lock
+from django_mongolock import LockLost, LockReentry, mongo_lock
 from django_mongolock.decorator.locked_command import BUSY, LOST, UNAVAILABLE
 from django_mongolock.management.commands.run_locked import Command as RunLocked
 from django_mongolock.models import Lock
@@ -249,14 +249,20 @@ class TestLockedCommand:
         assert caught.value.returncode == UNAVAILABLE
 
     def test_its_own_errors(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What the command itself raises is not taken for ours."""
+        """What the command itself raises is not taken for ours, nor is the loss of another lock."""
 
         def handle(self: Any, **options: Any) -> None:
             with mongo_lock(f"import:{options['source']}", wait=0):
                 pass
 
+        def lose(self: Any, **options: Any) -> None:
+            raise LockLost("another")
+
         monkeypatch.setattr(Command, "handle", handle)
-        with pytest.raises(Exception, match="already held by this thread"):
+        with pytest.raises(LockReentry, match="already held by this thread"):
+            call_command(Command(), uuid_free())
+        monkeypatch.setattr(Command, "handle", lose)
+        with pytest.raises(LockLost, match="another"):
             call_command(Command(), uuid_free())
 
 

@@ -177,6 +177,13 @@ class TestOnCommit:
         assert story == ["release, 0 rows"]
         assert not lock.held
 
+    def test_released_early(self, rows: Rows, story: list[str]) -> None:
+        """`release(early=True)` also ends the minimum hold, after the commit."""
+        with transaction.atomic(using="file"):
+            lock = mongo_lock(new_key(), min_hold=100, release="on_commit").acquire()
+            assert lock.release(early=True)
+        assert holders(lock.key) == []
+
     def test_failing_hook(self, rows: Rows, story: list[str]) -> None:
         """A function given to `on_commit` that raises keeps no lock."""
 

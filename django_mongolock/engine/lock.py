@@ -185,11 +185,12 @@ class MongoLock(LockState):
         """
         schedule = RetrySchedule.until(as_seconds(limit))
         while True:
+            transaction = self.atomic(*args, **kwargs)
             try:
-                with self.atomic(*args, **kwargs) as session:
+                with transaction as session:
                     return work(session)
             except Exception as error:
-                if not is_transient(error) or (pause := schedule.next()) is None:
+                if transaction.committed or not is_transient(error) or (pause := schedule.next()) is None:
                     raise
                 time.sleep(pause)
 
@@ -199,11 +200,12 @@ class MongoLock(LockState):
         """See run_atomic(). *work* is a coroutine function."""
         schedule = RetrySchedule.until(as_seconds(limit))
         while True:
+            transaction = self.atomic(*args, **kwargs)
             try:
-                async with self.atomic(*args, **kwargs) as session:
+                async with transaction as session:
                     return await work(session)
             except Exception as error:
-                if not is_transient(error) or (pause := schedule.next()) is None:
+                if transaction.committed or not is_transient(error) or (pause := schedule.next()) is None:
                     raise
                 await asyncio.sleep(pause)
 

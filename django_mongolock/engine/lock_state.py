@@ -87,7 +87,7 @@ class LockState:
     @property
     def waited(self) -> float:
         """Seconds that it took to acquire the lock."""
-        return max(grant.reporting.waited for grant in self._acquired())
+        return sum(grant.reporting.waited for grant in self._acquired())  # one key after the other
 
     def ensure_held(self) -> None:
         """Raise LockLost unless the lock is held. Sends nothing to the server.

@@ -59,7 +59,11 @@ class Atomic(Generic[S_co]):
     Leaving it commits, or aborts if the block has raised. Nothing is committed once the lock was lost: that raises
     LockLost. LockTransactionAborted: nothing is committed either, but the lock is held and the block may be run
     again (see `MongoLock.run_atomic`). LockBackendFailed: it is unknown whether it was committed.
+
+    committed: whether it was, so that an error comes from what runs after that (`on_commit`).
     """
+
+    committed = False
 
     def __init__(self, lock: FencingLock, client: Client) -> None:
         if not isinstance(client, (MongoClient, AsyncMongoClient)):
@@ -120,8 +124,6 @@ class Atomic(Generic[S_co]):
 
     def _end(self, error: BaseException | None, confirm: Callable[[], object]) -> Calls[None]:
         """Commit, or abort if the block has raised *error*. *confirm* asks the server if the lock is held."""
-        for grant in self._grants:
-            grant.resume_renewals()
         try:
             if error is not None:
                 return
@@ -133,6 +135,7 @@ class Atomic(Generic[S_co]):
                     "the transaction's client does not see the lock: use a client of the MongoDB that keeps the locks"
                 )
             yield from self._commit()
+            self.committed = True
         except PyMongoError as failure:
             if failure.has_error_label(UNKNOWN):
                 # It may be open on the server still, and with it the lock's document be closed to everybody.
@@ -146,6 +149,8 @@ class Atomic(Generic[S_co]):
                 yield confirm
             raise LockTransactionAborted(self._key, self._grants[0].token, _reason(failure)) from failure
         finally:
+            for grant in self._grants:  # not before: a renewal would conflict with the commit
+                grant.resume_renewals()
             yield from self._abort()
 
     def _match(self) -> Calls[bool]:
