@@ -69,6 +69,7 @@ def take_over(lock: MongoLock) -> None:
 class TestAtomic:
     """The ORM on the alias is part of the transaction."""
 
+    @pytest.mark.long
     def test_commits(self) -> None:
         """What the ORM writes is there afterwards, and was not before; PyMongo is part of it with the session."""
         make_ad("first")
@@ -187,21 +188,7 @@ class TestAtomic:
                 thread_try(key)
         assert titles() == ["first", "second"]
 
-    def test_a_hook_is_no_reason_to_run_again(self) -> None:
-        """F124: what was committed is not done again, whatever a function given to `on_commit` raises."""
-        key, attempts = new_key(), []
-
-        def work(session: Any) -> None:
-            attempts.append(1)
-            mongo_transaction.on_commit(fail, using="mongo")
-
-        def fail() -> None:
-            raise LockTransactionAborted("another")
-
-        with mongo_lock(key) as lock, pytest.raises(LockTransactionAborted, match="another"):
-            lock.run_atomic(work)
-        assert len(attempts) == 1
-
+    @pytest.mark.long
     def test_other_database(self) -> None:
         """An alias that is not MongoDB has no transaction with the lock: the error names the cures."""
         with mongo_lock(new_key()) as lock:

@@ -185,12 +185,11 @@ class MongoLock(LockState):
         """
         schedule = RetrySchedule.until(as_seconds(limit))
         while True:
-            transaction = self.atomic(*args, **kwargs)
             try:
-                with transaction as session:
+                with self.atomic(*args, **kwargs) as session:
                     return work(session)
             except Exception as error:
-                if transaction.committed or not is_transient(error) or (pause := schedule.next()) is None:
+                if not is_transient(error) or (pause := schedule.next()) is None:
                     raise
                 time.sleep(pause)
 
@@ -200,12 +199,11 @@ class MongoLock(LockState):
         """See run_atomic(). *work* is a coroutine function."""
         schedule = RetrySchedule.until(as_seconds(limit))
         while True:
-            transaction = self.atomic(*args, **kwargs)
             try:
-                async with transaction as session:
+                async with self.atomic(*args, **kwargs) as session:
                     return await work(session)
             except Exception as error:
-                if transaction.committed or not is_transient(error) or (pause := schedule.next()) is None:
+                if not is_transient(error) or (pause := schedule.next()) is None:
                     raise
                 await asyncio.sleep(pause)
 

@@ -59,11 +59,7 @@ class Atomic(Generic[S_co]):
     Leaving it commits, or aborts if the block has raised. Nothing is committed once the lock was lost: that raises
     LockLost. LockTransactionAborted: nothing is committed either, but the lock is held and the block may be run
     again (see `MongoLock.run_atomic`). LockBackendFailed: it is unknown whether it was committed.
-
-    committed: whether it was, so that an error comes from what runs after that (`on_commit`).
     """
-
-    committed = False
 
     def __init__(self, lock: FencingLock, client: Client) -> None:
         if not isinstance(client, (MongoClient, AsyncMongoClient)):
@@ -135,7 +131,6 @@ class Atomic(Generic[S_co]):
                     "the transaction's client does not see the lock: use a client of the MongoDB that keeps the locks"
                 )
             yield from self._commit()
-            self.committed = True
         except PyMongoError as failure:
             if failure.has_error_label(UNKNOWN):
                 # It may be open on the server still, and with it the lock's document be closed to everybody.

@@ -124,6 +124,7 @@ def test_a_loss_is_reported_by_the_block(key: str) -> None:
         assert term.ended.wait(20)
 
 
+@pytest.mark.long
 def test_a_lease_that_is_not_renewed() -> None:
     """The work stops while the lock is still held, before any other process may begin; then it stands again."""
     remaining: list[float] = []
@@ -191,6 +192,7 @@ def test_elected_from_the_queue(key: str, elsewhere: Elsewhere) -> None:
     assert remaining[0] > get_settings().LEASE * 0.8
 
 
+@pytest.mark.long
 def test_what_cannot_end_in_order_is_released(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """F103: if nobody has the leader any more, and if its term cannot be watched."""
     dropped = leader(key)
