@@ -222,7 +222,7 @@ class TestWsgi:
         response = VIEWS["stream"](RequestFactory().get("/"), name)
         iterator = iter(response)
         next(iterator)
-        closers: list[Any] = response._resource_closers  # type: ignore[attr-defined]
+        closers: list[Any] = response._resource_closers
         (lock,) = (closer.__self__.lock for closer in closers if closer.__name__ == "release")
         lock._acquired()[0].lose("a test wants it so")
         with pytest.raises(LockLost):

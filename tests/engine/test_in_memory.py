@@ -31,7 +31,7 @@ from django_mongolock.engine.step import Limits, Step
 from django_mongolock.exceptions import LockBackendFailed, LockError, LockMisused, LockNotAcquired
 from tests.engine.conftest import CALM, make_lock
 from tests.engine.waiters import InThread, Waiter
-from tests.support.grants import grant_of, new_grant, own
+from tests.support.grants import grant_of, new_grant
 from tests.support.waiting import eventually
 
 TIMEOUT = 5.0
@@ -172,7 +172,7 @@ def test_a_grant_that_was_taken_and_queued_again_is_lost(
     assert mine.lost
 
 
-@pytest.mark.parametrize("ask_for", [MongoLock.extend, lambda lock: make_lock(own(lock).session).acquire(wait=0)])
+@pytest.mark.parametrize("ask_for", [MongoLock.extend, lambda lock: make_lock(lock._session()).acquire(wait=0)])
 def test_a_grant_with_another_token_is_lost(
     server: MemoryServer, session: MemorySession, ask_for: Callable[[MongoLock], object]
 ) -> None:
