@@ -15,12 +15,10 @@ import pytest
 from django.db import DatabaseError, IntegrityError, connections, transaction
 from django.test import TestCase
 from django_mongodb_backend import transaction as mongo_transaction
-from pymongo import MongoClient
 from pytest_django import DjangoDbBlocker
 
 from django_mongolock import (
     LockLost,
-    LockMisused,
     LockReentry,
     MongoLock,
     mongo_lock,
@@ -30,7 +28,6 @@ from django_mongolock import (
 from django_mongolock.backends import transactions as module
 from django_mongolock.models import Lock
 from django_mongolock.signals import lock_released
-from django_mongolock.testing import MemoryLocks
 from tests.support.grants import own
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.looking import document, holders, new_key
@@ -372,12 +369,6 @@ class TestMongo:
             lose(lock)
         assert connection.session is None
         assert data.count_documents({"inside": True}) == 0
-
-
-def test_memory(mongolock: MemoryLocks) -> None:
-    """A lock that is kept in memory has no transaction with anything: told before anything is done."""
-    with mongo_lock("a") as lock, pytest.raises(LockMisused, match="not kept in MongoDB"):
-        lock.atomic(MongoClient[Any](connect=False)).__enter__()
 
 
 class TestWarning:
