@@ -7,6 +7,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal, TypedDict, TypeVar, Unpack
 
@@ -23,6 +24,9 @@ T = TypeVar("T")
 AnyTerm = TypeVar("AnyTerm", bound="BaseTerm")
 #: The part of a lease that is left for the work to stop when the lease was not renewed.
 PART: Final = 1 / 3
+#: How often the thread of a term looks at its lock, in seconds. It shares nothing with the callbacks of other locks,
+#: which may take their time (F112).
+LOOK_EVERY: Final = 0.1
 
 
 class LeaderOptions(TypedDict, total=False):
@@ -41,11 +45,9 @@ class BaseTerm:
     because this process was paused.
     """
 
-    def __init__(self, new_lock: Callable[..., MongoLock]) -> None:
+    def __init__(self, lock: MongoLock) -> None:
         self._over = threading.Event()
-        # Weakly, as in `_watch`: a term that nobody has any more must not be what keeps its lock.
-        end = weakref.WeakMethod(self.end)
-        self.lock = new_lock(on_lost=lambda _: _call(end), on_release_requested=lambda _: _call(end))
+        self.lock = lock
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.key!r}, {'leading' if self.held else 'over'}>"
@@ -75,8 +77,8 @@ class BaseTerm:
         self._over.set()
 
     def watch(self) -> None:
-        """End the term, from a thread of its own, when the lease was not renewed for too long."""
-        watched = weakref.ref(self), self._over
+        """End the term, from a thread of its own, when its lock is lost, requested, or was not renewed for too long."""
+        watched = weakref.ref(self), self._over  # weakly: a dropped term must not be what keeps its lock
         threading.Thread(target=_watch, args=watched, name="mongolock-term", daemon=True).start()
 
 
@@ -92,8 +94,8 @@ class Term(BaseTerm):
 class AsyncTerm(BaseTerm):
     """A term in a coroutine: see Term. ended: an `asyncio.Event`."""
 
-    def __init__(self, new_lock: Callable[..., MongoLock]) -> None:
-        super().__init__(new_lock)
+    def __init__(self, lock: MongoLock) -> None:
+        super().__init__(lock)
         self._loop = asyncio.get_running_loop()
         #: Set when the work has to stop.
         self.ended = asyncio.Event()
@@ -105,17 +107,12 @@ class AsyncTerm(BaseTerm):
             self._loop.call_soon_threadsafe(self.ended.set)
 
 
-def _call(weak: weakref.WeakMethod[Callable[[], None]]) -> None:
-    if (method := weak()) is not None:
-        method()
-
-
 def _watch(weak: weakref.ref[BaseTerm], over: threading.Event) -> None:
     while (term := weak()) is not None:
-        if (left := term.left) <= 0:
+        if (left := term.left) <= 0 or term.lock.release_requested is not None:
             term.end()
         del term
-        if over.wait(left):
+        if over.wait(min(left, LOOK_EVERY)):
             break
 
 
@@ -136,7 +133,7 @@ async def _outlast(task: asyncio.Future[Any]) -> None:
 class Leader:
     """Stands for election: see `leader`. One term at a time; make one for each thread or task."""
 
-    def __init__(self, new_lock: Callable[..., MongoLock]) -> None:
+    def __init__(self, new_lock: Callable[[], MongoLock]) -> None:
         self.key = new_lock().key
         self._new_lock = new_lock
         self._term: BaseTerm | None = None
@@ -217,7 +214,7 @@ class Leader:
     def _new_term(self, kind: type[AnyTerm]) -> AnyTerm:
         if self._term is not None:
             raise LockMisused("this leader is in use: make a new one for each thread or task")
-        return kind(self._new_lock)
+        return kind(self._new_lock())
 
     def _begin(self, term: AnyTerm) -> AnyTerm:
         term.watch()
@@ -249,8 +246,4 @@ def leader(key: Key, **options: Unpack[LeaderOptions]) -> Leader:
     """
     check_options(options, LeaderOptions.__annotations__)
     own = {"wait": None, "label": "leader", "release": "now", **options}
-
-    def new_lock(**callbacks: Any) -> MongoLock:
-        return make_lock((key,), "exclusive", 1, {**own, **callbacks}, whole=True)
-
-    return Leader(new_lock)
+    return Leader(partial(make_lock, (key,), "exclusive", 1, own, whole=True))
