@@ -84,10 +84,10 @@ def test_never_two_at_work(start: Start, written: Log, how: Any) -> None:
     """The leader is killed, ended or asked to release: its program has ended before that of the next one begins."""
     key = new_key("leader")
     leading = run_leader(start, key, *program(written))
-    assert eventually(written.spans, 30)
+    assert eventually(written.spans, 60)
     (first,) = written.spans()
     run_leader(start, key, *program(written))
-    assert eventually(lambda: lock_info(key).waiting == 1, 30)
+    assert eventually(lambda: lock_info(key).waiting == 1, 60)
     if how == "release":
         assert Lock.objects.filter(key=key).ask_to_release("a test") == 1
     else:
@@ -107,10 +107,10 @@ def test_a_cut_network(start: Start, written: Log) -> None:
     _, port = mongo_store().client.address or ("", 0)
     with contextlib.closing(Relay(port)) as relay:
         run_leader(start, key, *program(written), MONGODB_URI=relay.uri)
-        assert eventually(written.spans, 30)
+        assert eventually(written.spans, 60)
         (first,) = written.spans()
         run_leader(start, key, *program(written))
-        assert eventually(lambda: lock_info(key).waiting == 1, 30)
+        assert eventually(lambda: lock_info(key).waiting == 1, 60)
         healed = threading.Event()
         with relay.holding_requests(lambda message: healed.wait(60) and False):  # each of them
             try:
@@ -128,15 +128,15 @@ def test_a_paused_leader(start: Start, written: Log) -> None:
     """P9: while it is paused, it cannot stop its program; it does so when it goes on, and then stands again."""
     key = new_key("leader")
     leading = run_leader(start, key, *program(written))
-    assert eventually(written.spans, 30)
+    assert eventually(written.spans, 60)
     (first,) = written.spans()
     run_leader(start, key, *program(written))
-    assert eventually(lambda: lock_info(key).waiting == 1, 30)
+    assert eventually(lambda: lock_info(key).waiting == 1, 60)
     leading.send_signal(signal.SIGSTOP)
     assert eventually(lambda: written.others(first), 30)
     leading.send_signal(signal.SIGCONT)
     assert eventually(lambda: not runs(first), 10)
-    assert eventually(lambda: lock_info(key).waiting == 1, 30)
+    assert eventually(lambda: lock_info(key).waiting == 1, 60)
     assert len(written.others(first)) == 1
 
 

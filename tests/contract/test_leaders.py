@@ -204,7 +204,7 @@ def test_what_cannot_end_in_order_is_released(key: str, monkeypatch: pytest.Monk
     with pytest.raises(ZeroDivisionError):
         leader(key).__enter__()
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(leader(key).__aenter__())  # type: ignore[arg-type]
+        asyncio.run(leader(key).__aenter__())
     assert lock_info(key).state == "free"
 
 
