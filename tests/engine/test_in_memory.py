@@ -180,7 +180,7 @@ def test_a_grant_with_another_token_is_lost(
     mine = make_lock(session, terms=CALM).acquire()
     grant = grant_of(mine)
     grant.outcome_unknown = True
-    session.store.release("k", Step(remove=(grant.id,), force=True), TIMEOUT)
+    session.store.apply("k", Step(remove=(grant.id,), force=True), TIMEOUT)
     session.store.apply("k", Step(ask=grant.id, add=entry(grant.id, "s", CALM, {})), TIMEOUT)
     with contextlib.suppress(LockError):
         ask_for(mine)
