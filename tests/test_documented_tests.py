@@ -84,9 +84,10 @@ def test_every_origin_has_its_table() -> None:
 
 
 def test_no_failure_is_left_out() -> None:
-    """F1 to F69, F71 to F80, F86, F89, F91 to F93 and F95 to F106, each once."""
-    numbers = [*range(1, 70), *range(71, 81), 86, 89, *range(91, 94), *range(95, 107)]
-    assert [cells[0] for cells in rows(FAILURES.read_text())] == [f"F{number}" for number in numbers]
+    """F1 to F69, F71 to F80, F86, F89, F91 to F93 and F95 to F106, and what was found since: each once, in order."""
+    numbers = [int(cells[0].removeprefix("F")) for cells in rows(FAILURES.read_text())]
+    assert numbers == sorted(set(numbers))
+    assert {*range(1, 70), *range(71, 81), 86, 89, *range(91, 94), *range(95, 107)} <= set(numbers)
 
 
 def test_no_promise_is_left_out() -> None:

@@ -120,8 +120,6 @@ class Atomic(Generic[S_co]):
 
     def _end(self, error: BaseException | None, confirm: Callable[[], object]) -> Calls[None]:
         """Commit, or abort if the block has raised *error*. *confirm* asks the server if the lock is held."""
-        for grant in self._grants:
-            grant.resume_renewals()
         try:
             if error is not None:
                 return
@@ -146,13 +144,16 @@ class Atomic(Generic[S_co]):
                 yield confirm
             raise LockTransactionAborted(self._key, self._grants[0].token, _reason(failure)) from failure
         finally:
+            for grant in self._grants:  # not before: a renewal would conflict with the commit
+                grant.resume_renewals()
             yield from self._abort()
 
     def _match(self) -> Calls[bool]:
         """Write to the document of every key; return whether all were there and held by our grants."""
         collection = self._client[self._store.config.database][self._store.config.collection]
         for grant in self._grants:
-            mine = {"grant": {"$eq": grant.id}, "released": {"$exists": False}}
+            # The token: once taken away, the grant may have come back by a command that was held up on its way.
+            mine = {"grant": {"$eq": grant.id}, "token": Int64(grant.token), "released": {"$exists": False}}
             where = {"_id": {"$eq": grant.key}, "holders": {"$elemMatch": mine}}
             change = {"$inc": {"changes": Int64(1)}}
             result = yield partial(collection.update_one, where, change, session=self._session)
