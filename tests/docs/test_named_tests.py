@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.docs.pages import ROOT
+
 FAILURES = ROOT / "docs" / "evidence/failures.md"
 PROMISES = ROOT / "docs" / "explanation/promises.md"
 THREATS = ROOT / "SECURITY.md"

@@ -26,8 +26,8 @@ from django_mongolock import conf, exceptions, signals
 from django_mongolock.engine import history
 from django_mongolock.engine.indexes import INDEXES
 from django_mongolock.models import Lock, LockEvent
+from tests.docs.pages import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "django_mongolock"
 REFERENCE = "docs/reference"
 #: The options that every command of Django has.
