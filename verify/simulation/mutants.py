@@ -27,8 +27,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from verify.faults.broken import DEFECTS
 from verify.simulation import mutation
-from verify.simulation.defects import DEFECTS
 from verify.simulation.mutation import MODULES, VARIABLE, Mutant
 from verify.simulation.put_back import VARIABLE as DEFECT
 from verify.simulation.results import Book, Result, table, totals
