@@ -642,7 +642,7 @@ def test_threads_that_come_first_together_get_one_session(config: StoreConfig) -
 
 
 def test_a_look_at_a_place_changes_no_deadline(lock: LockMaker, other: LockMaker, session: Session) -> None:
-    """P1, F62: only a command of its own gives a waiter time. What a read shows of its place gives none, however long."""
+    """P1, F62: only a command of its own gives a waiter time. What a read shows gives none."""
     with other(terms=CALM):
         thread = threading.Thread(target=lock(terms=CALM, wait=30).acquire, daemon=True)
         thread.start()
