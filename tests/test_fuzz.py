@@ -1,7 +1,4 @@
-"""Anything at all, at every way in: it works, or it is refused in the words that the documentation promises.
-
-The tests that need no server can also be run for as long as one likes, guided by coverage: see `tests.fuzz`.
-"""
+"""Anything at all, at every way in: it works, or it is refused in the words that the documentation promises."""
 
 from __future__ import annotations
 

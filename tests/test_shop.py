@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
@@ -192,6 +189,7 @@ class TestStory:
         assert (len(found.wrong_exports), len(found.overlaps), len(found.wrong_finals)) == (
             (0, 0, 0) if locking else (1, 1, 1)
         )
+
 
 @pytest.fixture
 def seller(monkeypatch: pytest.MonkeyPatch, client: Client) -> User:

@@ -95,11 +95,6 @@ def test_no_promise_is_left_out() -> None:
     assert [cells[0] for cells in rows(PROMISES.read_text())] == [f"P{number}" for number in range(1, 10)]
 
 
-def test_there_are_threats() -> None:
-    """The table of the threats is read as one."""
-    assert len(rows(THREATS.read_text())) > 15
-
-
 #: The lists of surfaces over which a test runs, by what the table of threats calls them.
 PLACES = {
     "pages": ("PAGES", "addresses"),

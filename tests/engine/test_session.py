@@ -30,7 +30,7 @@ from django_mongolock.exceptions import LockBackendFailed, LockError, LockLost
 from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock, renewed
 from tests.engine.faces import Face
 from tests.engine.processes import processes
-from tests.support.grants import grant_of
+from tests.support.grants import grant_of, own
 from tests.support.waiting import eventually
 
 Entries = Callable[..., list[Any]]
@@ -653,3 +653,14 @@ def test_a_look_at_a_place_changes_no_deadline(lock: LockMaker, other: LockMaker
         session.commands.answer(waiting.id, Reply(place=0, waiter_lease=500.0), clock.now() + 100)
         assert waiting.lease.until == deadline
     thread.join(10)
+
+
+def test_a_longer_lease_counts_when_its_command_is_answered(lock: LockMaker) -> None:
+    """P1, P9: while the command of extend() is under way, the deadline is what it was."""
+    with lock(terms=CALM) as held:
+        (grant,) = own(held).grants
+        deadline = grant.lease.until
+        steps = own(held).extend(500)
+        next(steps)  # it is sent
+        assert grant.lease.until == deadline
+        steps.close()
