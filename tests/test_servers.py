@@ -242,7 +242,7 @@ def answers(server: Any) -> bool:
 @pytest.mark.parametrize("kind", [Redis, Postgres, MariaDB])
 def test_another_server_answers_and_ends(kind: type[Redis | Postgres | MariaDB]) -> None:
     """Each on a port of its own, also for root; closed, nothing is left."""
-    parts.require({Postgres: "PostgreSQL"}.get(kind, kind.__name__))
+    parts.require("PostgreSQL" if kind is Postgres else kind.__name__)
     with kind() as server:
         assert answers(server)
         pid, directory = server.pid, server.directory

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT
-from tests.docs.test_examples import ELSEWHERE
+from tests.docs.pages import ELSEWHERE, ROOT
 
 SITE = ROOT / "build" / "docs"
 

@@ -23,21 +23,12 @@ from redis import Redis as RedisClient
 from testproject.celery import app as shop
 from testproject.servers import Redis
 from tests import parts
-from tests.docs.pages import ROOT, Page, pages
+from tests.docs.pages import ELSEWHERE, ROOT, Page, pages
 from tests.documents.conftest import forget
 from tests.support.looking import document, held_elsewhere, holder, holders, new_key
 from tests.support.waiting import eventually
 
 __all__ = ["forget"]
-#: The pages that other tests run, each as a project of its own.
-ELSEWHERE = {
-    "docs/howto/containers.md": "tests/test_containers.py",
-    "docs/howto/dashboard.md": "tests/test_dashboard.py",
-    "docs/howto/environment.md": "tests/test_environment.py",
-    "docs/howto/security.md": "tests/test_authentication.py",
-    "docs/howto/testing.md": "tests/docs/test_projects.py",
-    "docs/tutorial/index.md": "tests/docs/test_projects.py",
-}
 RUN = [page for page in pages() if "```py" in page.text and page.name not in ELSEWHERE]
 #: What the examples and their checks may use: what a settings file has, and the words of the tests.
 NAMES = {
@@ -105,7 +96,9 @@ def tables() -> Iterator[Callable[[dict[str, Any]], None]]:
 
     def make(names: dict[str, Any]) -> None:
         for model in list(names.values()):
-            if isinstance(model, models.base.ModelBase) and model.__module__ == names["__name__"]:
+            if not (isinstance(model, type) and issubclass(model, models.Model)):
+                continue
+            if model.__module__ == names["__name__"]:
                 connection = connections[router.db_for_write(model)]
                 if model._meta.db_table not in connection.introspection.table_names():
                     made.append(model)

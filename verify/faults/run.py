@@ -79,7 +79,7 @@ class Outcome:
 class Crew:
     """The workers of a run."""
 
-    def __init__(self, folder: Path, uri: str, lock: str, habits: Sequence[str], chance: random.Random) -> None:
+    def __init__(self, folder: Path, uri: str, habits: Sequence[str], chance: random.Random) -> None:
         self._folder = folder
         self._uri = uri
         self._habits = habits
