@@ -130,6 +130,7 @@ def processes() -> dict[int, int]:
     return {int(pid): int(parent) for pid, parent, state in rows if not state.startswith("Z")}
 
 
+@pytest.mark.program
 @pytest.mark.timeout(LIMIT + 30)
 def test_a_bad_night_in_a_browser(monkeypatch: pytest.MonkeyPatch) -> None:
     """`--incident`, by what it prints alone: each step is followed in a browser, and the next one comes by itself."""

@@ -190,6 +190,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
         reader.stop(terminal)
 
 
+@pytest.mark.program
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(sys.platform == "win32", reason="takes a Unix shell")
 @parts.needs("curl")

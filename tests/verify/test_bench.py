@@ -85,6 +85,7 @@ def contender(make: type[Peer]) -> Contender:
 # The checker
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [NoLock, Late])
 def test_what_is_no_lock_is_found_out(make: type[Peer], world: World) -> None:
     """Two processes that are both let in are seen, by the times at which they had it."""
@@ -101,6 +102,7 @@ def prove_often(crew: list[Worker]) -> None:
         prove(crew, f"key-{number}")
 
 
+@pytest.mark.long
 def test_who_lies_is_left_out_of_the_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no row in any table, and a note names it; the others are measured as if it were not there."""
     honest, lies = contender(Flock), contender(NoLock)
@@ -114,6 +116,7 @@ def test_who_lies_is_left_out_of_the_run(world: World, monkeypatch: pytest.Monke
     assert [note.text.split(": it is no lock")[0] for note in bench.notes] == ["NoLock: left out"]
 
 
+@pytest.mark.long
 def test_ours_is_found_to_be_one(world: World) -> None:
     """The same checker has nothing to say of two processes that use this library, and sees them take turns."""
     bench = Bench(world, quick=True)
@@ -204,6 +207,7 @@ def test_an_error_in_a_worker_is_told() -> None:
         assert worker.call(sleep, 0.0) == worker.pid
 
 
+@pytest.mark.long
 def test_a_worker_that_hangs_or_dies_is_told_and_ended() -> None:
     """Nobody waits for it without end, and nothing of it is left behind."""
     with workers(2) as (hangs, dies):
@@ -342,6 +346,7 @@ def test_a_quick_question_end_to_end(tmp_path: Path) -> None:
     assert all(row[1][0] > 0 for row in rows.values())
 
 
+@pytest.mark.long
 def test_workers_end_with_those_who_started_them(tmp_path: Path) -> None:
     """Nothing is left behind where the command is killed: a worker that nobody talks to any more ends."""
     code = "from bench.workers import Worker; w = Worker(); print(w.pid, flush=True); input()"

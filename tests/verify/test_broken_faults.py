@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from django_mongolock.engine import clock, grant, mongo_store, protocol, rule, runner
-from django_mongolock.engine.session import change_stream, commands, per_process, renewals, session, waits
+from django_mongolock.engine.session import commands, listener, per_process, renewals, session, waits
 from tests import parts
 from tests.engine.clusters import Cluster, cluster_with_a_dial
 from verify.faults.broken import DEFECTS, PATCHES, VARIABLE, NothingToBreak, Patches, broken
@@ -89,7 +89,7 @@ def test_a_variant_is_undone_without_a_trace(name: str) -> None:
 def engine() -> list[object]:
     """All that the modules and classes of the engine have."""
     owners: list[Any] = [clock, runner, grant, mongo_store, protocol, rule]
-    owners += [change_stream, commands, per_process, renewals, session, waits]
+    owners += [commands, listener, per_process, renewals, session, waits]
     owners += [
         value
         for module in owners
@@ -107,6 +107,7 @@ def test_a_patch_that_finds_nothing_is_an_error() -> None:
     patches.undo()
 
 
+@pytest.mark.long
 def test_a_process_is_broken_by_its_environment() -> None:
     """MONGOLOCK_BROKEN says which variant a process is; a name that there is not is an error, not a healthy process."""
     code = "from verify.faults import broken; from django_mongolock.engine import protocol; \

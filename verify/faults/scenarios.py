@@ -187,10 +187,10 @@ def handed_over_without_the_majority(stage: Stage) -> list[str]:
 
 
 def looked_before_the_majority(stage: Stage) -> list[str]:
-    """F5, F7: there is no change stream, so a waiter looks; the release that lets it in is at the primary only."""
+    """F5, F7: nobody may listen, so a waiter looks; the release that lets it in is at the primary only."""
     one, two = stage.session(), stage.session(timeout=0.7, appname="looker")
     mine, waiting = stage.lock(one).acquire(), stage.lock(two, wait=5)
-    with stage.failing("looker", "aggregate"):
+    with stage.failing("looker", "create", "convertToCapped"):
         stage.queue(waiting)
         with stage.no_majority():
             mine.release()
