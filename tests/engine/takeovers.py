@@ -1,15 +1,10 @@
 """Take a lock over at a random moment of its holder's work: does anything that the holder writes come after that?
 
-    python -m bench.takeovers [--trials 500] [--json FILE]
-
-Each trial: a holder reads a counter and writes it back one higher; meanwhile somebody else takes the lock over, in
+Each trial: a holder reads a counter and writes it back one higher; meanwhile another one takes the lock over, in
 one of two ways, and looks at the counter as soon as it has the lock. A write of the former holder that turns up after
 that look is wrong. Once with `lock.atomic()`, once with plain writes after `lock.ensure_held()`.
 """
 
-import argparse
-import json
-import logging
 import random
 import threading
 import time
@@ -17,7 +12,6 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final
 
 from pymongo import MongoClient
@@ -29,9 +23,8 @@ from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockLost, LockTransactionAborted
-from testproject.servers import mongodb
 
-DATABASE: Final = "mongolock_benchmarks"
+DATABASE: Final = "mongolock_tests"
 TERMS: Final = Terms(lease=30.0)
 PAST: Final = datetime(2020, 1, 1, tzinfo=UTC)
 #: The holder works, and the other one strikes, within so many seconds; at least as many as a take-over takes.
@@ -139,24 +132,3 @@ class Trials:
 
     def _read(self, key: str, session: Any = None) -> int:
         return int((self.data.find_one({"_id": key}, session=session) or {})["n"])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.takeovers")
-    parser.add_argument("--trials", type=int, default=500)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    logging.getLogger("django_mongolock").setLevel(logging.ERROR)  # every trial loses a lock
-    figures = {}
-    with mongodb() as uri:
-        trials = Trials(uri)
-        for name, fenced in (("atomic", True), ("plain", False)):
-            figures[name] = vars(trials.run(options.trials, fenced=fenced))
-            print(f"{name}: {figures[name]}")
-        trials.close()
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""The tutorial is followed to the letter, in an empty folder, with two terminals."""
+"""The tutorial is followed to the letter, in an empty folder, with two terminals; the tests of the docs are run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from pymongo import MongoClient
 from testproject.demo.browser import Browser
 from testproject.demo.site import free_port
 from tests import parts
+from tests.docs.pages import ROOT, blocks
 from tests.support.waiting import eventually
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "tutorial/index.md"
 #: A fenced block, with the comment before it that says what a reader is told in words.
 BLOCK = re.compile(r"^(?:<!-- (?P<how>[^>]*) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -30,11 +31,17 @@ DONE = re.compile(r"^(python3 -m venv|\. \.venv|pip install|docker|export MONGOD
 SERVER = re.compile(r"^<!-- a server -->\n```console\n(.*?)^```\n\n`(.*?)` ends it", re.MULTILINE | re.DOTALL)
 MARK = "------ done "
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(sys.platform == "win32", reason="takes a Unix shell"),
-    parts.needs("curl"),
-]
+SETTINGS = """
+SECRET_KEY = "x"
+INSTALLED_APPS = ["django_mongolock"]
+MONGOLOCK = {"DATABASE": "locks", "KEY_PREFIX": "shop:"}
+DATABASES = {
+    "default": {},
+    "locks": {"ENGINE": "django_mongodb_backend", "HOST": "mongodb://127.0.0.1:9/", "NAME": "none"},
+}
+"""
+
+pytestmark = pytest.mark.long
 
 
 def as_pattern(shown: str) -> str:
@@ -92,7 +99,7 @@ class Reader:
             case "console", "a":
                 pass  # a server: that of the test run will do, and there is a test of its own
             case _:
-                pytest.fail(f"nobody knows what to do with {how!r} {kind}")
+                pytest.fail(f"it is not known what to do with {how!r} {kind}")
 
     def write(self, text: str) -> None:
         """Write the file that the first line names, or add to it."""
@@ -185,6 +192,8 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 @pytest.mark.program
 @pytest.mark.timeout(300)
+@pytest.mark.skipif(sys.platform == "win32", reason="takes a Unix shell")
+@parts.needs("curl")
 def test_to_the_letter(reader: Reader) -> None:
     """What it says is typed, what it shows is seen. In MongoDB there is no more than what it says is there."""
     reader.follow(PAGE.read_text())
@@ -210,3 +219,29 @@ def test_the_server_out_of_the_wheel(reader: Reader) -> None:
     finally:
         reader.shell(stop)
     assert eventually(lambda: not (reader.folder / "data/mongod.lock").read_text())
+
+
+def test_the_tests_of_the_docs(tmp_path: Path) -> None:
+    """howto/testing.md, with pytest and with Django's test runner, without any database."""
+    for block in blocks("howto/testing.md"):
+        (tmp_path / block.partition("\n")[0].removeprefix("# ")).write_text(block)
+    (tmp_path / "settings.py").write_text(SETTINGS)
+    installed = any(point.value == "django_mongolock.pytest_plugin" for point in entry_points(group="pytest11"))
+    plugin = [] if installed else ["-p", "django_mongolock.pytest_plugin"]
+    runs = {
+        "7 passed": ["pytest", "-q", "-W", "error", "-p", "no:asyncio", "-p", "no:cacheprovider", *plugin],
+        "Ran 2 tests": ["django", "test", "test_with_unittest"],
+    }
+    environment = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "DJANGO_SETTINGS_MODULE": "settings", "PATH": ""}
+    for shown, command in runs.items():
+        done = subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert shown in done.stdout + done.stderr

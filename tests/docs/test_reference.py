@@ -7,9 +7,9 @@ import importlib
 import inspect
 import pkgutil
 import re
-import runpy
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,9 @@ from django_mongolock import conf, exceptions, signals
 from django_mongolock.engine import history
 from django_mongolock.engine.indexes import INDEXES
 from django_mongolock.models import Lock, LockEvent
+from tests.docs.pages import ROOT
 from tests.tested_versions import BEGIN, END, HEAD
 
-ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "django_mongolock"
 REFERENCE = "docs/reference"
 #: The options that every command of Django has.
@@ -68,10 +68,10 @@ def compare(documented: set[str], real: set[str], page: str, where: str) -> None
     assert not todo, "\n".join(todo)
 
 
-def sources() -> Iterator[tuple[Path, ast.Module]]:
+@cache
+def sources() -> list[tuple[Path, ast.Module]]:
     """The modules of the package, parsed."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield path, ast.parse(path.read_text())
+    return [(path, ast.parse(path.read_text())) for path in sorted(PACKAGE.rglob("*.py"))]
 
 
 # Settings, checks, signals, errors
@@ -192,18 +192,6 @@ def test_every_entry_is_a_public_name() -> None:
         assert attribute in modules[module].__all__, f"docs/reference/api.md: {name} is not in {module}.__all__"
 
 
-def test_arguments_stand_apart() -> None:
-    """Of a paragraph about arguments the site makes a list; what is none, and an example, stays as it is."""
-    apart = runpy.run_path(str(ROOT / "docs/conf.py"))["arguments_apart"]
-
-    def lent(key: str, *, wait: float, lease: float) -> None: ...
-
-    lines = ["Lend it.", "", "key: what. wait, lease: seconds,", "both: above 0.", "", "Say::", "", "    key: 5"]
-    apart(None, "function", "lent", lent, None, lines)
-    text = "\n".join(line for line in lines if line)
-    assert text == "Lend it.\n- *key*: what. \n- *wait, lease*: seconds, both: above 0.\nSay::\n    key: 5"
-
-
 # Commands
 
 
@@ -297,77 +285,73 @@ def test_metrics() -> None:
 # Names outside of Python
 
 
-def test_permissions() -> None:
+def permissions() -> set[str]:
     """Every permission of the app's models."""
-    real = {
-        f"django_mongolock.{codename}"
-        for model in apps.get_app_config("django_mongolock").get_models()
-        for codename in [
-            *(f"{action}_{model._meta.model_name}" for action in model._meta.default_permissions),
-            *(codename for codename, _ in model._meta.permissions),
-        ]
-    }
-    compare(set(rows("reference/names.md", "Permissions")), real, "reference/names.md", "under ## Permissions")
+    found = set()
+    for model in apps.get_app_config("django_mongolock").get_models():
+        meta = model._meta
+        found |= {f"django_mongolock.{action}_{meta.model_name}" for action in meta.default_permissions}
+        found |= {f"django_mongolock.{codename}" for codename, _ in meta.permissions}
+    return found
 
 
-def test_templates() -> None:
+def templates() -> set[str]:
     """Every template."""
     folder = PACKAGE / "templates"
-    real = {str(path.relative_to(folder)) for path in folder.rglob("*.html")}
-    compare(set(rows("reference/names.md", "Templates")), real, "reference/names.md", "under ## Templates")
+    return {str(path.relative_to(folder)) for path in folder.rglob("*.html")}
 
 
-def test_template_filters() -> None:
+def template_filters() -> set[str]:
     """Every filter and tag."""
     library = engines["django"].engine.template_libraries["mongolock"]  # type: ignore[attr-defined]
-    real = {*library.filters, *library.tags}
-    documented = rows("reference/names.md", "Template filters")
-    compare(set(documented), real, "reference/names.md", "under ## Template filters")
+    return {*library.filters, *library.tags}
 
 
-def test_addresses() -> None:
+def addresses() -> set[str]:
     """Every page of the admin that has a name."""
     pages = [page for model in (Lock, LockEvent) for page in admin.site.get_model_admin(model).get_urls()]
-    real = {pattern.name for pattern in pages if pattern.name}
-    documented = rows("reference/names.md", "URL names of the admin")
-    compare(set(documented), real, "reference/names.md", "under ## URL names of the admin")
+    return {pattern.name for pattern in pages if pattern.name}
 
 
-def test_extras() -> None:
+def extras() -> set[str]:
     """Every extra of the package."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    compare(
-        set(rows("reference/names.md", "Extras", "extra")),
-        set(project["optional-dependencies"]),
-        "reference/names.md",
-        "under ## Extras",
-    )
+    return set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
 
 
-def test_celery_tasks() -> None:
+def celery_tasks() -> set[str]:
     """Every task that the app brings."""
-    real = {
-        str(node.value)
-        for path, tree in sources()
+    return {
+        node.value.value
+        for _, tree in sources()
         for call in ast.walk(tree)
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "shared_task"
-        for node in [word.value for word in call.keywords if word.arg == "name"]
-        if isinstance(node, ast.Constant)
+        for node in call.keywords
+        if node.arg == "name" and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     }
-    compare(set(rows("reference/names.md", "Celery tasks")), real, "reference/names.md", "under ## Celery tasks")
 
 
-def test_in_mongodb() -> None:
+def in_mongodb() -> set[str]:
     """The collections and their indexes."""
-    of_events = {str(index.document["name"]) for index in history.INDEXES}
-    real = {
-        str(Lock._meta.db_table),
-        f"{Lock._meta.db_table}_results",
-        *INDEXES,
-        str(LockEvent._meta.db_table),
-        *of_events,
-    }
-    compare(set(rows("reference/names.md", "In MongoDB")), real, "reference/names.md", "under ## In MongoDB")
+    locks, events = str(Lock._meta.db_table), str(LockEvent._meta.db_table)
+    return {locks, f"{locks}_results", events, *INDEXES, *(str(index.document["name"]) for index in history.INDEXES)}
+
+
+@pytest.mark.parametrize(
+    ("heading", "real"),
+    [
+        ("Permissions", permissions),
+        ("Templates", templates),
+        ("Template filters", template_filters),
+        ("URL names of the admin", addresses),
+        ("Extras", extras),
+        ("Celery tasks", celery_tasks),
+        ("In MongoDB", in_mongodb),
+    ],
+)
+def test_names(heading: str, real: Callable[[], set[str]]) -> None:
+    """Each table of names has every name, and no other."""
+    documented = rows("reference/names.md", heading, "extra" if heading == "Extras" else None)
+    compare(set(documented), real(), "reference/names.md", f"under ## {heading}")
 
 
 def test_compatibility() -> None:
