@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, Protocol, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
@@ -116,7 +117,7 @@ def resolve(policy: Policy, error: Unlocked, args: tuple[Any, ...], kwargs: dict
 #: Registered by `contrib`: the policies that need another package, and what raises another framework's exceptions.
 _policies: Final[dict[str, Callable[[LockError], Any]]] = {}
 _responders: Final[list[Callable[[Unlocked, list[object]], None]]] = []
-_deliveries: Final[list[tuple[Callable[[str | None], None], Callable[[LockError, str | None], None]]]] = []
+_deliveries: Final[list[Callable[[], Deliveries | None]]] = []
 
 
 def register_policy(name: str, act: Callable[[LockError], Any]) -> None:
@@ -133,23 +134,27 @@ def register_responder(responder: Callable[[Unlocked, list[object]], None]) -> N
         _responders.append(responder)
 
 
-def register_deliveries(begin: Callable[[str | None], None], refused: Callable[[LockError, str | None], None]) -> None:
-    """Have each decorated call of a task queue call *begin* before it acquires its lock, and *refused* with the error
-    of a refusal. Both get the alias of the lock, and may raise what ends a delivery."""
-    _deliveries[:] = [(begin, refused)]
+class Deliveries(Protocol):
+    """What a task queue does about the deliveries of its messages. Each may raise what ends the running one."""
+
+    def returning(self) -> AbstractContextManager[None]:
+        """Around each decorated call."""
+
+    def begin_delivery(self, using: str | None) -> None:
+        """Before a decorated call acquires its lock on this alias."""
+
+    def refuse_second_delivery(self, error: LockError, using: str | None) -> None:
+        """With the error of a refusal."""
 
 
-def begin_delivery(using: str | None) -> None:
+def register_deliveries(find: Callable[[], Deliveries | None]) -> None:
+    """Have decorated calls ask *find* for the deliveries of the task queue whose task runs, if one does."""
+    _deliveries[:] = [find]
+
+
+def deliveries() -> Deliveries | None:
     """See `register_deliveries`."""
-    for begin, _refused in _deliveries:
-        begin(using)
-
-
-def refuse_second_delivery(error: LockError, using: str | None) -> None:
-    """See `register_deliveries`. A lock that this thread holds already is held by this delivery."""
-    for _begin, refused in _deliveries:
-        if not isinstance(error, LockReentry):
-            refused(error, using)
+    return next((found for find in _deliveries if (found := find()) is not None), None)
 
 
 def _registered(policy: str) -> Callable[[LockError], Any]:

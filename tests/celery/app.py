@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ from celery import Celery, Task
 from celery.exceptions import Reject
 from celery.signals import task_postrun
 
-from django_mongolock import idempotent, mongo_lock, mongo_locked, once_per
+from django_mongolock import LockError, idempotent, mongo_lock, mongo_locked, once_per
+from django_mongolock.contrib.celery import retry_current_task
 from django_mongolock.engine import mongo_store
 from django_mongolock.engine.session import change_stream
 from tests.celery.records import DIRECTORY, Story, listen, note, work
@@ -72,6 +75,50 @@ def die(args: Any, **facts: Any) -> None:
     if args[2:] == [True] and not Story(directory()).count("died"):
         note(directory(), "died")
         os._exit(1)
+
+
+def nested(keys: list[str], clean_up: float, body: Callable[[], None]) -> None:
+    """Hold all keys, one inside the other; a call that fails takes its time to clean up, under its lock."""
+
+    @mongo_locked(keys[0], lease=60, on_contention="retry")
+    def call() -> None:
+        try:
+            nested(keys[1:], clean_up, body) if len(keys) > 1 else body()
+        except BaseException:
+            time.sleep(clean_up)
+            raise
+
+    call()
+
+
+@app.task(bind=True)
+def several(self: Task[Any, Any], keys: list[str], name: str, clean_up: float) -> str:
+    """A task with several locks, the last of which may be busy."""
+
+    def body() -> None:
+        with work(directory(), name, str(self.request.id)):
+            pass
+
+    nested(keys, clean_up, body)
+    return name
+
+
+@app.task(bind=True)
+def by_hand(self: Task[Any, Any], keys: list[str], name: str, clean_up: float) -> str:
+    """The same, with blocks: it comes back by itself, and what it sends is sent while it holds its locks."""
+    try:
+        with ExitStack() as stack:
+            for key in keys[:-1]:
+                stack.enter_context(mongo_lock(key, wait=0, owner=self.request.id))
+            stack.callback(time.sleep, clean_up)
+            try:
+                stack.enter_context(mongo_lock(keys[-1], wait=0, owner=self.request.id))
+            except LockError as error:
+                retry_current_task(error)
+            stack.enter_context(work(directory(), name, str(self.request.id)))
+    except LockError as error:
+        retry_current_task(error)
+    return name
 
 
 @app.task(bind=True)
