@@ -1,4 +1,4 @@
-"""The indexes of the locks collection, and the one of the results that `idempotent` keeps."""
+"""The indexes of the locks collection, and the one of the results that `idempotency` keeps."""
 
 from __future__ import annotations
 

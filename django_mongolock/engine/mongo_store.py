@@ -143,7 +143,7 @@ class MongoStore:
 
     @property
     def results(self) -> Collection[Document]:
-        """The collection of what `idempotent` keeps (`kept_results`), beside that of the locks."""
+        """The collection of what `idempotency` keeps, beside that of the locks."""
         name = f"{self.config.collection}_results"
         return self.collection.database.get_collection(name, codec_options=self.collection.codec_options)
 

@@ -5,12 +5,12 @@ Only the server compares times, in the update itself: a lock that is renewed in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from datetime import datetime
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 from bson import Int64
 from pymongo import ReturnDocument
@@ -32,6 +32,8 @@ Document = dict[str, Any]
 
 #: The fields of a holder that are read, for the log and the history.
 _REPORTED = {f"holders.{name}": 1 for name in ("grant", "token", "acquired_at", *FACTS)}
+#: Each removes what an app has left behind beside the locks, and returns how much. May raise LockBackendFailed.
+leftovers: Final[list[Callable[[MongoStore], int]]] = []
 #: The reasons of a release that no person forced.
 OWNER_GONE = "the process that held it has ended"
 OWNER_DONE = "all locks of its owner were released"
@@ -90,12 +92,17 @@ def clear_stale(store: MongoStore, keys: Sequence[str], which: Which, timeout: f
 def clear_all_stale(
     store: MongoStore, which: Which, batch: int = 1_000, *, dry_run: bool = False
 ) -> Iterator[tuple[list[LockSnapshot], Cleared]]:
-    """Find stale locks and clear them, batch by batch; yield the stale locks of a batch, and the result."""
+    """Find stale locks and clear them, batch by batch; yield the stale locks of a batch, and the result.
+
+    At the end, apps remove their `leftovers`.
+    """
     found = find_stale(store, which)
     while locks := list(islice(found, batch)):
         stale = [lock for lock in locks if lock.state is not State.DAMAGED]
         done = Cleared() if dry_run or not stale else clear_stale(store, [lock.key for lock in stale], which)
         yield stale, replace(done, found=len(stale), damaged=len(locks) - len(stale))
+    for remove in () if dry_run else leftovers:
+        remove(store)
 
 
 def _apply(store: MongoStore, keys: Sequence[str], which: Which, clock: str, timeout: float) -> int:

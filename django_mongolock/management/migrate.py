@@ -1,19 +1,18 @@
-"""After ``migrate``, create what Django's API cannot: indexes of locks and results, the collection of the history."""
+"""After ``migrate``, create what Django's API cannot: the indexes of locks, the collection of the history."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS
-from pymongo.errors import OperationFailure, PyMongoError
+from pymongo.errors import PyMongoError
 
 from ..backends.base import get_backend, mongo_store
 from ..backends.mongo import MongoBackend
 from ..conf import get_settings
 from ..engine import history
-from ..engine.indexes import PURGE, ensure_indexes
+from ..engine.indexes import ensure_indexes
 from ..exceptions import LockBackendFailed
 from ..inspection.queries import ping
 
@@ -36,7 +35,5 @@ def make_indexes_after_migrate(*, using: str, **kwargs: Any) -> None:
         ensure_indexes(store.collection)
         if size := store.config.history:
             history.make(store.events, size, resize=True)
-        with contextlib.suppress(OperationFailure):  # without `idempotent`, the right to it is not needed
-            ensure_indexes(store.results, [PURGE])
     except (LockBackendFailed, PyMongoError) as error:
         logger.warning("indexes not made database=%s error=%s", home, type(error).__name__)

@@ -14,10 +14,11 @@ from celery import Celery, Task
 from celery.exceptions import Reject
 from celery.signals import task_postrun
 
-from django_mongolock import LockError, idempotent, mongo_lock, mongo_locked, once_per
+from django_mongolock import LockError, mongo_lock, mongo_locked, once_per
 from django_mongolock.contrib.celery import retry_current_task
 from django_mongolock.engine import mongo_store
 from django_mongolock.engine.session import change_stream
+from django_mongolock.idempotency import idempotent
 from tests.celery.records import DIRECTORY, Story, listen, note, work
 
 HERE = Path(os.environ.get(DIRECTORY, "/nonexistent"))

@@ -1,0 +1,95 @@
+"""Results that are kept under the key of a lock, for later calls with that key.
+
+A run marks the key with its fencing token before it begins, and its result is stored only where no later run has left
+its mark: so the result of a run that lost its lock never takes the place of a later one's. A mark without a result
+lives for as long as the lease of its run and a margin; in a longer run, it may be gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final, Protocol, cast
+
+from bson import Int64
+from django.db import DEFAULT_DB_ALIAS
+from pymongo import ReturnDocument
+from pymongo.collection import Collection
+
+from ..backends.base import get_backend
+from ..conf import get_settings
+from ..engine.indexes import PURGE, ensure_indexes
+from ..engine.mongo_store import MongoStore
+from ..exceptions import LockBackendFailed
+
+Document = dict[str, Any]
+logger = logging.getLogger("django_mongolock")
+
+#: How much longer than the lease of its run a mark lives, in seconds: longer than any command takes.
+MARGIN: Final = 30.0
+#: Whether there is a result whose time is not over.
+_IS_KEPT: Final = {"$and": [{"$gt": ["$purge_at", "$$NOW"]}, {"$ne": [{"$type": "$result"}, "missing"]}]}
+_IS_OLD: Final = {"purge_at": {"$type": "date"}, "$expr": {"$lt": ["$purge_at", "$$NOW"]}}
+
+
+class Results(Protocol):
+    """The documents. Each command may be sent again."""
+
+    def find(self, key: str) -> Document | None:
+        """Return the document of *key* if it has a result."""
+
+    def begin(self, key: str, token: int, seconds: float) -> Document:
+        """Return the document of *key* if it has a result; otherwise mark it for the run with this *token*.
+
+        The mark in what is returned is that of a later run, if there is one. seconds: the lease of the run.
+        """
+
+    def keep(self, key: str, token: int, result: Document, seconds: float) -> bool:
+        """Keep *result* for so many seconds unless a later run has begun than that with this *token*; return whether
+        it is kept."""
+
+
+class MongoResults:
+    """See Results."""
+
+    def __init__(self, collection: Collection[Document]) -> None:
+        self._collection = collection
+
+    def find(self, key: str) -> Document | None:
+        return self._collection.find_one({"_id": {"$eq": key}, "$expr": _IS_KEPT})
+
+    def begin(self, key: str, token: int, seconds: float) -> Document:
+        mark = {"_id": "$_id", "token": {"$max": ["$token", Int64(token)]}, "purge_at": _from_now(seconds + MARGIN)}
+        return self._update(key, {"$cond": [_IS_KEPT, "$$ROOT", mark]})
+
+    def keep(self, key: str, token: int, result: Document, seconds: float) -> bool:
+        mine = {"_id": "$_id", "token": Int64(token), "result": {"$literal": result}, "purge_at": _from_now(seconds)}
+        is_newest = {"$lte": [{"$ifNull": ["$token", Int64(0)]}, Int64(token)]}
+        return bool(self._update(key, {"$cond": [is_newest, mine, "$$ROOT"]})["token"] == token)
+
+    def _update(self, key: str, new: Document) -> Document:
+        found = self._collection.find_one_and_update(
+            {"_id": {"$eq": key}}, [{"$replaceWith": new}], upsert=True, return_document=ReturnDocument.AFTER
+        )
+        return cast("Document", found)  # it is there: upsert
+
+
+def _from_now(seconds: float) -> Document:
+    return {"$add": ["$$NOW", Int64(seconds * 1_000)]}
+
+
+def remove_old(store: MongoStore) -> int:
+    """Remove what a TTL index would remove later; return how many. Raises LockBackendFailed."""
+    with store.bounded(get_settings().COMMAND_TIMEOUT):
+        return store.results.delete_many(_IS_OLD).deleted_count
+
+
+def make_index_after_migrate(*, using: str, **kwargs: Any) -> None:
+    """Create the TTL index when the lock database is migrated, or the default one."""
+    home = get_settings().DATABASE
+    store = get_backend(home).session().store if using in (home, DEFAULT_DB_ALIAS) else None
+    if isinstance(store, MongoStore):
+        try:
+            with store.bounded(get_settings().COMMAND_TIMEOUT):
+                ensure_indexes(store.results, [PURGE])
+        except LockBackendFailed as error:
+            logger.warning("the index of the results is not made database=%s error=%s", home, error)
