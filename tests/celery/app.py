@@ -15,7 +15,7 @@ from celery.exceptions import Reject
 from celery.signals import task_postrun
 
 from django_mongolock import LockError, mongo_lock, mongo_locked, once_per
-from django_mongolock.contrib.celery import retry_current_task
+from django_mongolock.contrib.celery import OnceTask, retry_current_task
 from django_mongolock.engine import mongo_store
 from django_mongolock.engine.session import change_stream
 from django_mongolock.idempotency import idempotent
@@ -152,6 +152,22 @@ def once(self: Task[Any, Any], name: str, how: str = "", countdown: float | None
             os._exit(1)
         if how == "sleep":
             time.sleep(600)
+    return name
+
+
+@app.task(bind=True)
+def replaced(self: Task[Any, Any], name: str, seconds: float) -> str:
+    """A task that is enqueued once, and replaced by another one."""
+    with work(directory(), name, str(self.request.id)):
+        pass
+    return str(self.replace(plain.si(f"{name}-instead", seconds)))
+
+
+@app.task(bind=True, base=OnceTask, once_key="each:{name}", once_release="start")
+def each(self: Task[Any, Any], name: str, seconds: float = 0) -> str:
+    """A task whose every call is enqueued once, until it starts."""
+    with work(directory(), name, str(self.request.id)):
+        time.sleep(seconds)
     return name
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -97,6 +98,56 @@ def test_a_killed_worker(place: MakePlace, name: str) -> None:
     (holder,) = holders(name)
     left = holder["until"] - datetime.now(UTC)
     assert left.total_seconds() < get_settings().LEASE * 1.1 + 1
+
+
+def test_replaced(place: MakePlace, name: str) -> None:
+    """F129: the key is taken until the task has ended that replaces it."""
+    here = place()
+    here.start(concurrency=2)
+    result, _ = enqueue_once(tasks.replaced, (name, 2), key=name)
+    assert eventually(lambda: here.story.count("begin", name=f"{name}-instead"), 60), here.logs()
+    assert enqueue_once(tasks.replaced, (name, 2), key=name)[0].id == result.id
+    assert eventually(lambda: not holders(name), 60), here.logs()
+    assert here.story.count("end", name=f"{name}-instead") == 1
+
+
+def test_released_at_the_start(place: MakePlace, name: str) -> None:
+    """Of calls while the task is in the queue, one message is sent; of those while it runs, one more."""
+    here = place()
+    first = {tasks.each.delay(name, 2).id for _ in range(5)}
+    here.start(concurrency=1)
+    assert eventually(lambda: here.story.count("begin"), 60), here.logs()
+    second = {tasks.each.delay(name, 2).id for _ in range(5)}
+    assert (len(first), len(second), len(first | second)) == (1, 1, 2)
+    assert eventually(lambda: here.story.count("end") == 2 and here.is_quiet(), 60), here.logs()
+    assert holders(f"each:{name}") == []
+
+
+#: What the processes of a deployment do. They have opened no connection before.
+FRESH = """
+import os, django; django.setup()
+from django_mongolock.contrib.celery import enqueue_once
+from tests.celery import app as tasks
+for _ in range(20):
+    if os.fork() == 0:
+        result, sent = enqueue_once(tasks.plain, ({name!r},), key={name!r})
+        os.write(1, f"{{result.id}} {{sent}}\\n".encode())
+        os._exit(0)
+for _ in range(20):
+    os.wait()
+"""
+
+
+def test_fresh_processes(place: MakePlace, name: str) -> None:
+    """F128: of 20 that enqueue one task at once, as at a deployment, each has the answer, and one message is sent."""
+    here = place()
+    command = [sys.executable, "-c", FRESH.format(name=name)]
+    done = subprocess.run(command, env=here.environment, capture_output=True, text=True, timeout=100, check=True)
+    answers = [line.split() for line in done.stdout.splitlines()]
+    assert len(answers) == 20, done.stderr
+    assert len({answer[0] for answer in answers}) == 1
+    assert [answer[1] for answer in answers].count("True") == 1
+    assert here.messages_left() == 1
 
 
 def free(key: str) -> bool:

@@ -256,7 +256,7 @@ def _come_back_later(task: Any, error: LockNotAcquired, former: tuple[str, str, 
 def _come_back(task: Any, error: LockError, note: Note, longest: float) -> NoReturn:
     """Send *task* again, with *note*, in at most *longest* seconds, and end this run."""
     request = task.request
-    countdown = _jittered(min(longest, SHORTEST * 2 ** min(note.times, 16), half_of_visibility(task)))
+    countdown = _jittered(min(longest, SHORTEST * 2 ** min(note.times, 16), _half_of_visibility(task)))
     again = task.signature_from_request(request, countdown=countdown, retries=request.retries)
     sent = replace(note, number=note.number + 1, sender=task_run(request)["run"], times=note.times + 1)
     again.set(headers={**(again.options.get("headers") or {}), RETURNED: asdict(sent)})
@@ -291,7 +291,7 @@ def _send(task: Any, again: Any) -> None:
             return
 
 
-def half_of_visibility(task: Any) -> float:
+def _half_of_visibility(task: Any) -> float:
     """A message that waits in a worker for longer than the visibility timeout would be delivered twice."""
     timeout = (task.app.conf.broker_transport_options or {}).get("visibility_timeout")
     return timeout / 2 if isinstance(timeout, (int, float)) and timeout > 0 else float("inf")
