@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from django.apps import apps
 
-from django_mongolock.contrib.celery import debounce
-
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 #: A path below one of these folders.
@@ -42,7 +40,7 @@ def test_files() -> None:
 
 def test_import_paths() -> None:
     """Permissions, tasks and loggers apart, which look alike."""
-    tasks = {"django_mongolock.clear_stale_locks", debounce.NAME}
+    tasks = {"django_mongolock.clear_stale_locks"}
     codes = {f"django_mongolock.{code}" for code in permissions()} | tasks
     named = {name: page for page in PAGES for name in DOTTED.findall(page.read_text())}
     wrong = [
