@@ -130,19 +130,23 @@ from django_mongolock.contrib.celery import enqueue_once
 from tests.celery import app as tasks
 for _ in range(20):
     if os.fork() == 0:
-        result, sent = enqueue_once(tasks.plain, ({name!r},), key={name!r})
-        os.write(1, f"{{result.id}} {{sent}}\\n".encode())
-        os._exit(0)
+        try:
+            result, sent = enqueue_once(tasks.plain, ({name!r},), key={name!r})
+            os.write(1, f"{{result.id}} {{sent}}\\n".encode())
+        finally:
+            os._exit(0)
 for _ in range(20):
     os.wait()
 """
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_fresh_processes(place: MakePlace, name: str) -> None:
     """F128: of 20 that enqueue one task at once, as at a deployment, each has the answer, and one message is sent."""
     here = place()
     command = [sys.executable, "-c", FRESH.format(name=name)]
-    done = subprocess.run(command, env=here.environment, capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(command, env=here.environment, capture_output=True, text=True, timeout=250, check=True)
     answers = [line.split() for line in done.stdout.splitlines()]
     assert len(answers) == 20, done.stderr
     assert len({answer[0] for answer in answers}) == 1
