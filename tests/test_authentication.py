@@ -149,7 +149,7 @@ def hand_over() -> bool:
 
 
 @WITH_MONGO
-@pytest.mark.slow
+@pytest.mark.long
 class TestRights:
     """F14, F60: each right that is missing is named; everything else works."""
 
@@ -357,7 +357,7 @@ def encrypted(authority: Authority) -> Iterator[ReplicaSet]:
 
 
 @WITH_MONGO
-@pytest.mark.slow
+@pytest.mark.long
 class TestTLS:
     """The engine's client encrypts as the alias says, and believes no wrong certificate."""
 

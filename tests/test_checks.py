@@ -306,6 +306,7 @@ class TestServer:
             mongo_lock("k", wait=0).acquire().release()
             connect()
 
+    @pytest.mark.long
     def test_a_majority_without_journals(self, connect: Connect) -> None:
         """F68: locks wait for the journals themselves; but each hand-over costs a command more, and other data is lost
         when all members crash."""
@@ -319,6 +320,7 @@ class TestServer:
             assert ids(ask()) == ["W106"]
             connect()
 
+    @pytest.mark.long
     def test_lease_shorter_than_a_failover(self, connect: Connect, settings: Settings) -> None:
         """Where there is something to fail over to, the lease must outlive it."""
         with ReplicaSet(members=2) as servers:
@@ -411,6 +413,7 @@ class TestRights:
 
         return login
 
+    @pytest.mark.long
     def test_enough(self, login: Callable[..., None]) -> None:
         """find, insert and update on one collection are enough, and indexes that nobody may list are not missed."""
         login("full")
@@ -449,6 +452,7 @@ class TestRights:
         assert "indexes not made" in caplog.text
 
 
+@pytest.mark.long
 def test_a_wrong_setting_stops_check() -> None:
     """From the outside: `manage.py check` fails with the id and the cure, and without a traceback."""
     code = (

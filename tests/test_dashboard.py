@@ -214,6 +214,7 @@ class TestPage:
 class TestNumbers:
     """What is counted, and what is listed."""
 
+    @pytest.mark.long
     def test_one_reading(self, locks: Locks) -> None:
         """However fast locks come and go, no number contradicts a list: both are of one moment."""
         stop, seen = threading.Event(), []
@@ -263,6 +264,7 @@ class TestNumbers:
 class TestLimits:
     """Lists end, and say so."""
 
+    @pytest.mark.long
     def test_more(self, admin: Client, locks: Locks) -> None:
         """Of thirty it shows ten, and a way to the others."""
         for number in range(30):
@@ -382,6 +384,7 @@ class TestRights:
         assert (response.status_code, response["WWW-Authenticate"][:5]) == (401, "Basic")
         assert browser("view_lock_status", is_active=False).get(STATUS).status_code == 401
 
+    @pytest.mark.long
     def test_basic(self, settings: Settings) -> None:
         """A program needs no session: HTTP basic authentication of a user with the permission, if that is allowed."""
         user = User.objects.create_user("monitor", password="a:b ü")
@@ -437,6 +440,7 @@ class TestStatus:
         assert found["servers"]["change_stream"] is True
         json.dumps(found)
 
+    @pytest.mark.long
     def test_away(self, away: None, admin: Client, monitor: Client) -> None:
         """While MongoDB does not answer: a page and an object, with status 503, and no password."""
         page, status = admin.get(PAGE), monitor.get(STATUS)
@@ -449,6 +453,7 @@ class TestStatus:
 class TestCost:
     """As many commands for a million documents as for a thousand, each on an index."""
 
+    @pytest.mark.long
     def test_commands(self, admin: Client, commands: Commands, locks: Locks) -> None:
         """One about the locks, one for each document lock; about the servers now and then. None reads all documents."""
         locks.renew_indexes()
@@ -480,7 +485,7 @@ class TestCost:
         (part,) = (part for part in parts(sent) if "contended" in part[0].get("$match", {}))
         assert look_into(locks, part) == len(shown)
 
-    @pytest.mark.long
+    @pytest.mark.program
     @pytest.mark.timeout(900)
     def test_a_million(
         self, admin: Client, monitor: Client, commands: Commands, locks: Locks, record_property: Any

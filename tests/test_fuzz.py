@@ -221,7 +221,7 @@ def strange(locks: Locks) -> Locks:
     return locks
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @WITH_MONGO
 def test_query_strings_of_the_admin(strange: Locks) -> None:
     """F55, F56: any query string, while the collection is full of strange documents: a page or a refusal, no crash."""
@@ -241,7 +241,7 @@ def test_query_strings_of_the_admin(strange: Locks) -> None:
     assert "healthy" in client.get(LIST).content.decode()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @WITH_MONGO
 def test_arguments_of_commands(strange: Locks) -> None:
     """F55, F56: any arguments: what was asked for, or an error in words, in the terminal and as JSON."""
@@ -262,7 +262,7 @@ def test_arguments_of_commands(strange: Locks) -> None:
     assert strange.read("healthy")["_id"] == "healthy"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @WITH_MONGO
 def test_queries_of_locks(strange: Locks) -> None:
     """F55: any text in any query; every lock that is found can be shown."""

@@ -372,6 +372,7 @@ def news_of(granted: str) -> list[Any]:
     return [[grant, asdict(news)] for grant, news in read_news(granted).items()]
 
 
+@pytest.mark.long
 def test_the_rule_is_the_same_in_mongodb_and_in_python(mongo: MongoClient[Document], config: StoreConfig) -> None:
     """P1, P2, P5: prune, remove, renew, add, grant, resume, ask, leave tombstones, clamp and failover, in any order:
     every field of the document, the statistics included, is what a hundred lines of Python say."""
@@ -572,6 +573,7 @@ def test_the_short_acquisition_is_for_a_free_lock_only(
         assert (reply.held, reply.token, reply.waiting) == (True, stored()["token"], 0)
 
 
+@pytest.mark.long
 def test_the_short_acquisition_takes_nothing_that_is_damaged(
     store: MongoStore, collection: Collection[Document]
 ) -> None:
@@ -643,6 +645,7 @@ def test_a_heavy_one_counts_for_several(client: Client) -> None:
     assert [e["grant"] for e in holders(client)] == ["g4"]
 
 
+@pytest.mark.long
 def test_tokens_go_on_growing_after_a_purge(client: Client, collection: Collection[Document]) -> None:
     """F10, P2: a document that was removed starts again above all it ever gave, since it starts from the time."""
     tokens = []
@@ -993,6 +996,7 @@ def damaged() -> Iterator[Document]:
     yield {**good, "holders": good["holders"] * 3_000, "v": "x"}
 
 
+@pytest.mark.long
 def test_damage_of_every_kind_is_left_alone_and_told(
     store: MongoStore, mongo: MongoClient[Document], collection: Collection[Document]
 ) -> None:

@@ -150,6 +150,7 @@ TAKE: dict[str, Callable[[MongoLock], object]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", TAKE)
 def test_no_line_under_a_lock_that_is_dropped(
     lock: LockMaker, session: Session, collection: Collection[Document], way: str
@@ -169,6 +170,7 @@ def test_no_line_under_a_lock_that_is_dropped(
     assert nothing_is_left(session, collection), f"{held(collection)} are held: {known(session)}"
 
 
+@pytest.mark.long
 def test_every_call_under_a_lock_that_is_dropped_in_a_cycle(
     lock: LockMaker, session: Session, collection: Collection[Document]
 ) -> None:
@@ -182,6 +184,7 @@ def test_every_call_under_a_lock_that_is_dropped_in_a_cycle(
     assert nothing_is_left(session, collection), f"{held(collection)} are held: {known(session)}"
 
 
+@pytest.mark.long
 def test_a_lock_that_its_task_has_returned(session: Session, collection: Collection[Document]) -> None:
     """P6: no signal is needed for this one: a task whose result is the lock has ended, and nobody has either of them.
     What the session knows of its grants must keep neither alive."""
@@ -192,7 +195,7 @@ def test_a_lock_that_its_task_has_returned(session: Session, collection: Collect
 # A lock that somebody is struck over
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_strikes_reaches_the_caller(new_session: Callable[..., Session], collection: Collection[Document]) -> None:
     """F29: a task that takes and releases locks in a loop ends at its soft time limit, wherever in it that strikes: in
     what is reported to receivers too, and where a lock object dies."""
@@ -233,7 +236,7 @@ def strike_everywhere(run: Callable[[str], object], events: int, step: int = 1, 
 WAYS = [pytest.param({"single": True}, 1, id="once"), pytest.param({}, 3, id="from there on")]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("options", "step"), WAYS)
 def test_every_line_of_a_block(
     lock: LockMaker, session: Session, collection: Collection[Document], options: dict[str, Any], step: int
@@ -251,7 +254,7 @@ def test_every_line_of_a_block(
     block("usable")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("options", "step"), WAYS)
 def test_every_line_of_a_wait(
     lock: LockMaker, other: LockMaker, session: Session, collection: Collection[Document],
@@ -272,7 +275,7 @@ def test_every_line_of_a_wait(
     assert nothing_is_left(session, collection)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("options", "step"), WAYS)
 def test_every_line_of_a_hand_over(
     session: Session, collection: Collection[Document], in_thread: InThread, options: dict[str, Any], step: int
@@ -298,6 +301,7 @@ def test_every_line_of_a_hand_over(
     assert nothing_is_left(session, collection), f"{held(collection)} are held: {known(session)}"
 
 
+@pytest.mark.long
 def test_a_hand_over_whose_giver_was_struck(
     session: Session, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,7 +336,7 @@ def test_a_hand_over_whose_giver_was_struck(
 # Real signals
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_signals_while_a_lock_dies(collection: Collection[Document], seed: int) -> None:
     """F65, F29: sixty locks are dropped in a process that is struck every few microseconds: none is held for ever, and

@@ -93,6 +93,7 @@ def local_handover(monkeypatch: pytest.MonkeyPatch) -> None:
 # The change stream
 
 
+@pytest.mark.long
 def test_the_stream_tells_and_nobody_asks(queued: tuple[MongoLock, Waiter], commands: Commands) -> None:
     """P8: while the stream is there, a waiter sends nothing, and its grant reaches it by the stream alone."""
     theirs, waiter = queued
@@ -106,6 +107,7 @@ def test_the_stream_tells_and_nobody_asks(queued: tuple[MongoLock, Waiter], comm
     assert [name for name in commands.names if name != "getMore"] == ["update", "update"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["update", "replace"])
 def test_news_come_as_an_update_or_as_a_whole_document(
     queued: tuple[MongoLock, Waiter], collection: Collection[Document], stored: Stored, commands: Commands, kind: str
@@ -127,6 +129,7 @@ def test_news_come_as_an_update_or_as_a_whole_document(
     assert set(commands.names) <= {"getMore"}
 
 
+@pytest.mark.long
 def test_old_news_are_no_news(
     queued: tuple[MongoLock, Waiter], collection: Collection[Document], stored: Stored
 ) -> None:
@@ -152,6 +155,7 @@ def kill_cursor(mongo: MongoClient[Document], appname: str, collection: Collecti
     collection.database.command("killCursors", collection.name, cursors=find())
 
 
+@pytest.mark.long
 def test_a_stream_rests_while_no_news_can_come_and_misses_nothing(
     queued: tuple[MongoLock, Waiter],
     lock: LockMaker,
@@ -181,6 +185,7 @@ def test_a_stream_rests_while_no_news_can_come_and_misses_nothing(
     theirs.acquire()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("end", ["killed", 286, 136, 13])
 def test_a_stream_that_ends_comes_back_and_nobody_is_forgotten(
@@ -219,6 +224,7 @@ def test_a_stream_that_ends_comes_back_and_nobody_is_forgotten(
     second.let_go()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["drop", "rename"])
 def test_an_invalidated_stream_is_opened_anew(
     queued: tuple[MongoLock, Waiter],
@@ -286,6 +292,7 @@ def test_without_the_right_to_watch_polling_takes_over_and_says_so_once(
     assert caplog.text.count("waiting by polling") == 1
 
 
+@pytest.mark.long
 def test_a_server_without_a_replica_set_is_polled(in_thread: InThread, caplog: pytest.LogCaptureFixture) -> None:
     """F11: there are no change streams, and contention works; the log says so once."""
     with Mongod() as server, contextlib.ExitStack() as stack:
@@ -307,6 +314,7 @@ def test_a_server_without_a_replica_set_is_polled(in_thread: InThread, caplog: p
         assert caplog.text.count("waiting by polling") == 1
 
 
+@pytest.mark.long
 def test_missed_news_are_made_good_by_the_renewal(
     session: Session, lock: LockMaker, other: LockMaker, in_thread: InThread, timer: Timer
 ) -> None:
@@ -358,6 +366,7 @@ def test_what_a_waiter_renewed_is_its_place_although_it_holds_the_lock_when_the_
     waiter.let_go()
 
 
+@pytest.mark.long
 def test_a_grant_from_just_before_the_stream_was_opened(
     session: Session, lock: LockMaker, other: LockMaker, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,6 +391,7 @@ def test_a_grant_from_just_before_the_stream_was_opened(
     waiter.let_go()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("brief")
 def test_one_stream_for_a_process_and_only_while_somebody_waits(
     session: Session,
@@ -417,6 +427,7 @@ def test_one_stream_for_a_process_and_only_while_somebody_waits(
 # What it costs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("sessions", "threads"), [(2, 1), (8, 1), (1, 8), (1, 64), (4, 8)])
 def test_a_contended_lock_costs_three_commands(
     sessions: int, threads: int, new_session: Callable[..., Session], commands: Commands, in_thread: InThread
@@ -472,6 +483,7 @@ def test_long_in_line_is_no_reason_to_be_renewed(
 # The line of the process
 
 
+@pytest.mark.long
 async def test_a_process_has_one_entry_in_the_queue(
     session: Session, other: LockMaker, in_thread: InThread, entries: Entries
 ) -> None:
@@ -760,6 +772,7 @@ class Straggler:
         self._arrived.set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [LockBackendFailed("no answer", "k"), KeyboardInterrupt()], ids=["error", "struck"])
 @pytest.mark.parametrize("waiter_has", ["been", "given up"])
 def test_a_hand_over_without_an_answer_does_not_bring_back_its_next_waiter(
@@ -849,6 +862,7 @@ def test_another_thread_ends_the_wait(
 # The queue
 
 
+@pytest.mark.long
 def test_a_full_queue_refuses_at_once(
     config: StoreConfig, new_session: Callable[..., Session], in_thread: InThread, entries: Entries
 ) -> None:
@@ -880,6 +894,7 @@ def add_dead(store: MongoStore, *names: str, waiter_lease: float = 2) -> None:
         store.apply("k", Step(ask=name, add=entry(name, "dead", terms, {}, worker="dead")), 5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dead", ["head", "middle", "all"])
 def test_dead_waiters_are_passed_over(
     store: MongoStore,
@@ -912,6 +927,7 @@ def test_dead_waiters_are_passed_over(
     assert clock.now() - released < CALM.lease / 2
 
 
+@pytest.mark.long
 def test_a_grant_to_a_dead_waiter_costs_no_whole_lease(
     store: MongoStore, lock: LockMaker, other: LockMaker, in_thread: InThread, stored: Stored
 ) -> None:
@@ -937,6 +953,7 @@ def call_later(seconds: float, call: Callable[[], object]) -> None:
     call()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["deadline", "cancel", "task"])
 def test_giving_up_in_the_moment_of_the_grant(
     new_session: Callable[..., Session], in_thread: InThread, entries: Entries, how: str
@@ -1001,7 +1018,7 @@ def overtaken(turns: list[Document]) -> list[tuple[Document, Document]]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_stampede_is_served_in_order(
     new_session: Callable[..., Session], commands: Commands, in_thread: InThread, stored: Stored
 ) -> None:
@@ -1027,6 +1044,7 @@ def test_a_stampede_is_served_in_order(
     assert len(commands.names) - 40 * 2 <= 3.5 * 400, {n: commands.names.count(n) for n in set(commands.names)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["writer", "reader"])
 def test_neither_readers_nor_writers_starve(lock: LockMaker, other: LockMaker, in_thread: InThread, kind: str) -> None:
     """F46: a writer gets in among readers that never leave the key alone, and a reader among writers; after those who
@@ -1053,6 +1071,7 @@ def test_neither_readers_nor_writers_starve(lock: LockMaker, other: LockMaker, i
         thread.join(10)
 
 
+@pytest.mark.long
 def test_sessions_are_served_in_order_of_arrival(
     new_session: Callable[..., Session], in_thread: InThread, stored: Stored
 ) -> None:
@@ -1076,6 +1095,7 @@ def test_sessions_are_served_in_order_of_arrival(
 # Killed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moved_up", [False, True], ids=["head", "moved up"])
 def test_the_head_takes_over_when_a_killed_holder_s_lease_ends(
     collection: Collection[Document],
@@ -1114,7 +1134,7 @@ def test_the_head_takes_over_when_a_killed_holder_s_lease_ends(
         waiter.let_go()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killing_anybody_at_any_time_blocks_nobody(collection: Collection[Document], entries: Entries) -> None:
     """P6, F27, F41: holders, waiters and heads of the queue are killed at random; the key never stays held or blocked
     for longer than a lease and a waiter's lease, and is free when all are dead."""

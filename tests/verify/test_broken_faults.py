@@ -60,7 +60,7 @@ RUNS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # it forks
 @pytest.mark.parametrize(("name", "variant"), RUNS)
 def test_each_broken_variant_is_found(run: Run, name: str, variant: str) -> None:
@@ -117,6 +117,7 @@ def test_a_patch_that_finds_nothing_is_an_error() -> None:
     patches.undo()
 
 
+@pytest.mark.long
 def test_a_process_is_broken_by_its_environment() -> None:
     """MONGOLOCK_BROKEN says which variant a process is; a name that there is not is an error, not a healthy process."""
     code = "from verify.faults import broken; from django_mongolock.engine import protocol; \
