@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +79,13 @@ def die(args: Any, **facts: Any) -> None:
         os._exit(1)
 
 
-def nested(keys: list[str], clean_up: float, body: Callable[[], None]) -> None:
+def nested(keys: list[str], clean_up: float, body: Callable[[], None], lease: float = 60) -> None:
     """Hold all keys, one inside the other; a call that fails takes its time to clean up, under its lock."""
 
-    @mongo_locked(keys[0], lease=60, on_contention="retry")
+    @mongo_locked(keys[0], lease=lease, on_contention="retry")
     def call() -> None:
         try:
-            nested(keys[1:], clean_up, body) if len(keys) > 1 else body()
+            nested(keys[1:], clean_up, body, lease) if len(keys) > 1 else body()
         except BaseException:
             time.sleep(clean_up)
             raise
@@ -96,11 +97,20 @@ def nested(keys: list[str], clean_up: float, body: Callable[[], None]) -> None:
 def several(self: Task[Any, Any], keys: list[str], name: str, clean_up: float) -> str:
     """A task with several locks, the last of which may be busy."""
 
-    def body() -> None:
-        with work(directory(), name, str(self.request.id)):
-            pass
+    nested(keys, clean_up, partial(at_work, name, str(self.request.id)))
+    return name
 
-    nested(keys, clean_up, body)
+
+def at_work(name: str, task_id: str) -> None:
+    """The body of a task."""
+    with work(directory(), name, task_id):
+        pass
+
+
+@app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
+def inner_late(self: Task[Any, Any], keys: list[str], name: str, clean_up: float) -> str:
+    """The same, acknowledged when it has ended; its leases are short."""
+    nested(keys, clean_up, partial(at_work, name, str(self.request.id)), lease=6)
     return name
 
 

@@ -125,7 +125,7 @@ def test_released_at_the_start(place: MakePlace, name: str) -> None:
 
 #: What the processes of a deployment do. They have opened no connection before.
 FRESH = """
-import os, django; django.setup()
+import os, django, kombu.transport.redis; django.setup()
 from django_mongolock.contrib.celery import enqueue_once
 from tests.celery import app as tasks
 for _ in range(20):
