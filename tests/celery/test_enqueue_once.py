@@ -128,6 +128,7 @@ FRESH = """
 import os, django, kombu.transport.redis; django.setup()
 from django_mongolock.contrib.celery import enqueue_once
 from tests.celery import app as tasks
+assert tasks.app.backend
 for _ in range(20):
     if os.fork() == 0:
         try:
@@ -140,7 +141,7 @@ for _ in range(20):
 """
 
 
-@pytest.mark.long
+@pytest.mark.program
 @pytest.mark.timeout(300)
 def test_fresh_processes(place: MakePlace, name: str) -> None:
     """F128: of 20 that enqueue one task at once, as at a deployment, each has the answer, and one message is sent."""

@@ -166,8 +166,8 @@ def _enqueue(
     task_id = options.pop("task_id", None) or uuid()
     headers = {**(options.pop("headers", None) or {}), HEADER: list(once)}
     with task.app.producer_or_acquire(options.pop("producer", None)) as producer:
-        # Before the key is taken: others wait for what happens between that and the message.
-        if not task.app.conf.task_always_eager and not producer.connection.connected:
+        # All that takes long in a fresh process, before the key is taken: others wait from then until it is sent.
+        if not task.app.conf.task_always_eager and not producer.connection.connected and task.backend is not None:
             producer.connection.ensure_connection(max_retries=CONNECTS)
         parked = _take(once.key, lambda: once.park(task_id, task.name, in_queue))
         if isinstance(parked, str):
