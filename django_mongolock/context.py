@@ -121,11 +121,8 @@ def task_run(request: Any) -> dict[str, str]:
     """
     run: dict[str, str] | None = getattr(request, _RUN, None)
     if run is None:
-        match (request.headers or {}).get(RETURNED):
-            case {"number": int(number)}:
-                pass
-            case _:
-                number = 0
+        note = (request.headers or {}).get(RETURNED)
+        number = note.get("number", 0) if isinstance(note, dict) else 0
         delivery = f"{request.replaced_task_nesting or 0}.{request.retries or 0}.{number}"
         run = {"run": secrets.token_hex(6), "delivery": delivery}
         setattr(request, _RUN, run)

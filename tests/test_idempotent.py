@@ -53,7 +53,7 @@ from django_mongolock.backends.base import get_backend, mongo_store
 from django_mongolock.engine.memory_server import MemoryResults, MemoryStore
 from django_mongolock.exceptions import LockBackendFailed, LockKeyInvalid
 from django_mongolock.idempotency import idempotent
-from django_mongolock.idempotency.results import MARGIN, MongoResults
+from django_mongolock.idempotency.results import MARGIN, Results
 from django_mongolock.testing import override_locks
 from tests.support.looking import new_key
 from tests.support.row_files import Rows, row_file
@@ -442,7 +442,7 @@ class TestResults:
         self, view: Any, key: str, what: str, backend: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """503, as without an answer to the lock: it has not begun. A task comes back."""
-        results = MongoResults if backend == "mongo" else MemoryResults
+        results = Results if backend == "mongo" else MemoryResults
 
         def fail(*args: object) -> None:
             raise LockBackendFailed("an election", key)
@@ -470,7 +470,7 @@ class TestResults:
         def task(a: int) -> None:
             raise AssertionError
 
-        monkeypatch.setattr(MongoResults if backend == "mongo" else MemoryResults, "begin", fail)
+        monkeypatch.setattr(Results if backend == "mongo" else MemoryResults, "begin", fail)
         with pytest.raises(LockBackendFailed, match="an election"):
             task(1)
 
@@ -642,7 +642,7 @@ class TestFencing:
         view = idempotent(client=me)(charge)
         sent = RequestFactory().post("/charge/", key, content_type="text/plain", headers={"Idempotency-Key": key})
         stored = str(view_call(view)._of((sent,), {}, sent).key)
-        results = MongoResults(mongo_store().results)
+        results = Results(mongo_store().results)
         results.begin(stored, 2**62, 60)
         with pytest.raises(LockLost, match="another run has begun"):
             post(view, key, key)
@@ -651,7 +651,7 @@ class TestFencing:
     @pytest.fixture
     def results(self, backend: str) -> Any:
         store = get_backend().session().store
-        return store.results if isinstance(store, MemoryStore) else MongoResults(mongo_store().results)
+        return store.results if isinstance(store, MemoryStore) else Results(mongo_store().results)
 
     def test_rules(self, results: Any, key: str) -> None:
         """Both stores: an older token neither takes the mark nor stores; what is kept stays until its time is over."""
@@ -671,7 +671,7 @@ class TestFencing:
     def test_a_mark(self, key: str) -> None:
         """F130: what a run leaves without a result lives for as long as its lease and a margin, and
         `clear_stale_locks` removes it then. A run that takes longer keeps its result all the same."""
-        results, stored = MongoResults(mongo_store().results), mongo_store().results
+        results, stored = Results(mongo_store().results), mongo_store().results
 
         def fail(request: HttpRequest) -> HttpResponse:
             raise Http404
@@ -841,13 +841,13 @@ class TestTransactions:
     def test_atomic_requests(self, rows: Rows, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Others see what was written when it is kept; an error rolls back, and the next request runs."""
         seen: list[list[str]] = []
-        keep = MongoResults.keep
+        keep = Results.keep
 
         def look(*args: Any) -> bool:
             seen.append(rows())
             return keep(*args)
 
-        monkeypatch.setattr(MongoResults, "keep", look)
+        monkeypatch.setattr(Results, "keep", look)
         client = Client(headers={"Idempotency-Key": key})
         with pytest.raises(ZeroDivisionError):
             client.post("/write/?fail", key, content_type="text/plain")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, cast
+from typing import Any, Final, Literal, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
@@ -117,7 +116,7 @@ def resolve(policy: Policy, error: Unlocked, args: tuple[Any, ...], kwargs: dict
 #: Registered by `contrib`: the policies that need another package, and what raises another framework's exceptions.
 _policies: Final[dict[str, Callable[[LockError], Any]]] = {}
 _responders: Final[list[Callable[[Unlocked, list[object]], None]]] = []
-_deliveries: Final[list[Callable[[], Deliveries | None]]] = []
+_deliveries: Final[list[Callable[[], Any]]] = []
 
 
 def register_policy(name: str, act: Callable[[LockError], Any]) -> None:
@@ -134,27 +133,16 @@ def register_responder(responder: Callable[[Unlocked, list[object]], None]) -> N
         _responders.append(responder)
 
 
-class Deliveries(Protocol):
-    """What a task queue does about the deliveries of its messages. Each may raise what ends the running one."""
-
-    def returning(self) -> AbstractContextManager[None]:
-        """Around each decorated call."""
-
-    def begin_delivery(self, using: str | None) -> None:
-        """Before a decorated call acquires its lock on this alias."""
-
-    def refuse_second_delivery(self, error: LockError, using: str | None) -> None:
-        """With the error of a refusal."""
-
-
-def register_deliveries(find: Callable[[], Deliveries | None]) -> None:
-    """Have decorated calls ask *find* for the deliveries of the task queue whose task runs, if one does."""
+def register_deliveries(find: Callable[[], Any]) -> None:
+    """Have decorated calls ask *find* for the deliveries of the task queue whose task runs, if one does: for
+    ``returning()``, a context around each call; ``begin_delivery(using)``, before it acquires its lock; and
+    ``refuse_second_delivery(error, using)``. Each may raise what ends the running delivery."""
     _deliveries[:] = [find]
 
 
-def deliveries() -> Deliveries | None:
+def deliveries() -> Any:
     """See `register_deliveries`."""
-    return next((found for find in _deliveries if (found := find()) is not None), None)
+    return _deliveries[0]() if _deliveries else None
 
 
 def _registered(policy: str) -> Callable[[LockError], Any]:

@@ -22,15 +22,7 @@ from ..backends.transactions import open_transactions
 from ..conf import get_settings
 from ..decorator.atomic_requests import atomic, deferred_aliases, first_after_commit
 from ..decorator.calls import Arguments, Keywords, LockedCall, Plan
-from ..decorator.contention import (
-    SKIPPED,
-    Refusal,
-    RequestRefused,
-    Unlocked,
-    candidates,
-    find_request,
-    resolve,
-)
+from ..decorator.contention import SKIPPED, Refusal, RequestRefused, Unlocked, candidates, find_request, resolve
 from ..decorator.mongo_locked import decorate
 from ..documents.sender import Sender
 from ..documents.steps import send
@@ -44,7 +36,7 @@ from ..engine.text_checks import check_key
 from ..exceptions import LockBackendFailed, LockKeyInvalid, LockLost, LockMisused, LockNotAcquired, LockReentry
 from ..keys import KeyTemplate, LockKey, call_arguments, unexpected
 from . import http
-from .results import MongoResults, Results
+from .results import Results
 
 __all__ = ["idempotent"]
 
@@ -166,13 +158,9 @@ class IdempotentCall(LockedCall):
                 with atomic(deferred_aliases(request, self.plan)):
                     return self.wrapped(*args, **kwargs)
             try:
-                call = self._of(args, kwargs, request)
-            except LockKeyInvalid as error:
-                return resolve(self.policy, error, args, kwargs)
-            try:
-                return LockedCall.function(call)(*args, **kwargs)
-            except _NotBegun as unknown:
-                return resolve(self.policy, unknown.error, args, kwargs)
+                return LockedCall.function(self._of(args, kwargs, request))(*args, **kwargs)
+            except _NotBegun as reason:
+                return resolve(self.policy, reason.error, args, kwargs)
 
         return wrapper
 
@@ -184,12 +172,9 @@ class IdempotentCall(LockedCall):
             try:
                 # In a thread: it may load the user of the request, and the session.
                 call = await sync_to_async(self._of)(args, kwargs, request)
-            except LockKeyInvalid as error:
-                return resolve(self.policy, error, args, kwargs)
-            try:
                 return await LockedCall.coroutine(call)(*args, **kwargs)
-            except _NotBegun as unknown:
-                return resolve(self.policy, unknown.error, args, kwargs)
+            except _NotBegun as reason:
+                return resolve(self.policy, reason.error, args, kwargs)
 
         return wrapper
 
@@ -209,7 +194,7 @@ class IdempotentCall(LockedCall):
         return request
 
     def _of(self, args: Arguments, kwargs: Keywords, request: HttpRequest | None) -> IdempotentCall:
-        """A copy of this for one call. Raises RequestRefused, LockKeyInvalid."""
+        """A copy of this for one call. Raises _NotBegun."""
         if opened := open_transactions():
             raise LockMisused(
                 f"{self.name} was called inside the transaction that is open on {opened[0].alias!r}, before whose "
@@ -217,15 +202,18 @@ class IdempotentCall(LockedCall):
                 "than Django under ATOMIC_REQUESTS, exempt its address (transaction.non_atomic_requests)"
             )
         made, where = copy.copy(self), f"idempotent:{self.name}"
-        if request is None:
-            (template,) = self.plan.templates
-            filled = template.fill(call_arguments(self.signature, args, kwargs))
-            made.key = LockKey(f"{where}:{filled}", f"{where}:{template.template}")
-        else:
-            named = json.dumps([self._client(request), self._sent_key(request)])
-            made.key = LockKey(f"idempotent:{hashlib.sha256(named.encode()).hexdigest()}", where)
-            made.fingerprint = http.fingerprint(request)
         made.call = args, kwargs
+        try:
+            if request is None:
+                (template,) = self.plan.templates
+                filled = template.fill(call_arguments(self.signature, args, kwargs))
+                made.key = LockKey(f"{where}:{filled}", f"{where}:{template.template}")
+            else:
+                named = json.dumps([self._client(request), self._sent_key(request)])
+                made.key = LockKey(f"idempotent:{hashlib.sha256(named.encode()).hexdigest()}", where)
+                made.fingerprint = http.fingerprint(request)
+        except LockKeyInvalid as error:
+            raise _NotBegun(error) from error
         return made
 
     def _sent_key(self, request: HttpRequest) -> str:
@@ -267,18 +255,23 @@ class IdempotentCall(LockedCall):
     def _run(self, lock: MongoLock, args: Arguments, kwargs: Keywords, aliases: Sequence[str]) -> Any:
         if "result" in (found := runner.run(self._begin(lock), self._send)):
             return self._replayed(found["result"])
-        keeping = _Keeping(lambda kept: runner.run(self._keep(lock, kept), self._send))
+        losses: list[LockLost | None] = []
+
+        def keep(kept: Document | None) -> None:
+            if not losses:  # once
+                losses.append(runner.run(self._keep(lock, kept), self._send))
+
         try:
             with atomic(aliases):
                 result = self._finished(self.wrapped(*args, **kwargs))
                 if aliases:
-                    first_after_commit(aliases[0], partial(keeping.keep, self._kept(result)))
+                    first_after_commit(aliases[0], partial(keep, self._kept(result)))
         except BaseException as error:
             if out_of_commit_hook(error):
-                keeping.keep(self._without_result())
+                keep(self._without_result())
             raise
-        keeping.keep(self._kept(result))
-        return keeping.checked(result)
+        keep(self._kept(result))
+        return _unless(losses[0], result)
 
     async def _arun(self, lock: MongoLock, args: Arguments, kwargs: Keywords) -> Any:
         """See _run(). Django opens no transaction around an async view."""
@@ -290,8 +283,7 @@ class IdempotentCall(LockedCall):
             if out_of_commit_hook(error):
                 await runner.arun(self._keep(lock, self._without_result()), self._asend)
             raise
-        await runner.arun(self._keep(lock, self._kept(result)), self._asend)
-        return result
+        return _unless(await runner.arun(self._keep(lock, self._kept(result)), self._asend), result)
 
     def _begin(self, lock: MongoLock) -> Steps:
         """The document of the key. Raises LockLost if a later run has begun."""
@@ -303,16 +295,19 @@ class IdempotentCall(LockedCall):
         return found
 
     def _keep(self, lock: MongoLock, kept: Document | None) -> Steps:
-        """Keep this, if it is anything. Raises LockLost."""
+        """Keep this, if it is anything; return why not, if the lock was lost."""
         if kept is None:
-            return
+            return None
         (key,), token = lock.keys, lock.fencing_token
-        lock.ensure_held()
         try:
-            if not (yield lambda results: results.keep(key, token, kept, self.keep)):
-                raise LockLost(key, token, "another run has begun")
+            lock.ensure_held()
+            done = yield lambda results: results.keep(key, token, kept, self.keep)
+            return None if done else LockLost(key, token, "another run has begun")
+        except LockLost as error:
+            return error
         except LockBackendFailed as error:
             log(WARNING, "a result is not kept, the next call runs", key=key, error=error)
+            return None
 
     def _refused(self, error: Unlocked, args: Arguments, kwargs: Keywords, *, trial: bool = False) -> Any:
         if isinstance(error, LockReentry):
@@ -394,31 +389,17 @@ class IdempotentCall(LockedCall):
         return http.replayed(kept)
 
 
-class _Keeping:
-    """Keeps the result of one run, once: after the commit, before the project's own functions."""
-
-    def __init__(self, keep: Callable[[Document | None], object]) -> None:
-        self._keep, self._done, self._lost = keep, False, None
-
-    def keep(self, kept: Document | None) -> None:
-        if not self._done:
-            self._done = True
-            try:
-                self._keep(kept)
-            except LockLost as error:
-                self._lost = error
-
-    def checked(self, result: Any) -> Any:
-        """Return *result*. Raises LockLost if the lock was lost before it was kept."""
-        if self._lost is not None:
-            raise self._lost
-        return result
+def _unless(loss: LockLost | None, result: Any) -> Any:
+    """Return *result*. Raises *loss*."""
+    if loss is not None:
+        raise loss
+    return result
 
 
 class _NotBegun(Exception):
-    """MongoDB did not say whether there is a result: the function was not called."""
+    """The function was not called: the call makes no key, or MongoDB did not say whether there is a result."""
 
-    def __init__(self, error: LockBackendFailed) -> None:
+    def __init__(self, error: Unlocked) -> None:
         self.error = error
 
 
@@ -431,4 +412,4 @@ def _asked(command: Callable[[Results], Any]) -> Steps:
 
 
 def _command(command: Callable[[Results], Any]) -> Any:
-    return send(lambda collection: command(MongoResults(collection)))
+    return send(lambda collection: command(Results(collection)))

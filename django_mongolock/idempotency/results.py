@@ -8,7 +8,7 @@ lives for as long as the lease of its run and a margin; in a longer run, it may 
 from __future__ import annotations
 
 import logging
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 from bson import Int64
 from django.db import DEFAULT_DB_ALIAS
@@ -31,37 +31,27 @@ _IS_KEPT: Final = {"$and": [{"$gt": ["$purge_at", "$$NOW"]}, {"$ne": [{"$type": 
 _IS_OLD: Final = {"purge_at": {"$type": "date"}, "$expr": {"$lt": ["$purge_at", "$$NOW"]}}
 
 
-class Results(Protocol):
+class Results:
     """The documents. Each command may be sent again."""
+
+    def __init__(self, collection: Collection[Document]) -> None:
+        self._collection = collection
 
     def find(self, key: str) -> Document | None:
         """Return the document of *key* if it has a result."""
+        return self._collection.find_one({"_id": {"$eq": key}, "$expr": _IS_KEPT})
 
     def begin(self, key: str, token: int, seconds: float) -> Document:
         """Return the document of *key* if it has a result; otherwise mark it for the run with this *token*.
 
         The mark in what is returned is that of a later run, if there is one. seconds: the lease of the run.
         """
-
-    def keep(self, key: str, token: int, result: Document, seconds: float) -> bool:
-        """Keep *result* for so many seconds unless a later run has begun than that with this *token*; return whether
-        it is kept."""
-
-
-class MongoResults:
-    """See Results."""
-
-    def __init__(self, collection: Collection[Document]) -> None:
-        self._collection = collection
-
-    def find(self, key: str) -> Document | None:
-        return self._collection.find_one({"_id": {"$eq": key}, "$expr": _IS_KEPT})
-
-    def begin(self, key: str, token: int, seconds: float) -> Document:
         mark = {"_id": "$_id", "token": {"$max": ["$token", Int64(token)]}, "purge_at": _from_now(seconds + MARGIN)}
         return self._update(key, {"$cond": [_IS_KEPT, "$$ROOT", mark]})
 
     def keep(self, key: str, token: int, result: Document, seconds: float) -> bool:
+        """Keep *result* for so many seconds unless a later run has begun than that with this *token*; return whether
+        it is kept."""
         mine = {"_id": "$_id", "token": Int64(token), "result": {"$literal": result}, "purge_at": _from_now(seconds)}
         is_newest = {"$lte": [{"$ifNull": ["$token", Int64(0)]}, Int64(token)]}
         return bool(self._update(key, {"$cond": [is_newest, mine, "$$ROOT"]})["token"] == token)

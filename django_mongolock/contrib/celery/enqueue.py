@@ -61,9 +61,15 @@ class Once(NamedTuple):
     key is free when the task has ended or when it starts."""
 
     key: str
-    queue_lease: float
+    queue_lease: Any
     using: str | None = None
     release: Release = "end"
+
+    def checked(self) -> Once:
+        """Return this with seconds as a number. Raises TypeError and ValueError for wrong values."""
+        if self.release not in {"end", "start"}:
+            raise ValueError(f'release is "end" or "start", not {self.release!r}')
+        return self._replace(queue_lease=check_seconds("queue_lease", self.queue_lease))
 
     @property
     def stored(self) -> str:
@@ -105,7 +111,7 @@ def enqueue_once(
         raise TypeError(f"enqueue_once() takes a Celery task, as in enqueue_once(export_ad, [5]), not {task!r}")
     given, named = tuple(args), dict(kwargs or {})
     name: Any = once_key(task, given, named) if key is None else as_key(key)
-    once = Once(name, check_seconds("queue_lease", queue_lease), using, _check_release(release))
+    once = Once(str(name), queue_lease, using, release).checked()
     return _enqueue(once, task, partial(task.apply_async, given, named), options)
 
 
@@ -130,8 +136,7 @@ class OnceTask(Task):  # type: ignore[type-arg]
     def __init_subclass__(cls, **options: Any) -> None:
         """Raise TypeError and ValueError for invalid options of the task."""
         super().__init_subclass__(**options)
-        _check_release(cls.once_release)
-        check_seconds("once_lease", cls.once_lease)
+        Once("", cls.once_lease, cls.once_using, cls.once_release).checked()
         if cls.once_key is not None:
             KeyTemplate(cls.once_key).check(inspect.signature(cls.run), cls.__name__)
 
@@ -142,20 +147,14 @@ class OnceTask(Task):  # type: ignore[type-arg]
             return send(args, kwargs, **options)
         given, named = tuple(args or ()), dict(kwargs or {})
         if self.once_key is None:
-            key: Any = once_key(self, given, named)
+            key: object = once_key(self, given, named)
         else:
-            key = str(KeyTemplate(self.once_key).fill(call_arguments(inspect.signature(self.run), given, named)))
-        once = Once(key, check_seconds("once_lease", self.once_lease), self.once_using, self.once_release)
+            key = KeyTemplate(self.once_key).fill(call_arguments(inspect.signature(self.run), given, named))
+        once = Once(str(key), self.once_lease, self.once_using, self.once_release).checked()
         waited_for = bool(
             options.get("task_id") or options.get("link")
         )  # in a canvas, each has an id before it is sent
         return _enqueue(once, self, partial(send, given, named), options, waited_for=waited_for)[0]
-
-
-def _check_release(release: Any) -> Release:
-    if release not in {"end", "start"}:
-        raise ValueError(f'release is "end" or "start", not {release!r}')
-    return "start" if release == "start" else "end"
 
 
 def _enqueue(
@@ -279,10 +278,8 @@ def _try(what: str, key: str, call: Callable[[], object]) -> None:
 
 
 def _once(request: Any) -> Once | None:
-    match (getattr(request, "headers", None) or {}).get(HEADER):
-        case [str(key), int() | float() as lease, str() | None as using, "end" | "start" as release]:
-            return Once(key, lease, using, release)
-    return None
+    carried = (getattr(request, "headers", None) or {}).get(HEADER)
+    return Once(*carried) if isinstance(carried, (list, tuple)) and len(carried) == len(Once._fields) else None
 
 
 @task_prerun.connect(weak=False, dispatch_uid="django_mongolock.once.begin")

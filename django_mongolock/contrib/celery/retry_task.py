@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -51,21 +51,15 @@ class Note:
     sender: str = ""
     times: int = 0
     away_since: float | None = None
-    former: tuple[str, str, int] | None = None
+    former: Sequence[Any] | None = None
 
     @classmethod
     def of(cls, request: Any) -> Self:
         """Return the note of a running task; an empty one for what this library did not write."""
-        match (getattr(request, "headers", None) or {}).get(RETURNED):
-            case {
-                "number": int(number),
-                "sender": str(sender),
-                "times": int(times),
-                "away_since": (int() | float() | None) as away_since,
-                "former": ([str(), str(), int()] | None) as former,
-            }:
-                return cls(number, sender, times, away_since, former and tuple(former))
-        return cls()
+        try:
+            return cls(**(request.headers or {})[RETURNED])
+        except (KeyError, TypeError):
+            return cls()
 
 
 class GivenBack(Reject, Ignore):
@@ -190,19 +184,13 @@ class _Found:
 
     @classmethod
     def _of(cls, document: Mapping[str, Any], which: Mapping[str, str]) -> Self:
-        holders = document.get("holders")
-        entries = holders if isinstance(holders, list) else []
-        runs = {str(each["run"]): _left(each, document["now"]) for each in entries if _is(each, which)}
-        alive = {run: left for run, left in runs.items() if left is not None}
-        run = max(alive, key=lambda each: alive[each], default=next(iter(runs), None))
-        last = document.get("last_holder")
-        return cls(
-            run,
-            alive.get(str(run)),
-            _is(last, which) and last["until"] > document["now"],
-            int(document["expired"]),
-            frozenset(str(each.get("owner")) for each in entries if isinstance(each, dict)),
-        )
+        found, last = document.get("holders"), document.get("last_holder")
+        holders = [each for each in (found if isinstance(found, list) else ()) if isinstance(each, dict)]
+        runs = {str(each["run"]): _left(each, document["now"]) for each in holders if _is(each, which)}
+        run, left = max(runs.items(), key=lambda each: each[1] or 0.0, default=(None, None))
+        has_just_ended = _is(last, which) and last["until"] > document["now"]
+        owners = frozenset(str(each.get("owner")) for each in holders)
+        return cls(run, left, has_just_ended, int(document["expired"]), owners)
 
 
 #: What is read of an entry.
@@ -247,7 +235,7 @@ def _come_back_soon(task: Any, error: LockNotAcquired) -> NoReturn:
     _come_back(task, error, note, min(LONGEST, max(SHORTEST, error.retry_after)))
 
 
-def _come_back_later(task: Any, error: LockNotAcquired, former: tuple[str, str, int]) -> NoReturn:
+def _come_back_later(task: Any, error: LockNotAcquired, former: Sequence[Any]) -> NoReturn:
     """Come back when the other run for this delivery may have ended."""
     note = replace(_note(task.request), former=former)
     _come_back(task, error, note, min(LONGEST_FORMER, max(LONGEST, error.retry_after)))
