@@ -379,7 +379,9 @@ def outcome(kind: str, policy: str, name: str) -> str:
     chosen: Any = instead if policy == "callable" else policy
     try:
         result = KINDS[kind](mongo_locked("kind:{name}", wait=0, on_contention=chosen))(name)
-    except LockNotAcquired:
+    except LockNotAcquired as error:
+        assert error.key == f"kind:{name}"
+        assert error.retry_after > 10
         return "raises"
     except Retry:
         return "retried"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery, Task
-from celery.exceptions import Reject
+from celery.exceptions import Ignore, Reject
 from celery.signals import task_postrun
 
 from django_mongolock import LockError, mongo_lock, mongo_locked, once_per
@@ -158,6 +158,8 @@ def once(self: Task[Any, Any], name: str, how: str = "", countdown: float | None
             raise ValueError(name)
         if how == "reject":
             raise Reject("no", requeue=False)
+        if how == "ignore":
+            raise Ignore
         if how == "die":
             os._exit(1)
         if how == "sleep":

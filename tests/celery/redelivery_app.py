@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery, Task
-from celery.exceptions import Ignore, Reject
 
 from django_mongolock import MongoLock, mongo_lock, mongo_locked, once_per
 from django_mongolock.contrib.celery import retry_task
@@ -94,24 +93,6 @@ def keep(name: str) -> int:
     """Leaves a lock behind."""
     kept.append(mongo_lock(f"kept:{name}", lease=60, auto_renew=False).acquire())
     return os.getpid()
-
-
-@app.task(bind=True, max_retries=1)
-def tidy(self: Task[Any, Any], name: str, how: str = "") -> str:
-    """A task that is enqueued once, and ends in all ways."""
-    note(name, f"{how} {self.request.retries}")
-    work(name)
-    if how == "fail":
-        raise ValueError(name)
-    if how == "ignore":
-        raise Ignore
-    if how == "reject":
-        raise Reject("no", requeue=False)
-    if how == "retry" and not self.request.retries:
-        raise self.retry(countdown=0.5)
-    if how == "die":
-        os._exit(1)
-    return how
 
 
 @app.task

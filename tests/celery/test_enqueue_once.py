@@ -19,7 +19,7 @@ from tests import parts
 from tests.celery import app as tasks
 from tests.celery.conftest import MakePlace
 from tests.celery.workers import Place
-from tests.support.looking import holders
+from tests.support.looking import document, holders
 from tests.support.waiting import eventually
 
 pytestmark = [
@@ -38,6 +38,7 @@ WAYS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "a retry with backoff": (tasks.backing_off, {}, {}),
     "expiry": (tasks.once, {}, {"expires": 0.0001}),
     "rejection": (tasks.once, {"how": "reject"}, {}),
+    "ignoring": (tasks.once, {"how": "ignore"}, {}),
     "a lost process": (tasks.once, {"how": "die"}, {}),
     "revocation": (tasks.once, {}, {"countdown": 2}),
 }
@@ -50,10 +51,12 @@ def stuck(here: Place, name: str, way: str, count: int) -> list[str]:
     for key in keys:
         result, sent = enqueue_once(task, (key,), kwargs, key=key, **options)
         assert sent
+        assert holders(key)[0]["owner"] == result.id
         if way == "revocation":
             result.revoke()
     free: Callable[[], bool] = lambda: not any(map(holders, keys))  # noqa: E731
     eventually(lambda: here.is_quiet() and free(), 10 + count)
+    assert not any(document(key)["expired"] for key in keys)  # they were given back, and did not just end
     return [key for key in keys if holders(key)]
 
 
@@ -86,6 +89,18 @@ def test_purged(place: MakePlace, name: str, count: int) -> None:
     print(f"\n{count} purged: the first key was free after {first:.1f} s, the last after {last:.1f} s")  # noqa: T201
     assert first > 2.9
     assert last < 3 + 1 + 2  # the margin of the clock, and the time of the queries
+
+
+def test_a_retry(place: MakePlace, name: str) -> None:
+    """A task that waits for its retry is on its way."""
+    here = place()
+    here.start(concurrency=1)
+    result, _ = enqueue_once(tasks.once, (name, "retry", 3), key=name)
+    assert eventually(lambda: here.story.count("retry"), 60), here.logs()
+    again, sent = enqueue_once(tasks.once, (name,), key=name)
+    assert (again.id, sent) == (result.id, False)
+    assert eventually(lambda: not holders(name), 60), here.logs()
+    assert here.story.count("begin") == 2
 
 
 def test_a_killed_worker(place: MakePlace, name: str) -> None:

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery.exceptions import WorkerLostError
 
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import mongo_store
-from django_mongolock.contrib.celery import enqueue_once
 from testproject.servers import Redis
 from tests import parts
 from tests.celery import redelivery_app
@@ -174,36 +172,3 @@ class TestOncePer:
         enough(name)
         assert done(result) == name
         assert done(redelivery_app.nightly.delay(name)) is False
-
-
-class TestEnqueueOnce:
-    """`enqueue_once` with real workers."""
-
-    @pytest.mark.parametrize("how", ["", "fail", "ignore", "reject", "retry", "die"])
-    def test_ends(self, worker: Worker, name: str, how: str) -> None:
-        """However the task ends, it may be enqueued again then, and not before; a retry is no end."""
-        key = f"once:{name}"
-        result, sent = enqueue_once(redelivery_app.tidy, (name,), {"how": how}, key=key)
-        assert sent
-        assert holders(key)[0]["owner"] == result.id
-        assert eventually(lambda: notes(name), 90), worker.log.read_text()
-        again, sent = enqueue_once(redelivery_app.tidy, (name,), key=key)
-        assert (again.id, sent) == (result.id, False)
-        enough(name)
-        if how == "retry":
-            assert eventually(lambda: holders(key) and "queue" in holders(key)[0]["place"], 90)
-            assert not enqueue_once(redelivery_app.tidy, (name,), key=key)[1]
-        if how == "die":
-            with pytest.raises(WorkerLostError):
-                done(result)
-        assert eventually(lambda: not holders(key), 90), worker.log.read_text()
-        assert document(key)["expired"] == 0  # it was given back, and did not just end
-        assert len(notes(name)) == (2 if how == "retry" else 1)
-        assert enqueue_once(redelivery_app.tidy, (name,), key=key)[1]
-
-    def test_expired(self, worker: Worker, name: str) -> None:
-        """A task that the worker refuses, because it is revoked or has expired, gives its key back."""
-        key = f"once:{name}"
-        enqueue_once(redelivery_app.tidy, (name,), key=key, expires=0.001)
-        assert eventually(lambda: not holders(key), 90)
-        assert notes(name) == []
