@@ -380,9 +380,7 @@ def outcome(kind: str, policy: str, name: str) -> str:
     try:
         result = KINDS[kind](mongo_locked("kind:{name}", wait=0, on_contention=chosen))(name)
     except LockNotAcquired as error:
-        assert error.key == f"kind:{name}"
-        assert error.retry_after > 10
-        return "raises"
+        return "raises" if (error.key, error.retry_after > 10) == (f"kind:{name}", True) else repr(error)
     except Retry:
         return "retried"
     except TypeError as error:
