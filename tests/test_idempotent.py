@@ -53,7 +53,7 @@ from django_mongolock.backends.base import get_backend, mongo_store
 from django_mongolock.engine.memory_server import MemoryResults, MemoryStore
 from django_mongolock.exceptions import LockBackendFailed, LockKeyInvalid
 from django_mongolock.idempotency import idempotent
-from django_mongolock.idempotency.results import MARGIN, Results
+from django_mongolock.idempotency.results import MARGIN, Results, results_beside
 from django_mongolock.testing import override_locks
 from tests.support.looking import new_key
 from tests.support.row_files import Rows, row_file
@@ -237,9 +237,9 @@ class TestViews:
     def test_what_is_stored(self, key: str) -> None:
         """Neither the key of the client nor who it is can be read in MongoDB; what is kept goes by itself."""
         user = SimpleNamespace(is_authenticated=True, pk=uuid.uuid4().hex)
-        before = {document["_id"] for document in mongo_store().results.find()}
+        before = {document["_id"] for document in results_beside(mongo_store().collection).find()}
         post(idempotent(charge), key, key, user=user)
-        (stored,) = [each for each in mongo_store().results.find() if each["_id"] not in before]
+        (stored,) = [each for each in results_beside(mongo_store().collection).find() if each["_id"] not in before]
         assert key not in stored["_id"]
         assert user.pk not in str({**stored, "result": None})
         assert stored["_id"].startswith("idempotent:")
@@ -642,7 +642,7 @@ class TestFencing:
         view = idempotent(client=me)(charge)
         sent = RequestFactory().post("/charge/", key, content_type="text/plain", headers={"Idempotency-Key": key})
         stored = str(view_call(view)._of((sent,), {}, sent).key)
-        results = Results(mongo_store().results)
+        results = Results(results_beside(mongo_store().collection))
         results.begin(stored, 2**62, 60)
         with pytest.raises(LockLost, match="another run has begun"):
             post(view, key, key)
@@ -651,7 +651,7 @@ class TestFencing:
     @pytest.fixture
     def results(self, backend: str) -> Any:
         store = get_backend().session().store
-        return store.results if isinstance(store, MemoryStore) else Results(mongo_store().results)
+        return store.results if isinstance(store, MemoryStore) else Results(results_beside(mongo_store().collection))
 
     def test_rules(self, results: Any, key: str) -> None:
         """Both stores: an older token neither takes the mark nor stores; what is kept stays until its time is over."""
@@ -671,7 +671,7 @@ class TestFencing:
     def test_a_mark(self, key: str) -> None:
         """F130: what a run leaves without a result lives for as long as its lease and a margin, and
         `clear_stale_locks` removes it then. A run that takes longer keeps its result all the same."""
-        results, stored = Results(mongo_store().results), mongo_store().results
+        results, stored = Results(results_beside(mongo_store().collection)), results_beside(mongo_store().collection)
 
         def fail(request: HttpRequest) -> HttpResponse:
             raise Http404
@@ -861,13 +861,12 @@ class TestTransactions:
         seen: list[bool] = []
 
         def look() -> None:
-            seen.append(
-                mongo_store().results.find_one({"result.body": b"written", "result.for": {"$exists": True}}) is not None
-            )
+            kept = results_beside(mongo_store().collection).find_one({"result.body": b"written"})
+            seen.append(kept is not None)
             raise ConnectionError
 
         monkeypatch.setattr(f"{__name__}.fail_after_commit", look)
-        mongo_store().results.delete_many({})
+        results_beside(mongo_store().collection).delete_many({})
         client = Client(headers={"Idempotency-Key": key})
         with pytest.raises(ConnectionError):
             client.post("/write/?hook", key, content_type="text/plain")

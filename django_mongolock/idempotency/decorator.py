@@ -36,7 +36,7 @@ from ..engine.text_checks import check_key
 from ..exceptions import LockBackendFailed, LockKeyInvalid, LockLost, LockMisused, LockNotAcquired, LockReentry
 from ..keys import KeyTemplate, LockKey, call_arguments, unexpected
 from . import http
-from .results import Results
+from .results import Results, results_beside
 
 __all__ = ["idempotent"]
 
@@ -343,7 +343,7 @@ class IdempotentCall(LockedCall):
         store: Any = get_backend(self.options["using"]).session().store
         if not isinstance(store, MongoStore):  # in memory, for tests
             return store.results
-        return Sender(store.results, get_settings().COMMAND_TIMEOUT, RIGHTS)
+        return Sender(results_beside(store.collection), get_settings().COMMAND_TIMEOUT, RIGHTS)
 
     # Results
 

@@ -7,28 +7,18 @@ lives for as long as the lease of its run and a margin; in a longer run, it may 
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Final, cast
 
 from bson import Int64
-from django.db import DEFAULT_DB_ALIAS
 from pymongo import ReturnDocument
 from pymongo.collection import Collection
 
-from ..backends.base import get_backend
-from ..conf import get_settings
-from ..engine.indexes import PURGE, ensure_indexes
-from ..engine.mongo_store import MongoStore
-from ..exceptions import LockBackendFailed
-
 Document = dict[str, Any]
-logger = logging.getLogger("django_mongolock")
 
 #: How much longer than the lease of its run a mark lives, in seconds: longer than any command takes.
 MARGIN: Final = 30.0
 #: Whether there is a result whose time is not over.
 _IS_KEPT: Final = {"$and": [{"$gt": ["$purge_at", "$$NOW"]}, {"$ne": [{"$type": "$result"}, "missing"]}]}
-_IS_OLD: Final = {"purge_at": {"$type": "date"}, "$expr": {"$lt": ["$purge_at", "$$NOW"]}}
 
 
 class Results:
@@ -67,19 +57,6 @@ def _from_now(seconds: float) -> Document:
     return {"$add": ["$$NOW", Int64(seconds * 1_000)]}
 
 
-def remove_old(store: MongoStore) -> int:
-    """Remove what a TTL index would remove later; return how many. Raises LockBackendFailed."""
-    with store.bounded(get_settings().COMMAND_TIMEOUT):
-        return store.results.delete_many(_IS_OLD).deleted_count
-
-
-def make_index_after_migrate(*, using: str, **kwargs: Any) -> None:
-    """Create the TTL index when the lock database is migrated, or the default one."""
-    home = get_settings().DATABASE
-    store = get_backend(home).session().store if using in (home, DEFAULT_DB_ALIAS) else None
-    if isinstance(store, MongoStore):
-        try:
-            with store.bounded(get_settings().COMMAND_TIMEOUT):
-                ensure_indexes(store.results, [PURGE])
-        except LockBackendFailed as error:
-            logger.warning("the index of the results is not made database=%s error=%s", home, error)
+def results_beside(locks: Collection[Document]) -> Collection[Document]:
+    """The collection of the results."""
+    return locks.database.get_collection(f"{locks.name}_results", codec_options=locks.codec_options)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 
 from ..backends.base import get_backend, mongo_store
 from ..backends.mongo import MongoBackend
 from ..conf import get_settings
 from ..engine import history
-from ..engine.indexes import ensure_indexes
+from ..engine.indexes import PURGE, ensure_indexes, purged
 from ..exceptions import LockBackendFailed
 from ..inspection.queries import ping
 
@@ -33,6 +34,9 @@ def make_indexes_after_migrate(*, using: str, **kwargs: Any) -> None:
         ping(mongo_store(home), get_settings().COMMAND_TIMEOUT)  # an index may take long, an answer may not
         store = mongo_store(home)
         ensure_indexes(store.collection)
+        for find in purged:
+            with contextlib.suppress(OperationFailure):  # without the app, the right to it is not needed
+                ensure_indexes(find(store.collection), [PURGE])
         if size := store.config.history:
             history.make(store.events, size, resize=True)
     except (LockBackendFailed, PyMongoError) as error:
