@@ -71,7 +71,8 @@ def test_an_error_after_the_commit() -> None:
     """F124: what is committed is done: the run counts, although a function of `on_commit` raised."""
     key = new_key()
     run, runs = job(key, hours=1)
-    committed = once_per(key, hours=1)(lambda: transaction.on_commit(lambda: run.__wrapped__(1, ValueError)))  # type: ignore[attr-defined]
+    inside: Any = run
+    committed: Any = once_per(key, hours=1)(lambda: transaction.on_commit(lambda: inside.__wrapped__(1, ValueError)))
     with pytest.raises(ValueError):  # noqa: PT011 - the hook's own
         committed()
     assert run(2) is SKIPPED

@@ -49,7 +49,8 @@ def fingerprint(request: HttpRequest) -> str:
 
 def _parts(request: HttpRequest) -> Iterator[bytes]:
     """Yield the fields and files of a form. Django itself reads only those that are sent by POST."""
-    fields, all_files = request.POST, request.FILES
+    fields: Any = request.POST
+    all_files = request.FILES
     if request.method != "POST":
         body = BytesIO(_body(request))
         try:

@@ -24,7 +24,7 @@ from django_mongolock.exceptions import LockBackendFailed, LockKeyInvalid
 from tests.support.forking import FORKS, in_child
 from tests.support.looking import document, held_elsewhere, holder, holders, new_key
 
-app = Celery("enqueue_tests", broker="memory://", backend="cache+memory://", set_as_current=False)
+app: Any = Celery("enqueue_tests", broker="memory://", backend="cache+memory://", set_as_current=False)
 
 
 @app.task(name="tests.export")
@@ -85,7 +85,7 @@ def test_a_task_that_cannot_be_sent_leaves_nothing(monkeypatch: pytest.MonkeyPat
 def test_a_broker_that_cannot_be_reached() -> None:
     """F128: the connection is made before the key is taken, as others wait for what is between that and the message."""
     key = new_key()
-    away = Celery("away", broker="redis://127.0.0.1:1", set_as_current=False)
+    away: Any = Celery("away", broker="redis://127.0.0.1:1", set_as_current=False)
     with pytest.raises(OperationalError):
         enqueue_once(away.task(export.run, name="tests.away", shared=False), key=key)
     assert document(key) == {}

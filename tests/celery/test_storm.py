@@ -53,9 +53,9 @@ def send(name: str, count: int) -> list[str]:
     ids: list[str] = []
     for number in range(0, count, 10):
         ids += [one(number + each).delay().id for each in range(4)]
-        last = chain(one(number + 4), one(number + 5)).apply_async()
+        last: Any = chain(one(number + 4), one(number + 5)).apply_async()
         ids += [last.parent.id, last.id]
-        body = chord([one(number + 6 + each) for each in range(3)], one(number + 9)).apply_async()
+        body: Any = chord([one(number + 6 + each) for each in range(3)], one(number + 9)).apply_async()
         ids += [body.id, *(each.id for each in body.parent)]
     return ids
 

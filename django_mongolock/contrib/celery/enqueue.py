@@ -138,9 +138,11 @@ class OnceTask(Task):  # type: ignore[type-arg]
         super().__init_subclass__(**options)
         Once("", cls.once_lease, cls.once_using, cls.once_release).checked()
         if cls.once_key is not None:
-            KeyTemplate(cls.once_key).check(inspect.signature(cls.run), cls.__name__)
+            KeyTemplate(cls.once_key).check(inspect.signature(cls.run), cls.__qualname__)
 
-    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> AsyncResult[Any]:
+    def apply_async(  # type: ignore[override]  # those of Task, by name
+        self, args: Any = None, kwargs: Any = None, **options: Any
+    ) -> AsyncResult[Any]:
         """Send the task unless it is on its way; return its result."""
         send = super().apply_async
         if HEADER in (options.get("headers") or {}) or _sent_again({"id": options.get("task_id")}):

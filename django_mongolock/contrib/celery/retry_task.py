@@ -102,8 +102,9 @@ def returning() -> Iterator[None]:
     try:
         yield
     except Retry as outcome:
-        if outcome.sig is not None and outcome.sig is getattr(request, UNSENT, None):
-            _send(task, outcome.sig)
+        unsent = getattr(request, UNSENT, None)
+        if unsent is not None and unsent is getattr(outcome, "sig", None):
+            _send(task, unsent)
         raise
     finally:
         setattr(request, INSIDE, False)
@@ -188,7 +189,7 @@ class _Found:
         holders = [each for each in (found if isinstance(found, list) else ()) if isinstance(each, dict)]
         runs = {str(each["run"]): _left(each, document["now"]) for each in holders if _is(each, which)}
         run, left = max(runs.items(), key=lambda each: each[1] or 0.0, default=(None, None))
-        has_just_ended = _is(last, which) and last["until"] > document["now"]
+        has_just_ended = last is not None and _is(last, which) and last["until"] > document["now"]
         owners = frozenset(str(each.get("owner")) for each in holders)
         return cls(run, left, has_just_ended, int(document["expired"]), owners)
 
@@ -201,7 +202,7 @@ def _is(entry: Any, which: Mapping[str, str]) -> bool:
     """Whether an entry is that of a run with these fields, and not only kept for its minimum hold."""
     match entry:
         case {"run": str(), "process": str(), "until": datetime()} if "released" not in entry:
-            return which.items() <= entry.items()
+            return all(entry.get(name) == value for name, value in which.items())
     return False
 
 
