@@ -21,6 +21,7 @@ from ..engine.indexes import purged
 from ..engine.logs import INFO, log
 from ..engine.mongo_store import MongoStore
 from ..engine.processes import CLAIM, fate
+from ..engine.replies import Bell
 from ..engine.rule import IS_WHOLE, pipeline
 from ..engine.step import Step
 from ..engine.text_checks import check_fact
@@ -32,7 +33,7 @@ from .snapshot import LockSnapshot, State
 Document = dict[str, Any]
 
 #: The fields of a holder that are read, for the log and the history.
-_REPORTED = {f"holders.{name}": 1 for name in ("grant", "token", "acquired_at", *FACTS)}
+_REPORTED = {f"holders.{name}": 1 for name in ("grant", "session", "token", "acquired_at", *FACTS)}
 #: What is over of the documents of `indexes.purged`.
 _IS_OVER: Final = {"purge_at": {"$type": "date"}, "$expr": {"$lt": ["$purge_at", "$$NOW"]}}
 #: The reasons of a release that no person forced.
@@ -119,6 +120,7 @@ def _apply(store: MongoStore, keys: Sequence[str], which: Which, clock: str, tim
             let=step.arguments(store.config.limits, CLOCK, CLUSTER_TIME),
             hint="_id_",  # without it, the server goes through all stale locks for every batch
         )
+    store.ring_for(keys, timeout)
     return result.modified_count
 
 
@@ -171,6 +173,7 @@ def force_release(
     if before is None:
         store.diagnose(key, timeout)
         return []
+    store.ring_for([key], timeout)
     taken = _holders(before, grants)
     for holder in taken:
         log(INFO, "release forced", key=key, token=holder.get("token"), by=by, reason=reason)
@@ -197,7 +200,8 @@ def ask_to_release(
 ) -> int:
     """Ask the holders of *key*, or those with one of *grants*, to release it; return how many were asked.
 
-    They learn of it at their next renewal, within a third of their lease, and decide by themselves. requested_by: who
+    They decide by themselves. Those with `on_release_requested` learn of it at once, the others at their next renewal,
+    within a third of their lease. requested_by: who
     asks, for the holders; by, reason: the same in two parts, for the history. Raises TypeError or ValueError for a
     *requested_by* that cannot be stored, LockDocumentDamaged, LockBackendFailed.
     """
@@ -213,6 +217,7 @@ def ask_to_release(
             key, Step(request_release_of=tuple(holder["grant"] for holder in asked), requested_by=name), timeout
         )
     for holder in asked:
+        store.ring(Bell(str(holder.get("session")), holder["grant"]))
         log(INFO, "asked to release", key=key, token=holder.get("token"), by=by or name, reason=reason)
         _note(store, key, Happened.ASKED, holder, document["now"], by=by or name, reason=reason)
     return len(asked)

@@ -1,4 +1,4 @@
-"""After ``migrate``, create what Django's API cannot: the indexes of locks, the collection of the history."""
+"""After ``migrate``, create what Django's API cannot: indexes, capped collections."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def make_indexes_after_migrate(*, using: str, **kwargs: Any) -> None:
         ping(mongo_store(home), get_settings().COMMAND_TIMEOUT)  # an index may take long, an answer may not
         store = mongo_store(home)
         ensure_indexes(store.collection)
+        store.bells.make()
         for find in purged:
             with contextlib.suppress(OperationFailure):  # without the app, the right to it is not needed
                 ensure_indexes(find(store.collection), [PURGE])
