@@ -27,7 +27,7 @@ from tests.support.looking import document, held_elsewhere, holder, holders, new
 app: Any = Celery("enqueue_tests", broker="memory://", backend="cache+memory://", set_as_current=False)
 
 
-@app.task(name="tests.export")
+@app.task(name="tests.export")  # type: ignore[untyped-decorator]
 def export(*args: Any, **kwargs: Any) -> str:
     """Says what became of its lock."""
     return "done"
