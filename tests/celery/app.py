@@ -15,13 +15,16 @@ from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 from celery.signals import task_postrun
 
-from django_mongolock import LockError, mongo_lock, mongo_locked, once_per
+from django_mongolock import LockError, MongoLock, mongo_lock, mongo_locked, once_per
 from django_mongolock.contrib.celery import OnceTask, retry_current_task
 from django_mongolock.engine import mongo_store
 from django_mongolock.engine.session import listener
 from django_mongolock.idempotency import idempotent
 from tests.celery.records import DIRECTORY, Story, listen, note, work
+from tests.support.looking import holders
 
+#: What `keep` leaves behind.
+kept: list[MongoLock] = []
 HERE = Path(os.environ.get(DIRECTORY, "/nonexistent"))
 
 app = Celery("failures", set_as_current=False)
@@ -130,6 +133,55 @@ def by_hand(self: Task[Any, Any], keys: list[str], name: str, clean_up: float) -
     except LockError as error:
         retry_current_task(error)
     return name
+
+
+def until_told(name: str, task_id: str) -> str:
+    """Work until the test says that it is enough."""
+    with work(directory(), name, task_id):
+        while not (directory() / f"enough-{name}").exists():
+            time.sleep(0.02)
+    return name
+
+
+def tell(name: str) -> None:
+    """Say that it is enough."""
+    (directory() / f"enough-{name}").touch()
+
+
+@app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
+@mongo_locked("{key}", lease=120, wait=None)
+def told(self: Task[Any, Any], key: str, name: str) -> str:
+    """A task that waits for its lock, and ends when it is told to."""
+    return until_told(name, str(self.request.id))
+
+
+@app.task(bind=True)
+@mongo_locked("{key}", lease=120, wait=None)
+def told_early(self: Task[Any, Any], key: str, name: str) -> str:
+    """The same, acknowledged when it begins, so that its message does not come twice."""
+    return until_told(name, str(self.request.id))
+
+
+@app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
+@once_per("told:{key}", hours=1)
+def told_once_per(self: Task[Any, Any], key: str, name: str) -> str:
+    """A task that runs once in an hour, and ends when it is told to."""
+    return until_told(name, str(self.request.id))
+
+
+@app.task
+@mongo_locked("{key}", wait=10)
+def facts(key: str) -> list[Any]:
+    """Where its lock is held, and on whose behalf."""
+    (found,) = holders(key)
+    return [found["place"], found["owner"]]
+
+
+@app.task
+def keep(key: str) -> int:
+    """Leaves a lock behind."""
+    kept.append(mongo_lock(key, lease=60, auto_renew=False).acquire())
+    return os.getpid()
 
 
 @app.task(bind=True)
