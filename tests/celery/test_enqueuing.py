@@ -21,6 +21,7 @@ from django_mongolock.contrib.celery import OnceTask, enqueue, enqueue_once
 from django_mongolock.contrib.celery.enqueue import HEADER, call_key, once_key
 from django_mongolock.engine.detached import Parked
 from django_mongolock.exceptions import LockBackendFailed, LockKeyInvalid
+from tests.celery.running import in_task
 from tests.support.forking import FORKS, in_child
 from tests.support.looking import document, held_elsewhere, holder, holders, new_key
 
@@ -152,17 +153,20 @@ class TestOnceTask:
 def each_ad(ad_id: int) -> None: ...
 
 
-def test_released_at_the_start() -> None:
+@pytest.mark.parametrize("meanwhile", [True, False])
+def test_released_at_the_start(meanwhile: bool) -> None:
     """With release="start" the key is free when the task starts; one that comes back takes it again, if it is free."""
     key = new_key()
-    result, _ = enqueue_once(export, key=key, release="start")
-    task = running(result.id, key, "start")
-    task_prerun.send(sender=export, task_id=result.id, task=task)
-    assert holders(key) == []
-    second, sent = enqueue_once(export, key=key, release="start")
-    assert sent
-    task_postrun.send(sender=export, task_id=result.id, task=task, state=states.SUCCESS, retval=None)
-    assert holder(key)["owner"] == second.id
+    first, _ = enqueue_once(export, key=key, release="start")
+    headers = {HEADER: [key, 3_600, None, "start"]}
+    with in_task(export, first.id, headers=headers):
+        task_prerun.send(sender=export, task_id=first.id, task=export)
+        assert holders(key) == []
+        second = enqueue_once(export, key=key, release="start")[0] if meanwhile else first
+        export.signature_from_request(export.request).apply_async()
+        task_postrun.send(sender=export, task_id=first.id, task=export, state=states.RETRY, retval=None)
+    (found,) = holders(key)
+    assert (found["owner"], found["process"]) == (second.id, "none")
 
 
 @pytest.mark.usefixtures("eager")
@@ -212,9 +216,9 @@ def test_the_end_of_a_second_delivery() -> None:
         assert len(holders(key)) == count
 
 
-def running(task_id: str, key: str, release: str = "end") -> Any:
+def running(task_id: str, key: str) -> Any:
     """A task as its worker has it."""
-    request = SimpleNamespace(id=task_id, headers={HEADER: [key, 3_600, None, release]}, delivery_info={})
+    request = SimpleNamespace(id=task_id, headers={HEADER: [key, 3_600, None, "end"]}, delivery_info={})
     return SimpleNamespace(name=export.name, request=request)
 
 
