@@ -188,6 +188,20 @@ class TestAtomic:
                 thread_try(key)
         assert titles() == ["first", "second"]
 
+    def test_an_error_after_the_commit(self) -> None:
+        """F124: `run_atomic` does not do committed work again because of what a function of `on_commit` raises."""
+
+        def fail() -> None:
+            raise LockTransactionAborted("another")
+
+        def work(session: Any) -> None:
+            make_ad("first")
+            mongo_transaction.on_commit(fail, using="mongo")
+
+        with pytest.raises(LockTransactionAborted), mongo_lock(new_key()) as lock:
+            lock.run_atomic(work)
+        assert titles() == ["first"]
+
     @pytest.mark.long
     def test_other_database(self) -> None:
         """An alias that is not MongoDB has no transaction with the lock: the error names the cures."""

@@ -146,12 +146,6 @@ class MongoStore:
         name = f"{self.config.collection}_history"
         return self.collection.database.get_collection(name, codec_options=self.collection.codec_options)
 
-    @property
-    def results(self) -> Collection[Document]:
-        """The collection of what `idempotent` keeps (`kept_results`), beside that of the locks."""
-        name = f"{self.config.collection}_results"
-        return self.collection.database.get_collection(name, codec_options=self.collection.codec_options)
-
     @contextlib.contextmanager
     def bounded(self, timeout: float, key: str | None = None) -> Iterator[None]:
         """Give the commands inside *timeout* seconds, and raise the driver's errors as LockBackendFailed.

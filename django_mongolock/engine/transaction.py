@@ -25,6 +25,7 @@ from pymongo.read_concern import ReadConcern
 
 from ..exceptions import LockBackendFailed, LockError, LockMisused, LockTransactionAborted
 from . import clock, runner
+from .commit_hooks import out_of_commit_hook
 from .grant import Grant
 from .mongo_store import MongoStore
 from .session.session import Session
@@ -236,6 +237,8 @@ class RetrySchedule:
 
 def is_transient(error: BaseException) -> bool:
     """Did MongoDB abort a transaction in a way that doing it all again may help?"""
+    if out_of_commit_hook(error):
+        return False
     if isinstance(error, LockError):
         return isinstance(error, LockTransactionAborted)
     # Django's backend raises its own errors from the driver's.

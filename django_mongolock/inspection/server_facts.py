@@ -15,7 +15,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from ..engine import bells, clock, history
 from ..engine.driver_errors import translate
-from ..engine.indexes import PURGE, missing_indexes
+from ..engine.indexes import PURGE, missing_indexes, purged
 from ..engine.mongo_store import MongoStore
 from ..exceptions import LockBackendFailed
 from .queries import ping
@@ -115,8 +115,9 @@ def _ahead(there: float, asked: float, answered: float) -> float:
 
 def _missing_indexes(store: MongoStore) -> list[str]:
     try:
-        results = missing_indexes(store.results, [PURGE]) if history.exists(store.results) else []
-        return missing_indexes(store.collection) + [f"{name} of {store.results.name}" for name in results]
+        others = [find(store.collection) for find in purged]
+        missing = {each.name: missing_indexes(each, [PURGE]) for each in others if history.exists(each)}
+        return missing_indexes(store.collection) + [f"{name} of {home}" for home in missing for name in missing[home]]
     except OperationFailure:  # this user may not list them
         return []
 

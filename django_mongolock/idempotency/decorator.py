@@ -13,38 +13,30 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final, Never, TypeVar, overload
 
-from asgiref.sync import iscoroutinefunction
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.http import HttpRequest
-from django.utils.functional import LazyObject
 from django.utils.translation import gettext as _
 
-from .backends.base import get_backend, mongo_store
-from .backends.transactions import open_transactions
-from .conf import get_settings
-from .decorator import http_keys
-from .decorator.atomic_requests import atomic, deferred_aliases
-from .decorator.calls import Arguments, Keywords, LockedCall, Plan
-from .decorator.contention import (
-    SKIPPED,
-    Refusal,
-    RequestRefused,
-    Unlocked,
-    candidates,
-    find_request,
-    resolve,
-)
-from .decorator.mongo_locked import decorate
-from .documents.sender import Sender
-from .documents.steps import send
-from .engine import runner
-from .engine.kept_results import MemoryResults, MongoResults, Results
-from .engine.lock import MongoLock
-from .engine.logs import WARNING, log
-from .engine.memory_server import MemoryStore
-from .engine.options import Seconds, check_flag, check_seconds
-from .engine.text_checks import check_key
-from .exceptions import LockBackendFailed, LockKeyInvalid, LockLost, LockMisused, LockNotAcquired, LockReentry
-from .keys import KeyTemplate, LockKey, call_arguments, unexpected
+from ..backends.base import get_backend
+from ..backends.transactions import open_transactions
+from ..conf import get_settings
+from ..decorator.atomic_requests import atomic, deferred_aliases, first_after_commit
+from ..decorator.calls import Arguments, Keywords, LockedCall, Plan
+from ..decorator.contention import SKIPPED, Refusal, RequestRefused, Unlocked, candidates, find_request, resolve
+from ..decorator.mongo_locked import decorate
+from ..documents.sender import Sender
+from ..documents.steps import send
+from ..engine import runner
+from ..engine.commit_hooks import out_of_commit_hook
+from ..engine.lock import MongoLock
+from ..engine.logs import WARNING, log
+from ..engine.mongo_store import MongoStore
+from ..engine.options import Seconds, as_seconds, check_flag, check_seconds
+from ..engine.text_checks import check_key
+from ..exceptions import LockBackendFailed, LockKeyInvalid, LockLost, LockMisused, LockNotAcquired, LockReentry
+from ..keys import KeyTemplate, LockKey, call_arguments, unexpected
+from . import http
+from .results import Results, results_beside
 
 __all__ = ["idempotent"]
 
@@ -98,7 +90,8 @@ def idempotent(
 
     keep: for how long, in seconds or as a `timedelta`. Not kept are exceptions, responses that mean "try again" (from
     500 on, 408, 423, 425, 429, or with Retry-After), and cookies; the next request runs. Instead of a response above a
-    million bytes, 410 is kept. A streaming response raises LockMisused, as does a call inside of a transaction.
+    million bytes, 410 is kept; so it is if a function of ``transaction.on_commit`` raises: the work is committed. A
+    streaming response raises LockMisused, as does a call inside of a transaction.
 
     A key belongs to the user that the request is authenticated as, or to its session; without these it gets 403.
     client: a function that returns another name for the client: ``client=lambda request: request.auth.name``.
@@ -165,13 +158,9 @@ class IdempotentCall(LockedCall):
                 with atomic(deferred_aliases(request, self.plan)):
                     return self.wrapped(*args, **kwargs)
             try:
-                call = self._of(args, kwargs, request, getattr(request, "user", None))
-            except LockKeyInvalid as error:
-                return resolve(self.policy, error, args, kwargs)
-            try:
-                return LockedCall.function(call)(*args, **kwargs)
-            except _NotBegun as unknown:
-                return resolve(self.policy, unknown.error, args, kwargs)
+                return LockedCall.function(self._of(args, kwargs, request))(*args, **kwargs)
+            except _NotBegun as reason:
+                return resolve(self.policy, reason.error, args, kwargs)
 
         return wrapper
 
@@ -181,23 +170,13 @@ class IdempotentCall(LockedCall):
             if self._passes(request):
                 return await self.wrapped(*args, **kwargs)
             try:
-                call = self._of(args, kwargs, request, await self._auser(request))
-            except LockKeyInvalid as error:
-                return resolve(self.policy, error, args, kwargs)
-            try:
+                # In a thread: it may load the user of the request, and the session.
+                call = await sync_to_async(self._of)(args, kwargs, request)
                 return await LockedCall.coroutine(call)(*args, **kwargs)
-            except _NotBegun as unknown:
-                return resolve(self.policy, unknown.error, args, kwargs)
+            except _NotBegun as reason:
+                return resolve(self.policy, reason.error, args, kwargs)
 
         return wrapper
-
-    async def _auser(self, request: HttpRequest | None) -> Any:
-        """The user of the request, which may have to be loaded."""
-        user = vars(request).get("user") if request is not None else None
-        if self.client is not None or not (user is None or isinstance(user, LazyObject)):
-            return user
-        load = getattr(request, "auser", None)
-        return await load() if load else user
 
     def _passes(self, request: HttpRequest | None) -> bool:
         """Whether a request runs as if its view were not decorated."""
@@ -214,8 +193,8 @@ class IdempotentCall(LockedCall):
             )
         return request
 
-    def _of(self, args: Arguments, kwargs: Keywords, request: HttpRequest | None, user: Any) -> IdempotentCall:
-        """A copy of this for one call. Raises RequestRefused, LockKeyInvalid."""
+    def _of(self, args: Arguments, kwargs: Keywords, request: HttpRequest | None) -> IdempotentCall:
+        """A copy of this for one call. Raises _NotBegun."""
         if opened := open_transactions():
             raise LockMisused(
                 f"{self.name} was called inside the transaction that is open on {opened[0].alias!r}, before whose "
@@ -223,36 +202,43 @@ class IdempotentCall(LockedCall):
                 "than Django under ATOMIC_REQUESTS, exempt its address (transaction.non_atomic_requests)"
             )
         made, where = copy.copy(self), f"idempotent:{self.name}"
-        if request is None:
-            (template,) = self.plan.templates
-            filled = template.fill(call_arguments(self.signature, args, kwargs))
-            made.key = LockKey(f"{where}:{filled}", f"{where}:{template.template}")
-        else:
-            named = json.dumps([self._client(request, user), self._sent_key(request)])
-            made.key = LockKey(f"idempotent:{hashlib.sha256(named.encode()).hexdigest()}", where)
-            made.fingerprint = http_keys.fingerprint(request)
         made.call = args, kwargs
+        try:
+            if request is None:
+                (template,) = self.plan.templates
+                filled = template.fill(call_arguments(self.signature, args, kwargs))
+                made.key = LockKey(f"{where}:{filled}", f"{where}:{template.template}")
+            else:
+                named = json.dumps([self._client(request), self._sent_key(request)])
+                made.key = LockKey(f"idempotent:{hashlib.sha256(named.encode()).hexdigest()}", where)
+                made.fingerprint = http.fingerprint(request)
+        except LockKeyInvalid as error:
+            raise _NotBegun(error) from error
         return made
 
     def _sent_key(self, request: HttpRequest) -> str:
         if (sent := request.headers.get(self.header)) is None:
             raise self._refusal(400, "missing_key", _("This needs the header %(header)s."))
-        if (key := http_keys.read_key(sent)) is None:
+        if (key := http.read_key(sent)) is None:
             raise self._refusal(400, "invalid_key", _("The header %(header)s is not valid."))
         return key
 
-    def _client(self, request: HttpRequest, user: Any) -> str:
+    def _client(self, request: HttpRequest) -> str:
         """Who sends the request."""
         if self.client is not None:
             name = self.client(request)
             if not (isinstance(name, str) and name):
                 raise LockMisused(f"client= of {self.name} returned {type(name).__name__}: it must return a name")
             return f"client:{name}"
+        user = getattr(request, "user", None)
         if subject := user if getattr(user, "is_authenticated", False) else getattr(request, "auth", None):
             name = subject if isinstance(subject, str) else getattr(subject, "pk", None)
             subject_class = f"{subject.__class__.__module__}.{subject.__class__.__qualname__}"
         else:
-            name, subject_class = getattr(getattr(request, "session", None), "session_key", None), "session"
+            session: Any = getattr(request, "session", None)
+            name, subject_class = getattr(session, "session_key", None), "session"
+            if name is not None and not session.exists(name):  # a made-up cookie
+                name = None
         if name is None:
             log(WARNING, "a request has neither user nor session, give client=", place=self.name)
             raise self._refusal(403, "anonymous", _("Please log in first."))
@@ -267,33 +253,61 @@ class IdempotentCall(LockedCall):
     # Under the lock
 
     def _run(self, lock: MongoLock, args: Arguments, kwargs: Keywords, aliases: Sequence[str]) -> Any:
-        run = partial(super()._run, lock, args, kwargs, aliases)
-        return runner.run(self._once(lock), lambda step: run() if step is None else self._send(step))
+        if "result" in (found := runner.run(self._begin(lock), self._send)):
+            return self._replayed(found["result"])
+        losses: list[LockLost | None] = []
+
+        def keep(kept: Document | None) -> None:
+            if not losses:  # once
+                losses.append(runner.run(self._keep(lock, kept), self._send))
+
+        try:
+            with atomic(aliases):
+                result = self._finished(self.wrapped(*args, **kwargs))
+                if aliases:
+                    first_after_commit(aliases[0], partial(keep, self._kept(result)))
+        except BaseException as error:
+            if out_of_commit_hook(error):
+                keep(self._without_result())
+            raise
+        keep(self._kept(result))
+        return _unless(losses[0], result)
 
     async def _arun(self, lock: MongoLock, args: Arguments, kwargs: Keywords) -> Any:
-        async def run() -> Any:
-            return self._finished(await self.wrapped(*args, **kwargs))
-
-        return await runner.arun(self._once(lock), lambda step: run() if step is None else self._asend(step))
-
-    def _once(self, lock: MongoLock) -> Steps:
-        """Call the function unless there is a result; keep the new one."""
-        (key,), token = lock.keys, lock.fencing_token
-        found = yield from _asked(lambda results: results.begin(key, token))
-        if "result" in found:
+        """See _run(). Django opens no transaction around an async view."""
+        if "result" in (found := await runner.arun(self._begin(lock), self._asend)):
             return self._replayed(found["result"])
-        if found["token"] == token:
-            result = yield None
-            if (kept := self._kept(result)) is None:
-                return result
+        try:
+            result = self._finished(await self.wrapped(*args, **kwargs))
+        except BaseException as error:
+            if out_of_commit_hook(error):
+                await runner.arun(self._keep(lock, self._without_result()), self._asend)
+            raise
+        return _unless(await runner.arun(self._keep(lock, self._kept(result)), self._asend), result)
+
+    def _begin(self, lock: MongoLock) -> Steps:
+        """The document of the key. Raises LockLost if a later run has begun."""
+        (key,), token = lock.keys, lock.fencing_token
+        lease = as_seconds(self.options["lease"]) or get_settings().LEASE
+        found = yield from _asked(lambda results: results.begin(key, token, lease))
+        if "result" not in found and found["token"] != token:
+            raise LockLost(key, token, "another run has begun")
+        return found
+
+    def _keep(self, lock: MongoLock, kept: Document | None) -> Steps:
+        """Keep this, if it is anything; return why not, if the lock was lost."""
+        if kept is None:
+            return None
+        (key,), token = lock.keys, lock.fencing_token
+        try:
             lock.ensure_held()
-            try:
-                if (yield lambda results: results.keep(key, token, kept, self.keep)):
-                    return result
-            except LockBackendFailed as error:
-                log(WARNING, "a result is not kept, the next call runs", key=key, error=error)
-                return result
-        raise LockLost(key, token, "another run has begun")
+            done = yield lambda results: results.keep(key, token, kept, self.keep)
+            return None if done else LockLost(key, token, "another run has begun")
+        except LockLost as error:
+            return error
+        except LockBackendFailed as error:
+            log(WARNING, "a result is not kept, the next call runs", key=key, error=error)
+            return None
 
     def _refused(self, error: Unlocked, args: Arguments, kwargs: Keywords, *, trial: bool = False) -> Any:
         if isinstance(error, LockReentry):
@@ -318,18 +332,18 @@ class IdempotentCall(LockedCall):
         return resolve("respond", refused, *self.call)
 
     def _send(self, command: Any) -> Any:
-        store = self._store()
-        return command(store) if isinstance(store, MemoryResults) else store.run(_command(command))
+        results = self._results()
+        return results.run(_command(command)) if isinstance(results, Sender) else command(results)
 
     async def _asend(self, command: Any) -> Any:
-        store = self._store()
-        return command(store) if isinstance(store, MemoryResults) else await store.arun(_command(command))
+        results = self._results()
+        return await results.arun(_command(command)) if isinstance(results, Sender) else command(results)
 
-    def _store(self) -> MemoryResults | Sender:
-        store = get_backend(self.options["using"]).session().store
-        if isinstance(store, MemoryStore):
-            return MemoryResults(store)
-        return Sender(mongo_store(self.options["using"]).results, get_settings().COMMAND_TIMEOUT, RIGHTS)
+    def _results(self) -> Any:
+        store: Any = get_backend(self.options["using"]).session().store
+        if not isinstance(store, MongoStore):  # in memory, for tests
+            return store.results
+        return Sender(results_beside(store.collection), get_settings().COMMAND_TIMEOUT, RIGHTS)
 
     # Results
 
@@ -337,7 +351,7 @@ class IdempotentCall(LockedCall):
         """See LockedCall. A response is rendered here, in the transaction of its view."""
         result = super()._finished(result)
         if not self.plan.templates:
-            http_keys.check_response(self.name, result, candidates(*self.call))
+            http.check_response(self.name, result, candidates(*self.call))
         return result
 
     def _kept(self, result: Any) -> Document | None:
@@ -351,12 +365,16 @@ class IdempotentCall(LockedCall):
                 text = ""
             if not 0 < len(text) <= LARGEST:
                 log(WARNING, "a result is not kept, it is too large or not JSON", place=self.name)
-                text = ""
+                return self._without_result()
             return {"text": text}
-        if (kept := http_keys.as_kept(result)) is not None and http_keys.size(kept) > LARGEST:
+        if (kept := http.as_kept(result)) is not None and http.size(kept) > LARGEST:
             log(WARNING, "a response is not kept, it is too large", place=self.name)
-            kept = {"status": None}
+            return self._without_result()
         return kept and {"for": self.fingerprint, **kept}
+
+    def _without_result(self) -> Document:
+        """What is kept where only the fact is."""
+        return {"text": ""} if self.plan.templates else {"for": self.fingerprint, "status": None}
 
     def _replayed(self, kept: Document) -> Any:
         """The result of an earlier run."""
@@ -368,13 +386,20 @@ class IdempotentCall(LockedCall):
         if kept["status"] is None:
             message = _("This was done, but its response is not available any more.")
             return resolve("respond", self._refusal(410, "not_kept", message), *self.call)
-        return http_keys.replayed(kept)
+        return http.replayed(kept)
+
+
+def _unless(loss: LockLost | None, result: Any) -> Any:
+    """Return *result*. Raises *loss*."""
+    if loss is not None:
+        raise loss
+    return result
 
 
 class _NotBegun(Exception):
-    """MongoDB did not say whether there is a result: the function was not called."""
+    """The function was not called: the call makes no key, or MongoDB did not say whether there is a result."""
 
-    def __init__(self, error: LockBackendFailed) -> None:
+    def __init__(self, error: Unlocked) -> None:
         self.error = error
 
 
@@ -387,4 +412,4 @@ def _asked(command: Callable[[Results], Any]) -> Steps:
 
 
 def _command(command: Callable[[Results], Any]) -> Any:
-    return send(lambda collection: command(MongoResults(collection)))
+    return send(lambda collection: command(Results(collection)))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator
+from io import BytesIO
 from typing import Any, Final
 
 from django.http import HttpRequest, HttpResponse
+from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.http.request import RawPostDataException
 from django.http.response import HttpResponseBase
 from django.template.response import SimpleTemplateResponse
@@ -39,23 +42,38 @@ def fingerprint(request: HttpRequest) -> str:
     # The test client of django-ninja makes requests without one.
     host = request.get_host() if {"HTTP_HOST", "SERVER_NAME"} & request.META.keys() else ""
     made = hashlib.sha256(json.dumps([request.method, host, request.get_full_path()]).encode())
-    if request.method == "POST" and request.content_type == "multipart/form-data":
-        made.update(json.dumps(list(request.POST.lists())).encode())
-        for name, files in request.FILES.lists():
-            for file in files:
-                made.update(json.dumps([name, file.name, file.size]).encode())
-                for chunk in file.chunks():
-                    made.update(chunk)
-                file.seek(0)
-        return made.hexdigest()
+    for part in _parts(request) if request.content_type == "multipart/form-data" else (_body(request),):
+        made.update(part)
+    return made.hexdigest()
+
+
+def _parts(request: HttpRequest) -> Iterator[bytes]:
+    """Yield the fields and files of a form. Django itself reads only those that are sent by POST."""
+    fields: Any = request.POST
+    all_files = request.FILES
+    if request.method != "POST":
+        body = BytesIO(_body(request))
+        try:
+            fields, all_files = MultiPartParser(request.META, body, request.upload_handlers, request.encoding).parse()
+        except MultiPartParserError:
+            yield body.getvalue()
+            return
+    yield json.dumps(list(fields.lists())).encode()
+    for name, files in all_files.lists():
+        for file in files:
+            yield json.dumps([name, file.name, file.size]).encode()
+            yield from file.chunks()
+            file.seek(0)
+
+
+def _body(request: HttpRequest) -> bytes:
     try:
-        made.update(request.body)
+        return request.body
     except RawPostDataException:
         raise LockMisused(
             "the body of the request was read as a stream before @idempotent could compare it: have what reads it, "
             "such as a middleware or a permission of Django REST framework, read request.body first"
         ) from None
-    return made.hexdigest()
 
 
 def check_response(view: str, result: object, arguments: list[object]) -> None:
