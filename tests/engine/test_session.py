@@ -178,9 +178,9 @@ def test_a_reply_older_than_the_grant_is_no_loss(lock: LockMaker, session: Sessi
     """F6: what a primary that was left behind still has, from before the grant, says nothing about it."""
     mine = lock().acquire()
     grant = grant_of(mine)
-    session.renewals.judge(grant, Found(grant.token - 1, {}, {}), number=1, until=clock.now())
+    session.renewals.judge(grant, Found(grant.token - 1, {}, {}), number=1, sent=clock.now(), length=0.0)
     assert mine.held
-    session.renewals.judge(grant, Found(grant.token, {}, {}), number=1, until=clock.now())
+    session.renewals.judge(grant, Found(grant.token, {}, {}), number=1, sent=clock.now(), length=0.0)
     assert mine.lost
 
 
