@@ -33,7 +33,7 @@ from django_mongolock.engine.memory_server import MemoryServer, MemoryStore
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.replies import Reply
 from django_mongolock.engine.rule import pipeline
-from django_mongolock.engine.rule_in_python import Moment, apply_rule
+from django_mongolock.engine.rule_in_python import Moment, _Rule, apply_rule
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.engine.store import Store
 from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged
@@ -1092,3 +1092,13 @@ def test_a_date_beyond_all_calendars_is_damage(client: Client, collection: Colle
         except LockDocumentDamaged:
             continue
         assert not reply.held
+
+
+@pytest.mark.parametrize(("seconds", "other"), [(-10, False), (0, False), (10, True)])
+def test_of_two_commands_with_one_cluster_time_neither_cuts(seconds: int, other: bool) -> None:
+    """F61: they were parsed with no write in between, in an unknown order. An earlier time does not tell that the clock
+    was set back; a much later one may be of before that, so it judges no times of the other."""
+    written, parsed = dt.datetime(2026, 1, 1, tzinfo=dt.UTC), Timestamp(1, 1)
+    document = {"clock": "c", "written_at": written, "cluster_time": parsed}
+    moment = Moment(now=written + timedelta(seconds=seconds), clock="c", cluster_time=parsed)
+    assert _Rule(Step(renew=("g",)), Limits(), moment, document).other_primary is other

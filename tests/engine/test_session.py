@@ -666,7 +666,7 @@ def test_a_look_at_a_place_changes_no_deadline(lock: LockMaker, other: LockMaker
         (waiting,) = (grant for grant in session.registry.grants.values() if grant.state is State.WAITING)
         assert eventually(lambda: waiting.lease.until > 0)
         deadline = waiting.lease.until
-        session.commands.answer(waiting.id, Reply(place=0, waiter_lease=500.0), clock.now() + 100)
+        session.commands.answer(waiting.id, Reply(place=0), clock.now() + 100)
         assert waiting.lease.until == deadline
     thread.join(10)
 
