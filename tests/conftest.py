@@ -15,7 +15,8 @@ from tests.support.packages import packages
 
 __all__ = ["away", "commands", "connect", "locks", "mongolock", "packages"]
 
-DATABASE = "mongolock_tests"
+#: Of this process of the run.
+DATABASE = f"mongolock_tests{os.environ.get('PYTEST_XDIST_WORKER', '')}"
 
 
 @pytest.fixture(scope="session")

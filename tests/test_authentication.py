@@ -24,12 +24,13 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 from pytest_django import Settings
 
-from django_mongolock import checks, idempotent, mongo_lock
+from django_mongolock import checks, mongo_lock
 from django_mongolock.backends.base import close_backends, get_backend, mongo_store
 from django_mongolock.documents import declared
 from django_mongolock.documents.document_lock import declare, undeclare
 from django_mongolock.engine.indexes import ensure_indexes
 from django_mongolock.exceptions import LockBackendFailed
+from django_mongolock.idempotency import idempotent
 from django_mongolock.models import Lock
 from testproject.servers import Access, Mongod, ReplicaSet
 from tests.support.lock_documents import Document, entry
@@ -148,7 +149,7 @@ def hand_over() -> bool:
 
 
 @WITH_MONGO
-@pytest.mark.slow
+@pytest.mark.long
 class TestRights:
     """F14, F60: each right that is missing is named; everything else works."""
 
@@ -356,7 +357,7 @@ def encrypted(authority: Authority) -> Iterator[ReplicaSet]:
 
 
 @WITH_MONGO
-@pytest.mark.slow
+@pytest.mark.long
 class TestTLS:
     """The engine's client encrypts as the alias says, and believes no wrong certificate."""
 

@@ -1,7 +1,4 @@
-"""Anything at all, at every way in: it works, or it is refused in the words that the documentation promises.
-
-The tests that need no server can also be run for as long as one likes, guided by coverage: see `tests.fuzz`.
-"""
+"""Anything at all, at every way in: it works, or it is refused in the words that the documentation promises."""
 
 from __future__ import annotations
 
@@ -193,22 +190,8 @@ def test_bells_that_are_read(message: Any) -> None:
 SLOW = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
-PARAMETERS = [
-    "q",
-    "o",
-    "p",
-    "state",
-    "mode",
-    "e",
-    "all",
-    "_popup",
-    "_to_field",
-    "_facets",
-    "key",
-    "key__regex",
-    "pk",
-    "id__in",
-]
+PARAMETERS = ["q", "o", "p", "state", "mode", "e", "all", "_popup", "_to_field", "_facets", "key", "key__regex", "pk",
+              "id__in"]  # fmt: skip
 
 
 @pytest.fixture
@@ -221,7 +204,7 @@ def strange(locks: Locks) -> Locks:
     return locks
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @WITH_MONGO
 def test_query_strings_of_the_admin(strange: Locks) -> None:
     """F55, F56: any query string, while the collection is full of strange documents: a page or a refusal, no crash."""
@@ -241,7 +224,7 @@ def test_query_strings_of_the_admin(strange: Locks) -> None:
     assert "healthy" in client.get(LIST).content.decode()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @WITH_MONGO
 def test_arguments_of_commands(strange: Locks) -> None:
     """F55, F56: any arguments: what was asked for, or an error in words, in the terminal and as JSON."""
@@ -262,7 +245,7 @@ def test_arguments_of_commands(strange: Locks) -> None:
     assert strange.read("healthy")["_id"] == "healthy"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @WITH_MONGO
 def test_queries_of_locks(strange: Locks) -> None:
     """F55: any text in any query; every lock that is found can be shown."""

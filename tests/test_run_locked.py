@@ -7,20 +7,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connections
 
-from django_mongolock import mongo_lock
+from django_mongolock import LockLost, LockReentry, mongo_lock
 from django_mongolock.decorator.locked_command import BUSY, LOST, UNAVAILABLE
 from django_mongolock.management.commands.run_locked import Command as RunLocked
 from django_mongolock.models import Lock
 from tests.locked_command import Command, Patient, Plain
 from tests.support.looking import document, held_elsewhere, holder, holders, new_key
+from tests.support.programs import Start, runs, starting
 from tests.support.waiting import eventually
 
 pytestmark = [
@@ -28,42 +27,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="signals"),
 ]
 
-Start = Callable[..., subprocess.Popen[str]]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts a program as a cron job would: without a terminal."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*arguments: str, module: str = "django") -> subprocess.Popen[str]:
-        env = {
-            **os.environ,
-            "MONGODB_NAME": str(connections["mongo"].settings_dict["NAME"]),
-            "DJANGO_SETTINGS_MODULE": "testproject.settings",
-        }
-        command = [sys.executable, "-m", module, *arguments]
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        made = subprocess.Popen(command, env=env, text=True, preexec_fn=heed_signals, **pipes)  # type: ignore[call-overload]  # noqa: PLW1509
-        started.append(made)
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.terminate()  # so that it ends the program too, which would keep the pipes open
-        try:
-            process.communicate(timeout=15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
-
-
-def heed_signals() -> None:
-    """A shell starts what it runs in the background with signals ignored, and everybody inherits that."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+start = pytest.fixture(starting)
 
 
 def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -80,6 +44,7 @@ def shell(key: str, script: str, *options: str) -> list[str]:
 class TestProgram:
     """`run_locked KEY -- program`."""
 
+    @pytest.mark.long
     def test_runs(self, start: Start) -> None:
         """The program has its arguments and the lock, and finds the token in its environment; its exit code is ours."""
         key = new_key()
@@ -92,6 +57,7 @@ class TestProgram:
         assert (last["label"], last["lease"]) == ("mine", 45_000)
         assert holders(key) == []
 
+    @pytest.mark.long
     def test_the_label_is_the_program(self, start: Start) -> None:
         """Its arguments are not stored, for they may be passwords; and they may have several lines."""
         key = new_key()
@@ -100,6 +66,7 @@ class TestProgram:
         assert document(key)["last_holder"]["label"] == "sh"
         assert "hunter2" not in str(document(key))
 
+    @pytest.mark.long
     def test_busy(self, start: Start) -> None:
         """Busy is 75 and names the holder, or 0 if that is fine; the program does not run."""
         key = new_key()
@@ -112,6 +79,7 @@ class TestProgram:
             assert (code, err) == (0, "")
             assert out.startswith(f"Skipped: lock '{key}' was not acquired: held by nightly")
 
+    @pytest.mark.long
     def test_waits(self, start: Start) -> None:
         """It waits in the queue for as long as it may; stopped there, it leaves."""
         key = new_key()
@@ -123,6 +91,7 @@ class TestProgram:
             assert eventually(lambda: len(document(key)["waiters"]) == 1)
         assert finished(waits)[:2] == (0, "ran\n")
 
+    @pytest.mark.long
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT])
     def test_signals(self, start: Start, number: signal.Signals) -> None:
         """What is sent to us is the program's to answer; we stay until it has ended, and give the lock back then."""
@@ -151,12 +120,14 @@ class TestProgram:
         call_command(command, *shell(new_key(), script)[1:])
         assert command.code == 7
 
+    @pytest.mark.long
     def test_what_is_ignored_stays_ignored(self, start: Start) -> None:
         """Under nohup neither we nor the program end when the terminal goes."""
         inner = shell(new_key(), "kill -HUP $PPID $$; sleep 0.3; echo lives")
         process = start("run_locked", new_key(), "--", "nohup", sys.executable, "-m", "django", *inner)
         assert finished(process)[:2] == (0, "lives\n")
 
+    @pytest.mark.long
     def test_dashes(self, start: Start) -> None:
         """What follows the first -- is the program's, with every other --; without one, the cure is told."""
         assert finished(start("run_locked", new_key(), "--", "echo", "--", "-x", "--"))[1] == "-- -x --\n"
@@ -164,10 +135,12 @@ class TestProgram:
         assert code == 2
         assert "put -- between the key and the program" in err
 
+    @pytest.mark.long
     def test_ended_by_a_signal(self, start: Start) -> None:
         """As a shell says it."""
         assert finished(start(*shell(new_key(), "kill -9 $$")))[0] == 128 + 9
 
+    @pytest.mark.long
     @pytest.mark.parametrize("stubborn", [False, True])
     def test_lost(self, start: Start, stubborn: bool) -> None:
         """A program whose lock was taken away is stopped, with all that it has started; if need be by SIGKILL."""
@@ -183,7 +156,7 @@ class TestProgram:
         assert code == LOST
         assert "was lost" in err
         assert out == ("" if stubborn else "asked\n")
-        assert eventually(lambda: not _runs(grandchild))
+        assert eventually(lambda: not runs(grandchild))
 
     def test_max_hold(self, start: Start) -> None:
         """A program that hangs is stopped after the longest time that it may have the lock."""
@@ -223,15 +196,6 @@ class TestProgram:
         call_command("run_locked", key, "--", "sh", "-c", "exit 0")
         assert document(key)["acquisitions"] == 1
         assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123 - a zombie has ended
-        return file.read().rpartition(")")[2].split()[0] != "Z"
 
 
 class TestLockedCommand:
@@ -294,14 +258,20 @@ class TestLockedCommand:
         assert caught.value.returncode == UNAVAILABLE
 
     def test_its_own_errors(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What the command itself raises is not taken for ours."""
+        """What the command itself raises is not taken for ours, nor is the loss of another lock."""
 
         def handle(self: Any, **options: Any) -> None:
             with mongo_lock(f"import:{options['source']}", wait=0):
                 pass
 
+        def lose(self: Any, **options: Any) -> None:
+            raise LockLost("another")
+
         monkeypatch.setattr(Command, "handle", handle)
-        with pytest.raises(Exception, match="already held by this thread"):
+        with pytest.raises(LockReentry, match="already held by this thread"):
+            call_command(Command(), uuid_free())
+        monkeypatch.setattr(Command, "handle", lose)
+        with pytest.raises(LockLost, match="another"):
             call_command(Command(), uuid_free())
 
 

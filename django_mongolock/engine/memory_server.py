@@ -48,7 +48,7 @@ class MemoryServer:
 
     def __init__(self) -> None:
         self.documents: dict[str, Document] = {}
-        #: What `idempotent` keeps: see `kept_results`.
+        #: What `idempotency` keeps.
         self.results: dict[str, Document] = {}
         self.sessions: list[MemorySession] = []
         self.away: threading.Thread | None = None
@@ -163,6 +163,31 @@ class ClockChores:
                 chore.do_due(now)
 
 
+class MemoryResults:
+    """See `idempotency.results.Results`."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        self._server, self._documents = server, server.results
+
+    def find(self, key: str) -> Document | None:
+        document = self._documents.get(key, {})
+        return document if "result" in document and document["purge_at"] > self._server.time else None
+
+    def begin(self, key: str, token: int, seconds: float) -> Document:
+        with self._server.mutex:
+            if (found := self.find(key)) is None:
+                newest = self._documents.get(key, {}).get("token", 0)
+                found = self._documents[key] = {"token": max(newest, token)}
+            return found
+
+    def keep(self, key: str, token: int, result: Document, seconds: float) -> bool:
+        with self._server.mutex:
+            if mine := self._documents[key]["token"] <= token:
+                purge_at = self._server.time + timedelta(seconds=seconds)
+                self._documents[key] = {"token": token, "result": result, "purge_at": purge_at}
+            return bool(mine)
+
+
 class MemoryStore:
     """One process's connection to a `MemoryServer`. See `store.Store`, also for the methods."""
 
@@ -170,6 +195,11 @@ class MemoryStore:
         self.server = server
         self.limits = limits
         self._closed = False
+
+    @property
+    def results(self) -> MemoryResults:
+        self.answer()
+        return MemoryResults(self.server)
 
     def apply(self, key: str, step: Step, timeout: float) -> Reply:
         self.answer(key)
@@ -181,6 +211,10 @@ class MemoryStore:
         self.answer(key)
         document, now = self.server.apply(key, step, self.limits, partial(is_free, grant=step.ask))
         return None if document is None else reply_of(key, document, step.ask, now, step.owner)
+
+    def release_all(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
+        grant_of = dict(zip(keys, grants, strict=True))
+        return {key for key, grant in grant_of.items() if not self.release_uncontended(key, grant, timeout)}
 
     def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
         self.answer(key)
@@ -298,7 +332,7 @@ class MemorySession(Session):
             grant = self.queue.waiting[action.grant]
             if self._server.is_hopeless(grant.key, thread):
                 return self._let_time_go_by(grant, action.timer)
-        return self.commands.call(action) if thread is threading.main_thread() else self.commands.send(action)
+        return self.commands.call(action) if thread is threading.main_thread() else self.commands.perform(action)
 
     def _let_time_go_by(self, grant: Grant, seconds: float) -> WaitResult:
         self.notifications.contended(grant)

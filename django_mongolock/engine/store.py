@@ -32,6 +32,12 @@ class Store(Protocol):
         Returns whether it did. Waits neither for the majority nor for the disk.
         """
 
+    def release_all(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
+        """The same for many: remove *grants*, of which each is held under the key that stands in its place in *keys*.
+
+        Returns the keys where it did not.
+        """
+
     def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
         """How *grant* stands, and which other grant of *owner* holds the key, as the majority has it."""
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from django.core.exceptions import ImproperlyConfigured
 from pymongo import MongoClient
+from pytest_django import Settings
 
 from django_mongolock import SKIPPED, LockNotAcquired, mongo_lock, mongo_semaphore
 from django_mongolock.backends.base import mongo_store
@@ -72,6 +73,7 @@ def done(result: Any, seconds: float = 20) -> Any:
 class TestWorker:
     """Tasks in a real worker."""
 
+    @pytest.mark.long
     def test_facts(self, name: str) -> None:
         """A lock says which task holds it, by name and id, and in which process."""
         result = tasks_app.facts.delay(name)
@@ -115,6 +117,7 @@ class TestWorker:
             assert eventually(lambda: retries.exists() and len(retries.read_text()) > max_retries + 2)
         assert done(result) == [result.id, max_retries, f"task tests.celery.tasks_app.returning {result.id}"]
 
+    @pytest.mark.long
     def test_soft_time_limit(self, name: str) -> None:
         """F29: soft time limits that strike anywhere in acquire, body and release leave no lock behind."""
         tasks = [tasks_app.interrupted] * 14 + [tasks_app.interrupted_inside] * 6
@@ -128,6 +131,7 @@ class TestWorker:
         assert eventually(lambda: not any(holders(f"soft:{name}{number}") for number in range(len(tasks))), 5)
         assert done(tasks_app.facts.delay(name))
 
+    @pytest.mark.long
     def test_killed(self, name: str) -> None:
         """F27: a process that is killed inside a locked task keeps the key for its lease and no longer."""
         tasks_app.killed.delay(name)
@@ -135,6 +139,7 @@ class TestWorker:
         with mongo_lock(f"killed:{name}", wait=6):
             pass
 
+    @pytest.mark.long
     def test_shutdown(self, worker: Worker, name: str, parents_key: str) -> None:
         """F31: SIGTERM lets the running task finish, and gives back what its processes still hold.
 
@@ -181,9 +186,11 @@ class TestWithoutWorker:
         assert result.get()["place"] == f"task tests.celery.tasks_app.facts {result.id}"
 
     @pytest.mark.parametrize("late", [True, False])
-    def test_broker_away(self, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
-        """F106: a task that cannot be sent again is handed back to the broker; acknowledged, it fails. It is never
-        lost without a word."""
+    def test_broker_away(self, monkeypatch: pytest.MonkeyPatch, settings: Settings, late: bool) -> None:
+        """F106, F127: a task that cannot be sent again is handed back to the broker; acknowledged, it fails. It is
+        never lost without a word."""
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "RETRY_OUTAGE": 0}
+        monkeypatch.setattr(retry_task, "GIVE_BACK", 0)
 
         def fail(self: Any, *args: Any, **kwargs: Any) -> None:
             raise ConnectionError
@@ -193,6 +200,7 @@ class TestWithoutWorker:
         with in_task(tasks_app.returning), pytest.raises(Reject if late else ConnectionError) as caught:
             retry_task.retry_current_task(LockNotAcquired("key"))
         assert getattr(caught.value, "requeue", False) is late
+        assert isinstance(caught.value, Ignore) is late  # F127: `autoretry_for=(Exception,)` leaves an Ignore alone
 
     def test_comes_back_as_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is sent again under its own id, with its own count of retries."""

@@ -20,6 +20,7 @@ from django_mongolock.documents import declared
 from django_mongolock.documents.document_lock import undeclare
 from django_mongolock.documents.sender import Background, Task
 from testproject.shop.models import Ad
+from tests.support import failpoints
 
 Document = dict[str, Any]
 PENDING = {"exporting": "failed", "withdrawing": "withdraw_failed"}
@@ -167,9 +168,5 @@ def failpoint(mongo: MongoClient[Document], appname: str) -> Iterator[Callable[.
         point = {"failCommands": list(names), "appName": appname, **data}
         mongo.admin.command({"configureFailPoint": "failCommand", "mode": mode if names else "off", "data": point})
 
-    try:
-        set_failpoint()
-    except Exception:  # noqa: BLE001
-        pytest.skip("the server was not started with enableTestCommands")
-    yield set_failpoint
-    set_failpoint()
+    with failpoints.failpoint(mongo, "failCommand", {}, "off"):
+        yield set_failpoint

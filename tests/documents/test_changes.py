@@ -95,6 +95,7 @@ def _rest(document: Mapping[str, Any]) -> Document:
     return {name: value for name, value in document.items() if name not in OWN}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", Ways.all())
 def test_generated(ways: Ways, name: str) -> None:
     """F81: whatever is in the document, and whatever is to be changed in it."""

@@ -179,6 +179,7 @@ class TestCodes:
 class TestBatch:
     """The end of a batch is a few commands, however many documents are left; and is waited for once."""
 
+    @pytest.mark.long
     @pytest.mark.parametrize(("error", "state"), [(None, "exported"), (KeyError(), "failed")], ids=["well", "failed"])
     def test_few_commands(
         self, plain: Ground, call: Call, monkeypatch: pytest.MonkeyPatch, error: Exception | None, state: str
@@ -380,6 +381,7 @@ with lock.acquire_many(documents, "exporting") as batch:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("acquiring", [False, True], ids=["in the block", "while it acquires"])
 def test_interrupted_process(plain: Ground, appname: str, failpoint: Call, *, acquiring: bool) -> None:
     """F82: Ctrl-C ends the program in the block of a batch, or before it knows what it was granted: when it is gone,

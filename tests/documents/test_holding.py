@@ -368,6 +368,7 @@ class TestBatch:
             plain.lock.acquire_many([(id_, 1)], "exporting", final="gone")
         assert plain.read(id_, "version") == 1
 
+    @pytest.mark.long
     def test_many(self, plain: Ground) -> None:
         """More than fit into one command; and none at all."""
         ids = [plain.add(number % 3) for number in range(1_203)]

@@ -246,6 +246,7 @@ class TestListLocks:
         assert 0 < row["left_seconds"] < 60
         assert (found["more"], found["error"]) == (False, None)
 
+    @pytest.mark.long
     def test_away(self, plain: Ground, locks: Locks, forget: None) -> None:
         """A document lock that cannot be read hides no other, and the exit code is 1."""
         away: MongoClient[Document] = MongoClient(NOBODY)
@@ -351,6 +352,7 @@ def shown(page: str) -> list[str]:
 class TestAdmin:
     """The page lists who is at which document, and forces a release after a question."""
 
+    @pytest.mark.long
     def test_list(self, make: Callable[..., Ground]) -> None:
         """Held, stale and damaged documents by word; filters by state, lock and holder; hostile text is escaped."""
         ground = make("model")
@@ -472,6 +474,7 @@ class TestAdmin:
 class TestDashboard:
     """The dashboard and its JSON count documents, too."""
 
+    @pytest.mark.long
     def test_counts(self, plain: Ground, locks: Locks) -> None:
         """Held, stale, damaged, the longest hold; stale and damaged ones are problems."""
         stuck(plain, 5), stuck(plain, 300), stuck(plain, 400, holder=None), stuck(plain, version="x")

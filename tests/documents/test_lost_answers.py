@@ -234,6 +234,7 @@ class TestServer:
         assert time.monotonic() - started < 20
         assert eventually(lambda: ground.read(id_, "holder") is None and _settles(ground, id_), 15)
 
+    @pytest.mark.long
     def test_away(self, forget: None) -> None:
         """Bounded, and without the password."""
         from pymongo import MongoClient
@@ -272,6 +273,7 @@ class TestInterrupted:
         asyncio.run(cancel())
         assert eventually(lambda: plain.read(id_, "state", "holder", "version") == ("failed", None, 2))
 
+    @pytest.mark.long
     def test_signal(self, plain: Ground, failpoint: Failpoint) -> None:
         """What a signal handler raises in the main thread does not strike inside the driver."""
         assert threading.current_thread() is threading.main_thread()

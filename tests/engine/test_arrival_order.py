@@ -46,7 +46,7 @@ PERMIT = Terms("semaphore", 2, lease=60, margin=1, waiter_lease=60)
 #: Seconds between two who arrive.
 GAP = 0.15
 #: Up to three times: on a busy machine a command may need longer than that to arrive.
-pytestmark = pytest.mark.flaky(reruns=2)
+pytestmark = [pytest.mark.long, pytest.mark.flaky(reruns=2)]
 
 
 class NewProcess(Protocol):
@@ -311,7 +311,6 @@ class CrowdProcess(Process):
                 self.heard.append(self.hear())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_three_processes(collection: Collection[Document], lock: LockMaker, seed: int) -> None:
     """F69: real ones, with threads and tasks that ask in any order."""

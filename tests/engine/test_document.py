@@ -124,6 +124,7 @@ def test_a_fact_is_none_or_a_short_text() -> None:
             check_fact("owner", other)
 
 
+@pytest.mark.long
 @given(st.one_of(st.text(), st.integers(), st.none(), st.binary()))
 def test_a_fact_that_we_look_up_is_made_to_fit(value: object) -> None:
     """F54: a user's or a host's name never stops a lock: it is tidied, not refused."""

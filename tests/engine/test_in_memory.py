@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import gc
 import threading
@@ -18,15 +19,16 @@ from django_mongolock.engine import rule_in_python
 from django_mongolock.engine.actions import Apply
 from django_mongolock.engine.document import LEAP, Terms, entry
 from django_mongolock.engine.grant import Grant
+from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.memory_server import MemoryServer, MemorySession, MemoryStore
 from django_mongolock.engine.protocol import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
 from django_mongolock.engine.replies import Found, Reply
 from django_mongolock.engine.rule_in_python import Moment, apply_rule
 from django_mongolock.engine.session.cleanup import TRY_AGAIN_AFTER, Removal
+from django_mongolock.engine.session.commands import REQUEST, SENDING_THREADS, SHARES
 from django_mongolock.engine.session.releases import LOOK_EVERY
-from django_mongolock.engine.session.session import RESERVED_FOR_RELEASES, SENDING_THREADS
 from django_mongolock.engine.step import Limits, Step
-from django_mongolock.exceptions import LockBackendFailed, LockMisused, LockNotAcquired
+from django_mongolock.exceptions import LockBackendFailed, LockError, LockMisused, LockNotAcquired
 from tests.engine.conftest import CALM, make_lock
 from tests.engine.waiters import InThread, Waiter
 from tests.support.grants import grant_of, new_grant
@@ -170,6 +172,21 @@ def test_a_grant_that_was_taken_and_queued_again_is_lost(
     assert mine.lost
 
 
+@pytest.mark.parametrize("ask_for", [MongoLock.extend, lambda lock: make_lock(lock._session()).acquire(wait=0)])
+def test_a_grant_with_another_token_is_lost(
+    server: MemoryServer, session: MemorySession, ask_for: Callable[[MongoLock], object]
+) -> None:
+    """F120: an extension finds the grant with another token, or an attempt to acquire the key again does."""
+    mine = make_lock(session, terms=CALM).acquire()
+    grant = grant_of(mine)
+    grant.outcome_unknown = True
+    session.store.apply("k", Step(remove=(grant.id,), force=True), TIMEOUT)
+    session.store.apply("k", Step(ask=grant.id, add=entry(grant.id, "s", CALM, {})), TIMEOUT)
+    with contextlib.suppress(LockError):
+        ask_for(mine)
+    assert mine.lost
+
+
 def test_nothing_else_renews_while_the_clock_is_moved(server: MemoryServer, session: MemorySession) -> None:
     """A renewal that the heartbeat's thread has begun would be found late by a clock that is moved to its end."""
     make_lock(session, terms=CALM).acquire()
@@ -200,6 +217,8 @@ def test_a_transaction_puts_a_renewal_off_only_while_a_third_is_left(session: Me
     usual = grant.lease.renew_at
     grant.defer_renewals()
     assert usual < grant.lease.renew_at == pytest.approx(grant.lease.until - CALM.lease / 3)
+    grant.renewed(grant.lease.until, session.now())
+    assert usual < grant.lease.renew_at
     grant.resume_renewals()
     assert grant.lease.renew_at == usual
 
@@ -650,7 +669,7 @@ async def test_what_was_sent_once_stays_sent(session: MemorySession, monkeypatch
     grant = new_grant(session, make_lock(session, terms=LONG), object())
     session.registry.add(grant)
     await session.commands.acall(grant.acquisition.enter(trial=False))
-    gate, submitted = threading.Event(), SENDING_THREADS - RESERVED_FOR_RELEASES
+    gate, submitted = threading.Event(), SENDING_THREADS
     for _ in range(submitted):
         session.threads.submit(lambda: gate.wait(20))
     taken_back = asyncio.ensure_future(session.commands.acall(grant.acquisition.enter(trial=False)))
@@ -683,7 +702,7 @@ async def test_a_release_goes_before_what_asks_for_a_lock(
     for door in ("apply", "take_free"):
         monkeypatch.setattr(session.store, door, held_up)
     asking = [asyncio.create_task(lock.aacquire()) for lock in locks]
-    assert await asyncio.to_thread(eventually, lambda: len(waiting) >= SENDING_THREADS - RESERVED_FOR_RELEASES)
+    assert await asyncio.to_thread(eventually, lambda: len(waiting) >= SENDING_THREADS * SHARES[REQUEST])
     await mine.arelease()
     assert len(holders(server)) == (way == "hand-over")
     assert holders(server) != before

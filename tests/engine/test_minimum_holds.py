@@ -95,6 +95,7 @@ def test_a_renewal_of_many_renews_the_others(twin: tuple[Store, Read]) -> None:
     assert found["g1"].number == 0
 
 
+@pytest.mark.long
 def test_a_heartbeat_that_is_late_does_not_lengthen_the_hold(
     lock: LockMaker, failpoint: Callable[..., None], commands: Commands, entries: Callable[..., list[Any]]
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_heartbeat_that_is_late_does_not_lengthen_the_hold(
     assert kept["until"] - kept["acquired_at"] == timedelta(seconds=HELD.min_hold)
 
 
+@pytest.mark.long
 def test_no_hold_is_lengthened_in_the_race_of_heartbeat_and_release(
     lock: LockMaker, collection: Collection[Document], commands: Commands
 ) -> None:
@@ -149,6 +151,7 @@ def lasts(entries: Callable[..., list[Any]]) -> bool:
     ]
 
 
+@pytest.mark.long
 async def test_a_release_that_is_cancelled_leaves_the_hold_alone(
     lock: LockMaker, failpoint: Callable[..., None], entries: Callable[..., list[Any]]
 ) -> None:

@@ -196,6 +196,7 @@ def next_version(store: MongoStore, collection: Collection[Document], lock: Lock
     return mark
 
 
+@pytest.mark.long
 def test_lock_objects(
     next_version: Callable[[], None],
     lock: LockMaker,

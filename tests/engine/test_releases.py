@@ -67,6 +67,7 @@ def test_it_is_looked_soon_and_only_while_there_is_a_reason() -> None:
     assert releases.look_at == 7 + LOOK_EVERY
 
 
+@pytest.mark.long
 def test_a_session_remembers_only_the_last_and_sends_nothing_for_it(
     session: Session, lock: LockMaker, commands: Commands
 ) -> None:

@@ -33,7 +33,7 @@ from django_mongolock.engine.memory_server import MemoryServer, MemoryStore
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.replies import Reply
 from django_mongolock.engine.rule import pipeline
-from django_mongolock.engine.rule_in_python import Moment, apply_rule
+from django_mongolock.engine.rule_in_python import Moment, _Rule, apply_rule
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.engine.store import Store
 from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged
@@ -371,6 +371,7 @@ def assert_between(low: Any, real: Any, high: Any, where: str = "") -> None:
         assert low == real == high or low <= real <= high, where
 
 
+@pytest.mark.long
 def test_the_rule_is_the_same_in_mongodb_and_in_python(mongo: MongoClient[Document], config: StoreConfig) -> None:
     """P1, P2, P5: prune, remove, renew, add, grant, resume, ask, leave tombstones, clamp and failover, in any order:
     every field of the document, the statistics included, is what a hundred lines of Python say."""
@@ -571,6 +572,7 @@ def test_the_short_acquisition_is_for_a_free_lock_only(
         assert (reply.held, reply.token, reply.waiting) == (True, stored()["token"], 0)
 
 
+@pytest.mark.long
 def test_the_short_acquisition_takes_nothing_that_is_damaged(
     store: MongoStore, collection: Collection[Document]
 ) -> None:
@@ -642,6 +644,7 @@ def test_a_heavy_one_counts_for_several(client: Client) -> None:
     assert [e["grant"] for e in holders(client)] == ["g4"]
 
 
+@pytest.mark.long
 def test_tokens_go_on_growing_after_a_purge(client: Client, collection: Collection[Document]) -> None:
     """F10, P2: a document that was removed starts again above all it ever gave, since it starts from the time."""
     tokens = []
@@ -1001,6 +1004,7 @@ def damaged() -> Iterator[Document]:
     yield {**good, "holders": good["holders"] * 3_000, "v": "x"}
 
 
+@pytest.mark.long
 def test_damage_of_every_kind_is_left_alone_and_told(
     store: MongoStore, mongo: MongoClient[Document], collection: Collection[Document]
 ) -> None:
@@ -1088,3 +1092,13 @@ def test_a_date_beyond_all_calendars_is_damage(client: Client, collection: Colle
         except LockDocumentDamaged:
             continue
         assert not reply.held
+
+
+@pytest.mark.parametrize(("seconds", "other"), [(-10, False), (0, False), (10, True)])
+def test_of_two_commands_with_one_cluster_time_neither_cuts(seconds: int, other: bool) -> None:
+    """F61: they were parsed with no write in between, in an unknown order. An earlier time does not tell that the clock
+    was set back; a much later one may be of before that, so it judges no times of the other."""
+    written, parsed = dt.datetime(2026, 1, 1, tzinfo=dt.UTC), Timestamp(1, 1)
+    document = {"clock": "c", "written_at": written, "cluster_time": parsed}
+    moment = Moment(now=written + timedelta(seconds=seconds), clock="c", cluster_time=parsed)
+    assert _Rule(Step(renew=("g",)), Limits(), moment, document).other_primary is other

@@ -148,6 +148,7 @@ TAKE: dict[str, Callable[[MongoLock], object]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", TAKE)
 def test_no_line_under_a_lock_that_is_dropped(
     lock: LockMaker, session: Session, collection: Collection[Document], way: str
@@ -167,6 +168,7 @@ def test_no_line_under_a_lock_that_is_dropped(
     assert nothing_is_left(session, collection), f"{held(collection)} are held: {known(session)}"
 
 
+@pytest.mark.long
 def test_every_call_under_a_lock_that_is_dropped_in_a_cycle(
     lock: LockMaker, session: Session, collection: Collection[Document]
 ) -> None:
@@ -180,6 +182,7 @@ def test_every_call_under_a_lock_that_is_dropped_in_a_cycle(
     assert nothing_is_left(session, collection), f"{held(collection)} are held: {known(session)}"
 
 
+@pytest.mark.long
 def test_a_lock_that_its_task_has_returned(session: Session, collection: Collection[Document]) -> None:
     """P6: no signal is needed for this one: a task whose result is the lock has ended, and nobody has either of them.
     What the session knows of its grants must keep neither alive."""
@@ -190,7 +193,7 @@ def test_a_lock_that_its_task_has_returned(session: Session, collection: Collect
 # A lock that somebody is struck over
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_strikes_reaches_the_caller(new_session: Callable[..., Session], collection: Collection[Document]) -> None:
     """F29: a task that takes and releases locks in a loop ends at its soft time limit, wherever in it that strikes: in
     what is reported to receivers too, and where a lock object dies."""
@@ -231,7 +234,7 @@ def strike_everywhere(run: Callable[[str], object], events: int, step: int = 1, 
 WAYS = [pytest.param({"single": True}, 1, id="once"), pytest.param({}, 3, id="from there on")]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("options", "step"), WAYS)
 def test_every_line_of_a_block(
     lock: LockMaker, session: Session, collection: Collection[Document], options: dict[str, Any], step: int
@@ -249,7 +252,7 @@ def test_every_line_of_a_block(
     block("usable")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("options", "step"), WAYS)
 def test_every_line_of_a_wait(
     lock: LockMaker, other: LockMaker, session: Session, collection: Collection[Document],
@@ -270,7 +273,7 @@ def test_every_line_of_a_wait(
     assert nothing_is_left(session, collection)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("options", "step"), WAYS)
 def test_every_line_of_a_hand_over(
     session: Session, collection: Collection[Document], in_thread: InThread, options: dict[str, Any], step: int
@@ -296,6 +299,7 @@ def test_every_line_of_a_hand_over(
     assert nothing_is_left(session, collection), f"{held(collection)} are held: {known(session)}"
 
 
+@pytest.mark.long
 def test_a_hand_over_whose_giver_was_struck(
     session: Session, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,7 +331,7 @@ def test_a_hand_over_whose_giver_was_struck(
 # Real signals
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_signals_while_a_lock_dies(collection: Collection[Document], seed: int) -> None:
     """F65, F29: sixty locks are dropped in a process that is struck every few microseconds: none is held for ever, and

@@ -193,6 +193,7 @@ def test_the_servers_words_are_not_shown(store: MongoStore, monkeypatch: pytest.
     assert str(refusal.value.__cause__).startswith("Unauthorized")
 
 
+@pytest.mark.long
 def test_a_failing_diagnosis_does_not_hide_behind_the_drivers_error(
     store: MongoStore, collection: Collection[Document], failpoint: Callable[..., None]
 ) -> None:
@@ -293,6 +294,7 @@ def test_a_copy_that_arrives_after_a_failed_try_is_refused(
     assert entries() == []
 
 
+@pytest.mark.long
 def test_a_release_that_got_no_answer_is_given_back_all_the_same(
     lock: LockMaker, session: Session, failpoint: Callable[..., None], entries: Callable[..., list[Any]]
 ) -> None:
@@ -323,6 +325,7 @@ def test_a_failed_try_costs_one_command(lock: LockMaker, other: LockMaker, comma
         assert commands.names == ["findAndModify"]
 
 
+@pytest.mark.long
 def test_a_thousand_locks_are_renewed_by_one_update_and_one_read(
     lock: LockMaker, session: Session, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def local_handover(monkeypatch: pytest.MonkeyPatch) -> None:
 # News
 
 
+@pytest.mark.long
 def test_missed_news_are_made_good_by_the_renewal(
     session: Session, lock: LockMaker, other: LockMaker, in_thread: InThread, timer: Timer
 ) -> None:
@@ -135,6 +136,7 @@ def test_what_a_waiter_renewed_is_its_place_although_it_holds_the_lock_when_the_
 # What it costs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("sessions", "threads"), [(2, 1), (8, 1), (1, 8), (1, 64), (4, 8)])
 def test_a_contended_lock_costs_three_commands(
     sessions: int, threads: int, new_session: Callable[..., Session], commands: Commands, in_thread: InThread
@@ -190,6 +192,7 @@ def test_long_in_line_is_no_reason_to_be_renewed(
 # The line of the process
 
 
+@pytest.mark.long
 async def test_a_process_has_one_entry_in_the_queue(
     session: Session, other: LockMaker, in_thread: InThread, entries: Entries
 ) -> None:
@@ -478,6 +481,7 @@ class Straggler:
         self._arrived.set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [LockBackendFailed("no answer", "k"), KeyboardInterrupt()], ids=["error", "struck"])
 @pytest.mark.parametrize("waiter_has", ["been", "given up"])
 def test_a_hand_over_without_an_answer_does_not_bring_back_its_next_waiter(
@@ -567,6 +571,7 @@ def test_another_thread_ends_the_wait(
 # The queue
 
 
+@pytest.mark.long
 def test_a_full_queue_refuses_at_once(
     config: StoreConfig, new_session: Callable[..., Session], in_thread: InThread, entries: Entries
 ) -> None:
@@ -598,6 +603,7 @@ def add_dead(store: MongoStore, *names: str, waiter_lease: float = 2) -> None:
         store.apply("k", Step(ask=name, add=entry(name, "dead", terms, {}, worker="dead")), 5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dead", ["head", "middle", "all"])
 def test_dead_waiters_are_passed_over(
     store: MongoStore,
@@ -630,6 +636,7 @@ def test_dead_waiters_are_passed_over(
     assert clock.now() - released < CALM.lease / 2
 
 
+@pytest.mark.long
 def test_a_grant_to_a_dead_waiter_costs_no_whole_lease(
     store: MongoStore, lock: LockMaker, other: LockMaker, in_thread: InThread, stored: Stored
 ) -> None:
@@ -655,6 +662,7 @@ def call_later(seconds: float, call: Callable[[], object]) -> None:
     call()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["deadline", "cancel", "task"])
 def test_giving_up_in_the_moment_of_the_grant(
     new_session: Callable[..., Session], in_thread: InThread, entries: Entries, how: str
@@ -719,7 +727,7 @@ def overtaken(turns: list[Document]) -> list[tuple[Document, Document]]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_stampede_is_served_in_order(
     new_session: Callable[..., Session], commands: Commands, in_thread: InThread, stored: Stored
 ) -> None:
@@ -745,6 +753,7 @@ def test_a_stampede_is_served_in_order(
     assert len(commands.names) - 40 * 6 <= 4.5 * 400, {n: commands.names.count(n) for n in set(commands.names)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["writer", "reader"])
 def test_neither_readers_nor_writers_starve(lock: LockMaker, other: LockMaker, in_thread: InThread, kind: str) -> None:
     """F46: a writer gets in among readers that never leave the key alone, and a reader among writers; after those who
@@ -771,6 +780,7 @@ def test_neither_readers_nor_writers_starve(lock: LockMaker, other: LockMaker, i
         thread.join(10)
 
 
+@pytest.mark.long
 def test_sessions_are_served_in_order_of_arrival(
     new_session: Callable[..., Session], in_thread: InThread, stored: Stored
 ) -> None:
@@ -794,6 +804,7 @@ def test_sessions_are_served_in_order_of_arrival(
 # Killed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moved_up", [False, True], ids=["head", "moved up"])
 def test_the_head_takes_over_when_a_killed_holder_s_lease_ends(
     collection: Collection[Document],
@@ -832,7 +843,7 @@ def test_the_head_takes_over_when_a_killed_holder_s_lease_ends(
         waiter.let_go()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killing_anybody_at_any_time_blocks_nobody(collection: Collection[Document], entries: Entries) -> None:
     """P6, F27, F41: holders, waiters and heads of the queue are killed at random; the key never stays held or blocked
     for longer than a lease and a waiter's lease, and is free when all are dead."""

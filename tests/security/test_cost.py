@@ -17,6 +17,7 @@ from tests.support.lock_documents import Locks, entry, waiter
 from tests.support.lock_fixtures import WITH_MONGO
 
 
+@pytest.mark.long
 @WITH_MONGO
 def test_fifty_thousand_waiters(locks: Locks) -> None:
     """The list of what is waited for, and the deadlocks, with 50 locks of 1,000 waiters: within a second."""
@@ -48,7 +49,7 @@ def _memory(name: str) -> int:
 
 
 @WITH_MONGO
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_giants(locks: Locks, settings: Settings) -> None:
     """Sixteen documents of 15 MB of another program: neither a page nor a command reads them, and all answer."""
@@ -72,7 +73,7 @@ def test_giants(locks: Locks, settings: Settings) -> None:
     form = {"index": 0, "_selected_action": [f"k1 {name}" for name in kinds]}
     pages = ["", "?state=all", "?state=waited", "?state=stale", "?q=k", "dashboard/", "status/", "k1 label/change/"]
     commands = [
-        ["list_locks", "--all"], ["list_locks", "--json", "--all"], ["list_locks", "--deadlocks"], ["check_locks"],
+        ["list_locks", "--all"], ["list_locks", "--json", "--all"], ["list_locks", "--deadlocks"],
         ["clear_stale_locks", "--dry-run"], ["release_lock", "--owner", "me", "--no-input"],
     ]  # fmt: skip
     looks: dict[str, Any] = {page: (lambda page=page: client.get(f"{LIST}{page}").status_code) for page in pages}

@@ -51,7 +51,7 @@ def peak(name: str) -> int:
     return int(found.split()[1]) // 1_000
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_giants(locks: Locks, ads: tuple[Collection[Document], DocumentLock[Document]]) -> None:
     """Sixteen documents of 15 MB, in every field that the lock reads (an `_id` has 7): each page and command answers,
@@ -86,7 +86,7 @@ def test_giants(locks: Locks, ads: tuple[Collection[Document], DocumentLock[Docu
     looks["ask"] = lambda: client.post(documents, {"force": "x", "document": shown})
     looks["force"] = lambda: client.post(f"{documents}force-release/", {"document": shown[:1], "reason": "x"})
     for words in (
-        "list_locks", "list_locks --all --json", "list_locks --all --limit 0 --wide", "check_locks",
+        "list_locks", "list_locks --all --json", "list_locks --all --limit 0 --wide",
         "clear_stale_locks --dry-run", "release_lock --document-lock giants 0-5 --no-input",
         "clear_stale_locks --no-input",
     ):  # fmt: skip

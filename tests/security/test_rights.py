@@ -18,7 +18,7 @@ from testproject.servers import Access, ReplicaSet
 from tests.support.lock_documents import Document
 from tests.test_authentication import DATABASE, PASSWORD, Authority, documented_roles, history_roles, role
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[2]
 #: What a site runs, and what it must not print.
 COMMANDS = [

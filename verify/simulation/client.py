@@ -81,6 +81,18 @@ class SimStore:
         given, step = partial(is_uncontended, grant=grant), Step(remove=(grant,))
         return bool(self._send(partial(self._write, key, step, given, majority=False), timeout, key, once=True))
 
+    def release_all(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
+        def work(parsed: Parsed) -> Work:
+            left = set()
+            for key, grant in zip(keys, grants, strict=True):
+                given = partial(is_uncontended, grant=grant)
+                if not (yield from self._write(key, Step(remove=(grant,)), given, parsed, majority=False)):
+                    left.add(key)
+            return left
+
+        left: set[str] = self._send(work, timeout, once=True)
+        return left
+
     def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
         def work(parsed: Parsed) -> Work:
             yield 0.0
