@@ -62,16 +62,16 @@ class DjangoLock(MongoLock):
 
     def release(self, *, early: bool = False) -> bool:
         """See MongoLock.release(). With ``release="on_commit"``, an open transaction ends first."""
-        return True if self._stays() else super().release(early=early)
+        return True if self._stays(early) else super().release(early=early)
 
     async def arelease(self, *, early: bool = False) -> bool:
         """See release()."""
-        return True if self._stays() else await super().arelease(early=early)
+        return True if self._stays(early) else await super().arelease(early=early)
 
-    def _stays(self) -> bool:
-        return (self.released_later and self.held) or self._waits_for_commit()
+    def _stays(self, early: bool) -> bool:
+        return (self.released_later and self.held) or self._waits_for_commit(early)
 
-    def _waits_for_commit(self) -> bool:
+    def _waits_for_commit(self, early: bool) -> bool:
         """Return whether an open transaction has to end first; if so, release then.
 
         The transaction is not committed if the lock is known to be lost by then.
@@ -81,7 +81,7 @@ class DjangoLock(MongoLock):
         if self.release_when is None:
             warn_of_open(opened, self.keys[0], self._acquired()[0].acquired_from)
             return False
-        PendingRelease(super().release, self.ensure_held).wait(opened)
+        PendingRelease(partial(super().release, early=early), self.ensure_held).wait(opened)
         return True
 
     @overload

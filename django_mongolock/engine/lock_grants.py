@@ -152,7 +152,7 @@ class LockGrants:
         mine, its = ((each.mode, each.capacity, each.weight) for each in (self.options.terms, grant.terms))
         if not (self.options.reentrant and mine == its):
             # It may have been taken away by force, which is not known yet.
-            if (yield from protocol.confirm(grant.acquisition)):
+            if (yield from protocol.confirm(grant.acquisition)) == grant.token:
                 raise self._reentry(grant)
             if grant.lose(TAKEN):
                 session.lost(grant)
@@ -322,7 +322,8 @@ class LockGrants:
             length = max(wanted, grant.lease.length)
             server_lease = milliseconds(grant.terms.server_lease_of(length))
             answer = yield from protocol.extend(grant.key, grant.id, milliseconds(length), server_lease)
-            if not answer.reply.held:
+            # With another token, it was taken away, and a command of before that was held up has brought it back.
+            if answer.reply.token != grant.token:
                 grant.lose(TAKEN)
                 session.lost(grant)
                 return False

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -22,7 +21,7 @@ from pymongo.errors import ConfigurationError, InvalidName, InvalidURI, Operatio
 from pymongo.read_concern import ReadConcern
 
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
-from .bells import Bells, Listening
+from .bells import Bells
 from .deadlock import Cycle, chain_pipeline, cycle_of
 from .document import find_damage
 from .driver_errors import bare, forget_frames, is_refusal, translate
@@ -145,12 +144,6 @@ class MongoStore:
     def events(self) -> Collection[Document]:
         """The collection of the history, beside that of the locks."""
         name = f"{self.config.collection}_history"
-        return self.collection.database.get_collection(name, codec_options=self.collection.codec_options)
-
-    @property
-    def results(self) -> Collection[Document]:
-        """The collection of what `idempotent` keeps (`kept_results`), beside that of the locks."""
-        name = f"{self.config.collection}_results"
         return self.collection.database.get_collection(name, codec_options=self.collection.codec_options)
 
     @contextlib.contextmanager
@@ -293,7 +286,7 @@ class MongoStore:
         """See Store.ring()."""
         self.bells.ring(bell)
 
-    def listen(self, session: str) -> AbstractContextManager[Listening]:
+    def listen(self, session: str) -> Iterator[Bell | None]:
         """See Store.listen(). Raises PyMongoError."""
         return self.bells.listen(session)
 

@@ -499,10 +499,10 @@ def test_a_storm_of_signals_leaves_nothing() -> None:
     """F29: 300 cycles in the main thread while signals strike it every few milliseconds, also two in a row."""
     import os
 
-    from bench.signals import run
+    from tests.engine.signal_storm import run
 
     for seed in (1, 2):
-        result = run("ours", os.environ["MONGODB_URI"], 300, seed, 0.003)
+        result = run(os.environ["MONGODB_URI"], 300, seed, 0.003)
         assert result.get("strikes", 0) > 100, result
         assert (result["left"], result["known"], result["usable"], result["errors"]) == (0, 0, True, {}), result
 

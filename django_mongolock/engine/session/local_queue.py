@@ -26,7 +26,7 @@ class LocalQueue:
         self.waiting: dict[str, Grant] = {}
         self.lines: dict[LineKey, OrderedDict[str, Grant]] = {}
         self._limit = limit
-        self._registry = registry
+        self.registry = registry
         self._mutex = threading.Lock()
 
     def join(self, grant: Grant, *, trial: bool) -> Turn:
@@ -57,7 +57,7 @@ class LocalQueue:
         first = self._first(grant.line)
         if first is not None and first is not grant:
             return "behind", first
-        return ("next" if grant.line in self._registry.by_line else "now"), None
+        return ("next" if grant.line in self.registry.by_line else "now"), None
 
     def leave(self, grant: Grant) -> None:
         """Stand in line no more: it is held, or is waited for no longer."""
@@ -99,8 +99,8 @@ class LocalQueue:
                 return None
             next_waiter.waiting.handover_reserved = True
             # Under the mutex: its caller forgets it only after it has left the line.
-            self._registry.add(next_waiter)
-        self._registry.see_to(next_waiter)
+            self.registry.add(next_waiter)
+        self.registry.see_to(next_waiter)
         return next_waiter
 
     def _is_served(self, waiter: Grant) -> bool:

@@ -70,7 +70,12 @@ class Renewals:
         again = [grant for grant in late if grant.lease.failures]
         # Take along what would be due before these are again: one command instead of many, from then on too.
         soon = now + min(grant.length / 3 for grant in late)
-        due = [grant for grant in grants if grant.lease.renew_at <= soon and not grant.lease.failures]
+        # But not what is deferred: a renewal would conflict with its transaction (F117).
+        due = [
+            grant
+            for grant in grants
+            if grant.lease.renew_at <= (now if grant.lease.deferred else soon) and not grant.lease.failures
+        ]
         due.sort(key=lambda grant: grant.key)
         for start in range(0, len(due), RENEWAL_BATCH):
             self._have_renewed(due[start : start + RENEWAL_BATCH])

@@ -52,14 +52,7 @@ class Session:
         self.registry = GrantRegistry(self.heartbeat)
         self.queue = LocalQueue(store.limits.waiters, self.registry)
         self.notifications = Notifications(observer)
-        self.waits = Waits(
-            store,
-            self.id,
-            self.heartbeat,
-            registry=self.registry,
-            queue=self.queue,
-            notifications=self.notifications,
-        )
+        self.waits = Waits(store, self.id, self.heartbeat, self.queue, self.notifications)
         self.commands = Commands(
             store,
             command_timeout,
