@@ -279,7 +279,7 @@ class World:
 
     @contextlib.contextmanager
     def _failing(self, point: str) -> Iterator[None]:
-        with failpoint(self.client, point, {"nss": self.collection.full_name}):
+        with failpoint(self.client, point, {"nss": self.documents.full_name}):
             yield
 
     def _process(self, number: int) -> Process:
