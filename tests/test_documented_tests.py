@@ -94,6 +94,29 @@ def test_no_promise_is_left_out() -> None:
     assert [cells[0] for cells in rows(PROMISES.read_text())] == [f"P{number}" for number in range(1, 10)]
 
 
+def test_each_promise_has_three_short_tests() -> None:
+    """So a defect that breaks a promise is found by those tests that run on every change."""
+    for cells in rows(PROMISES.read_text()):
+        short = [each for each in NAME.findall(cells[-1]) if is_short(*each)]
+        assert len(short) >= 3, cells[0]
+
+
+@cache
+def is_short(path: str, name: str) -> bool:
+    """Whether a test runs in the short tier, by the marks of its file, its class and itself."""
+    nodes: list[ast.AST] = [ast.parse((ROOT / path).read_text())]
+    for part in name.split("::"):
+        nodes.append(next(each for each in ast.iter_child_nodes(nodes[-1]) if getattr(each, "name", "") == part))
+    marks = " ".join(ast.unparse(mark) for node in nodes for mark in marks_of(node))
+    return "mark.witness" in marks or not re.search(r"mark\.(long|program)", marks)
+
+
+def marks_of(node: ast.AST) -> list[ast.AST]:
+    """The marks of a test or a class; those of a file or a class that stand in `pytestmark`."""
+    inside = [each.value for each in getattr(node, "body", ()) if ast.unparse(each).startswith("pytestmark")]
+    return [*getattr(node, "decorator_list", ()), *inside]
+
+
 def test_there_are_threats() -> None:
     """The table of the threats is read as one."""
     assert len(rows(THREATS.read_text())) > 15

@@ -110,6 +110,10 @@ class MemoryWorld(World):
     def let_pass(self, seconds: float) -> None:
         self.backend.server.advance(seconds)
 
+    def kill(self, lock: MongoLock) -> None:
+        session: Any = own(lock).session
+        session.die()
+
     def let_renew(self, lock: MongoLock) -> None:
         self.let_pass(lock.remaining / 2)
 
