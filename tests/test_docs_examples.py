@@ -65,6 +65,7 @@ def run(project: Path, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_the_examples_for_pytest(project: Path) -> None:
     """All of docs/howto/testing.md, without any database; the plugin is there if the package is installed."""
     installed = any(point.value == "django_mongolock.pytest_plugin" for point in entry_points(group="pytest11"))
@@ -73,6 +74,7 @@ def test_the_examples_for_pytest(project: Path) -> None:
     assert "7 passed" in told
 
 
+@pytest.mark.long
 def test_the_examples_for_unittest(project: Path) -> None:
     """With Django's own test runner."""
     assert "Ran 2 tests" in run(project, "-m", "django", "test", "test_with_unittest")

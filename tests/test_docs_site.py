@@ -55,6 +55,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path, capfd: pytest.Capture
         assert (tmp_path / page.relative_to(ROOT / "docs").with_suffix(".html")).exists()
 
 
+@pytest.mark.long
 def test_a_warning_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link that leads nowhere fails the build."""
     (tmp_path / "docs").mkdir()

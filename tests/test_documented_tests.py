@@ -69,6 +69,7 @@ def tables_of_tests(page: Path) -> str:
     return text if page != ORIGINS else text[text.index("\n## ") :]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", [FAILURES, PROMISES, THREATS, ORIGINS], ids=lambda page: page.name)
 def test_every_row_names_its_tests(page: Path) -> None:
     """A line that nobody tests, a test that was renamed, a test that is about something else."""

@@ -138,6 +138,7 @@ class TestKeys:
         assert caught.value.key == busy
         assert holders(free) == []
 
+    @pytest.mark.long
     def test_opposite_orders_do_not_block(self) -> None:
         """Two who name the same keys in opposite orders never wait for each other for good."""
         one, two = new_key(), new_key()
@@ -281,6 +282,7 @@ class TestOptions:
         with mongo_lock(key, wait=5):
             pass
 
+    @pytest.mark.long
     def test_renewal(self) -> None:
         """Otherwise the lock is held for as long as the block takes, over one lease after another."""
         with mongo_lock(new_key(), lease=2) as lock:
@@ -502,6 +504,7 @@ class TestSettings:
         with pytest.raises(ImproperlyConfigured, match=problem):
             mongo_lock("key")
 
+    @pytest.mark.long
     def test_import_needs_no_settings(self) -> None:
         """The package can be imported, and functions decorated, before settings are configured."""
         code = """

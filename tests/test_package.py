@@ -44,6 +44,7 @@ def tox_factors() -> tuple[set[str], set[str]]:
     return {f"{major}.{minor}" for major, minor, *_ in found}, {f"{major}.{minor}" for *_, major, minor in found}
 
 
+@pytest.mark.long
 def test_wheel_is_the_app(packages: Packages) -> None:
     """Every file of the app is in it, py.typed, templates, styles and translations too; tests and tools are not."""
     assert packages.in_wheel() == files_below("django_mongolock")
@@ -66,6 +67,7 @@ def test_sdist_is_the_project(packages: Packages) -> None:
     assert not [name for name in packages.in_sdist() if name.startswith((".git/", ".venv/", ".ci/", "dist/"))]
 
 
+@pytest.mark.long
 def test_installed_from_the_sdist_it_is_the_same(packages: Packages, tmp_path: Path) -> None:
     """The wheel that pip builds of the sdist has the files of ours, byte by byte."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
@@ -79,6 +81,7 @@ def test_installed_from_the_sdist_it_is_the_same(packages: Packages, tmp_path: P
         }
 
 
+@pytest.mark.long
 def test_upload_is_accepted(packages: Packages) -> None:
     """PyPI can show the description, and knows the metadata."""
     command = [sys.executable, "-m", "twine", "check", "--strict", str(packages.sdist), str(packages.wheel)]
@@ -173,6 +176,7 @@ def test_changelog_knows_the_version() -> None:
     assert re.search(rf"(?m)^## (\[?Unreleased|\[?{re.escape(django_mongolock.__version__)})", text)
 
 
+@pytest.mark.long
 def test_built_twice_it_is_the_same(packages: Packages, tmp_path: Path) -> None:
     """Bit by bit, both files: anyone can build what is on PyPI again, and compare."""
     again = build(tmp_path)

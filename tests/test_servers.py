@@ -80,6 +80,7 @@ def test_a_standalone_server_is_no_replica_set() -> None:
         assert "setName" not in client.admin.command("hello")
 
 
+@pytest.mark.long
 def test_parameters_and_compressors_reach_the_server() -> None:
     """Test commands can be switched on; zlib is off (CVE-2025-14847); it listens on loopback only."""
     with Mongod(parameters={"enableTestCommands": 1, "ttlMonitorSleepSecs": 1}) as server, server.client() as client:
@@ -101,6 +102,7 @@ def test_closing_ends_the_process_and_removes_the_directory() -> None:
     assert not directory.exists()
 
 
+@pytest.mark.long
 def test_a_killed_primary_is_replaced_and_comes_back_with_its_data(three: ReplicaSet) -> None:
     """kill() makes the others elect; restart() brings the member back on its port, its data with it."""
     killed = three.primary()
@@ -116,6 +118,7 @@ def test_a_killed_primary_is_replaced_and_comes_back_with_its_data(three: Replic
         assert "written" in client.test.list_collection_names()
 
 
+@pytest.mark.long
 def test_a_paused_primary_answers_nothing_and_is_replaced(three: ReplicaSet) -> None:
     """pause() is a hang, not a death: the process stays and the others elect; resume() ends it."""
     paused = three.primary()
@@ -131,6 +134,7 @@ def test_a_paused_primary_answers_nothing_and_is_replaced(three: ReplicaSet) -> 
     assert eventually(lambda: paused in three.secondaries())
 
 
+@pytest.mark.long
 def test_a_majority_is_needed_and_enough(three: ReplicaSet) -> None:
     """A write of the majority succeeds with one member gone."""
     assert eventually(three.secondaries, 30)
@@ -140,6 +144,7 @@ def test_a_majority_is_needed_and_enough(three: ReplicaSet) -> None:
     gone.restart()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_server_ends_with_its_starter(how: signal.Signals) -> None:
     """However the starter ends, even by SIGKILL: server and directory are gone soon after."""
@@ -153,6 +158,7 @@ def test_a_server_ends_with_its_starter(how: signal.Signals) -> None:
     assert eventually(lambda: not Path(directory).exists())
 
 
+@pytest.mark.long
 def test_a_server_outlives_the_thread_that_started_it() -> None:
     """A fault test may restart a member from any thread."""
     server = Mongod()
@@ -190,6 +196,7 @@ def test_a_server_that_dies_at_start_says_why_in_one_line(
     assert not server.running
 
 
+@pytest.mark.long
 def test_mongods_own_reason_is_passed_on() -> None:
     """A real mongod writes JSON; the error in it is what the message shows, and nothing else."""
     with Mongod() as first:
@@ -226,6 +233,7 @@ def test_the_pid_of_a_server_that_does_not_run_is_refused() -> None:
         Mongod().pause()
 
 
+@pytest.mark.long
 def test_a_set_without_a_majority_has_no_primary() -> None:
     """primary() gives up after its timeout."""
     with ReplicaSet() as replica_set:
@@ -234,6 +242,7 @@ def test_a_set_without_a_majority_has_no_primary() -> None:
             replica_set.primary(timeout=0.2)
 
 
+@pytest.mark.long
 def test_mongodb_starts_a_server_when_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without MONGODB_URI (or with an empty one) there is a replica set for as long as the block runs."""
     monkeypatch.setenv("MONGODB_URI", " ")
@@ -287,6 +296,7 @@ def test_a_missing_redis_is_a_reason_to_skip(monkeypatch: pytest.MonkeyPatch) ->
         pass
 
 
+@pytest.mark.long
 @parts.needs("PostgreSQL")
 def test_postgres_answers_keeps_its_data_and_ends() -> None:
     """A PostgreSQL of its own, also for root; killed, it comes back with its data; closed, nothing is left."""
@@ -314,6 +324,7 @@ def test_a_missing_postgres_is_a_reason_to_skip(monkeypatch: pytest.MonkeyPatch)
     assert "there is no user nobody-of-that-name" in str(Postgres.missing())
 
 
+@pytest.mark.long
 @parts.needs("MariaDB")
 def test_mariadb_answers_and_ends() -> None:
     """A MariaDB of its own, also for root; closed, nothing is left."""

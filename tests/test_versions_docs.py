@@ -80,6 +80,7 @@ def blocks(kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.long
 def test_the_page_runs(mongo: MongoClient[dict[str, Any]], mongo_uri: str) -> None:
     """Every block, one after the other, and the prompt word for word."""
     plain, model, bare, attempt, block, transaction, sqlite, form, view, admin, update, aupdate = blocks("python")

@@ -102,6 +102,7 @@ def test_no_further_than_the_longest(sent: Sent) -> None:
     assert 795 < lasts(key) < 801.5  # the end is written a moment after the first call was looked at
 
 
+@pytest.mark.long
 def test_the_longest_is_over(sent: Sent) -> None:
     """Though the last call was a moment ago: no lease can be made shorter than the first delay."""
     key, begun = new_key(), time.monotonic()
