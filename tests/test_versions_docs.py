@@ -10,6 +10,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pymongo import MongoClient
 
 ROOT = Path(__file__).resolve().parent.parent

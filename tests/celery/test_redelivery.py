@@ -90,6 +90,7 @@ def done(result: Any, seconds: float = 90) -> Any:
     return result.get(timeout=seconds, interval=0.02)
 
 
+@pytest.mark.witness
 def test_a_killed_worker(start: Start, name: str) -> None:
     """F49: a worker is killed in the middle of a locked task, and Redis delivers that once more: it resumes at once, by
     its id, with a new fencing token, while another task that queued for the key before still waits."""
