@@ -54,6 +54,12 @@ COMMANDS = {
     "test": Command(
         "run the tests (pytest)", "tests", "test", [["pytest", "--numprocesses", str(os.cpu_count() or 1)]]
     ),
+    "versions": Command(
+        "run what a new Django can break on the oldest and the newest (--write: the table of the docs)",
+        "versions",
+        "test",
+        [["tests.tested_versions"]],
+    ),
     "faults": Command("run locks under random faults, and check them", "faults", "test", [["verify.faults"]]),
     "platforms": Command(
         "try locks on web servers and task queues",

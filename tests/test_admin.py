@@ -15,17 +15,19 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from django.contrib.admin import site
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.contrib.messages import get_messages
 from django.core.management.base import CommandError
-from django.test import Client
+from django.test import Client, RequestFactory
 from django.urls import NoReverseMatch, reverse
 from django.utils.timezone import localtime
 from pytest_django import Settings
 
 from django_mongolock import mongo_lock
 from django_mongolock.admin import listing
+from django_mongolock.admin.lock_admin import LockAdmin
 from django_mongolock.exceptions import printable
 from django_mongolock.inspection import queries
 from django_mongolock.inspection.display import quote_key
@@ -154,6 +156,21 @@ class TestList:
         """Held is what is shown first; what has been held for longest is at the top. Each column sorts, except where
         free locks are listed, of which there may be a million."""
         assert rows(admin.get(LIST + query)) == keys
+
+    @pytest.mark.parametrize("column", ["since", "left", "waiting", "waited", "key_link"])
+    def test_an_order_is_a_field_or_an_expression(self, admin: Client, column: str) -> None:
+        """Each column sorts by what a queryset can be ordered by, in the order of the list: Django 6.1 tries (F141)."""
+        by = getattr(LockAdmin, column).admin_order_field
+        found = Lock.objects.held().order_by(by)
+        listed = rows(admin.get(f"{LIST}?o={LockAdmin.list_display.index(column) + 1}"))
+        assert [lock.key for lock in found] == listed
+
+    @pytest.mark.parametrize("state", ["", "held", "waited", "kept", "stale", "free", "all"])
+    def test_the_default_order_is_one_of_querysets(self, state: str) -> None:
+        """What the list is sorted by before a column is chosen is a field or an expression, for each state (F141)."""
+        request = RequestFactory().get(LIST, {"state": state})
+        order = LockAdmin(Lock, site).get_ordering(request)
+        assert {lock.key for lock in Lock.objects.order_by(*order)} == {"catalog", "order:5", "left:behind", "free:1"}
 
     def test_order_of_equals(self, admin: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
         """A lock with several holders is as old as its first one. What is equal is in the order of the keys, so that no

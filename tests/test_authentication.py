@@ -131,7 +131,7 @@ def login(guarded: ReplicaSet, root: Any, connect: Connect, monkeypatch: pytest.
 
 
 def hand_over() -> bool:
-    """Let one thread wait for the lock of another; return whether it got it, by the change stream or by looking."""
+    """Let one thread wait for the lock of another; return whether it got it, by a bell or by looking."""
     got = threading.Event()
 
     def wait() -> None:
@@ -365,10 +365,10 @@ class TestTLS:
         settings.MONGOLOCK = {**settings.MONGOLOCK, "COMMAND_TIMEOUT": 3}
 
     def test_right(self, encrypted: ReplicaSet, connect: Connect) -> None:
-        """Locks, waiting by the change stream, and the check work over TLS."""
+        """Locks, waiting for a bell, and the check work over TLS."""
         connect(encrypted.uri)
         assert hand_over()
-        assert get_backend().session().waits.stream.listening
+        assert get_backend().session().waits.listener.listening
         assert "E101" not in ask()
 
     def test_the_documented_settings(

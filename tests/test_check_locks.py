@@ -25,7 +25,7 @@ from tests.support.lock_fixtures import WITH_MONGO
 pytestmark = WITH_MONGO
 
 PROJECT = ["settings", "apps", "database", "router"]
-SERVER = ["server", "rights", "replica set", "change streams", "failover", "clock", "collections", "versions"]
+SERVER = ["server", "rights", "replica set", "bells", "failover", "clock", "collections", "versions"]
 
 
 def look() -> dict[str, dict[str, Any]]:

@@ -308,8 +308,7 @@ class TestServer:
 
     @pytest.mark.long
     def test_a_majority_without_journals(self, connect: Connect) -> None:
-        """F68: locks wait for the journals themselves; but each hand-over costs a command more, and other data is lost
-        when all members crash."""
+        """F68: what the majority has confirmed is lost when all members crash, so this is an error."""
         with ReplicaSet() as servers:
             client = servers.members[0].client()
             config = client.admin.command("replSetGetConfig")["config"]
@@ -317,7 +316,7 @@ class TestServer:
             client.admin.command("replSetReconfig", config)
             client["mongolock_tests"]["x"].insert_one({})  # there is nothing to read before the first write
             connect(servers.uri)
-            assert ids(ask()) == ["W106"]
+            assert ids(ask()) == ["E104"]
             connect()
 
     @pytest.mark.long

@@ -115,7 +115,7 @@ class TestPage:
         assert re.search(r"catalog unknown and 4 more web-2 · pid 4002 .*1 min \d s ", section(response, "held"))
         assert re.search(r"left:behind .* ended 1 min", section(response, "stale"))
         assert "order:5 400 of 900" in section(response, "contended")
-        assert "are notified by a change stream" in section(response, "server")
+        assert "are woken by a bell" in section(response, "server")
         assert "free:1" not in section(response, "held") + section(response, "waits")
 
     def test_order(self, admin: Client, locks: Locks) -> None:
@@ -437,7 +437,7 @@ class TestStatus:
         assert 90 <= waiting["waiters"][0]["waited_seconds"] < 120
         assert found["processes"][0]["host"] == "web-1"
         assert found["servers"]["primary"]
-        assert found["servers"]["change_stream"] is True
+        assert found["servers"]["bells"] is True
         json.dumps(found)
 
     @pytest.mark.long

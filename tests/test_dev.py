@@ -28,7 +28,10 @@ dependencies = ["django-mongolock-has-no-such-dependency"]
 [dependency-groups]
 test = []
 """
-COMMANDS = ("test", "faults", "platforms", "simulate", "demo", "docs", "lint", "build", "screenshots", "load", "bench")
+COMMANDS = (
+    *("test", "versions", "faults", "platforms", "simulate", "demo"),
+    *("docs", "lint", "build", "screenshots", "load", "bench"),
+)
 # Run dev.py as it is, after a change to what it finds on the machine.
 PATCHED = "import runpy, sys; sys.argv = ['dev.py', 'test']; {patch}; runpy.run_path('dev.py', run_name='__main__')"
 # Stands in for pytest in a project of its own: says what it was given, and waits for a signal if told to.

@@ -277,14 +277,14 @@ def test_a_hand_over_within_the_process_is_one_command(
         queue.ask(f"A{number}", session)
     if behind:
         queue.in_thread(lambda: other(terms=CALM, wait=60).acquire().release())
-    time.sleep(2.0)  # the change streams are open, and all have looked for the last time
+    time.sleep(2.0)  # all listen, and have looked for the last time
     commands.clear()
     queue.let_go()
     assert queue.served() == [f"A{number}" for number in range(6)]
-    assert eventually(lambda: commands.names.count("update") >= 1)
+    assert eventually(lambda: commands.names.count("findAndModify") >= 6)
     time.sleep(0.3)
     names = [name for name in commands.names if name != "getMore"]
-    assert names.count("findAndModify") == 6, names
+    assert names.count("findAndModify") <= 7, names
     assert len(names) <= (8 if not behind else 12), names
 
 

@@ -46,7 +46,7 @@ def document(**changes: Any) -> dict[str, Any]:
     )
     return {
         "_id": "k", "v": 1, "holders": [holder()], "waiters": [waiter()], "tombstones": [], "clock": "c",
-        "token": Int64(5), "granted": "", "written_at": NOW, "purge_at": NOW, **dict.fromkeys(counters, Int64(0)),
+        "token": Int64(5), "written_at": NOW, "purge_at": NOW, **dict.fromkeys(counters, Int64(0)),
         **changes,
     }  # fmt: skip
 

@@ -95,7 +95,7 @@ STEPS: dict[str, Callable[[MongoStore], object]] = {
     "resume": lambda store: store.apply("bad", Step(ask="g", add=new_entry("g", "s", Terms(owner="o"), {})), 5),
     "look": lambda store: store.read("bad", "g", 5),
     "extend": lambda store: store.apply("bad", Step(ask="g", renew=("g",), beat=1), 5),
-    "release": lambda store: store.release("bad", Step(remove=("g",)), 5),
+    "release": lambda store: store.apply("bad", Step(remove=("g",), given="g"), 5),
     "ensure removed": lambda store: store.apply(
         "bad", Step(ask="g", remove=("g",), force=True, tombstone_ttl=1_000), 5
     ),

@@ -16,7 +16,6 @@ import linecache
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -28,7 +27,6 @@ from django_mongolock.engine import protocol
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.replies import Reply
-from django_mongolock.engine.session.change_stream import SECOND_LOOK
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockError
 from django_mongolock.signals import signal_sender
@@ -307,14 +305,11 @@ def test_a_hand_over_whose_giver_was_struck(
 ) -> None:
     """F65, F101: its command takes effect after the waiter was woken and has looked, and nothing passes the answer on:
     the waiter looks again."""
-    stream = session.waits.stream
-    stream.want(0.0)
-    stream.start()
-    assert eventually(lambda: stream.listening)
-    time.sleep(2 * SECOND_LOOK)  # when it has been opened, every waiter looks anyway
+    session.waits.listen()
+    assert eventually(lambda: session.waits.listener.listening)
     mine = make_lock(session, terms=CALM).acquire()
     waiter = Waiter(in_thread, make_lock(session, terms=CALM, wait=60))
-    assert eventually(lambda: any(grant.waiting.place is not None for grant in session.queue.waiting.values()))
+    assert eventually(lambda: any(grant.lease.until > 0 for grant in session.queue.waiting.values()))
     looked, read = threading.Event(), session.store.read
 
     def look(*arguments: Any) -> Reply:

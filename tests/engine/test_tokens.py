@@ -131,7 +131,7 @@ def _resume(key: Key) -> None:
 
 
 def _release(key: Key) -> None:
-    assert key.store.release("k", Step(remove=("g0",)), TIMEOUT)
+    assert key.store.apply("k", Step(remove=("g0",), given="g0"), TIMEOUT).found
 
 
 Act = Callable[[Key], None]

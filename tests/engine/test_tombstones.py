@@ -128,7 +128,7 @@ def _step_pair(store: MongoStore, key: str) -> float:
     terms = Terms("shared", 9, lease=60, margin=1, waiter_lease=60)
     started = time.perf_counter()
     store.apply(key, Step(ask="reader", add=entry("reader", "s", terms, {})), TIMEOUT)
-    store.release(key, Step(remove=("reader",)), TIMEOUT)
+    store.apply(key, Step(remove=("reader",), given="reader"), TIMEOUT)
     return time.perf_counter() - started
 
 

@@ -60,7 +60,7 @@ def test_giants(locks: Locks, settings: Settings) -> None:
         "session": {"holders": [entry(2, session=giant, owner="me")]},
         "worker": {"holders": [entry(3, worker=giant[:7_000_000])], "waiters": [waiter(4, worker=giant[:7_000_000])]},
         "grant": {"holders": [entry(5, grant=giant, owner="me")]},
-        "field": {"change": {"granted": giant}, "holders": [entry(6)]},
+        "field": {"change": {"clock": giant}, "holders": [entry(6)]},
         "no list": {"change": {"holders": giant}, "holders": [entry(7)]},
         "last": {"change": {"last_holder": {"label": giant}}, "holders": [entry(8, left=-60)]},
         "tombstone": {"change": {"tombstones": [{"grant": giant}]}},

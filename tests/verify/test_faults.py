@@ -25,7 +25,7 @@ QUICK = [
     "stop-secondary",
     "fail-closed",
     "fail-write-concern",
-    "stream-killed",
+    "bells-killed",
     *WORKER_FAULTS,
 ]
 
