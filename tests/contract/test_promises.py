@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from bson.int64 import Int64
 from pymongo import MongoClient
 from pymongo.collection import Collection
 
@@ -143,6 +144,18 @@ class TestOrder:
         before = time.time()
         with mongo_lock(key) as lock:
             assert lock.fencing_token >= int(before * 1000) - 1000
+
+    def test_a_clock_that_is_behind(self, world: World, key: str) -> None:
+        """P2: where the last token is ahead of the clock, the next ones are one more each."""
+        mongo_lock(key).acquire().release()
+        ahead = Int64((time.time() + 3_600) * 1000)
+        if isinstance(world, MemoryWorld):
+            world.backend.server.documents[key]["token"] = ahead
+        else:
+            mongo_store().collection.update_one({"_id": key}, {"$set": {"token": ahead}})
+        for following in (1, 2):
+            with mongo_lock(key) as lock:
+                assert lock.fencing_token == ahead + following
 
     def test_readers_have_tokens_of_their_own(self, world: World, key: str, elsewhere: Elsewhere) -> None:
         """P2: each grant has one, also where several are held at once."""

@@ -1,4 +1,4 @@
-"""A lock over a real election: the witness of the short tier. Everything else about elections is in test_failover.py."""
+"""A lock over a real election: the witness of the short tier. What else an election does is in test_failover.py."""
 
 from __future__ import annotations
 
