@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import io
 import json
 import threading
@@ -101,16 +100,6 @@ def test_another_mode_inside(outer: str, inner: str, reentrant: bool) -> None:
     assert ("pass reentrant=True" in str(refused.value)) == (not reentrant and not refused.value.upgrade)
 
 
-@pytest.mark.parametrize(("outer", "inner"), [(a, b) for a in MODES for b in MODES if a != b])
-async def test_another_mode_inside_a_task(outer: str, inner: str) -> None:
-    """F45: the same in a task."""
-    key = new_key()
-    async with MODES[outer](key) as lock:
-        with pytest.raises(LockReentry):
-            await MODES[inner](key, reentrant=True, wait=1).aacquire()
-        assert lock.held
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.usefixtures("place")
 def test_the_same_mode_inside(mode: str) -> None:
@@ -120,15 +109,6 @@ def test_the_same_mode_inside(mode: str) -> None:
         with MODES[mode](key, reentrant=True) as inner:
             assert inner.fencing_token == outer.fencing_token
         assert outer.held
-
-
-def test_after_the_writer_has_gone_a_reader_is_one_of_many() -> None:
-    """F45: what a thread is told to do instead: give the exclusive lock back, and ask for the shared one."""
-    key = new_key()
-    with exclusive(key):
-        pass
-    with shared(key), in_another_thread(shared(key, wait=5)) as theirs:
-        assert theirs.held
 
 
 # Permits
@@ -168,12 +148,6 @@ def held_nowhere(lock: MongoLock) -> Iterator[None]:
     thread.join()
     assert [type(error) for error in errors] == [LockNotAcquired], f"{lock} was acquired"
     yield
-
-
-def test_the_docs_say_that_a_thread_has_one_permit() -> None:
-    """What `mongo_semaphore` says of itself."""
-    text = inspect.getdoc(mongo_semaphore) or ""
-    assert "acquires the key once" in " ".join(text.split())
 
 
 #: Who asks for how many permits, one after the other; and which of them hold the key then.
@@ -346,16 +320,6 @@ async def test_facts_are_there_after_the_block_of_a_task() -> None:
     assert (lock.fencing_token, lock.fencing_tokens, lock.acquired_at, lock.waited) == inside
 
 
-@pytest.mark.usefixtures("place")
-def test_facts_of_several_keys() -> None:
-    """P2: each key's token."""
-    keys = (new_key(), new_key())
-    with mongo_lock(*keys) as lock:
-        inside = lock.fencing_tokens
-    assert lock.fencing_tokens == inside
-    assert set(inside) == set(keys)
-
-
 def fail_inside(lock: MongoLock) -> None:
     with lock:
         raise ZeroDivisionError
@@ -523,18 +487,6 @@ def test_wrong_permits(templates: tuple[str, ...], options: dict[str, Any], mess
 
 
 @WITH_MONGO
-async def test_the_same_in_a_task() -> None:
-    """F50, F45: a task, too."""
-    key = new_key()
-    lock = await mongo_lock(key, lease=LONG).aacquire()
-    await asyncio.to_thread(force, key)
-    async with mongo_lock(key, wait=0) as again:
-        assert again.fencing_token > lock.fencing_token
-    with pytest.raises(LockLost):
-        await lock.__aexit__(None, None, None)
-
-
-@WITH_MONGO
 def test_a_key_that_somebody_else_has_since_is_waited_for() -> None:
     """F50, F45: whoever has it now is the one to wait for; a single try says who that is."""
     key = new_key()
@@ -551,13 +503,3 @@ def test_a_key_that_somebody_else_has_since_is_waited_for() -> None:
             assert again.fencing_token > other.fencing_token
     with pytest.raises(LockLost):
         lock.__exit__(None, None, None)
-
-
-@WITH_MONGO
-def test_who_still_holds_it_is_told_at_once() -> None:
-    """F45: asking whether it is still there costs no wait: who really holds the key gets LockReentry, while its
-    lock stays held."""
-    key = new_key()
-    with mongo_lock(key) as lock, pytest.raises(LockReentry):
-        mongo_lock(key, wait=None).acquire()
-    assert not lock.held
