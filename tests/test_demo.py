@@ -98,15 +98,6 @@ def test_taken_port() -> None:
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.parametrize("port", ["99999", "-1", "http"])
-def test_a_port_that_is_none(port: str) -> None:
-    """The same of a number that is no port, before anything is started."""
-    ended = run("--port", port)
-    assert ended.returncode == 2
-    assert "a port is a number from 0 to 65535" in ended.stderr
-    assert "Traceback" not in ended.stderr
-
-
 @contextmanager
 def running_demo(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Start the demo; end it at the latest with the test."""

@@ -234,28 +234,6 @@ def test_uv_is_used_where_it_is(dev: ModuleType, monkeypatch: pytest.MonkeyPatch
     assert filled == f"/somewhere/uv pip install --python {dev.PYTHON} --editable . --group test"
 
 
-def test_a_second_group_is_added(dev: ModuleType) -> None:
-    """Another command's group goes into the same environment, and both are known from then on."""
-    dev.prepare("test")
-    dev.did.clear()
-    dev.prepare("lint")
-    assert not any("venv" in command.split() for command in dev.did)
-    dev.did.clear()
-    dev.prepare("test")
-    dev.prepare("lint")
-    assert dev.did == []
-
-
-def test_a_changed_pyproject_installs_again(dev: ModuleType, project: Path) -> None:
-    """A new dependency is there at the next run; the environment itself stays."""
-    dev.prepare("test")
-    dev.did.clear()
-    (project / "pyproject.toml").write_text(PYPROJECT + "# changed")
-    dev.prepare("test")
-    assert not any("venv" in command.split() for command in dev.did)
-    assert any("--group test" in command for command in dev.did)
-
-
 def test_another_python_makes_it_anew(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment is of the Python that runs dev.py, so that of another one is replaced, leftovers included."""
     dev.prepare("test")
@@ -265,17 +243,6 @@ def test_another_python_makes_it_anew(dev: ModuleType, monkeypatch: pytest.Monke
     dev.prepare("test")
     assert "-m venv" in dev.did[0]
     assert not (dev.VENV / "leftover").exists()
-
-
-def test_a_moved_folder_makes_it_anew(dev: ModuleType, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment knows its own path, so one that was moved or copied with the folder is replaced."""
-    dev.prepare("test")
-    moved = shutil.copytree(project / ".venv", project / "moved/.venv")
-    monkeypatch.setattr(dev, "VENV", moved)
-    monkeypatch.setattr(dev, "STAMP", moved / "dev.json")
-    dev.did.clear()
-    dev.prepare("test")
-    assert "-m venv" in dev.did[0]
 
 
 def test_an_interrupted_installation_is_made_anew(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

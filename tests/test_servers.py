@@ -69,17 +69,6 @@ def alive(pid: int) -> bool:
     return not state.startswith("Z")
 
 
-def test_the_test_run_has_a_replica_set(mongo: MongoClient[dict[str, Any]]) -> None:
-    """Change streams and transactions need a replica set, so the server of the test run is one."""
-    assert mongo.admin.command("hello")["isWritablePrimary"]
-
-
-def test_a_standalone_server_is_no_replica_set() -> None:
-    """For the check that warns of a standalone server there is one."""
-    with Mongod() as server, server.client() as client:
-        assert "setName" not in client.admin.command("hello")
-
-
 @pytest.mark.long
 def test_parameters_and_compressors_reach_the_server() -> None:
     """Test commands can be switched on; zlib is off (CVE-2025-14847); it listens on loopback only."""
@@ -135,16 +124,6 @@ def test_a_paused_primary_answers_nothing_and_is_replaced(three: ReplicaSet) -> 
 
 
 @pytest.mark.long
-def test_a_majority_is_needed_and_enough(three: ReplicaSet) -> None:
-    """A write of the majority succeeds with one member gone."""
-    assert eventually(three.secondaries, 30)
-    gone = three.secondaries()[0]
-    gone.kill()
-    assert insert(three.uri)
-    gone.restart()
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_server_ends_with_its_starter(how: signal.Signals) -> None:
     """However the starter ends, even by SIGKILL: server and directory are gone soon after."""
@@ -196,21 +175,6 @@ def test_a_server_that_dies_at_start_says_why_in_one_line(
     assert not server.running
 
 
-@pytest.mark.long
-def test_mongods_own_reason_is_passed_on() -> None:
-    """A real mongod writes JSON; the error in it is what the message shows, and nothing else."""
-    with Mongod() as first:
-        second = Mongod()
-        second.port = first.port
-        second.launch()
-        assert eventually(lambda: not second.running)
-        try:
-            with pytest.raises(ServerError, match=r"Address already in use"):
-                second.wait_ready()
-        finally:
-            second.close()
-
-
 def test_a_missing_mongod_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the wheel and without one on PATH the message names the three cures."""
     monkeypatch.delenv("MONGOD", raising=False)
@@ -218,28 +182,6 @@ def test_a_missing_mongod_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ServerError, match=r"group 'mongod'.* MONGOD .*MONGODB_URI"):
         mongod_path()
-
-
-def test_a_mongod_that_cannot_be_run_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """MONGOD may name a file that is none."""
-    monkeypatch.setenv("MONGOD", str(tmp_path / "nothing"))
-    with pytest.raises(ServerError, match=r"cannot run .*nothing: No such file"), Mongod():
-        pass
-
-
-def test_the_pid_of_a_server_that_does_not_run_is_refused() -> None:
-    """Nobody sends a signal to a process that is not the server."""
-    with pytest.raises(ServerError, match="is not running"):
-        Mongod().pause()
-
-
-@pytest.mark.long
-def test_a_set_without_a_majority_has_no_primary() -> None:
-    """primary() gives up after its timeout."""
-    with ReplicaSet() as replica_set:
-        replica_set.members[0].kill()
-        with pytest.raises(ServerError, match=r"no primary \(waited 0\.2 s\)"):
-            replica_set.primary(timeout=0.2)
 
 
 @pytest.mark.long
@@ -285,15 +227,6 @@ def test_redis_answers_and_ends() -> None:
         assert redis.answers()
         assert redis.uri == f"redis://127.0.0.1:{redis.port}/0"
     assert not redis.answers()
-
-
-def test_a_missing_redis_is_a_reason_to_skip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no redis-server, missing() says how to get one, and starting it raises the same line."""
-    monkeypatch.setenv("PATH", "")
-    reason = Redis.missing()
-    assert reason == "no redis-server on PATH: apt-get install redis-server"
-    with pytest.raises(ServerError, match="apt-get install redis-server"), Redis():
-        pass
 
 
 @pytest.mark.long

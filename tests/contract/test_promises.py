@@ -130,6 +130,7 @@ class TestOrder:
         elif end == "a forced release":
             world.take_away(first)
         elif end == "a lost document":
+            world.let_pass(0.002)  # a new document begins at the server's time, in milliseconds
             world.forget(key)
         elif isinstance(world, MemoryWorld):
             world.let_pass(60)
