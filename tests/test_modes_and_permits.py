@@ -6,8 +6,8 @@ import asyncio
 import io
 import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -34,7 +34,7 @@ from django_mongolock.engine.step import Limits, Step
 from django_mongolock.engine.store import Store
 from django_mongolock.models import Lock
 from tests.support.lock_fixtures import WITH_MONGO
-from tests.support.looking import held_elsewhere, holders, new_key
+from tests.support.looking import held_elsewhere, holders, in_another_thread, new_key
 from tests.support.waiting import eventually
 
 Make = Callable[..., MongoLock]
@@ -46,26 +46,6 @@ def place(request: pytest.FixtureRequest) -> str:
     if request.param == "memory":
         request.getfixturevalue("mongolock")
     return str(request.param)
-
-
-@contextmanager
-def in_another_thread(lock: MongoLock) -> Iterator[MongoLock]:
-    """Another thread holds *lock*."""
-    ready, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with lock:
-            ready.set()
-            done.wait(30)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        assert ready.wait(10)
-        yield lock
-    finally:
-        done.set()
-        thread.join()
 
 
 def exclusive(key: str, **options: Any) -> MongoLock:
@@ -127,27 +107,8 @@ def test_a_thread_has_one_permit() -> None:
             with ExitStack() as others:  # two of the three are left
                 for _ in range(2):
                     others.enter_context(in_another_thread(permit(key, wait=5)))
-                with held_nowhere(permit(key, wait=0)):
+                with pytest.raises(LockNotAcquired), in_another_thread(permit(key, wait=0)):
                     pass
-
-
-@contextmanager
-def held_nowhere(lock: MongoLock) -> Iterator[None]:
-    """No thread gets *lock*."""
-    errors: list[BaseException] = []
-
-    def take() -> None:
-        try:
-            with lock:
-                pass
-        except LockNotAcquired as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=take)
-    thread.start()
-    thread.join()
-    assert [type(error) for error in errors] == [LockNotAcquired], f"{lock} was acquired"
-    yield
 
 
 #: Who asks for how many permits, one after the other; and which of them hold the key then.
@@ -174,7 +135,7 @@ def test_the_smallest_number_of_permits_counts(asked: tuple[int, ...], held: tup
         for permits in asked:
             lock = mongo_semaphore(key, permits, resize=True, wait=0)
             try:
-                stack.enter_context(in_a_thread_that_may_fail(lock))
+                stack.enter_context(in_another_thread(lock))
             except LockNotAcquired:
                 continue
             got.append(permits)
@@ -234,33 +195,6 @@ def test_how_many_permits_are_used(admin_client: Client) -> None:
         assert "permits" not in admin_client.get(address).content.decode()
 
 
-@contextmanager
-def in_a_thread_that_may_fail(lock: MongoLock) -> Iterator[None]:
-    """See in_another_thread(); raises LockNotAcquired if that was refused."""
-    ready, done = threading.Event(), threading.Event()
-    errors: list[LockNotAcquired] = []
-
-    def hold() -> None:
-        try:
-            with lock:
-                ready.set()
-                done.wait(30)
-        except LockNotAcquired as error:
-            errors.append(error)
-            ready.set()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        assert ready.wait(10)
-        if errors:
-            raise errors.pop()
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
 @pytest.fixture(params=["mongodb", "memory"])
 def twin(request: pytest.FixtureRequest) -> Store:
     """Both that carry the rule out."""
@@ -287,7 +221,7 @@ def test_the_smallest_number_counts_for_the_queue(
         grants[f"g{number}"] = permits
         twin.apply(key, Step(ask=f"g{number}", add=entry(f"g{number}", "s", terms, {})), 10)
     assert capacities(twin, key, grants) == first
-    twin.release(key, Step(remove=("g0",)), 10)
+    twin.apply(key, Step(ask="g0", remove=("g0",)), 10)
     assert capacities(twin, key, grants) == second
 
 
@@ -454,18 +388,18 @@ def test_wrong_options(options: dict[str, Any], said: str) -> None:
 
 async def test_three_tasks_at_once(place: str) -> None:
     """The same for coroutines, which wait for a permit, and with a key that a function makes."""
-    at_work, most = 0, 0
+    at_work, most, three = 0, 0, asyncio.Barrier(3)
 
     @mongo_locked(key=lambda tenant: f"tenant:{tenant}", permits=3, wait=20)
     async def work(tenant: str) -> None:
         nonlocal at_work, most
         at_work += 1
         most = max(most, at_work)
-        await asyncio.sleep(0.05)
+        await three.wait()
         at_work -= 1
 
     tenant = new_key()
-    await asyncio.gather(*(work(tenant) for _ in range(10)))
+    await asyncio.gather(*(work(tenant) for _ in range(9)))
     assert most == 3
 
 
