@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import pytest
@@ -15,7 +14,6 @@ from django_mongolock.engine.mongo_store import MongoStore
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Step
 from django_mongolock.testing import override_locks
-from tests.engine.faces import ASYNC, BLOCKING, Face
 from tests.support.grants import own
 
 
@@ -152,27 +150,3 @@ def memory() -> Iterator[MemoryWorld]:
 def elsewhere(world: World) -> Elsewhere:
     """Makes locks of other processes."""
     return world.elsewhere
-
-
-@pytest.fixture(params=[BLOCKING, ASYNC], ids=lambda face: face.name)
-def face(request: pytest.FixtureRequest) -> Face:
-    """Both faces of the same lock."""
-    chosen: Face = request.param
-    return chosen
-
-
-@pytest.fixture
-def in_thread() -> Iterator[Callable[..., threading.Thread]]:
-    """Starts daemon threads and sees to it that they have ended when the test has."""
-    started: list[threading.Thread] = []
-
-    def in_thread(call: Callable[[], object]) -> threading.Thread:
-        thread = threading.Thread(target=call, daemon=True)
-        thread.start()
-        started.append(thread)
-        return thread
-
-    yield in_thread
-    for thread in started:
-        thread.join(15)
-        assert not thread.is_alive()
