@@ -30,7 +30,7 @@ OURS: Final = _contender("django_mongolock", ours.Ours)
 IN_THREAD: Final = _contender("django_mongolock, in a thread", ours.OursInThread)
 NEW_KEYS: Final = _contender("django_mongolock, a new key each time", ours.OursNewKeys)
 ASYNC: Final = _contender("django_mongolock, async with", ours.OursAsync)
-POLLING: Final = _contender("django_mongolock, no change stream", ours.OursPolling)
+POLLING: Final = _contender("django_mongolock, no bells", ours.OursPolling)
 BARE: Final = _contender("two bare majority writes", recipes.BareWrites)
 
 #: The others, packages first.
@@ -43,7 +43,6 @@ OTHERS: Final = (
     _contender("django-pglock (PostgreSQL)", peers.PgLock),
     _contender("filelock (one machine)", peers.FileLock),
     _contender("mongoelector", peers.MongoElector),
-    _contender("mongolock", peers.MongoLockPackage),
     _contender("recipe: insert, delete, TTL", recipes.InsertDelete),
     _contender("recipe: upsert, TTL", recipes.Upsert),
     _contender("recipe: lease, backoff", recipes.Lease),

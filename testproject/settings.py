@@ -79,6 +79,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "django_mongolock",
+    "django_mongolock.idempotency",
     "testproject.shop",
     "testproject.rates",
     "testproject.external",

@@ -39,7 +39,7 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 FIRST_WITH_DJANGO = "conf"
 FRAMEWORKS = ("django", "django_mongodb_backend", "celery")
 #: These stand beside the lock. Nothing but the admin, the commands and the package itself may know them.
-OPT_IN = {"documents", "versions", "editing", "admin", "contrib"}
+OPT_IN = {"documents", "versions", "editing", "idempotency", "admin", "contrib"}
 
 
 def modules(root: Path) -> dict[str, Path]:

@@ -3,8 +3,6 @@
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -137,20 +135,6 @@ def test_a_server_ends_with_its_starter(how: signal.Signals) -> None:
     assert eventually(lambda: not Path(directory).exists())
 
 
-@pytest.mark.long
-def test_a_server_outlives_the_thread_that_started_it() -> None:
-    """A fault test may restart a member from any thread."""
-    server = Mongod()
-    thread = threading.Thread(target=server.start)
-    thread.start()
-    thread.join()
-    try:
-        time.sleep(0.2)
-        assert server.hello()
-    finally:
-        server.close()
-
-
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -220,15 +204,6 @@ def test_mongodb_names_a_server_that_cannot_be_used_without_its_password(
     assert "secret" not in str(caught.value)
 
 
-@parts.needs("Redis")
-def test_redis_answers_and_ends() -> None:
-    """A Redis for the broker tests, on a port of its own."""
-    with Redis() as redis:
-        assert redis.answers()
-        assert redis.uri == f"redis://127.0.0.1:{redis.port}/0"
-    assert not redis.answers()
-
-
 @pytest.mark.long
 @parts.needs("PostgreSQL")
 def test_postgres_answers_keeps_its_data_and_ends() -> None:
@@ -245,38 +220,35 @@ def test_postgres_answers_keeps_its_data_and_ends() -> None:
     assert not directory.exists()
 
 
-def test_a_missing_postgres_is_a_reason_to_skip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for Redis; without the server, and for root without its user."""
-    monkeypatch.setattr("testproject.servers.postgres._programs", lambda: None)
-    assert "no initdb on PATH" in str(Postgres.missing())
-    with pytest.raises(ServerError, match="apt-get install postgresql"), Postgres():
-        pass
-    monkeypatch.setattr("testproject.servers.postgres._programs", lambda: ROOT)
-    monkeypatch.setattr("testproject.servers.unprivileged.is_root", lambda: True)
-    monkeypatch.setattr(Postgres, "system_user", "nobody-of-that-name")
-    assert "there is no user nobody-of-that-name" in str(Postgres.missing())
+def answers(server: Any) -> bool:
+    """Whether it answers a query."""
+    if isinstance(server, MariaDB):
+        with pymysql.connect(host="127.0.0.1", port=server.port, user="root", database="test") as connection:
+            return bool(connection.cursor().execute("SELECT DATABASE()"))
+    if isinstance(server, Redis):
+        return server.answers()
+    with psycopg.connect(server.uri) as connection:
+        return connection.execute("SHOW listen_addresses").fetchone() == ("127.0.0.1",)
 
 
-@pytest.mark.long
-@parts.needs("MariaDB")
-def test_mariadb_answers_and_ends() -> None:
-    """A MariaDB of its own, also for root; closed, nothing is left."""
-    with MariaDB() as mariadb:
-        assert query_of_mysql(mariadb, "SELECT DATABASE()") == "test"
-        pid, directory = mariadb.pid, mariadb.directory
+@pytest.mark.parametrize("kind", [Redis, Postgres, MariaDB])
+def test_another_server_answers_and_ends(kind: type[Redis | Postgres | MariaDB]) -> None:
+    """Each on a port of its own, also for root; closed, nothing is left."""
+    parts.require("PostgreSQL" if kind is Postgres else kind.__name__)
+    with kind() as server:
+        assert answers(server)
+        pid, directory = server.pid, server.directory
     assert not alive(pid)
     assert not directory.exists()
 
 
-def query_of_mysql(server: MariaDB, query: str) -> Any:
-    """Return the first column of the first row."""
-    with pymysql.connect(host="127.0.0.1", port=server.port, user="root", database="test") as connection:
-        cursor = connection.cursor()
-        cursor.execute(query)
-        return next(iter(cursor))[0]
-
-
-def test_a_missing_mariadb_is_a_reason_to_skip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for Redis."""
+@pytest.mark.parametrize(("kind", "package"), [(Redis, "redis-server"), (Postgres, "postgresql"), (MariaDB, "mariadb")])
+def test_a_missing_server_is_a_reason_to_skip(
+    kind: type[Redis | Postgres | MariaDB], package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """missing() says how to get one, and starting it raises the same line."""
     monkeypatch.setenv("PATH", "")
-    assert MariaDB.missing() == "no mariadbd on PATH: apt-get install mariadb-server"
+    monkeypatch.setattr("testproject.servers.postgres._programs", lambda: None)
+    assert f"apt-get install {package}" in str(kind.missing())
+    with pytest.raises(ServerError, match=f"apt-get install {package}"), kind():
+        pass
