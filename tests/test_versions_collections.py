@@ -265,6 +265,7 @@ def documents(letters: str) -> Any:
     return st.dictionaries(st.text(letters, max_size=3), VALUES, max_size=4)
 
 
+@pytest.mark.long
 @given(before=documents("abc."), after=documents("abc.$"))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_generated_changes(collection: Documents, before: dict[str, Any], after: dict[str, Any]) -> None:

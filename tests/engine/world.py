@@ -112,6 +112,9 @@ class Rough(MongoStore):
     def take_free(self, *arguments: Any) -> Any:
         return self.weather.carry(functools.partial(super().take_free, *arguments))
 
+    def release_all(self, *arguments: Any) -> Any:
+        return self.weather.carry(functools.partial(super().release_all, *arguments))
+
     def release_uncontended(self, *arguments: Any) -> Any:
         return self.weather.carry(functools.partial(super().release_uncontended, *arguments))
 
