@@ -221,7 +221,7 @@ def test_the_smallest_number_counts_for_the_queue(
         grants[f"g{number}"] = permits
         twin.apply(key, Step(ask=f"g{number}", add=entry(f"g{number}", "s", terms, {})), 10)
     assert capacities(twin, key, grants) == first
-    twin.apply(key, Step(ask="g0", remove=("g0",)), 10)
+    twin.apply(key, Step(remove=("g0",), given="g0"), 10)
     assert capacities(twin, key, grants) == second
 
 
