@@ -164,6 +164,7 @@ class TestTheReason:
 class TestWhoIsMeant:
     """Those who were shown and chosen, and nobody else."""
 
+    @pytest.mark.long
     @pytest.mark.parametrize("action", ACTIONS)
     def test_one_of_several(self, locks: Locks, admin: Client, action: str) -> None:
         """Of the holders of one lock, single ones can be chosen."""
@@ -180,6 +181,7 @@ class TestWhoIsMeant:
         assert str(TOKEN + 2) in message("k")
         assert str(TOKEN + 3) not in message("k")
 
+    @pytest.mark.long
     def test_many_locks_with_many_holders(self, locks: Locks, admin: Client) -> None:
         """With several locks, each goes as a whole: thousands of ticks would be more than Django takes."""
         for key in "abc":
@@ -192,6 +194,7 @@ class TestWhoIsMeant:
         for key in "abc":
             assert [holder["token"] for holder in locks.read(key)["holders"]] == [TOKEN + n for n in range(101, 120)]
 
+    @pytest.mark.long
     def test_not_the_next_holder_is_asked(self, locks: Locks, admin: Client) -> None:
         """Who got the lock while the page was open is not asked for it; nor who holds another one."""
         locks.held("gone", "changed", "same")
@@ -204,6 +207,7 @@ class TestWhoIsMeant:
         assert "release_requested_by" not in locks.read("changed")["holders"][0]
         assert [each.object_id for each in LogEntry.objects.all()] == ["same"]
 
+    @pytest.mark.long
     @pytest.mark.parametrize("action", ACTIONS)
     def test_many_with_some_failing(
         self, locks: Locks, admin: Client, action: str, monkeypatch: pytest.MonkeyPatch
@@ -229,6 +233,7 @@ class TestWhoIsMeant:
 class TestRights:
     """Asking and forcing have a permission each."""
 
+    @pytest.mark.long
     def test_asking(self, locks: Locks) -> None:
         """Who may ask may not force; who may force may ask; who may look may do neither."""
         locks.held("k")
@@ -248,6 +253,7 @@ class TestRights:
         assert asker.post(ASK, shown).status_code == 302
         assert locks.read("k")["holders"][0]["release_requested_by"]
 
+    @pytest.mark.long
     def test_the_history_has_one_of_its_own(self, locks: Locks) -> None:
         """The list of all events needs its own permission; nobody changes any."""
         assert browser("view_lock").get(EVENTS).status_code == 403
@@ -325,6 +331,7 @@ class TestTheHistory:
         assert admin.get(f"{EVENTS}?key__regex=x").status_code == 400
         assert page_of("order:1") in response.content.decode()
 
+    @pytest.mark.long
     def test_empty_and_off(self, admin: Client, settings: Settings) -> None:
         """An empty list says why, and what to do."""
         assert "There are no such events" in text_of(admin.get(EVENTS))
@@ -337,6 +344,7 @@ class TestTheHistory:
 class TestTheCommand:
     """`release_lock` says who and why as well."""
 
+    @pytest.mark.long
     def test_reason(self, locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
         """In the log, with the token of who lost it; the signal has it too."""
         caplog.set_level("INFO", "django_mongolock")
@@ -354,6 +362,7 @@ class TestTheCommand:
         assert heard == [("anna", "web-3 hangs")]
         assert f'release forced key=k token={TOKEN + 1} by=anna reason="web-3 hangs"' in caplog.text
 
+    @pytest.mark.long
     def test_asking(self, locks: Locks) -> None:
         """The holder is told who asks and why."""
         locks.held("k")
@@ -372,6 +381,7 @@ class TestTheCommand:
         assert locks.read("k")["holders"][0]["release_requested_by"]
 
 
+@pytest.mark.long
 def test_the_model_takes_one_holder(locks: Locks) -> None:
     """By its token; others keep theirs."""
     locks.add("k", [entry(n, mode="shared") for n in (1, 2)])

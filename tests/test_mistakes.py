@@ -94,6 +94,7 @@ def test_a_lock_that_is_only_kept_for_its_minimum_hold_is_never_stale(locks: Loc
     assert after["longest_hold_ms"] < 4_000
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("away")
 def test_a_single_try_does_not_wait_for_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """One command's time, not two: a view that answers 503 must not hold its worker for longer."""
@@ -131,6 +132,7 @@ def test_a_view_cannot_be_skipped() -> None:
         view(RequestFactory().get("/"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrong", [{}, [], {"DATABASE": None}, {"DATABASE": "mongo", "LEESE": 5}])
 def test_wrong_settings_are_left_to_the_checks(settings: Settings, wrong: Any) -> None:
     """``check`` and ``migrate`` ask the router first: it must not hide their answer behind a traceback."""

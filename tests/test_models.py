@@ -322,6 +322,7 @@ class TestDamage:
             "bad": State.DAMAGED,
         }
 
+    @pytest.mark.long
     def test_huge(self, locks: Locks) -> None:
         """Of thousands of entries only a few are sent."""
         locks.add(

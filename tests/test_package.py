@@ -51,6 +51,7 @@ def test_wheel_is_the_app(packages: Packages) -> None:
     assert {".py", ".typed", ".html", ".css"} <= kinds
 
 
+@pytest.mark.long
 def test_translations_are_compiled(packages: Packages) -> None:
     """Whoever installs has no msgfmt: each .po has its .mo, which is not older."""
     sources = {name for name in files_below("django_mongolock") if name.endswith(".po")}

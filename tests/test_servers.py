@@ -78,6 +78,7 @@ def test_parameters_and_compressors_reach_the_server() -> None:
     assert options["net"]["compression"]["compressors"] == "snappy,zstd"
 
 
+@pytest.mark.long
 def test_closing_ends_the_process_and_removes_the_directory() -> None:
     """Nothing is left of a server after its block, process, watcher and files included."""
     with Mongod() as server:

@@ -416,6 +416,7 @@ class TestLose:
 class TestTime:
     """The clock moves at a word."""
 
+    @pytest.mark.long
     def test_the_living_renew(self, mongolock: MemoryLocks) -> None:
         with mongo_lock("a") as mine, mongolock.hold("b") as theirs:
             mongolock.advance(3_600)

@@ -84,6 +84,7 @@ class TestForm:
         form.save()
         assert (again(thing).title, again(thing).version) == ("b", 2)
 
+    @pytest.mark.long
     def test_a_new_object(self, db: str) -> None:
         """There is nothing to conflict with."""
         form = ThingForm({"title": "new", "count": "3", "version_read": ""})

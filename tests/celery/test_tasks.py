@@ -94,6 +94,7 @@ class TestWorker:
         assert parent["session"] not in {session for _, session in pairs}
         assert holders(parents_key)[0]["token"] == parent["token"]
 
+    @pytest.mark.long
     def test_skip(self, name: str) -> None:
         """A skipped task succeeds with a false result, which a JSON result backend can store."""
         with held_elsewhere(f"busy:{name}"):

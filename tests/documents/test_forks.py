@@ -34,6 +34,7 @@ def call(request: pytest.FixtureRequest) -> Call:
 class TestHeld:
     """A document that is held when its process forks."""
 
+    @pytest.mark.long
     @pytest.mark.parametrize("error", [None, RuntimeError("in the child")], ids=["well", "with an error"])
     def test_the_child_leaves_the_block(self, ground: Ground, call: Call, error: Exception | None) -> None:
         """F63: however it leaves, the document stays the parent's, who then ends its work, changes and all."""
@@ -64,6 +65,7 @@ class TestHeld:
         call(held, "finish", "exported", {"price": 9})
         assert ground.read(held.id, "state", "price", "version") == ("exported", 9, 4)
 
+    @pytest.mark.long
     def test_the_child_fails(self, ground: Ground, call: Call) -> None:
         """F63: it was not its own, so nothing has failed."""
         held = ground.lock.acquire((ground.add(1), 1), "exporting")
@@ -123,6 +125,7 @@ class TestAskedFor:
             block.acquire()
         assert ground.raw(id_) == before
 
+    @pytest.mark.long
     def test_the_child_cancels_the_coroutine(self, plain: Ground) -> None:
         """F63: whoever asks in the parent gets what was granted, though nobody in the child wants it any more."""
         id_ = plain.add(1)
@@ -161,6 +164,7 @@ class TestAskedFor:
         sender.run(send(sent.append))
         assert sent
 
+    @pytest.mark.long
     def test_in_the_background(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
         """F63: each process lets go of what it never knew to have, in a thread of its own, and of nothing else."""
         mine, childs = plain.add(1), plain.add(1)
@@ -191,6 +195,7 @@ class TestClones:
         """No process can be told from another."""
         monkeypatch.setattr(Sender, "forked", False, raising=False)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("name", ["fail", "finish", "update", "renew"])
     def test_the_copy_was_quicker(self, plain: Ground, call: Call, name: str) -> None:
         """F63: what it wrote is not taken for one's own: whoever comes second is told, and writes nothing."""
@@ -203,6 +208,7 @@ class TestClones:
         assert plain.raw(held.id) == before
 
 
+@pytest.mark.long
 def test_names_have_the_process_in_them(plain: Ground) -> None:
     """F63: the id of what the lock did last says which process did it, and is another one each time."""
     held = plain.lock.acquire((plain.add(1), 1), "exporting")

@@ -52,6 +52,7 @@ class TestMethods:
     def held(self, ground: Ground, call: Callable[..., Any]) -> Any:
         return call(ground.lock, "acquire", (ground.add(1), 1), "withdrawing", owner="me")
 
+    @pytest.mark.long
     def test_finish(self, ground: Ground, call: Callable[..., Any], held: Any) -> None:
         """Final state, nobody holds it; the version stays, since nothing else changed."""
         call(held, "finish", "withdrawn")
@@ -69,6 +70,7 @@ class TestMethods:
         assert ground.read(held.id, "state", "version", "price") == ("withdrawn", 3, 9)
         assert held.version == 3
 
+    @pytest.mark.long
     def test_fail(self, ground: Ground, call: Callable[..., Any], held: Any) -> None:
         """The failed state of this very work."""
         assert call(held, "fail")
@@ -158,6 +160,7 @@ class TestBlock:
         else:
             call(hold, "__exit__", None, None, None)
 
+    @pytest.mark.long
     def test_success(self, ground: Ground, call: Callable[..., Any]) -> None:
         """It ends in the final state that was named."""
         id_ = ground.add(1)
@@ -226,6 +229,7 @@ class TestBlock:
         assert ground.read(first, "holder", "state") == ("other", "exporting")
         assert ground.read(second, "holder", "state") == ("other", "exporting")
 
+    @pytest.mark.long
     def test_nothing_to_choose(self, make: Callable[..., Ground]) -> None:
         """With one pending and one final state neither need be named."""
         ground = make(pending={"exporting": "failed"}, final=["exported"])
@@ -317,6 +321,7 @@ class TestBatch:
         call(batch, "__exit__", None, None, None)
         assert [ground.read(id_, "state", "holder") for id_ in (good, also)] == [("exported", None)] * 2
 
+    @pytest.mark.long
     def test_each_by_itself(self, ground: Ground) -> None:
         """One that fails does not fail the others; what is left when the batch's block fails, fails."""
         ids = [ground.add(1) for _ in range(4)]

@@ -147,6 +147,7 @@ class TestForceRelease:
             held.finish("exported")
         assert ground.lock.owned_by("dead flow").force_release() == 0
 
+    @pytest.mark.long
     def test_only_as_shown(self, ground: Ground) -> None:
         """A document that has another holder by now, is finished, or is damaged, is left as it is."""
         changed, finished, damaged, same = (stuck(ground, 5) for _ in range(4))
@@ -211,6 +212,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 class TestListLocks:
     """list_locks lists documents after the named locks."""
 
+    @pytest.mark.long
     def test_table(self, plain: Ground, locks: Locks) -> None:
         """Held ones by default; all or the stale if asked for; none for a pattern of keys or for waiters."""
         held, stale, damaged = stuck(plain, 5, holder="flow\x1b[2J"), stuck(plain), stuck(plain, version="x")
@@ -223,6 +225,7 @@ class TestListLocks:
         assert all(each in text for each in (held, stale, damaged, "is str, not a whole number"))
         assert all("Documents" not in run("list_locks", *more) for more in (["--key", "*"], ["--waiting"]))
 
+    @pytest.mark.long
     def test_chosen(self, plain: Ground, locks: Locks) -> None:
         """One document lock, one owner, so many."""
         found = [stuck(plain, 9 - number, holder="me") for number in range(3)]
@@ -262,6 +265,7 @@ class TestListLocks:
 class TestReleaseLock:
     """release_lock takes documents, too."""
 
+    @pytest.mark.long
     @pytest.mark.parametrize("answer", ["y", "n"])
     def test_one(self, ground: Ground, locks: Locks, terminal: list[str], answer: str) -> None:
         """After a question that shows the holder."""
@@ -277,6 +281,7 @@ class TestReleaseLock:
         assert terminal == ["Take these from their holder? [y/N] "]
         assert ground.read(id_, "state") == ("failed" if answer == "y" else "exporting")
 
+    @pytest.mark.long
     @pytest.mark.parametrize("id_", [5, -5, "5", ObjectId(), "x y"])
     def test_ids(self, plain: Ground, locks: Locks, id_: object) -> None:
         """An id is written as it is listed, whatever its type; if that could mean two documents, both stay."""
@@ -284,6 +289,7 @@ class TestReleaseLock:
         run("release_lock", "--document-lock", "test", "--no-input", "--", str(id_))
         assert plain.read(id_, "state") == "failed"
 
+    @pytest.mark.long
     def test_ambiguous(self, plain: Ground, locks: Locks) -> None:
         """See above."""
         held = {"lockedBy": "dead", "exportStatus": "exporting", "documentVersion": 1}
@@ -378,6 +384,7 @@ class TestAdmin:
         assert "There is no such document lock." in client.get(f"{ADDRESS}?lock=nothing").content.decode()
         assert "Force the release" not in page
 
+    @pytest.mark.long
     def test_links(self, make: Callable[..., Ground]) -> None:
         """A document leads to its own page in the admin, for those who may see it."""
         id_ = stuck(make("model"), 5)
@@ -385,6 +392,7 @@ class TestAdmin:
         assert address in browser("view_lock", "view_ad").get(ADDRESS).content.decode()
         assert address not in browser("view_lock").get(ADDRESS).content.decode()
 
+    @pytest.mark.long
     def test_many(self, plain: Ground) -> None:
         """So many of each lock, and more of them if one lock is shown."""
         for number in range(25):
@@ -395,6 +403,7 @@ class TestAdmin:
         assert page.count('data-label="document"') == 25
         assert "… and more" not in page
 
+    @pytest.mark.long
     def test_force(self, make: Callable[..., Ground]) -> None:
         """The question shows what will happen and wants a reason; then only what was shown is taken, and logged."""
         ground = make("model")
@@ -490,6 +499,7 @@ class TestDashboard:
         assert "1 document of “test” is stale: the flow that held it has died or hangs." in page
         assert f'href="{ADDRESS}?state=stale&amp;lock=test"' in page
 
+    @pytest.mark.long
     def test_away(self, plain: Ground, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
         """A document lock that cannot be read is a problem, and hides nothing else."""
 

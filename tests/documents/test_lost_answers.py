@@ -197,6 +197,7 @@ class TestLateCommands:
 class TestServer:
     """The same with a server that really does it."""
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         "failure",
         [
@@ -223,6 +224,7 @@ class TestServer:
         assert "secret" not in str(caught.value.__cause__)
         assert plain.read(id_, "version") == 1
 
+    @pytest.mark.long
     def test_held_up(self, make: Callable[..., Ground], failpoint: Failpoint) -> None:
         """A server that is too slow is waited for twice, each time for `timeout`; and nothing is held afterwards."""
         ground = make(timeout=0.3)
@@ -258,6 +260,7 @@ def _settles(ground: Ground, id_: Any) -> bool:
 class TestInterrupted:
     """Cancelled or struck by a signal while the command is under way: released in the background."""
 
+    @pytest.mark.long
     def test_cancelled(self, plain: Ground, failpoint: Failpoint) -> None:
         """A coroutine that is cancelled holds nothing, although its command goes on."""
         id_ = plain.add(1)

@@ -74,6 +74,7 @@ def test_they_exclude_each_other(clones: Clones, face: Face) -> None:
     assert face.release(theirs)
 
 
+@pytest.mark.long
 def test_they_wait_behind_each_other(clones: Clones, other: LockMaker, in_thread: InThread, entries: Entries) -> None:
     """F79, P1, P5: two clones that wait for a third have a place each, and get it one after the other."""
     holder, waiters = other(terms=CALM).acquire(), []

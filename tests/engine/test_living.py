@@ -70,7 +70,7 @@ def test_a_thread_that_ends_with_a_lock_loses_it(
     assert eventually(lambda: entries() == [])
     assert not kept[0].held
     assert not kept[0].release()
-    assert "its thread has ended" in caplog.text
+    assert "its thread or event loop has ended" in caplog.text
     assert "test_living.py" in caplog.text
     assert eventually(lambda: not session.registry.grants)
 

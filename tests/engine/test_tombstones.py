@@ -49,6 +49,7 @@ def tombstones(document: Document) -> list[str]:
     return [tombstone["grant"] for tombstone in document["tombstones"]]
 
 
+@pytest.mark.long
 def test_their_number_is_bounded(twin: tuple[Store, Stored]) -> None:
     """F77: after thousands of given-up commands on one key, and it grows no more after more of them."""
     store, read = twin
