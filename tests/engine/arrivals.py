@@ -16,8 +16,8 @@ from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
+from tests.support import DATABASE
 
-DATABASE = "mongolock_tests"
 TERMS = Terms(lease=60, margin=1, waiter_lease=60)
 #: For how many seconds each keeps the lock.
 HOLD = 0.01

@@ -15,8 +15,8 @@ from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
+from tests.support import DATABASE
 
-DATABASE = "mongolock_tests"
 KEYS = 20
 
 

@@ -27,8 +27,8 @@ from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockError
+from tests.support import DATABASE
 
-DATABASE = "mongolock_tests"
 #: How long a run may take without saying anything, per cycle and at least, in seconds: then it hangs.
 PATIENCE, LEAST_PATIENCE = 0.05, 30.0
 
