@@ -34,9 +34,8 @@ from .decorator.contention import (
     resolve,
 )
 from .decorator.mongo_locked import decorate
-from .documents.sender import Sender
-from .documents.steps import send
 from .engine import runner
+from .engine.courier import Courier, send
 from .engine.kept_results import MemoryResults, MongoResults, Results
 from .engine.lock import MongoLock
 from .engine.logs import WARNING, log
@@ -325,11 +324,12 @@ class IdempotentCall(LockedCall):
         store = self._store()
         return command(store) if isinstance(store, MemoryResults) else await store.arun(_command(command))
 
-    def _store(self) -> MemoryResults | Sender:
-        store = get_backend(self.options["using"]).session().store
-        if isinstance(store, MemoryStore):
-            return MemoryResults(store)
-        return Sender(mongo_store(self.options["using"]).results, get_settings().COMMAND_TIMEOUT, RIGHTS)
+    def _store(self) -> MemoryResults | Courier:
+        session = get_backend(self.options["using"]).session()
+        if isinstance(session.store, MemoryStore):
+            return MemoryResults(session.store)
+        collection = mongo_store(self.options["using"]).results
+        return Courier(collection, get_settings().COMMAND_TIMEOUT, session.threads, RIGHTS)
 
     # Results
 

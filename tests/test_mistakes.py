@@ -42,7 +42,7 @@ from django_mongolock import (
     mongo_semaphore,
     once_per,
 )
-from django_mongolock.admin import DocumentLockAdminMixin
+from django_mongolock.documents.admin import DocumentLockAdminMixin
 from django_mongolock.backends.base import close_backends, mongo_store
 from django_mongolock.checks import check_settings, check_shared_locks
 from django_mongolock.conf import get_settings
@@ -59,7 +59,7 @@ from django_mongolock.router import MongoLockRouter
 from django_mongolock.rows import locked
 from django_mongolock.testing import MemoryLocks
 from django_mongolock.versions import aversioned_update, retry_on_conflict, retrying_on_conflict, versioned_update
-from django_mongolock.versions.version_admin import VersionedAdmin
+from django_mongolock.versions.admin import VersionedAdmin
 from testproject.rates.models import Rate
 from testproject.shop.models import Ad, Order
 from tests.support.lock_documents import Locks

@@ -12,7 +12,7 @@ from django.core.checks import ERROR, CheckMessage
 
 from ..conf import MEMORY, LockSettings, get_settings, raw_settings
 from ..inspection.server_facts import ServerFacts
-from .opt_in import check_document_places, check_documents
+from .opt_in import check_kinds
 from .project import project_rules
 from .server import facts_of, server_rules
 
@@ -74,7 +74,6 @@ def diagnose() -> Iterator[Line]:
     found = {name: list(messages) for name, messages in project_rules().items()}
     right = {name for name, messages in found.items() if not any(message.is_serious() for message in messages)}
     facts = _project_facts(right)
-    found["router"] += check_document_places(app_configs=None)
     for name, messages in found.items():
         yield Line.of(name, messages, facts.get(name))
     if right < found.keys():
@@ -104,7 +103,7 @@ def _server_lines(alias: str) -> Iterator[Line]:
     for name, messages in server_rules(replace(facts, new=False), alias).items():
         found = list(messages)
         if name == "collections" and not facts.problem:
-            found += check_documents(app_configs=None, databases=[alias])
+            found += check_kinds(app_configs=None, databases=[alias])
         yield Line.of(name, found, known.get(name))
 
 

@@ -14,7 +14,7 @@ from django.test import Client, RequestFactory
 from pytest_django import Settings
 
 from django_mongolock import checks
-from django_mongolock.admin import EditLockMixin
+from django_mongolock.editing.admin import EditLockMixin
 from django_mongolock.editing import Editing
 from testproject.shop.models import Order
 from tests.editing.conftest import set_locks

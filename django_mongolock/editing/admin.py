@@ -21,13 +21,15 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..versions.admin import SealedPages
 from ..versions.forms import Fields, keep_what_no_page_shows
-from ..versions.version_admin import SealedPages
 from . import texts
 from .form_state import Shown, without_gone
-from .listing import EDITOR, note_editors
+from .listing import EDITOR, EditedFilter, note_editors
 from .page import Editing, gone
 from .page_request import ACTION, SEAL
+
+__all__ = ["EditLockMixin", "EditedFilter"]
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
