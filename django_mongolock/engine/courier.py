@@ -116,12 +116,14 @@ class Courier:
 
     def run(self, steps: Steps[T]) -> T:
         """Run *steps*, blocking. In the main thread another one sends the commands: see `engine.session.session`."""
+        self._refuse_child()
         in_main_thread = threading.current_thread() is threading.main_thread()
         send = self._send_elsewhere if in_main_thread else self.send
         return runner.run(steps, lambda step: time.sleep(step.seconds) if isinstance(step, Pause) else send(step))
 
     async def arun(self, steps: Steps[T]) -> T:
         """See run()."""
+        self._refuse_child()
         return await runner.arun(
             steps, lambda step: asyncio.sleep(step.seconds) if isinstance(step, Pause) else self._asend(step)
         )
@@ -134,11 +136,14 @@ class Courier:
 
     def send(self, command: Command, left: float = math.inf) -> Any:
         """Send one command. left: at most so many seconds."""
-        if self.forked:
-            raise LockMisused("another process started this: a forked child cannot continue it")
+        self._refuse_child()
         needs = f"{self._rights} on the collection {self._collection.full_name}"
         with bounded(min(left, self._timeout), self._collection.database.client, needs):
             return command(self._collection)
+
+    def _refuse_child(self) -> None:
+        if self.forked:
+            raise LockMisused("another process started this: a forked child cannot continue it")
 
     def _send_elsewhere(self, command: Command) -> Any:
         return self._threads.call(functools.partial(self.send, command), self._timeout)

@@ -1,6 +1,6 @@
 """Models with document locks, in a registry of their own, so that no migration and no other test sees them."""
 
-# ruff: noqa: DJ001, DJ008 - they are never shown, and documents have nulls
+# ruff: noqa: DJ008 - they are never shown, and documents have nulls
 
 from __future__ import annotations
 

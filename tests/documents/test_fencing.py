@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from bson import Int64, ObjectId
+from django_mongolock.documents.sender import Sender
 from pymongo.collection import Collection
 
 from django_mongolock import DocumentDamaged, StaleToken, afenced_update, fenced_update, mongo_lock
-from django_mongolock.documents.sender import Sender
 from django_mongolock.fencing import _writer
 from testproject.shop.models import Ad
 from tests.documents.conftest import Document

@@ -279,7 +279,12 @@ class TestBatch:
 
     def test_each_by_itself(self, ground: Ground, call: Call) -> None:
         """One that is refused has its error, one that fails does not fail the others, the rest is ended in the end."""
-        ids = [ground.add(1), ground.add(2), ground.add(1, holder="other", state="exporting"), *map(ground.add, [1] * 3)]
+        ids = [
+            ground.add(1),
+            ground.add(2),
+            ground.add(1, holder="other", state="exporting"),
+            *map(ground.add, [1] * 3),
+        ]
         batch = call(ground.lock, "acquire_many", [(id_, 1) for id_ in ids], "withdrawing", final="withdrawn")
         assert [type(batch.refused[id_]) for id_ in ids[1:3]] == [DocumentChanged, DocumentHeld]
         assert len(batch) == 4

@@ -151,7 +151,9 @@ class TestSaving:
     def test_up_to_date(self, adverts: Ground) -> None:
         """What was read while a flow is at work saves the rest: the flow's end is refused, and done again."""
         ad, held = self.outdated(adverts)
-        for number, save in enumerate((lambda one: one.save(), lambda one: rows().bulk_update([one], ["price", "state"]))):
+        for number, save in enumerate(
+            (lambda one: one.save(), lambda one: rows().bulk_update([one], ["price", "state"]))
+        ):
             ad = rows().get(pk=held.id)
             ad.price, ad.state, ad.holder, ad.time = 7 + number, "new", None, None
             save(ad)
@@ -260,5 +262,3 @@ def test_no_other_state_is_lost(plain: Ground) -> None:
 def test_documents_of_the_project_are_as_declared() -> None:
     """The demo's own model has no pending migration."""
     call_command("makemigrations", "shop", check=True, dry_run=True, verbosity=0)
-
-
