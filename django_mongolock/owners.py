@@ -75,9 +75,9 @@ def keep_session(request: HttpRequest) -> float:
 def session_owner(request: HttpRequest) -> str:
     """The owner that stands for the session of *request*, for ``mongo_lock(..., owner=session_owner(request))``.
 
-    It is made of the session's key and the project's secret, so all requests of a session have the same one, and it does
-    not reveal the key. A login keeps it. What it holds in MONGOLOCK["DATABASE"] is released when the session ends: on
-    logout, or when it is flushed. Its claims also end when its user gets another password, or is deactivated. Raises
+    It is made of the session's key and the project's secret, so all requests of a session have the same one, and it
+    does not reveal the key. A login keeps it. What it holds in MONGOLOCK["DATABASE"] is released when the session ends:
+    on logout, or when it is flushed. Its claims also end when its user gets another password, or is deactivated. Raises
     TypeError without a session.
     """
     session = _session(request)
@@ -168,4 +168,4 @@ def watch_sessions() -> None:
     user_logged_out.connect(_release_on_logout, dispatch_uid="django_mongolock.logout")
     post_save.connect(_release_of_user, sender=settings.AUTH_USER_MODEL, dispatch_uid="django_mongolock.user")
     if not hasattr(SessionBase.clear, "__wrapped__"):
-        SessionBase.clear = _releasing(SessionBase.clear)  # type: ignore[method-assign]
+        SessionBase.clear = _releasing(SessionBase.clear)  # type: ignore[assignment,method-assign]

@@ -24,12 +24,12 @@ from redis.exceptions import LockNotOwnedError
 from django_mongolock import (
     SKIPPED,
     DocumentHeld,
-    DocumentLock,
     LockNotAcquired,
     LockReentry,
     VersionConflict,
     mongo_lock,
 )
+from django_mongolock.documents import DocumentLock
 from django_mongolock.documents.document_lock import undeclare
 from testproject.mongo import database
 from testproject.rates.models import Rate

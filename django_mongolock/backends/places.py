@@ -11,13 +11,13 @@ import bson
 from bson.codec_options import CodecOptions
 from bson.datetime_ms import DatetimeMS
 from bson.errors import BSONError
-from django.core.exceptions import FieldDoesNotExist, ValidationError
+from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured, ValidationError
 from django.db import connections, router
 from django.db.models import Field, Model
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.collection import Collection
 
-from ..conf import get_settings
+from ..conf import LockSettings, get_settings
 from ..engine.courier import Courier
 from ..engine.field_paths import Document, get_path, set_path
 from ..engine.mongo_store import MongoStore
@@ -70,8 +70,12 @@ class Source:
 
     def courier(self) -> Courier:
         """Return what sends commands to the collection."""
-        session = get_backend(self.alias).session()
-        return Courier(self.collection(), get_settings().COMMAND_TIMEOUT, session.threads)
+        try:
+            timeout = get_settings().COMMAND_TIMEOUT
+        except ImproperlyConfigured:  # a program without Django's settings
+            timeout = LockSettings.__dataclass_fields__["COMMAND_TIMEOUT"].default
+        threads = None if self.alias is None else get_backend(self.alias).session().threads
+        return Courier(self.collection(), timeout, threads)
 
     def collection(self) -> Collection[Document]:
         """Return the collection, in a client that may be used from any thread."""

@@ -4,6 +4,6 @@ from .batch import Batch
 from .document_lock import DocumentLock, declared
 from .held_document import HeldDocument
 from .hold import Hold
-from .snapshot import DocumentSnapshot
+from .snapshot import DocumentSnapshot, Swept
 
-__all__ = ["Batch", "DocumentLock", "DocumentSnapshot", "HeldDocument", "Hold", "declared"]
+__all__ = ["Batch", "DocumentLock", "DocumentSnapshot", "HeldDocument", "Hold", "Swept", "declared"]

@@ -36,6 +36,8 @@ Command = Callable[[Collection[Document]], Any]
 
 #: How often a command is sent whose outcome is unknown, besides what the driver does by itself.
 SENDS: Final = 2
+#: Threads that send commands where there is no session.
+SENDING_THREADS: Final = 8
 #: Threads that send commands in the background. If so many are stuck, they delay others by `timeout` at most.
 TRYING_THREADS: Final = 16
 #: Seconds before each try in the background. A command that the network held up may arrive after the first ones; the
@@ -92,7 +94,7 @@ def as_a_lock_must(collection: Collection[Document]) -> Collection[Document]:
 class Courier:
     """Runs steps on one collection, each command bound to *timeout* seconds.
 
-    threads: those of the session, for coroutines and for the main thread. What is acquired through it belongs to the
+    threads: those of the session, for coroutines and for the main thread; without, some of its own. What is acquired through it belongs to the
     process that made it. In a child that this process forks, it sends nothing, neither at once nor in the background.
     """
 
@@ -100,11 +102,11 @@ class Courier:
         self,
         collection: Collection[Document],
         timeout: float,
-        threads: WorkerThreads,
+        threads: WorkerThreads | None = None,
         rights: str = "find and update",
     ) -> None:
         self._collection = as_a_lock_must(collection)
-        self._threads = threads
+        self._threads = threads or _threads.current()
         self._rights = rights
         self._timeout = timeout
         self._pid = os.getpid()
@@ -233,6 +235,7 @@ class Background:
                 self._untried.pop()
 
 
+_threads = PerProcess(lambda: WorkerThreads(SENDING_THREADS))
 _background = PerProcess(Background)
 
 

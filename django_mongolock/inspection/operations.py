@@ -220,8 +220,9 @@ def release_owner(
 ) -> list[str]:
     """Take every lock, or only *key*, from the holders with this *owner*; return the keys of the locks taken.
 
-    field: where that stands, if it is another fact about the holder. gone: only from holders whose process has certainly ended, and from tasks in a queue. claims: only claims. Other
-    holders, waiters and damaged documents stay as they are. Raises LockBackendFailed.
+    field: where that stands, if it is another fact about the holder. gone: only from holders whose process has
+    certainly ended, and from tasks in a queue. claims: only claims. Other holders, waiters and damaged documents stay
+    as they are. Raises LockBackendFailed.
     """
     found = find_held(store, field, owner, {"_id": {"$eq": key}} if key else {}, timeout)
     meant = _is_gone if gone else _is_claim if claims else bool

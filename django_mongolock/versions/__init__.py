@@ -44,7 +44,9 @@ _PLACES: Final = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_PLACES[name]}", __name__), name)
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _PLACES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f".{_PLACES[name]}", __name__), name)

@@ -53,8 +53,8 @@ class TestGranted:
             {"holder": None, "state": "exporting"},
             {"holder": "other", "state": "exported"},
             {"holder": "other", "state": "withdraw_failed"},
-            {"holder": "other", "state": "exporting", "time": datetime(2020, 1, 1)},
-            {"holder": "other", "state": "new", "time": datetime(2020, 1, 1)},
+            {"holder": "other", "state": "exporting", "time": datetime(2020, 1, 1, tzinfo=UTC)},
+            {"holder": "other", "state": "new", "time": datetime(2020, 1, 1, tzinfo=UTC)},
             {"holder": "other", "state": "new"},
         ],
         ids=str,
@@ -199,7 +199,7 @@ class TestRefused:
     def test_freed_in_the_moment_of_looking(self, plain: Ground, strike: Any) -> None:
         """Whoever is refused, and finds the document free then, asks again."""
         id_ = plain.add(7, holder="other", state="exporting")
-        strike(plain, before=lambda number: number == 2 and plain.change(id_, holder=None))
+        strike(plain, before=lambda number: plain.change(id_, holder=None) if number == 2 else None)
         assert plain.lock.acquire((id_, 7), "exporting").version == 8
 
     @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ class TestOwners:
         ],
     )
     @pytest.mark.parametrize("many", [False, True])
-    def test_resuming(
+    def test_resuming(  # noqa: PLR0917
         self, ground: Ground, dead: str, owner: str, process: str, age: float, granted: bool, many: bool
     ) -> None:
         """By the process that the token names, and by the time."""
@@ -271,7 +271,8 @@ class TestWaiting:
     def test_freed(self, ground: Ground, call: Any, strike: Any) -> None:
         """It is read again, and the work is chosen for what it is then."""
         id_ = ground.add(1, holder="other", state="exporting", opted_in=True)
-        strike(ground, before=lambda number: number == 4 and ground.change(id_, holder=None, opted_in=False, version=5))
+        more = {"opted_in": False, "version": 5}
+        strike(ground, before=lambda number: ground.change(id_, holder=None, **more) if number == 4 else None)
 
         def choose(document: Any) -> str:
             opted_in = document["opted_in"] if isinstance(document, dict) else document.opted_in

@@ -48,7 +48,7 @@ class TestMethods:
             ("fail", (), "withdraw_failed", 5),
         ],
     )
-    def test_ends(
+    def test_ends(  # noqa: PLR0917
         self, ground: Ground, call: Call, held: Any, name: str, arguments: tuple[Any, ...], state: str, price: int
     ) -> None:
         """The state that is meant, no holder, a new version; and nothing more can be done."""
@@ -189,7 +189,7 @@ class TestBlock:
         ("body", "options", "state", "error"),
         [
             (lambda _: None, {"final": "exported"}, "exported", None),
-            (lambda _: {}["mine"], {"final": "exported"}, "failed", KeyError),
+            (lambda _: dict[str, str]()["mine"], {"final": "exported"}, "failed", KeyError),
             (lambda held: held.finish("withdrawn"), {}, "withdrawn", None),
             (lambda held: held.fail(), {}, "failed", None),
             (lambda _: None, {}, "failed", TypeError),
@@ -197,7 +197,9 @@ class TestBlock:
             (lambda _: None, {"final": lambda _: "unheard of"}, "failed", ValueError),
         ],
     )
-    def test_end(self, ground: Ground, call: Call, body: Any, options: Any, state: str, error: Any) -> None:
+    def test_end(  # noqa: PLR0917
+        self, ground: Ground, call: Call, body: Any, options: Any, state: str, error: Any
+    ) -> None:
         """As the block said; failed after any error, which goes on."""
         id_ = ground.add(1)
         hold = ground.lock.hold((id_, 1), "exporting", **options)
@@ -227,7 +229,7 @@ class TestBlock:
         assert ground.read(id_, "state", "holder", "price") == ("failed", None, 1)
         with pytest.raises(DocumentLockLost), ground.lock.hold((id_, 10), "exporting", final="exported"):
             ground.change(id_, holder="other", token="another")
-        with pytest.raises(KeyError), ground.lock.hold((ground.add(1), 1), "exporting") as held:
+        with pytest.raises(KeyError), ground.lock.hold((ground.add(1), 1), "exporting") as held:  # noqa: PT012
             ground.change(held.id, holder="other", token="another")
             raise KeyError
         assert ground.read(held.id, "holder") == "other"
@@ -252,10 +254,10 @@ class TestBlock:
             lambda id_: ground.lock.acquire_many([(id_, 1)], "exporting"),
         ):
             id_ = ground.add(1)
-            with pytest.warns(ResourceWarning, match=place):
+            with pytest.warns(ResourceWarning, match=place):  # noqa: PT031
                 acquire(id_)
                 gc.collect()
-            assert eventually(lambda id_=id_: ground.read(id_, "state", "holder") == ("failed", None))
+            assert eventually(lambda: ground.read(id_, "state", "holder") == ("failed", None))
 
 
 class TestBatch:
@@ -296,7 +298,7 @@ class TestBatch:
         assert states == ["withdraw_failed", None, "exporting", "withdraw_failed", "withdrawn", "withdrawn"]
 
     @pytest.mark.parametrize(("error", "state"), [(None, "exported"), (KeyError(), "failed")], ids=["well", "failed"])
-    def test_few_commands(
+    def test_few_commands(  # noqa: PLR0917
         self, plain: Ground, call: Call, strike: Any, monkeypatch: pytest.MonkeyPatch, error: Any, state: str
     ) -> None:
         """F82, F84: one command for hundreds; here for 50."""

@@ -21,7 +21,7 @@ from django_mongolock import DocumentLockLost, LockBackendFailed
 from django_mongolock.checks import check_kinds
 from django_mongolock.documents import DocumentLock, declared, sweep
 from django_mongolock.documents.kind import DocumentKind
-from django_mongolock.inspection.kinds import Swept
+from django_mongolock.inspection.kinds import Choice, Swept
 from testproject.shop.models import Ad, ad_exports
 from tests.documents.conftest import FINAL, PENDING, USUAL, Document, Ground, new_ids
 from tests.documents.models import Advert
@@ -257,7 +257,7 @@ class TestForceRelease:
             held.finish("exported")
 
     def test_only_as_shown(self, ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A document that has another holder by now, has ended, or is damaged, stays; one that was renewed, does not."""
+        """A document that has another holder by now, has ended, or is damaged, stays; one that was renewed does not."""
         monkeypatch.setattr(sweep, "SWEEP_BATCH", 2)
         changed, finished, damaged, same, renewed = (stuck(ground, 5) for _ in range(5))
         shown = ground.lock.snapshots()
@@ -307,7 +307,7 @@ class TestChecks:
             plain.add(1, state=("new", "exported", "failed")[number % 3])
         stuck(plain), stuck(plain, state="new")
         for state in ("all", "stale"):
-            query = sweep.query(plain.lock.rules, sweep.Choice(state))
+            query = sweep.query(plain.lock.rules, Choice(state))
             explain = {"explain": {"find": plain.collection.name, "filter": query}, "verbosity": "executionStats"}
             stats = plain.collection.database.command(explain)["executionStats"]
             assert stats["totalDocsExamined"] <= 2
@@ -776,7 +776,7 @@ class TestForm:
     """The form of a model's own admin."""
 
     def test_read_only(self, shop: Ground) -> None:
-        """The lock's fields are shown, and not written; a save raises the version, so that work under way is refused."""
+        """The lock's fields are shown, not written; a save raises the version, so that work under way is refused."""
         held = shop.lock.acquire(Ad.objects.create(price=1, user_id="7", title="a bike", body="x"), "exporting")
         client = browser("view_ad", "change_ad")
         address = f"/admin/shop/ad/{held.id}/change/"

@@ -114,7 +114,12 @@ class TestLostAnswers:
     def test_a_version_of_another_is_not_mine(self, plain: Ground, strike: Call, raised: bool) -> None:
         """A writer without the lock raises the version by one just when an update is lost: it is not taken for done."""
         held = plain.lock.acquire((plain.add(1), 1), "exporting")
-        strike(plain, 1, lost=True, before=lambda number: number == 2 and raised and plain.change(held.id, version=3))
+        strike(
+            plain,
+            1,
+            lost=True,
+            before=lambda number: plain.change(held.id, version=3) if raised and number == 2 else None,
+        )
         if raised:
             with pytest.raises(DocumentChanged):
                 held.update(price=9)
@@ -127,7 +132,9 @@ class TestLostAnswers:
         """F85: it was written, then the next flow came: the error does not say that nothing was written."""
         held = ground.lock.acquire((ground.add(1), 1), "exporting")
         found: list[Any] = []
-        strike(ground, 1, before=lambda n: n == 2 and found.append(ground.lock.acquire((held.id, 3), "exporting")))
+        strike(
+            ground, 1, before=lambda n: found.append(ground.lock.acquire((held.id, 3), "exporting")) if n == 2 else None
+        )
         with pytest.raises(DocumentLockLost, match="may have been done") as caught:
             call(held, "finish", "exported", {"price": 9})
         assert caught.value.maybe_written
@@ -192,7 +199,7 @@ class TestEveryExit:
 
     @pytest.mark.parametrize("number", range(1, 6))
     @pytest.mark.parametrize("error", [LockBackendFailed("away"), KeyboardInterrupt()], ids=lambda e: type(e).__name__)
-    def test_acquire_many(
+    def test_acquire_many(  # noqa: PLR0917
         self, plain: Ground, call: Call, strike: Call, monkeypatch: Any, number: int, error: BaseException
     ) -> None:
         """At whichever command it ends, that of an earlier 500 or the reading of why others were refused."""

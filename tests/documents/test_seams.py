@@ -91,14 +91,20 @@ class TestTwoLocks:
         return DocumentLock(place, pending=PENDING, final=FINAL, stale_after=60, **given)
 
     @pytest.mark.parametrize(
-        "shared", [{"state": "exportStatus"}, {"holder": "lockedBy"}, {"version": "documentVersion"}, {"time": "lockedByToken"}, {"time": "lockTimestamp.x"}],
-        ids=str,
-    )  # fmt: skip
-    def test_refused(self, plain: Ground, shared: dict[str, str]) -> None:
+        ("role", "name"),
+        [
+            ("state", "exportStatus"),
+            ("holder", "lockedBy"),
+            ("version", "documentVersion"),
+            ("time", "lockedByToken"),
+            ("time", "lockTimestamp.x"),
+        ],
+    )
+    def test_refused(self, plain: Ground, role: str, name: str) -> None:
         """When declared; where the place is a function, at the first use."""
         with pytest.raises(ValueError, match="share"):
-            self.declare(plain.lock._source._place, **shared)
-        late = self.declare(lambda: plain.lock._source.collection(), **shared)
+            self.declare(plain.lock._source._place, **{role: name})
+        late = self.declare(plain.lock._source.collection, **{role: name})
         with pytest.raises(ValueError, match="share"):
             late.acquire(("x", 1), "exporting")
 
@@ -113,7 +119,7 @@ class TestTwoLocks:
 
     def test_of_a_model(self, adverts: Ground) -> None:
         """Also if one of them is declared on the collection of the model."""
-        late = self.declare(lambda: adverts.lock._source.collection(), holder="lockedBy")
+        late = self.declare(adverts.lock._source.collection, holder="lockedBy")
         adverts.lock.snapshots()
         with pytest.raises(ValueError, match="share"):
             late.acquire(("x", 1), "exporting")
@@ -190,7 +196,7 @@ class TestSaving:
 
     def test_lost_in_the_block(self, adverts: Ground) -> None:
         """What was taken away writes nothing."""
-        with pytest.raises(DocumentLockLost), adverts.lock.hold((adverts.add(1), 1), "exporting") as held:
+        with pytest.raises(DocumentLockLost), adverts.lock.hold((adverts.add(1), 1), "exporting") as held:  # noqa: PT012
             adverts.change(held.id, holder="other")
             held.instance.price = 9
             held.instance.save()
@@ -212,10 +218,10 @@ class TestDeferred:
         from django.db import models
 
         id_ = adverts.add(1)
-        plain = models.QuerySet(Advert).using("mongo").only("title").get()
+        plain: Any = models.QuerySet(Advert).using("mongo").only("title").get()
         adverts.change(id_, version=7)
         for many in (False, True):
-            with pytest.raises(ValueError, match=r"defer\(\)"):
+            with pytest.raises(ValueError, match=r"defer\(\)"):  # noqa: PT012
                 if many:
                     call(adverts.lock, "acquire_many", [plain], "exporting")
                 else:

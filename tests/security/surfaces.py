@@ -14,8 +14,8 @@ from django.test import Client
 import django_mongolock
 from django_mongolock.admin import LockAdmin, LockEventAdmin
 from django_mongolock.documents.admin import DocumentLockAdminMixin
-from django_mongolock.editing.admin import EditLockMixin
 from django_mongolock.editing import EditLockViewMixin
+from django_mongolock.editing.admin import EditLockMixin
 from django_mongolock.inspection.display import quote_key
 from django_mongolock.models import Lock, LockEvent
 from django_mongolock.versions.admin import VersionedAdmin

@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import ClassVar
 
 from django_mongolock import (
-    DocumentLock,
     LockedCommand,
     idempotent,
     mongo_lock,
@@ -15,6 +14,7 @@ from django_mongolock import (
     mongo_semaphore,
     once_per,
 )
+from django_mongolock.documents import DocumentLock
 from django_mongolock.locks import LockOptions
 from django_mongolock.rows import locked
 from django_mongolock.versions import retry_on_conflict
