@@ -1,5 +1,6 @@
 """Locks kept inside business documents. An app of its own: "django_mongolock.documents" in INSTALLED_APPS."""
 
+from . import checks as _checks  # noqa: F401 - they register themselves
 from .batch import Batch
 from .document_lock import DocumentLock, declared
 from .held_document import HeldDocument

@@ -11,7 +11,6 @@ class DocumentLocksConfig(AppConfig):
 
     def ready(self) -> None:
         from ..inspection.kinds import sources
-        from . import checks  # noqa: F401 - they register themselves
         from .kind import kinds
 
         if kinds not in sources:

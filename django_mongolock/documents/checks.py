@@ -11,13 +11,17 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ..backends.mongo import database_settings
 from ..checks.messages import error
+from ..conf import missing_app
 from .document_lock import declared
 
 
 @register()
 def check_document_places(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Check that the models of the declared document locks are in MongoDB, which a router decides late."""
-    return list(_check_document_places())
+    if not declared():
+        return []
+    missing = missing_app("django_mongolock.documents", f"The document lock {declared()[0].name!r}")
+    return [*missing, *_check_document_places()]
 
 
 def _check_document_places() -> Iterator[CheckMessage]:

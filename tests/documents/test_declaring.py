@@ -154,3 +154,19 @@ def test_another_backend(make: Callable[..., Ground], settings: Settings) -> Non
     with ground.lock.hold((ground.add(1), 1), "exporting", final="exported") as held:
         pass
     assert ground.read(held.id, "state") == "exported"
+
+
+def test_the_apps_that_are_missing(settings: Settings) -> None:
+    """E025: a document lock, a VersionField and an EditLockMixin each name their app."""
+    from django.contrib import admin
+
+    settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if not app.startswith("django_mongolock.")]
+    found = [
+        *check_document_places(app_configs=None),
+        *Ad._meta.get_field("document_version").check(),
+        *admin.site._registry[Ad].check(),
+    ]
+    named = [str(message.hint) for message in found if message.id == "mongolock.E025"]
+    assert named == [
+        f'Put "django_mongolock.{app}" into INSTALLED_APPS.' for app in ("documents", "versions", "editing")
+    ]
