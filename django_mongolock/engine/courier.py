@@ -94,8 +94,9 @@ def as_a_lock_must(collection: Collection[Document]) -> Collection[Document]:
 class Courier:
     """Runs steps on one collection, each command bound to *timeout* seconds.
 
-    threads: those of the session, for coroutines and for the main thread; without, some of its own. What is acquired through it belongs to the
-    process that made it. In a child that this process forks, it sends nothing, neither at once nor in the background.
+    threads: those of the session, for coroutines and for the main thread; without, some of its own. What is acquired
+    through it belongs to the process that made it. In a child that this process forks, it sends nothing, neither at
+    once nor in the background.
     """
 
     def __init__(

@@ -257,7 +257,7 @@ class TestBlock:
             with pytest.warns(ResourceWarning, match=place):  # noqa: PT031
                 acquire(id_)
                 gc.collect()
-            assert eventually(lambda: ground.read(id_, "state", "holder") == ("failed", None))
+            assert eventually(lambda id_=id_: ground.read(id_, "state", "holder") == ("failed", None))  # type: ignore[misc]
 
 
 class TestBatch:
