@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Run the project's commands on a machine that only has Python 3.11 or newer.
 
-    python3 dev.py test             all tests, with a MongoDB that it starts
+    python3 dev.py test             the short tests and the witnesses, with a MongoDB that it starts
+    python3 dev.py test --long      the tests that take longer
     python3 dev.py test -k fifo     further arguments go to the program, here pytest
     python3 dev.py test --with-system-packages
                                     installs Chromium, Redis and the like before, with apt-get
@@ -50,13 +51,21 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "test": Command("run the tests (pytest)", "tests", "test", [["pytest", "--numprocesses", "5"]]),
+    "test": Command(
+        "run the tests (pytest)", "tests", "test", [["pytest", "--numprocesses", str(os.cpu_count() or 1)]]
+    ),
+    "versions": Command(
+        "run what a new Django can break on the oldest and the newest (--write: the table of the docs)",
+        "versions",
+        "test",
+        [["tests.tested_versions"]],
+    ),
     "faults": Command("run locks under random faults, and check them", "faults", "test", [["verify.faults"]]),
     "platforms": Command(
         "try locks on web servers and task queues",
         "platforms",
         "platforms",
-        [["pytest", "-m", "long", "tests/platforms"]],
+        [["pytest", "-m", "program", "tests/platforms"]],
     ),
     "simulate": Command(
         "run the engine under virtual time, and check it (--help)",
@@ -234,6 +243,8 @@ def run(module: list[str]) -> int:
     # Ctrl-C reaches the child as well, and how to end is its decision. An exception here could lose its exit code.
     signal.signal(signal.SIGINT, lambda *_: None)
     environment = {**os.environ, "MONGOLOCK_LEFT_OUT": str(LEFT_OUT)}
+    # Without files of bytecode, each process of the tests compiles each of its modules again.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     process = subprocess.Popen([str(PYTHON), "-m", *module], cwd=ROOT, env=environment)
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     code = process.wait()

@@ -15,7 +15,8 @@ from tests.support.packages import packages
 
 __all__ = ["away", "commands", "connect", "locks", "mongolock", "packages"]
 
-DATABASE = "mongolock_tests"
+#: Of this process of the run.
+DATABASE = f"mongolock_tests{os.environ.get('PYTEST_XDIST_WORKER', '')}"
 
 
 @pytest.fixture(scope="session")
@@ -36,4 +37,5 @@ def collection(mongo: MongoClient[dict[str, Any]]) -> Iterator[Collection[dict[s
     """A collection that does not exist yet and has no name that another test uses; dropped afterwards."""
     collection = mongo[DATABASE][f"test_{uuid.uuid4().hex}"]
     yield collection
-    collection.drop()
+    for name in collection.database.list_collection_names(filter={"name": {"$regex": f"^{collection.name}"}}):
+        collection.database.drop_collection(name)

@@ -43,13 +43,16 @@ def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]:
-    """Put the URI of a server into MONGODB_URI, unless one is there; the server ends with the test run."""
+    """Put the URI of a server into MONGODB_URI, unless one is there; the server ends with the test run.
+
+    It is one for all processes of the run (pytest-xdist), which inherit the variable; each has its databases there.
+    """
     options = early_config.known_args_namespace
     if options.help or options.version:
         return (yield)
-    if options.with_system_packages and not is_worker():
-        parts.install()
-    if is_worker() or not options.numprocesses:
+    if not is_worker():
+        if options.with_system_packages:
+            parts.install()
         servers = contextlib.ExitStack()
         early_config.add_cleanup(servers.close)
         try:
@@ -60,5 +63,5 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]
 
 
 def is_worker() -> bool:
-    """Whether this is one of the processes (pytest-xdist) to which another hands out the tests; each has a server."""
+    """Whether this is one of the processes (pytest-xdist) to which another hands out the tests."""
     return "PYTEST_XDIST_WORKER" in os.environ

@@ -15,17 +15,19 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from django.contrib.admin import site
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.contrib.messages import get_messages
 from django.core.management.base import CommandError
-from django.test import Client
+from django.test import Client, RequestFactory
 from django.urls import NoReverseMatch, reverse
 from django.utils.timezone import localtime
 from pytest_django import Settings
 
 from django_mongolock import mongo_lock
 from django_mongolock.admin import listing
+from django_mongolock.admin.lock_admin import LockAdmin
 from django_mongolock.exceptions import printable
 from django_mongolock.inspection import queries
 from django_mongolock.inspection.display import quote_key
@@ -155,6 +157,21 @@ class TestList:
         free locks are listed, of which there may be a million."""
         assert rows(admin.get(LIST + query)) == keys
 
+    @pytest.mark.parametrize("column", ["since", "left", "waiting", "waited", "key_link"])
+    def test_an_order_is_a_field_or_an_expression(self, admin: Client, column: str) -> None:
+        """Each column sorts by what a queryset can be ordered by, in the order of the list: Django 6.1 tries (F141)."""
+        by = getattr(LockAdmin, column).admin_order_field
+        found = Lock.objects.held().order_by(by)
+        listed = rows(admin.get(f"{LIST}?o={LockAdmin.list_display.index(column) + 1}"))
+        assert [lock.key for lock in found] == listed
+
+    @pytest.mark.parametrize("state", ["", "held", "waited", "kept", "stale", "free", "all"])
+    def test_the_default_order_is_one_of_querysets(self, state: str) -> None:
+        """What the list is sorted by before a column is chosen is a field or an expression, for each state (F141)."""
+        request = RequestFactory().get(LIST, {"state": state})
+        order = LockAdmin(Lock, site).get_ordering(request)
+        assert {lock.key for lock in Lock.objects.order_by(*order)} == {"catalog", "order:5", "left:behind", "free:1"}
+
     def test_order_of_equals(self, admin: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
         """A lock with several holders is as old as its first one. What is equal is in the order of the keys, so that no
         page repeats another; and of more locks than are sorted, those are whose leases end first."""
@@ -264,6 +281,7 @@ class TestList:
         assert admin.post(RELEASE, {"lock": json.dumps(["order:5", [TOKEN + 1]])}).status_code == 400
         assert locks.read("order:5")["holders"]
 
+    @pytest.mark.long
     def test_pages(self, admin: Client, locks: Locks) -> None:
         """A hundred on a page; a page that does not exist leads back."""
         locks.held(*(f"many:{number:03d}" for number in range(130)), left=3_600)
@@ -392,6 +410,7 @@ class TestEmpty:
         assert "There are no such locks at the moment" in text_of(response)
         assert "?state=all" in response.content.decode()
 
+    @pytest.mark.long
     def test_nothing_found(self, locks: Locks, admin: Client) -> None:
         """A search in what is held offers to search all, and one in all offers to look inside of keys."""
         locks.free("x")
@@ -470,6 +489,7 @@ class TestPage:
         for key in HOSTILE_KEYS:
             assert not {".", ".."} & set(page_of(key).split("/"))
 
+    @pytest.mark.long
     def test_huge(self, locks: Locks, admin: Client) -> None:
         """Of a queue of thousands the page shows the first twenty; all of them have a page of their own."""
         locks.add("k", [entry(1)], [waiter(n) for n in range(3_000)])
@@ -686,6 +706,7 @@ class TestForceRelease:
         assert admin.post(RELEASE, {"lock": shown}).status_code == 400
         assert locks.read("k")["holders"]
 
+    @pytest.mark.long
     def test_all_of_thousands(self, locks: Locks, admin: Client) -> None:
         """ "Select all" is bounded: nobody reads a page of thousands."""
         locks.held(*(f"k{number:03d}" for number in range(150)))
@@ -804,6 +825,7 @@ class TestSpeed:
         locks.renew_indexes()
         locks.many(free=10_000, held=300)
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         "query",
         ["", "?p=2", "?state=waited", "?state=stale", "?state=free", "?state=all", "?q=held:00*", "?mode=shared"],
@@ -820,6 +842,7 @@ class TestSpeed:
                 )
                 assert "COLLSCAN" not in str(explained)
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         ("query", "most"),
         [
@@ -846,6 +869,7 @@ class TestSpeed:
                 assert explained["executionStats"]["totalDocsExamined"] <= max(most_documents, listing.CAP + 1)
         assert first["executionStats"]["totalDocsExamined"] <= most_documents
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         ("query", "most"), [("", 300), ("?o=-6", 300), ("?o=5", 101), ("?o=7&state=all", 101), ("?o=1&state=all", 101)]
     )
@@ -858,6 +882,7 @@ class TestSpeed:
         assert "COLLSCAN" not in str(explained["queryPlanner"]["winningPlan"])
         assert explained["executionStats"]["totalDocsExamined"] == most
 
+    @pytest.mark.long
     def test_counts_no_further_than_needed(
         self, admin: Client, commands: Commands, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -871,6 +896,7 @@ class TestSpeed:
         assert admin.get(f"{LIST}?state=all&p=3").status_code == 200
         assert admin.get(f"{LIST}?state=all&p=4").status_code == 302
 
+    @pytest.mark.long
     def test_clear_stale_locks(self, commands: Commands, locks: Locks) -> None:
         """The command finds what is stale by an index, and clears it in batches: it looks at nothing else."""
         locks.stale(*(f"stale:{number}" for number in range(50)))
@@ -888,11 +914,13 @@ class TestSpeed:
         assert explained["executionStats"]["totalDocsExamined"] <= 50 + 300
         assert explained["executionStats"]["totalKeysExamined"] <= 50 + 300 + 1
 
+    @pytest.mark.long
     def test_page_of_one(self, admin: Client, commands: Commands) -> None:
         """The page of one lock is one command."""
         admin.get(page_of("held:0000001"))
         assert commands.names() == ["aggregate"]
 
+    @pytest.mark.long
     def test_force_release(self, admin: Client, commands: Commands) -> None:
         """To force: one read for all, one update for each."""
         asked = select(admin, "force_release", "held:0000001", "held:0000002")
@@ -934,6 +962,7 @@ call_command("check")
 """
 
 
+@pytest.mark.long
 def test_projects_without_the_admin() -> None:
     """Nobody needs the admin to use locks, nor templates."""
     done = subprocess.run(

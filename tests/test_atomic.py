@@ -66,6 +66,7 @@ def take_over(lock: MongoLock) -> None:
 class TestAtomic:
     """The ORM on the alias is part of the transaction."""
 
+    @pytest.mark.long
     def test_commits(self) -> None:
         """What the ORM writes is there afterwards, and was not before; PyMongo is part of it with the session."""
         make_ad("first")
@@ -148,6 +149,7 @@ class TestAtomic:
                 thread_try(key)
         assert titles() == ["first", "second"]
 
+    @pytest.mark.long
     def test_other_database(self) -> None:
         """An alias that is not MongoDB has no transaction with the lock: the error names the cures."""
         with mongo_lock(new_key()) as lock:

@@ -131,7 +131,7 @@ def login(guarded: ReplicaSet, root: Any, connect: Connect, monkeypatch: pytest.
 
 
 def hand_over() -> bool:
-    """Let one thread wait for the lock of another; return whether it got it, by the change stream or by looking."""
+    """Let one thread wait for the lock of another; return whether it got it, by a bell or by looking."""
     got = threading.Event()
 
     def wait() -> None:
@@ -148,7 +148,7 @@ def hand_over() -> bool:
 
 
 @WITH_MONGO
-@pytest.mark.slow
+@pytest.mark.long
 class TestRights:
     """F14, F60: each right that is missing is named; everything else works."""
 
@@ -356,7 +356,7 @@ def encrypted(authority: Authority) -> Iterator[ReplicaSet]:
 
 
 @WITH_MONGO
-@pytest.mark.slow
+@pytest.mark.long
 class TestTLS:
     """The engine's client encrypts as the alias says, and believes no wrong certificate."""
 
@@ -365,10 +365,10 @@ class TestTLS:
         settings.MONGOLOCK = {**settings.MONGOLOCK, "COMMAND_TIMEOUT": 3}
 
     def test_right(self, encrypted: ReplicaSet, connect: Connect) -> None:
-        """Locks, waiting by the change stream, and the check work over TLS."""
+        """Locks, waiting for a bell, and the check work over TLS."""
         connect(encrypted.uri)
         assert hand_over()
-        assert get_backend().session().waits.stream.listening
+        assert get_backend().session().waits.listener.listening
         assert "E101" not in ask()
 
     def test_the_documented_settings(

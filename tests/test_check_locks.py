@@ -25,7 +25,7 @@ from tests.support.lock_fixtures import WITH_MONGO
 pytestmark = WITH_MONGO
 
 PROJECT = ["settings", "apps", "database", "router"]
-SERVER = ["server", "rights", "replica set", "change streams", "failover", "clock", "collections", "versions"]
+SERVER = ["server", "rights", "replica set", "bells", "failover", "clock", "collections", "versions"]
 
 
 def look() -> dict[str, dict[str, Any]]:
@@ -67,6 +67,7 @@ def test_all_in_order(locks: Locks) -> None:
     assert all(line.startswith("ok  ") for line in text.splitlines())
 
 
+@pytest.mark.long
 def test_no_server(away: None) -> None:
     """The server, its cure, no password; what could not be asked says so. Exit code 1."""
     assert states() == {"server": "error", **dict.fromkeys(SERVER[1:], "not asked")}
@@ -141,6 +142,7 @@ def test_locks_in_memory(mongolock: MemoryLocks) -> None:
     assert look()["database"]["fact"] == "in memory"
 
 
+@pytest.mark.long
 def test_a_replica_set(connect: Callable[..., None], locks: Locks) -> None:
     """Its name, its members, and how long a failover takes."""
     with ReplicaSet(members=2) as servers:

@@ -116,6 +116,7 @@ class TestClaim:
             assert not do(claim(key, owner="a"), "release")
             lock.ensure_held()
 
+    @pytest.mark.long
     def test_ends_with_its_lease(self, do: Do, key: str) -> None:
         """Without a renewal it is free soon after its lease; what it was is lost, and is not taken for held."""
         made = do(claim(key, owner="a", lease=0.3), "acquire")
@@ -295,6 +296,7 @@ class TestSession:
         assert claim(key, owner=again).renew().fencing_token == token
         assert again.session.modified  # it lives as long again as the claim may
 
+    @pytest.mark.long
     def test_expiry(self, key: str, locks: Locks, settings: Settings) -> None:
         """When the session expires it is free, however long its lease is; clearsessions finds nothing left to free."""
         settings.SESSION_COOKIE_AGE = 2

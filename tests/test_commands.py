@@ -85,6 +85,7 @@ class TestClear:
         assert [holder["grant"] for holder in after["holders"]] == ["secret-grant.2"]
         assert after["token"] > TOKEN + 50
 
+    @pytest.mark.long
     def test_killed_holder(self, locks: Locks) -> None:
         """A process that is killed leaves a lock that becomes stale by itself, is reported, and is cleared."""
         code = (
@@ -154,6 +155,7 @@ class TestClear:
         assert keys(clear()["stale"]) == [key]
         assert locks.read(key)["holders"] == []
 
+    @pytest.mark.long
     def test_batches(self, locks: Locks, commands: Commands) -> None:
         """Many are cleared batch by batch: one update each, which uses the index of keys."""
         locks.stale(*(f"k{number:03d}" for number in range(250)))
@@ -315,6 +317,7 @@ class TestAsking:
         assert run("clear_stale_locks")[0] == "There are no stale locks.\n"
         assert asked == []
 
+    @pytest.mark.long
     def test_terminal(self, locks: Locks) -> None:
         """On a real terminal, with a real answer."""
         locks.stale("k")
@@ -365,6 +368,7 @@ class TestOutput:
         _, err = run("clear_stale_locks", "--no-input", "--batch-size", "2", "-v", "2")
         assert err.splitlines() == ["2 found, 2 cleared", "3 found, 3 cleared"]
 
+    @pytest.mark.long
     def test_exit_codes(self, locks: Locks) -> None:
         """0, 1, 2 and 3, as the help says; errors go to stderr without a traceback or a password."""
         assert shell("clear_stale_locks", "--no-input").returncode == 0
@@ -390,6 +394,7 @@ class TestOutput:
             run(*arguments)
         assert "hunter2" not in f"{caught.value} {caught.value.__cause__}"
 
+    @pytest.mark.long
     def test_away_in_the_shell(self) -> None:
         """The same for a script, without a traceback, and soon."""
         start = time.monotonic()
@@ -490,6 +495,7 @@ class TestList:
         assert "\\u001b[31mred\\u202e" in out
         assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(out)
 
+    @pytest.mark.long
     def test_many(self, locks: Locks) -> None:
         """Thousands come in batches, in one cursor, and all of them."""
         locks.many(free=2_500, held=1)
@@ -521,6 +527,7 @@ class TestPatterns:
         """The end of a range is the first text after all that start with the prefix."""
         assert patterns.starting(prefix) == patterns.KeyMatch(prefix, end)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("pattern", ["*a" * 100 + "*b", "*a?" * 20 + "*b", "*aa?" * 10 + "*bb*a"])
     def test_not_slow(self, locks: Locks, pattern: str) -> None:
         """F56: keys on which a backtracking search takes 1.5 ms each, until the server gives it up, take some 10 us."""
@@ -529,6 +536,7 @@ class TestPatterns:
         assert locks.collection.count_documents(patterns.glob(pattern).query()) == 0
         assert time.monotonic() - start < 10
 
+    @pytest.mark.long
     def test_against_a_simple_judge(self, locks: Locks) -> None:
         """The server and a naive matcher agree on random patterns and keys of few letters."""
         names = ["".join(letters) for size in range(1, 5) for letters in itertools.product("ab\u00e9", repeat=size)]

@@ -16,16 +16,16 @@ from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS
 from pymongo import MongoClient
-from pymongo.errors import OperationFailure
 from pytest_django import Settings
 
 from django_mongolock import mongo_lock
-from django_mongolock.backends.base import close_backends, get_backend
+from django_mongolock.backends.base import close_backends, get_backend, mongo_store
 from django_mongolock.conf import LockSettings, get_settings
 from django_mongolock.engine.document import Terms
 from django_mongolock.management.migrate import make_indexes_after_migrate
 from django_mongolock.models import Lock
 from django_mongolock.router import MongoLockRouter
+from tests.support.failpoints import failpoint
 from tests.support.looking import new_key
 
 INDEXES = {"_id_", "mongolock_expires_at", "mongolock_purge_at", "mongolock_contended"}
@@ -139,12 +139,12 @@ class TestMigrate:
 
     def test_no_right_to_index(self, mongo: MongoClient[dict[str, Any]], caplog: pytest.LogCaptureFixture) -> None:
         """F60: a user who may not create indexes gets a warning; the deployment goes on."""
-        failing = {"failCommands": ["createIndexes"], "errorCode": 13, "appName": "django_mongolock"}
-        try:
-            mongo.admin.command("configureFailPoint", "failCommand", mode={"times": 1}, data=failing)
-        except OperationFailure as error:
-            pytest.skip(f"this server has no fail points: {error.code}")
-        with caplog.at_level(logging.WARNING, "django_mongolock"):
+        locks = mongo_store().collection.full_name
+        failing = {"failCommands": ["createIndexes"], "errorCode": 13, "namespace": locks}
+        with (
+            failpoint(mongo, "failCommand", failing, {"times": 1}),
+            caplog.at_level(logging.WARNING, "django_mongolock"),
+        ):
             make_indexes_after_migrate(using="mongo")
         assert "indexes not made database=mongo error=OperationFailure" in caplog.text
 

@@ -93,7 +93,7 @@ testcontainers.core.container.DockerContainer = StandIn
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("docker", [True, False])
 def test_the_page(tmp_path: Path, mongo_uri: str, docker: bool) -> None:
     """A project of a user's, whose own MongoDB is not there: conftest.py and tests as on the page.
@@ -121,6 +121,7 @@ def test_the_page(tmp_path: Path, mongo_uri: str, docker: bool) -> None:
     assert "2 passed" in done.stdout
 
 
+@pytest.mark.long
 @WITH_MONGO
 def test_a_replica_set_for_the_locks(stand_in: list[tuple[str, list[str]]]) -> None:
     """Locks are kept there inside of the block, and where they were before after it."""

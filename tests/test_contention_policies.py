@@ -435,6 +435,7 @@ class TestRestFramework:
             response = KINDS[kind](mongo_locked("kind:{name}", wait=0, on_contention="respond"))(name)
         assert response.status_code == 409
 
+    @pytest.mark.long
     @pytest.mark.usefixtures("away")
     def test_away(self, kind: str, name: str) -> None:
         """503 while MongoDB is away."""

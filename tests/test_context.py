@@ -140,6 +140,7 @@ class TestPlace:
 class TestUser:
     """On whose behalf it is."""
 
+    @pytest.mark.long
     def test_logged_in(self, user: User) -> None:
         """The user of a login session, in sync views."""
         assert logged_in(user).get("/inside/").json()["user"] == "ann@example.org"

@@ -115,7 +115,7 @@ class TestPage:
         assert re.search(r"catalog unknown and 4 more web-2 · pid 4002 .*1 min \d s ", section(response, "held"))
         assert re.search(r"left:behind .* ended 1 min", section(response, "stale"))
         assert "order:5 400 of 900" in section(response, "contended")
-        assert "are notified by a change stream" in section(response, "server")
+        assert "are woken by a bell" in section(response, "server")
         assert "free:1" not in section(response, "held") + section(response, "waits")
 
     def test_order(self, admin: Client, locks: Locks) -> None:
@@ -214,6 +214,7 @@ class TestPage:
 class TestNumbers:
     """What is counted, and what is listed."""
 
+    @pytest.mark.long
     def test_one_reading(self, locks: Locks) -> None:
         """However fast locks come and go, no number contradicts a list: both are of one moment."""
         stop, seen = threading.Event(), []
@@ -263,6 +264,7 @@ class TestNumbers:
 class TestLimits:
     """Lists end, and say so."""
 
+    @pytest.mark.long
     def test_more(self, admin: Client, locks: Locks) -> None:
         """Of thirty it shows ten, and a way to the others."""
         for number in range(30):
@@ -382,6 +384,7 @@ class TestRights:
         assert (response.status_code, response["WWW-Authenticate"][:5]) == (401, "Basic")
         assert browser("view_lock_status", is_active=False).get(STATUS).status_code == 401
 
+    @pytest.mark.long
     def test_basic(self, settings: Settings) -> None:
         """A program needs no session: HTTP basic authentication of a user with the permission, if that is allowed."""
         user = User.objects.create_user("monitor", password="a:b ü")
@@ -434,9 +437,10 @@ class TestStatus:
         assert 90 <= waiting["waiters"][0]["waited_seconds"] < 120
         assert found["processes"][0]["host"] == "web-1"
         assert found["servers"]["primary"]
-        assert found["servers"]["change_stream"] is True
+        assert found["servers"]["bells"] is True
         json.dumps(found)
 
+    @pytest.mark.long
     def test_away(self, away: None, admin: Client, monitor: Client) -> None:
         """While MongoDB does not answer: a page and an object, with status 503, and no password."""
         page, status = admin.get(PAGE), monitor.get(STATUS)
@@ -449,6 +453,7 @@ class TestStatus:
 class TestCost:
     """As many commands for a million documents as for a thousand, each on an index."""
 
+    @pytest.mark.long
     def test_commands(self, admin: Client, commands: Commands, locks: Locks) -> None:
         """One about the locks, one for each document lock; about the servers now and then. None reads all documents."""
         locks.renew_indexes()
@@ -480,7 +485,7 @@ class TestCost:
         (part,) = (part for part in parts(sent) if "contended" in part[0].get("$match", {}))
         assert look_into(locks, part) == len(shown)
 
-    @pytest.mark.long
+    @pytest.mark.program
     @pytest.mark.timeout(900)
     def test_a_million(
         self, admin: Client, monitor: Client, commands: Commands, locks: Locks, record_property: Any

@@ -22,7 +22,7 @@ from tests.support.lock_documents import Locks, entry, now, waiter
 from tests.support.waiting import eventually
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.django_db(databases=["default", "mongo"], transaction=True),
 ]
 

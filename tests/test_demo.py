@@ -29,7 +29,7 @@ from testproject.shop.models import ad_exports
 from tests.support.browsing import browser
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 #: For one run of the demo, in seconds. On a loaded machine it takes a minute to start and to end.
 LIMIT = 300
@@ -149,7 +149,7 @@ def processes() -> dict[int, int]:
     return {int(pid): int(parent) for pid, parent, state in rows if not state.startswith("Z")}
 
 
-@pytest.mark.long
+@pytest.mark.program
 @pytest.mark.timeout(LIMIT + 30)
 def test_a_bad_night_in_a_browser(monkeypatch: pytest.MonkeyPatch) -> None:
     """`--incident`, by what it prints alone: each step is followed in a browser, and the next one comes by itself."""

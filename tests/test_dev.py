@@ -28,7 +28,10 @@ dependencies = ["django-mongolock-has-no-such-dependency"]
 [dependency-groups]
 test = []
 """
-COMMANDS = ("test", "faults", "platforms", "simulate", "demo", "docs", "lint", "build", "screenshots", "load", "bench")
+COMMANDS = (
+    *("test", "versions", "faults", "platforms", "simulate", "demo"),
+    *("docs", "lint", "build", "screenshots", "load", "bench"),
+)
 # Run dev.py as it is, after a change to what it finds on the machine.
 PATCHED = "import runpy, sys; sys.argv = ['dev.py', 'test']; {patch}; runpy.run_path('dev.py', run_name='__main__')"
 # Stands in for pytest in a project of its own: says what it was given, and waits for a signal if told to.
@@ -151,7 +154,7 @@ def test_with_a_server_of_ones_own_the_platform_does_not_matter(installed: Path,
     assert result.returncode == 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_network_is_one_line(project: Path) -> None:
     """Where nothing can be downloaded, one line passes on pip's reason."""
     nowhere = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1", "PIP_RETRIES": "0", "PIP_FIND_LINKS": ""}
@@ -164,7 +167,7 @@ def test_arguments_exit_code_and_time(installed: Path) -> None:
     """The program gets the arguments as they are; its exit code is dev.py's; the last line says how long it took."""
     result = run(installed, "test", "-k", "a or b", "--help")
     assert result.returncode == 3
-    assert result.stdout.splitlines()[0] == "--numprocesses 5 -k a or b --help"
+    assert result.stdout.splitlines()[0] == f"--numprocesses {os.cpu_count()} -k a or b --help"
     assert re.fullmatch(r"tests: \d+ s", result.stdout.splitlines()[-1])
 
 
@@ -199,7 +202,7 @@ def test_signals_reach_the_program_once_and_its_end_is_awaited(
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no thread runs here
     )
     assert process.stdout
-    assert process.stdout.readline() == "--numprocesses 5 wait\n"
+    assert process.stdout.readline() == f"--numprocesses {os.cpu_count()} wait\n"
     if number is signal.SIGINT:
         os.killpg(process.pid, number)
     else:

@@ -46,6 +46,7 @@ class TestDecorator:
         """What the page has defined."""
         return run("reference/decorator.md")
 
+    @pytest.mark.long
     def test_functions_and_tasks(self, names: dict[str, Any]) -> None:
         """They run under the lock; a busy one raises, also in a task that is called directly."""
         invoice = SimpleNamespace(pk=5)
@@ -70,6 +71,7 @@ class TestDecorator:
                 assert int(busy["Retry-After"]) > 0
                 assert b":5" not in busy.content
 
+    @pytest.mark.long
     def test_rest_framework(self, names: dict[str, Any], rf: RequestFactory) -> None:
         """With the setting of the page, the handler answers for a lock inside of a view; without it, nobody does."""
 
@@ -145,6 +147,7 @@ class TestTransactions:
         for name in ("docs_accounts", "log"):
             mongo.database.drop_collection(name)
 
+    @pytest.mark.long
     @isolate_apps("testproject.shop")
     def test_lock_atomic(self, client: MongoClient[dict[str, Any]], locks_alias: Any, mongo_uri: str) -> None:
         """The ORM, PyMongo and a coroutine each commit; so does what is given to `run_atomic`."""

@@ -89,6 +89,7 @@ def outlived(make: Callable[[], AbstractContextManager[Any]], expired: Callable[
 
 
 class TestRedis:
+    @pytest.mark.long
     def test_a_late_del_frees_the_next_one(self, recipes: SimpleNamespace, redis: Client) -> None:
         """SET NX and DEL: after one late end, two are inside."""
         key = new_key()
@@ -109,6 +110,7 @@ class TestRedis:
         with pytest.raises(LockNotOwnedError):
             first.release()
 
+    @pytest.mark.long
     def test_the_replacements(self, recipes: SimpleNamespace, elsewhere: Callable[..., Any]) -> None:
         """Work that takes longer than its lease keeps its lock, and what ends late frees nobody else's."""
         assert recipes.import_books("a") == "imported"
@@ -207,6 +209,7 @@ class TestCeleryOnce:
         recipes.after_return(redis, task, 5)  # the first one has run
         recipes.send_once(redis, task, 5)  # the second one is still on its way
 
+    @pytest.mark.long
     def test_the_replacement(self, recipes: SimpleNamespace) -> None:
         """The second is not sent, and is told which one is on its way."""
         tenant = uuid.uuid4().hex
@@ -251,6 +254,7 @@ class TestOneCollection:
         recipes.stamp_lock(collection, "a", "second", now + timedelta(minutes=2))
         assert collection.find_one()["aid"] == "second"
 
+    @pytest.mark.long
     def test_newcomers_overtake(self, recipes: SimpleNamespace, collection: Any) -> None:
         """While the one who waits sleeps, the key gets free, and who comes just then has it; as often as you like."""
         newcomers: list[int] = []

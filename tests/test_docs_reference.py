@@ -26,6 +26,7 @@ from django_mongolock import conf, exceptions, signals
 from django_mongolock.engine import history
 from django_mongolock.engine.indexes import INDEXES
 from django_mongolock.models import Lock, LockEvent
+from tests.tested_versions import BEGIN, END, HEAD
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "django_mongolock"
@@ -370,11 +371,11 @@ def test_in_mongodb() -> None:
 
 
 def test_compatibility() -> None:
-    """The tested versions have a row for each pair of tox.ini: what was run, or that only the workflow runs it."""
-    text = section("reference/compatibility.md", "Tested versions")
-    ran = re.findall(r"(?m)^\| (\d+\.\d+)(?:\.\d+)? \| (\d+\.\d+)(?:\.\d+)? \| [\d.–]+ \| [\d.–]+ \| \w", text)
-    (environments,) = re.findall(r"(?m)^env_list = (.*)$", (ROOT / "tox.ini").read_text())
-    pairs = re.findall(r"py(\d)(\d+)-django(\d)(\d)", environments)
-    assert ran == [(f"{python}.{minor}", f"{django}.{second}") for python, minor, django, second in pairs], (
-        "docs/reference/compatibility.md, ## Tested versions: a row for each pair of tox.ini, in its order"
-    )
+    """The table of tested versions is what `dev.py versions --write` writes: both pairs, and a commit."""
+    table = section("reference/compatibility.md", "Tested versions").partition(BEGIN)[2].partition(END)[0]
+    assert table.startswith(HEAD)
+    pairs = re.findall(r"(?m)^\| (\w+) \| (\d+\.\d+)\.\d+ \| (\d+\.\d+)\S* \|.* \| \d+ passed \|$", table)
+    assert [name for name, _python, _django in pairs] == ["oldest", "newest"]
+    assert pairs[0][1:] == ("3.11", "5.2")
+    assert [int(part) for part in pairs[1][2].split(".")] >= [6, 1]
+    assert re.search(r"\nRun at commit `[0-9a-f]{7,}` of \d{4}-\d\d-\d\d\.\n$", table)

@@ -47,7 +47,7 @@ def test_each_page_begins_with_what_it_is_for(page: Path) -> None:
     assert purpose.rstrip().endswith((".", ":"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_site_builds_without_a_warning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Every page has its place in a table of contents, and every link its end."""
     assert docs.build(tmp_path) == 0, capfd.readouterr().err

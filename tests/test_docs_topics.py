@@ -103,6 +103,7 @@ def answers(names: dict[str, Any]) -> dict[str, int]:
     }
 
 
+@pytest.mark.long
 def test_views() -> None:
     """docs/howto/views.md: each answers, and each says that the order is locked."""
     names = run("howto/views.md")

@@ -31,7 +31,7 @@ SERVER = re.compile(r"^<!-- a server -->\n```console\n(.*?)^```\n\n`(.*?)` ends 
 MARK = "------ done "
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(sys.platform == "win32", reason="takes a Unix shell"),
     parts.needs("curl"),
 ]
@@ -183,7 +183,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
         reader.stop(terminal)
 
 
-@pytest.mark.long
+@pytest.mark.program
 @pytest.mark.timeout(300)
 def test_to_the_letter(reader: Reader) -> None:
     """What it says is typed, what it shows is seen. In MongoDB there is no more than what it says is there."""

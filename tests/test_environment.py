@@ -90,7 +90,7 @@ def encrypted(directory: Path) -> Access:
     return Access(users=True, certificate=directory / "server.pem", authority=directory / "ca.pem")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_project_from_the_environment(shop: Path) -> None:
     """Settings as on the page; several servers, TLS, a login; a password that has to be encoded: a lock."""
     access = encrypted(shop)

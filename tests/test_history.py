@@ -58,6 +58,7 @@ def written(key: str, *expected: str) -> bool:
 class TestWhatIsWritten:
     """Each event with who, when, and why."""
 
+    @pytest.mark.long
     def test_a_grant_and_its_release(self, kept: Any) -> None:
         """Who had it, from when to when by the server's clock, which token, how long it waited and held."""
         with mongo_lock("k", label="nightly", owner="job-1") as lock:
@@ -74,6 +75,7 @@ class TestWhatIsWritten:
             assert (event.host, event.pid, event.thread) == (holder.host, holder.pid, holder.thread)
         assert granted.held_ms is None
 
+    @pytest.mark.long
     def test_a_forced_release_and_its_loss(self, kept: Any) -> None:
         """Who forced it and why, and that the holder learned of it."""
         lock = mongo_lock("k", lease=1).acquire()  # kept: without it, the lock would be given back
@@ -86,6 +88,7 @@ class TestWhatIsWritten:
         assert forced.at <= lost.at
         assert lock.lost
 
+    @pytest.mark.long
     def test_each_of_several_holders(self, kept: Any) -> None:
         """One event for each that a semaphore or a lock of readers was taken from; and for no other."""
         held: list[MongoLock] = []
@@ -98,6 +101,7 @@ class TestWhatIsWritten:
         assert lock.force_release(token=token, by="anna", reason="x")
         assert eventually(lambda: [e.token for e in told("gpu") if e.event == "forced"] == [token])
 
+    @pytest.mark.long
     def test_a_request(self, kept: Any) -> None:
         """Who asked."""
         with mongo_lock("k"):
@@ -106,6 +110,7 @@ class TestWhatIsWritten:
         (asked,) = [event for event in told("k") if event.event == "asked"]
         assert asked.by == "anna: a deployment"
 
+    @pytest.mark.long
     def test_a_deadlock(self, kept: Any) -> None:
         """The one that gave up tells of it."""
         both = threading.Barrier(2)
@@ -134,6 +139,7 @@ class TestWhatIsWritten:
         close_backends()
         assert words("k") == ["granted", "released"]
 
+    @pytest.mark.long
     def test_nothing_secret(self, kept: Collection[Document]) -> None:
         """No id of a grant or of a session: with these somebody could give back what is another's."""
         with mongo_lock("k"):
@@ -165,6 +171,7 @@ class TestNobodyWaits:
         assert eventually(lambda: LockEvent.objects.filter(key__startswith="k").count() == 40)
         assert commands.names().count("insert") <= 5
 
+    @pytest.mark.long
     def test_a_writer_that_hangs_holds_nobody_up(self, kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """While a write hangs, locks are taken and given back."""
         entered, go_on = threading.Event(), threading.Event()
@@ -183,6 +190,7 @@ class TestNobodyWaits:
         finally:
             go_on.set()
 
+    @pytest.mark.long
     def test_bounded_memory(self, kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """While MongoDB is away, so many events wait and no more; to note another one raises nothing."""
         store = mongo_store()
@@ -192,6 +200,7 @@ class TestNobodyWaits:
             store.history.note("k", Happened.GRANTED, {})
         assert store.history._notes.qsize() == MAX_NOTES
 
+    @pytest.mark.long
     def test_mongodb_away(
         self, kept: Any, connect: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -225,6 +234,7 @@ class TestNobodyWaits:
 class TestBounds:
     """It cannot grow."""
 
+    @pytest.mark.long
     def test_new_events_push_out_the_oldest(self, kept: Collection[Document]) -> None:
         """The collection is a capped one of the size that was set."""
         with mongo_lock("k"):
@@ -238,6 +248,7 @@ class TestBounds:
         (stats,) = kept.aggregate([{"$collStats": {"storageStats": {}}}])
         assert stats["storageStats"]["size"] <= 1_001_000
 
+    @pytest.mark.long
     def test_migrate_makes_it_and_changes_its_size(self, kept: Collection[Document], settings: Settings) -> None:
         """Another size takes effect with the next migrate; what was written stays."""
         call_command("migrate", database="mongo", verbosity=0)
@@ -251,6 +262,7 @@ class TestBounds:
         assert words("k") == ["granted", "released"]
         assert {"mongolock_key", "mongolock_at"} <= set(kept.index_information())
 
+    @pytest.mark.long
     def test_one_without_bounds_is_not_written_to(
         self, kept: Collection[Document], caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -283,6 +295,7 @@ class TestBounds:
 class TestModel:
     """`LockEvent` is queried like any other model, and never written."""
 
+    @pytest.mark.long
     def test_queries(self, kept: Any) -> None:
         """Filters, order, count."""
         for key in ("a:1", "a:2", "b:1"):
@@ -295,6 +308,7 @@ class TestModel:
         assert str(latest) == "b:1: released"
         assert LockEvent.objects.none().recent() == []
 
+    @pytest.mark.long
     def test_by_an_index(self, kept: Collection[Document], commands: Commands) -> None:
         """The latest, of all or of one key, are read without going through the others."""
         call_command("migrate", database="mongo", verbosity=0)

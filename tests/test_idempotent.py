@@ -555,7 +555,7 @@ class TestParallel:
         asyncio.run(go())
         assert done[key] == 2
 
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_killed(self, key: str) -> None:
         """F27: while the first process lives, 409. It is killed: after its lease, the next request runs."""
         command = [sys.executable, "-m", "tests.idempotent_process", mongo_store().config.database, key]

@@ -294,6 +294,7 @@ class TestTheHistory:
         close_backends()
         collection.drop()
 
+    @pytest.mark.long
     def test_on_the_page_of_a_lock(self, admin: Client) -> None:
         """Who had it, who took it away and why."""
         lock = mongo_lock("order:5", label="nightly", lease=1).acquire()
@@ -311,6 +312,7 @@ class TestTheHistory:
         assert text.index("lost") < text.index("● granted")
         assert "All events" not in text_of(browser("view_lock").get(page_of("order:5")))
 
+    @pytest.mark.long
     def test_list(self, admin: Client, commands: Commands) -> None:
         """The latest first; by kind, by the start of a key, by a pattern; two commands at most."""
         for key in ("order:1", "order:2", "ad:1"):
@@ -339,6 +341,7 @@ class TestTheHistory:
         assert admin.get(f"{EVENTS}?key__regex=x").status_code == 400
         assert page_of("order:1") in response.content.decode()
 
+    @pytest.mark.long
     def test_local_time(self, admin: Client, settings: Settings) -> None:
         """Also a project without time zones has the list, and the events on the page of a lock."""
         with mongo_lock("order:1"):
@@ -358,6 +361,7 @@ class TestTheHistory:
         assert "No history is kept" in text
         assert '"HISTORY": 100' in text
 
+    @pytest.mark.long
     def test_a_cleared_lock(self, admin: Client, locks: Locks) -> None:
         """Who cleared a stale lock."""
         locks.stale("k")

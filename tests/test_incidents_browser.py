@@ -27,7 +27,7 @@ from tests.support.lock_documents import Document, Locks, clock, entry, waiter
 from tests.support.waiting import eventually
 from tests.test_admin import LIST, page_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True, databases=["default", "mongo"])]
+pytestmark = [pytest.mark.long, pytest.mark.django_db(transaction=True, databases=["default", "mongo"])]
 #: Where to put pictures of the pages, for people; nowhere if it is not set.
 PICTURES = os.environ.get("INCIDENT_PICTURES", "")
 TOLD: dict[str, dict[str, Any]] = {

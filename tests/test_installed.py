@@ -17,7 +17,7 @@ from pymongo import MongoClient
 
 from tests.support.packages import ROOT, Packages
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.program, pytest.mark.timeout(900)]
 
 #: Our user's own code, with two mistakes.
 CLIENT = """\

@@ -68,6 +68,7 @@ from tests.test_commands import run_json
 pytestmark = WITH_MONGO
 
 
+@pytest.mark.long
 def test_a_lock_that_is_only_kept_for_its_minimum_hold_is_never_stale(locks: Locks) -> None:
     """It was released: nobody died, no command reports it, no counter says so; and others are told why they wait."""
     with mongo_lock("k", min_hold=5):

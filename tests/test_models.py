@@ -116,12 +116,14 @@ class TestIndexes:
         locks.stale(*(f"stale:{number}" for number in range(10)), over=7_200)
         return locks
 
+    @pytest.mark.long
     @pytest.mark.parametrize("name", ["held", "stale", "waited_for"])
     def test_orm(self, many: Locks, name: str) -> None:
         """The ORM's own queries start from the index of leases."""
         explained = json.loads(getattr(Lock.objects, name)().order_by().explain())
         assert _examined(explained) == ("IXSCAN", "mongolock_expires_at")
 
+    @pytest.mark.long
     @pytest.mark.parametrize(("name", "most"), [("held", 30), ("stale", 10), ("waited_for", 30)])
     def test_looks_at_few(self, many: Locks, name: str, most: int) -> None:
         """No more documents are looked at than have holders: null is not before every date."""
@@ -135,6 +137,7 @@ class TestIndexes:
         assert stats["totalDocsExamined"] <= most
         assert stats["totalKeysExamined"] <= most + 1
 
+    @pytest.mark.long
     @pytest.mark.parametrize("name", ["held", "stale", "waited_for"])
     def test_array_in_the_index(self, many: Locks, name: str) -> None:
         """One document with an array for a date changes how the server may use the index; it stays in use."""
@@ -148,6 +151,7 @@ class TestIndexes:
         )["executionStats"]
         assert stats["totalDocsExamined"] <= 41
 
+    @pytest.mark.long
     def test_snapshots(self, many: Locks, commands: Commands) -> None:
         """A page of a list is one command, sorted by the index: as many documents are read as are shown."""
         found = list(Lock.objects.held().order_by("expires_at").snapshots(limit=10))

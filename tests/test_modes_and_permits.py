@@ -236,6 +236,7 @@ def test_another_number_of_permits(options: dict[str, Any]) -> None:
             mongo_locked("a", **alone)
 
 
+@pytest.mark.long
 @WITH_MONGO
 def test_how_many_permits_are_used(admin_client: Client) -> None:
     """`list_locks` and the admin say it: of a semaphore, and of no other lock."""

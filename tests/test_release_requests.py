@@ -51,6 +51,7 @@ def deadlock(locks: Locks) -> Iterator[Callable[[], list[object]]]:
     end()
 
 
+@pytest.mark.long
 def test_the_holder_is_asked_and_does_as_it_sees_fit(locks: Locks) -> None:
     """The holder learns of it at its next renewal: by its lock, its callback and a signal, once each."""
     heard: list[Any] = []
@@ -99,6 +100,7 @@ def test_release_lock_takes_a_lock_from_its_holder(locks: Locks) -> None:
     assert not lock.release()
 
 
+@pytest.mark.long
 def test_release_lock_from_the_shell(locks: Locks) -> None:
     """The exit code says whether there was anything to release."""
     locks.held("k")

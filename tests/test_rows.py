@@ -115,6 +115,7 @@ def test_reads_after_the_lock_was_taken(parcel: Parcel) -> None:
     thread.join()
 
 
+@pytest.mark.long
 def test_is_the_lock_of_the_instance(parcel: Parcel) -> None:
     """Whoever locks the instance, or its key, locks the row; it is free after the block."""
     with Parcel.objects.locked(pk=parcel.pk):
@@ -124,6 +125,7 @@ def test_is_the_lock_of_the_instance(parcel: Parcel) -> None:
         Parcel.objects.locked(pk=parcel.pk, wait=0).__enter__()
 
 
+@pytest.mark.long
 def test_the_lock_itself(parcel: Parcel) -> None:
     """It is there while the row is locked, with all that a lock has; losing it is told at the end of the block."""
     row = Parcel.objects.locked(pk=parcel.pk, lease=44, lock_options={"label": "weighing"})
@@ -145,6 +147,7 @@ def test_a_row_that_is_not_there() -> None:
     assert holders(f"rows.parcel:{missing}") == []
 
 
+@pytest.mark.long
 def test_a_row_that_does_not_fit_any_more(parcel: Parcel) -> None:
     """A filter is asked again under the lock: the row was found, and changed by the holder before."""
 
@@ -165,6 +168,7 @@ def test_a_row_that_does_not_fit_any_more(parcel: Parcel) -> None:
     assert holders(f"rows.parcel:{parcel.pk}") == []
 
 
+@pytest.mark.long
 def test_any_lookup_and_queryset(parcel: Parcel, django_assert_num_queries: DjangoAssertNumQueries) -> None:
     """By primary key one query; by anything else one more, to find it; filters and select_related stay."""
     Code.objects.create(code="a:b", owner=parcel)
@@ -180,6 +184,7 @@ def test_any_lookup_and_queryset(parcel: Parcel, django_assert_num_queries: Djan
         Code.objects.values("code").locked(pk="a:b")  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", [False, True])
 def test_primary_keys(text: bool, parcel: Parcel) -> None:
     """Integers, UUIDs, ObjectIds, text with odd characters and keys of several fields, also as text: the key of the
@@ -215,6 +220,7 @@ def test_inheritance() -> None:
         assert is_busy(special)
 
 
+@pytest.mark.long
 def test_another_spelling() -> None:
     """Where the database finds a row under another spelling of its key, the row's own key is locked."""
     Code.objects.create(code="abc")
@@ -224,6 +230,7 @@ def test_another_spelling() -> None:
         assert holders("rows.code:ABC") == []
 
 
+@pytest.mark.long
 def test_async(parcel: Parcel) -> None:
     """The same object with `async with`."""
 

@@ -100,7 +100,7 @@ def program(log: Log) -> tuple[str, ...]:
     return sys.executable, "-c", AT_WORK, str(log.path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, "release"])
 def test_never_two_at_work(start: Start, written: Log, how: Any) -> None:
     """The leader is killed, ended or asked to release: its program has ended before that of the next one begins."""
@@ -122,7 +122,7 @@ def test_never_two_at_work(start: Start, written: Log, how: Any) -> None:
         assert lock_info(key).waiting == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_cut_network(start: Start, written: Log) -> None:
     """A leader that cannot reach MongoDB stops its program before the next one begins, and stands again."""
     key = new_key("leader")
@@ -145,7 +145,7 @@ def test_a_cut_network(start: Start, written: Log) -> None:
         assert eventually(lambda: lock_info(key).waiting == 1, 60)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_paused_leader(start: Start, written: Log) -> None:
     """P9: while it is paused, it cannot stop its program; it does so when it goes on, and then stands again."""
     key = new_key("leader")
@@ -169,6 +169,7 @@ def runs(pid: int) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_codes(start: Start) -> None:
     """A program that ends by itself ends the command, with its code; and one that does not exist."""
     key = new_key("leader")
@@ -183,6 +184,7 @@ def test_codes(start: Start) -> None:
         call_command("run_leader", "k")
 
 
+@pytest.mark.long
 def test_what_it_says(capfd: pytest.CaptureFixture[str]) -> None:
     """On stderr, so that the output is the program's; with --verbosity 0 it says nothing."""
     key = new_key("leader")
@@ -206,6 +208,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_asked_to_end(start: Start, tmp_path: Path) -> None:
     """SIGTERM ends it also when its term ends before its program does: it does not stand for election again."""
     key, begun = new_key("leader"), tmp_path / "begun"

@@ -80,6 +80,7 @@ def shell(key: str, script: str, *options: str) -> list[str]:
 class TestProgram:
     """`run_locked KEY -- program`."""
 
+    @pytest.mark.long
     def test_runs(self, start: Start) -> None:
         """The program has its arguments and the lock, and finds the token in its environment; its exit code is ours."""
         key = new_key()
@@ -92,6 +93,7 @@ class TestProgram:
         assert (last["label"], last["lease"]) == ("mine", 45_000)
         assert holders(key) == []
 
+    @pytest.mark.long
     def test_the_label_is_the_program(self, start: Start) -> None:
         """Its arguments are not stored, for they may be passwords; and they may have several lines."""
         key = new_key()
@@ -100,6 +102,7 @@ class TestProgram:
         assert document(key)["last_holder"]["label"] == "sh"
         assert "hunter2" not in str(document(key))
 
+    @pytest.mark.long
     def test_busy(self, start: Start) -> None:
         """Busy is 75 and names the holder, or 0 if that is fine; the program does not run."""
         key = new_key()
@@ -112,6 +115,7 @@ class TestProgram:
             assert (code, err) == (0, "")
             assert out.startswith(f"Skipped: lock '{key}' was not acquired: held by nightly")
 
+    @pytest.mark.long
     def test_waits(self, start: Start) -> None:
         """It waits in the queue for as long as it may; stopped there, it leaves."""
         key = new_key()
@@ -123,6 +127,7 @@ class TestProgram:
             assert eventually(lambda: len(document(key)["waiters"]) == 1)
         assert finished(waits)[:2] == (0, "ran\n")
 
+    @pytest.mark.long
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT])
     def test_signals(self, start: Start, number: signal.Signals) -> None:
         """What is sent to us is the program's to answer; we stay until it has ended, and give the lock back then."""
@@ -151,12 +156,14 @@ class TestProgram:
         call_command(command, *shell(new_key(), script)[1:])
         assert command.code == 7
 
+    @pytest.mark.long
     def test_what_is_ignored_stays_ignored(self, start: Start) -> None:
         """Under nohup neither we nor the program end when the terminal goes."""
         inner = shell(new_key(), "kill -HUP $PPID $$; sleep 0.3; echo lives")
         process = start("run_locked", new_key(), "--", "nohup", sys.executable, "-m", "django", *inner)
         assert finished(process)[:2] == (0, "lives\n")
 
+    @pytest.mark.long
     def test_dashes(self, start: Start) -> None:
         """What follows the first -- is the program's, with every other --; without one, the cure is told."""
         assert finished(start("run_locked", new_key(), "--", "echo", "--", "-x", "--"))[1] == "-- -x --\n"
@@ -164,10 +171,12 @@ class TestProgram:
         assert code == 2
         assert "put -- between the key and the program" in err
 
+    @pytest.mark.long
     def test_ended_by_a_signal(self, start: Start) -> None:
         """As a shell says it."""
         assert finished(start(*shell(new_key(), "kill -9 $$")))[0] == 128 + 9
 
+    @pytest.mark.long
     @pytest.mark.parametrize("stubborn", [False, True])
     def test_lost(self, start: Start, stubborn: bool) -> None:
         """A program whose lock was taken away is stopped, with all that it has started; if need be by SIGKILL."""

@@ -303,6 +303,7 @@ class TestLeaks:
         assert isinstance(refusal.value, LockBackendFailed)
         assert SECRET not in everything_of(refusal.value)
 
+    @pytest.mark.long
     @pytest.mark.filterwarnings("ignore::UserWarning")
     def test_checks_and_commands(self, wrong: None, caplog: pytest.LogCaptureFixture) -> None:
         """`check --database`, the commands and the log say what is wrong without quoting it."""
@@ -322,6 +323,7 @@ class TestLeaks:
             said += out.getvalue()
         assert SECRET not in said + caplog.text
 
+    @pytest.mark.long
     @pytest.mark.filterwarnings("ignore::UserWarning")
     def test_pages(self, wrong: None) -> None:
         """The admin's page of a server that is away, and the answers of a view."""
@@ -359,6 +361,7 @@ class TestLeaks:
         for text in map(str, shown):
             assert not any(secret in text for secret in secrets)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("form", [{"lock": "x"}, {"lock": '["other-site:k", [1]]'}])
     def test_refusals(self, locks: Locks, settings: Settings, form: dict[str, str]) -> None:
         """A page that refuses names no key: neither that of the form, nor any that there is."""

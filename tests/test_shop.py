@@ -250,7 +250,7 @@ class TestStory:
             (0, 0, 0) if locking else (1, 1, 1)
         )
 
-    @pytest.mark.slow
+    @pytest.mark.long
     @pytest.mark.parametrize("locking", [True, False])
     def test_processes(self, external: Settings, locking: bool) -> None:
         """Four processes change, delete and export five ads at random for a while: only locks keep them apart."""

@@ -22,7 +22,7 @@ from django_mongolock.engine.session.session import Session
 from testproject.servers import Docker, mongod_path
 from tests import parts
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="the image holds a Linux mongod")]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="the image holds a Linux mongod")]
 
 IMAGE = "django-mongolock-tests/mongod:latest"
 DOCKERFILE = """

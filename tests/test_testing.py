@@ -566,6 +566,7 @@ class TestBackend:
         with pytest.raises(CommandError, match="in the memory of each process"):
             call_command(*command)
 
+    @pytest.mark.long
     @pytest.mark.django_db
     def test_the_admin_says_so_too(self, mongolock: MemoryLocks, admin_client: Any) -> None:
         response = admin_client.get("/admin/django_mongolock/lock/")

@@ -32,7 +32,7 @@ __all__ = ["db", "home", "mariadb", "postgres"]
 
 ROOT = Path(__file__).resolve().parent.parent
 #: A quarter of an hour in all on a small machine; `python -m bench.rates --runs 100` is the same.
-LONG_RACE = [pytest.mark.long, pytest.mark.timeout(900)]
+LONG_RACE = [pytest.mark.program, pytest.mark.timeout(900)]
 
 
 def make(db: str, **values: Any) -> Thing:
@@ -53,6 +53,7 @@ def stored(one: models.Model, db: str) -> Any:
 class TestSave:
     """Model.save() in all its forms."""
 
+    @pytest.mark.long
     def test_each_save_raises_the_version(self, db: str) -> None:
         """1 when it is made, one more with each save, on the instance and in the database."""
         thing = make(db)
@@ -483,6 +484,7 @@ class TestQuerySet:
         Thing.objects.using(db).bulk_update([one, one], ["count"])
         assert (stored(one, db).count, stored(one, db).version) == (5, 2)
 
+    @pytest.mark.long
     def test_bulk_update_of_more_than_a_batch(self, db: str) -> None:
         """The number of parameters of a database is no limit."""
         things = Thing.objects.using(db).bulk_create([Thing(title=f"{number}") for number in range(1200)])

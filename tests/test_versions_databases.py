@@ -19,6 +19,7 @@ from django_mongolock.signals import conflict_retried
 from django_mongolock.versions import retry_on_conflict
 from django_mongolock.versions.checking import all_or_nothing
 from django_mongolock.versions.passing import is_overtaken, is_passing
+from tests.support.failpoints import failpoint
 from tests.versioned.databases import ALL_KINDS, db, home, mariadb, postgres
 from tests.versioned.shapes import Thing
 
@@ -152,6 +153,7 @@ def test_a_deadlock(db: str, retried: list[str]) -> None:
     assert {thing.version for thing in Thing.objects.all()} == {3}
 
 
+@pytest.mark.long
 @on("mariadb")
 def test_a_lock_wait(db: str, retried: list[str]) -> None:
     """MariaDB and MySQL give up a wait for a row after innodb_lock_wait_timeout (1205)."""
@@ -248,7 +250,12 @@ def test_a_commit_that_fails(db: str, retried: list[str]) -> None:
 def test_a_commit_that_mongodb_refuses(db: str, retried: list[str], mongo: MongoClient[dict[str, Any]]) -> None:
     """F86: the transaction was aborted, by a failover for instance. The next attempt is a transaction, too."""
     pk = Thing.objects.create(title="a").pk
-    refusal = {"failCommands": ["commitTransaction"], "errorCode": 251, "errorLabels": ["TransientTransactionError"]}
+    refusal = {
+        "failCommands": ["commitTransaction"],
+        "appName": connections[db].settings_dict["NAME"],
+        "errorCode": 251,
+        "errorLabels": ["TransientTransactionError"],
+    }
     seen_outside: list[int] = []
 
     @retry_on_conflict
@@ -259,11 +266,8 @@ def test_a_commit_that_mongodb_refuses(db: str, retried: list[str], mongo: Mongo
             thing.save()
             seen_outside.extend(at_once(lambda: Thing.objects.get(pk=pk).count))
 
-    mongo.admin.command("configureFailPoint", "failCommand", mode={"times": 1}, data=refusal)
-    try:
+    with failpoint(mongo, "failCommand", refusal, mode={"times": 1}):
         add()
-    finally:
-        mongo.admin.command("configureFailPoint", "failCommand", mode="off")
     assert len(retried) == 1
     assert (seen_outside, Thing.objects.get().count) == ([0, 0], 1)
 

@@ -74,6 +74,7 @@ def form_of(thing: Thing, sent: dict[str, Any]) -> ThingForm:
 class TestForm:
     """VersionedModelForm in a view of one's own, on each database."""
 
+    @pytest.mark.long
     def test_an_undisturbed_save(self, thing: Thing) -> None:
         """The page has the version, hidden, and is saved."""
         sent = page_of(thing)

@@ -273,6 +273,7 @@ class TestBlock:
 class TestTransactions:
     """Inside of an open transaction a second run is of no use."""
 
+    @pytest.mark.long
     def test_refused(self, db: str) -> None:
         """At once, not at the first conflict; on each database."""
         function, calls = failing(0)

@@ -10,6 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from ..inspection import display
 from ..inspection.snapshot import State
 from ..models import Lock
+from .listing import Computed
 
 _NOTHING = "–"
 
@@ -25,7 +26,7 @@ class Columns:
     def who(self, lock: Lock) -> SafeString | str:
         return display.holders(lock.snapshot)
 
-    @admin.display(description=_("held for"), ordering="since")
+    @admin.display(description=_("held for"), ordering=Computed("since"))
     def since(self, lock: Lock) -> SafeString:
         """Of a lock that is only kept, nothing: it is not held."""
         seen = lock.snapshot
@@ -36,11 +37,11 @@ class Columns:
         end = lock.snapshot.expires_at
         return labelled(_("lease left"), display.time_left(end, lock.snapshot.now) if end else _NOTHING)
 
-    @admin.display(description=_("waiting"), ordering="-waiting")
+    @admin.display(description=_("waiting"), ordering=Computed("waiting").desc())
     def waiting(self, lock: Lock) -> SafeString:
         return labelled(_("waiting"), str(lock.snapshot.waiting))
 
-    @admin.display(description=_("longest wait"), ordering="waited")
+    @admin.display(description=_("longest wait"), ordering=Computed("waited"))
     def waited(self, lock: Lock) -> SafeString:
         seconds = lock.snapshot.longest_wait
         return labelled(_("longest wait"), _NOTHING if seconds is None else display.duration(seconds))

@@ -126,11 +126,9 @@ TEXTS: Final[dict[Alarm, Callable[[Problem], str]]] = {
         _("The clocks of the members differ by %s: synchronise them with NTP.") % display.duration(problem.amount)
     ),
     Alarm.INDEXES: lambda problem: _("Indexes are missing: %s. Run manage.py migrate.") % problem.about,
-    Alarm.STANDALONE: lambda _problem: _(
-        "MongoDB is not a replica set: a lock may not survive a crash of the server, and waiters poll for their turn."
-    ),
+    Alarm.STANDALONE: lambda _problem: _("MongoDB is not a replica set: a lock may not survive a crash of the server."),
     Alarm.POLLING: lambda _problem: _(
-        "The MongoDB user may not open a change stream: waiters poll for their turn, which takes longer."
+        "No bell wakes a waiter: they look at intervals, which takes longer. Run manage.py migrate."
     ),
 }
 

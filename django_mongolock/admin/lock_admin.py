@@ -12,6 +12,7 @@ from django.contrib.admin.options import get_content_type_for_model
 from django.contrib.admin.utils import quote
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
+from django.db.models.expressions import OrderBy
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path
 from django.utils.safestring import SafeString
@@ -30,7 +31,7 @@ from ..inspection.snapshot import LockSnapshot, State
 from ..models import Lock, LockEvent
 from . import dashboard, kind_forcing, kind_pages, lanes
 from .columns import Columns
-from .listing import LockChangeList, ModeFilter, StateFilter, search, sorts_all
+from .listing import Computed, LockChangeList, ModeFilter, StateFilter, search, sorts_all
 from .lock_actions import SHOWN, LockActions
 from .pages import csrf, plainly, unless_away
 
@@ -62,10 +63,11 @@ class LockAdmin(Columns, LockActions):
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[LockChangeList]:
         return LockChangeList
 
-    def get_ordering(self, request: HttpRequest) -> tuple[str]:
+    def get_ordering(self, request: HttpRequest) -> tuple[str | OrderBy]:
         """What has been held or waited for longest comes first; among all locks, what an index finds first."""
-        orders = {"all": "key", "free": "key", "stale": "expires_at", "waited": "waited"}
-        return (orders.get(request.GET.get("state", ""), "since" if sorts_all(request) else "expires_at"),)
+        since = Computed("since").asc() if sorts_all(request) else "expires_at"
+        orders = {"all": "key", "free": "key", "stale": "expires_at", "waited": Computed("waited").asc()}
+        return (orders.get(request.GET.get("state", ""), since),)
 
     def get_sortable_by(self, request: HttpRequest) -> tuple[str, ...]:
         """Only by what an index finds, if free locks are listed too."""

@@ -112,7 +112,7 @@ def _server_facts(facts: ServerFacts) -> dict[str, str]:
         "server": f"{facts.address} answers",
         "rights": "find, insert and update",
         "replica set": f"{facts.set_name!r}, members: {facts.members}",
-        "change streams": "waiters are notified of their turn" if facts.may_watch else "waiters poll",
+        "bells": "wake waiters at their turn",
         "failover": f"takes up to {facts.failover:g} s, LEASE is longer" if facts.failover else "to no other member",
         "clock": "that of MongoDB and that of this machine agree",
         "collections": "all indexes are there",

@@ -51,7 +51,7 @@ def server_rules(facts: ServerFacts, alias: str) -> dict[str, Iterator[CheckMess
         "server": _check_reach(facts, alias),
         "rights": _check_rights(facts, alias),
         "replica set": _check_replica_set(facts, alias),
-        "change streams": _check_change_streams(facts, alias),
+        "bells": _check_bells(facts, alias),
         "failover": _check_failover(facts),
         "clock": _check_clock(facts, alias),
         "collections": _check_collections(facts, alias),
@@ -110,20 +110,20 @@ def _check_replica_set(facts: ServerFacts, alias: object) -> Iterator[CheckMessa
             'Keep the locks in a replica set of their own: an alias of its own, named by MONGOLOCK["DATABASE"].',
         )
     if not facts.journaled:
-        yield warning(
-            "W106",
+        yield error(
+            "E104",
             f"The replica set of DATABASES[{alias!r}] has writeConcernMajorityJournalDefault: false.",
-            "Set it to true: waiters then get their locks sooner, and your other data survives a crash of all "
-            "members. Locks are safe without it: their writes wait for the journals.",
+            "Set it to true: without it, what the majority has confirmed is lost in a crash of all members.",
         )
 
 
-def _check_change_streams(facts: ServerFacts, alias: object) -> Iterator[CheckMessage]:
-    if not facts.standalone and not facts.may_watch:
+def _check_bells(facts: ServerFacts, alias: object) -> Iterator[CheckMessage]:
+    if facts.bells and not facts.new:
         yield warning(
             "W104",
-            f"The user of DATABASES[{alias!r}] may not watch the locks: waiters poll for their turn.",
-            "Grant changeStream and find on the collection mongolock_locks of that database.",
+            f"Waiters look for their turn at intervals, since no bell wakes them: {facts.bells}.",
+            "Grant find and insert on the collections mongolock_locks_bells_0 to _7, and run manage.py migrate "
+            f"--database {alias} as a user who may create collections.",
         )
 
 

@@ -23,14 +23,6 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
-    """Remove grants, without waiting for the majority. Outcome: whether one of them was there."""
-
-    key: str
-    step: Step
-
-
-@dataclass(frozen=True, slots=True)
 class ReleaseUncontended:
     """Remove a grant if it is the only one and has no waiter, without waiting for the disk. Outcome: whether it did."""
 
@@ -70,17 +62,15 @@ class FindDeadlock:
 class Pause:
     """Wait for news of a grant. Outcome: `WaitResult`.
 
-    timer: seconds to wait at most. poll: the same, while there is no change stream. skip_stream_for: for how many
-    seconds no news is expected.
+    timer: seconds to wait at most. poll: the same, while nobody listens.
     """
 
     grant: str
     timer: float
     poll: float = FOREVER
-    skip_stream_for: float = 0.0
 
 
-Action = Apply | Release | ReleaseUncontended | Read | QueueNext | FindDeadlock | Pause
+Action = Apply | ReleaseUncontended | Read | QueueNext | FindDeadlock | Pause
 T = TypeVar("T")
 Protocol = Generator[Action, Any, T]
 
@@ -110,16 +100,18 @@ Turn = Literal["behind", "next", "now"]
 class WaitResult:
     """What is known after a pause.
 
-    now: the time. news: the change stream reported that the grant is held. answer: to the command that another grant of
-    this process sent for this one. queued_until: until when its entry lives, as a waiter or as a holder, by the local
-    clock. turn: whether it may enter the document's queue. cancelled: the wait is to end. holder: who has the lock, in
-    words, as far as the waiters before it know.
+    now: the time. news: a bell said that the grant is held. answer: to the command that another grant of this process
+    sent for this one. queued_until: until when its entry lives, as a waiter or as a holder, by the local clock: as its
+    own last command has given. last_token: the key's when that command found it waiting. turn: whether it may enter the
+    document's queue. cancelled: the wait is to end. holder: who has the lock, in words, as far as the waiters before it
+    know.
     """
 
     now: float
     news: News | None = None
     answer: Answer | None = None
     queued_until: float = 0.0
+    last_token: int = 0
     turn: Turn = "now"
     cancelled: bool = False
     holder: str | None = None

@@ -38,9 +38,11 @@ MAX_ENTRIES: Final = 12_000
 MAX_TOMBSTONES: Final = 256
 #: A clock that shows this many milliseconds less than before was set back. If it is less, commands wait for it.
 LEAP: Final = 1_000
-#: A waiter that finds this many in the queue lives this many times as long without renewal, but no longer than a lease.
-LONG_QUEUE: Final = 32
-LONG_QUEUE_FACTOR: Final = 3
+#: How long somebody may say to have waited, in milliseconds: it is by a clock that nobody can check.
+LONGEST_CLAIM: Final = 600_000
+#: How much later another primary's clock may show than the last write for the two to count as one clock, in
+#: milliseconds. Only for the order in a queue, never for the end of a lease.
+SAME_TIME: Final = 20_000
 
 
 def milliseconds(seconds: float) -> int:
@@ -53,10 +55,9 @@ class Terms:
 
     lease: how long a grant lives without renewal. margin: the least time by which the server lets it live longer than
     its holder believes; clock_margin: the same as a part of the lease. waiter_lease: how long an entry in the queue
-    lives without renewal, no longer than the lease; one that comes when the queue is long lives `LONG_QUEUE_FACTOR` as
-    long. min_hold: how long a grant stays at least, even if it is released before. capacity: how many may hold the key
-    at once, in this mode. weight: as how many of them this one counts. resize: whether the holders may have another
-    capacity; then the smallest counts.
+    lives without renewal, no longer than the lease. min_hold: how long a grant stays at least, even if it is released
+    before. capacity: how many may hold the key at once, in this mode. weight: as how many of them this one counts.
+    resize: whether the holders may have another capacity; then the smallest counts.
     """
 
     mode: Mode = "exclusive"
@@ -125,7 +126,7 @@ WAITER_FIELDS: Final[dict[str, type]] = {
 GRANTED_FIELDS: Final[dict[str, type]] = {"acquired_at": datetime, "token": Int64}
 HOLDER_FIELDS: Final[dict[str, type]] = {**WAITER_FIELDS, **GRANTED_FIELDS}
 DOCUMENT_FIELDS: Final[dict[str, type]] = {
-    "v": int, "holders": list, "waiters": list, "tombstones": list, "clock": str, "token": Int64, "granted": str,
+    "v": int, "holders": list, "waiters": list, "tombstones": list, "clock": str, "token": Int64,
     "written_at": datetime, "purge_at": datetime, "changes": Int64, "acquisitions": Int64, "contended": Int64,
     "expired": Int64, "waited_ms": Int64, "held_ms": Int64, "longest_wait_ms": Int64, "longest_hold_ms": Int64,
 }  # fmt: skip

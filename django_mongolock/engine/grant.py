@@ -243,13 +243,13 @@ class Grant:
             lease.renew_at = lease.next_renewal(granted.now)
 
     def renewed(self, until: float, now: float, length: float = 0.0) -> None:
-        """It lives at least *until* then. A loss that was reported already stays reported."""
+        """Believe in the last command: it lives until then. A loss that was reported already stays reported."""
         lease = self.lease
         with self._mutex:
             lease.length = max(lease.length, length)
             lease.failures = 0
             if self.state in (State.WAITING, State.HELD):
-                lease.until = min(max(lease.until, until), lease.last)
+                lease.until = min(until, lease.last)
             lease.renew_at = lease.next_renewal(now)
 
     def postpone(self, now: float, at_once: bool = False) -> None:

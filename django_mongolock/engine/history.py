@@ -211,6 +211,13 @@ def _ms(seconds: float) -> Int64:
 
 
 def make(collection: Collection[Document], size: int, *, resize: bool = False) -> None:
+    """Make the collection, with its indexes. See make_capped()."""
+    make_capped(collection, size, resize=resize)
+    with contextlib.suppress(OperationFailure):  # no right to make them: `migrate` makes them
+        collection.create_indexes(list(INDEXES))
+
+
+def make_capped(collection: Collection[Document], size: int, *, resize: bool = False) -> None:
     """Make the collection of *size* bytes, if it is missing. resize: if it is not missing, give it that size.
 
     Raises OperationFailure if it is missing and may not be made, or has no limit to its size: then it would grow for
@@ -226,8 +233,6 @@ def make(collection: Collection[Document], size: int, *, resize: bool = False) -
             raise
         if resize:
             database.command("collMod", name, cappedSize=size)
-    with contextlib.suppress(OperationFailure):  # no right to make them: `migrate` makes them
-        collection.create_indexes(list(INDEXES))
 
 
 def exists(collection: Collection[Document]) -> bool:

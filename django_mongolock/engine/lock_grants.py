@@ -182,7 +182,6 @@ class LockGrants:
             facts,
             whole=options.whole or not options.auto_renew,
             nested=bool(others),
-            seconds_per_place=session.queue.seconds_per_place(key),
         )
         return grant
 

@@ -47,6 +47,11 @@ def reply_of(key: str, document: Document | None, grant: str, now: datetime, own
         "place": places.index(grant) if grant in places else -1,
         "queued": next((e for e in waiters if e["grant"] == grant), None),
         "waiting": len(waiters) + sum(e.get("behind", 0) for e in waiters),
+        "granted": [
+            {"to": e["session"], "grant": e["grant"], "token": e["token"], "at": e["acquired_at"]}
+            for e in holders
+            if e["acquired_at"] >= document["written_at"] and e["grant"] != grant
+        ],
         "first_end": min((e["until"] for e in holders), default=None),
         "holder": next(iter(holders), None),
         "former": next((e for e in holders if _is_former(e, grant, owner)), None),

@@ -16,12 +16,12 @@ from typing import Any, Final, TypeVar
 
 from ..exceptions import LockBackendFailed, LockMisused
 from . import clock, runner
-from .actions import Action, Pause, Protocol, WaitResult
+from .actions import Action, Apply, Pause, Protocol, WaitResult
 from .deadlock import Cycle, cycle_of
 from .grant import TAKEN, Grant
 from .memory_filters import NOTHING, is_free, is_held, is_there, is_uncontended, reply_of
 from .processes import Fate
-from .replies import Found, Reply, read_found
+from .replies import Bell, Found, Reply, read_found
 from .rule_in_python import Moment, apply_rule
 from .session.heartbeat import Chore
 from .session.notifications import Observer
@@ -52,7 +52,7 @@ class MemoryServer:
         self.results: dict[str, Document] = {}
         self.sessions: list[MemorySession] = []
         self.away: threading.Thread | None = None
-        self._streams: dict[MemoryStream, str] = {}
+        self._listening: dict[MemoryListening, str] = {}
         self.mutex = threading.Lock()
         #: Held while the clock is moved: what is due meanwhile is done by the thread that moves it.
         self.clock_mutex = threading.RLock()
@@ -112,7 +112,6 @@ class MemoryServer:
             after = apply_rule(before, step, limits, Moment(now, CLOCK))
             if after is not None:
                 self.documents[key] = after
-                self._notify_streams(after["granted"], before["granted"] if before else "")
             return after, now
 
     def is_hopeless(self, key: str, thread: threading.Thread) -> bool:
@@ -125,20 +124,20 @@ class MemoryServer:
         return bool(holders) and all(e["session"] not in others or "released" in e for e in holders)
 
     @contextlib.contextmanager
-    def streaming(self, session: str) -> Iterator[MemoryStream]:
-        """A stream of what is granted to *session* from now on."""
-        stream = MemoryStream()
-        self._streams[stream] = session
+    def listen(self, session: str) -> Iterator[MemoryListening]:
+        """See Store.listen()."""
+        listening = MemoryListening()
+        self._listening[listening] = session
         try:
-            yield stream
+            yield listening
         finally:
-            del self._streams[stream]
+            del self._listening[listening]
 
-    def _notify_streams(self, granted: str, before: str) -> None:
-        if granted != before:
-            for stream, session in self._streams.copy().items():
-                if f"{session}." in granted:
-                    stream.changes.put({"fullDocument": {"granted": granted}})
+    def ring(self, bell: Bell) -> None:
+        """See Store.ring()."""
+        for listening, session in self._listening.copy().items():
+            if session == bell.session:
+                listening.bells.put(bell)
 
 
 class ClockChores:
@@ -160,18 +159,18 @@ class ClockChores:
                 chore.do_due(now)
 
 
-class MemoryStream:
-    """See `store.Stream`."""
+class MemoryListening:
+    """See `store.Listening`."""
 
     alive = True
 
     def __init__(self) -> None:
-        self.changes: SimpleQueue[Document] = SimpleQueue()
+        self.bells: SimpleQueue[Bell] = SimpleQueue()
 
-    def try_next(self) -> Document | None:
-        """See Stream.try_next()."""
+    def next(self) -> Bell | None:
+        """See Listening.next()."""
         try:
-            return self.changes.get(timeout=1.0)
+            return self.bells.get(timeout=1.0)
         except Empty:
             return None
 
@@ -182,7 +181,6 @@ class MemoryStore:
     def __init__(self, server: MemoryServer, limits: Limits) -> None:
         self.server = server
         self.limits = limits
-        self.is_journaled = True
         self._closed = False
 
     def apply(self, key: str, step: Step, timeout: float) -> Reply:
@@ -195,11 +193,6 @@ class MemoryStore:
         self.answer(key)
         document, now = self.server.apply(key, step, self.limits, partial(is_free, grant=step.ask))
         return None if document is None else reply_of(key, document, step.ask, now, step.owner)
-
-    def release(self, key: str, step: Step, timeout: float) -> bool:
-        self.answer(key)
-        document, _ = self.server.apply(key, step, self.limits, partial(is_held, grants=step.remove))
-        return document is not None
 
     def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
         self.answer(key)
@@ -224,9 +217,12 @@ class MemoryStore:
         documents = [{**document, "_id": key} for key, document in self.server.documents.copy().items()]
         return cycle_of(documents, grant, self.server.time)
 
-    def watch(self, session: str) -> Any:
+    def ring(self, bell: Bell) -> None:
+        self.server.ring(bell)
+
+    def listen(self, session: str) -> contextlib.AbstractContextManager[MemoryListening]:
         self.answer()
-        return self.server.streaming(session)
+        return self.server.listen(session)
 
     def sent_to(self) -> str:
         """See `primary`."""
@@ -261,7 +257,7 @@ class MemorySession(Session):
         self._server = store.server
         self._server.sessions.append(self)
         self.played_by = played_by
-        chores = (self.waits, self.orphans, self.renewals, self.cleanup)
+        chores = (self.orphans, self.renewals, self.cleanup)
         self.heartbeat.serve([ClockChores(self._server, chores)], self.orphans.adopt)
 
     def close(self, timeout: float = 2.0) -> None:
@@ -295,7 +291,7 @@ class MemorySession(Session):
         Returns how many there were.
         """
         grants = self.holding(key)
-        self.store.release(key, Step(remove=tuple(grant.id for grant in grants), force=True), self.command_timeout)
+        self.commands.send(Apply(key, Step(remove=tuple(grant.id for grant in grants), force=True)))
         for grant in grants:
             reported, reporting = threading.Event(), grant.reporting
             call = None if reporting.on_lost is None else reporting.on_lost()

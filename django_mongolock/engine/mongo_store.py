@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -15,37 +16,43 @@ from typing import Any, Final
 import pymongo
 from bson.codec_options import CodecOptions, DatetimeConversion
 from pymongo import MongoClient, ReadPreference, WriteConcern
-from pymongo.change_stream import CollectionChangeStream
 from pymongo.collection import Collection
 from pymongo.common import MAX_POOL_SIZE
 from pymongo.errors import ConfigurationError, InvalidName, InvalidURI, OperationFailure, PyMongoError, WriteError
 from pymongo.read_concern import ReadConcern
 
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
+from .bells import Bells, Listening
 from .deadlock import Cycle, chain_pipeline, cycle_of
 from .document import find_damage
 from .driver_errors import bare, is_refusal, translate
 from .election import CLOCK, CLUSTER_TIME, ClockEncoder
 from .fast_path import IS_FREE, IS_UNCONTENDED, RELEASE_UNCONTENDED, TAKE_FREE
 from .history import History
-from .replies import REPLY, REPLY_TAKEN, REPLY_TO_OWNER, Found, Reply, read_found, read_reply, read_taken
+from .replies import (
+    REPLY,
+    REPLY_TAKEN,
+    REPLY_TO_OWNER,
+    Bell,
+    Found,
+    Reply,
+    read_bells,
+    read_found,
+    read_reply,
+    read_taken,
+)
 from .rule import IS_WHOLE, pipeline
 from .step import Limits, Step
 
 Document = dict[str, Any]
 
-#: A release need not wait for the majority: if a failover undoes it, the session makes it again (see `releases`). It
-#: waits for the journal, because only then do a change stream and a majority read show the grant to the next holder.
-RELEASE_CONCERN: Final = WriteConcern(w=1, j=True)
-#: Without a waiter there is no process to show it to.
+#: A release without a waiter waits for nothing: if a failover undoes it, the session makes it again (see `releases`).
 UNNOTICED: Final = WriteConcern(w=1, j=False)
 #: With the journal, also where the replica set is set to confirm by memory alone.
 MAJORITY: Final = WriteConcern(w="majority", j=True)
 
-#: How long the server keeps a read of the change stream open when there are no news, in milliseconds.
-STREAM_AWAIT_MS: Final = 5_000
-#: The change stream keeps a connection busy all the time, and each command that waits for one delays the renewals.
-#: So however few connections the project allows its own client, in OPTIONS or in the URI, this one may open more.
+#: Listening keeps a connection busy all the time, and each command that waits for one delays the renewals. So however
+#: few connections the project allows its own client, in OPTIONS or in the URI, this one may open more.
 MIN_POOL_LIMIT: Final = 50
 #: The driver closes a connection that was not used for so long. A process has more than one only while it waits, or
 #: while several of its threads take locks.
@@ -76,8 +83,6 @@ class MongoStore:
         #: See Store.sent_to().
         self.sent_to = self._clock.sent_to
         self._opening = threading.Lock()
-        #: See Store.is_journaled. Found out when the change stream is opened.
-        self.is_journaled = True
         #: Writes what happens to the locks; None if that is not wanted.
         self.history = History(lambda: self.events, config.history) if config.history else None
 
@@ -214,14 +219,6 @@ class MongoStore:
             return reply.first_end is None or reply.first_end <= 0
         return reply.waiting < self.limits.waiters
 
-    def release(self, key: str, step: Step, timeout: float) -> bool:
-        """See Store.release(). The driver sends it again if need be."""
-        collection = self.collection.with_options(write_concern=RELEASE_CONCERN)
-        where = {"_id": {"$eq": key}, "holders.grant": {"$in": step.remove}}
-        with self.bounded(timeout, key):
-            result = collection.update_one(where, pipeline(step), let=step.arguments(self.limits, CLOCK, CLUSTER_TIME))
-        return result.matched_count == 1
-
     def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
         """See Store.release_uncontended()."""
         collection = self.collection.with_options(write_concern=UNNOTICED)
@@ -276,22 +273,25 @@ class MongoStore:
         """See Store.primary()."""
         return self._clock.primary()
 
-    def watch(self, session: str) -> CollectionChangeStream[Document]:
-        """See Store.watch(). Raises PyMongoError."""
-        mine = {"$regex": f"(^|;){session}\\."}
-        stages: list[Document] = [
-            {
-                "$match": {
-                    "$or": [
-                        {"operationType": "update", "updateDescription.updatedFields.granted": mine},
-                        {"operationType": "replace", "fullDocument.granted": mine},
-                    ]
-                }
-            },
-            {"$project": {"updateDescription.updatedFields.granted": 1, "fullDocument.granted": 1}},
-        ]
-        self.is_journaled = confirms_by_journal(self.client)
-        return self.collection.watch(stages, max_await_time_ms=STREAM_AWAIT_MS)
+    @cached_property
+    def bells(self) -> Bells:
+        """The bells beside the collection."""
+        return Bells(self.collection)
+
+    def ring(self, bell: Bell) -> None:
+        """See Store.ring()."""
+        self.bells.ring(bell)
+
+    def listen(self, session: str) -> AbstractContextManager[Listening]:
+        """See Store.listen(). Raises PyMongoError."""
+        return self.bells.listen(session)
+
+    def ring_for(self, keys: Sequence[str], timeout: float = 5.0) -> None:
+        """Ring for those to whom the last command has granted one of the keys."""
+        with contextlib.suppress(PyMongoError), pymongo.timeout(timeout):
+            for document in self.collection.find({"_id": {"$in": list(keys)}}, REPLY, let={"c": {"ask": ""}}):
+                for bell in read_bells(document):
+                    self.ring(bell)
 
     def diagnose(self, key: str, timeout: float = 5.0) -> None:
         """Raise LockDocumentDamaged if the document of *key* can be read and cannot be used."""
@@ -321,13 +321,3 @@ class MongoStore:
             except LockDocumentDamaged as damage:
                 return damage
         return translate(error, timeout, key, client=self.client)
-
-
-def confirms_by_journal(client: MongoClient[Document]) -> bool:
-    """Whether the majority of the replica set has in its journals what it confirms. True if the server refuses to say:
-    that is what a replica set does by default."""
-    try:
-        config = client.admin.command("replSetGetConfig")["config"]
-    except OperationFailure:
-        return True
-    return bool(config.get("writeConcernMajorityJournalDefault", True))

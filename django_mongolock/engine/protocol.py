@@ -23,7 +23,6 @@ from .actions import (
     Protocol,
     QueueNext,
     Read,
-    Release,
     ReleaseUncontended,
     Turn,
     WaitResult,
@@ -47,9 +46,6 @@ SHORTEST_POLL: Final = 0.02
 LONGEST_POLL: Final = 1.0
 #: How long the next in line waits for the lock to be handed over within the process, in seconds.
 LOCAL_HANDOVER_GRACE: Final = 0.5
-#: From which place in the queue on a waiter need not listen to the change stream yet, and for how many seconds.
-NEAR_HEAD: Final = 8
-LONGEST_STREAM_SKIP: Final = 1.0
 #: How often a waiter checks whether a former run of the same owner has died, in seconds.
 DEAD_OWNER_CHECK: Final = 0.5
 
@@ -59,8 +55,7 @@ class Acquisition:
     """One acquisition: its key, its id, its terms, and what its entry says besides (see `document.entry`).
 
     facts: who asks, for people. nested: its thread or task holds another lock, so that it may be part of a deadlock.
-    whole: it begins with a whole lease (see `Options`). seconds_per_place: how many seconds a place
-    in this queue takes.
+    whole: it begins with a whole lease (see `Options`).
     """
 
     key: str
@@ -72,7 +67,6 @@ class Acquisition:
     facts: Mapping[str, str | int] = field(default_factory=dict)
     whole: bool = False
     nested: bool = False
-    seconds_per_place: float = 0.0
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -100,14 +94,10 @@ class Acquisition:
         """How many seconds a grant must have left to be used before it is renewed."""
         return FOREVER if self.whole else self.terms.waiter_lease / 4
 
-    def skip_stream_for(self, place: int) -> float:
-        """For how many seconds the lock does not reach this *place*: most of the time that it took last time."""
-        return min(LONGEST_STREAM_SKIP, max(0, place - NEAR_HEAD) * self.seconds_per_place * 0.8)
-
 
 @dataclass(slots=True)
 class PollSchedule:
-    """How often to read while there is no change stream, and when to look for a deadlock, in a wait since *started*.
+    """How often to read while nobody listens, and when to look for a deadlock, in a wait since *started*.
 
     The time between two reads is spread by full jitter under a ceiling. That is low when the waiter has moved up in the
     queue, lower the nearer to its head, and grows with every fourth read. dead_owner_check: how soon to check whether a
@@ -186,6 +176,7 @@ def acquire(
             action = acquisition.enter(trial)
             continue
         result = yield from _wait_for_news(acquisition, reply, deadline, now, schedule)
+        last_token = max(last_token, result.last_token)
         now, (news, answer) = result.now, _newer(result, last_token)
         if news is not None:
             if result.queued_until - now >= acquisition.enough:
@@ -199,7 +190,7 @@ def acquire(
 def _newer(result: WaitResult, last_token: int) -> tuple[News | None, Answer | None]:
     """What a waiter heard during a pause, without what is older than the answer that showed it waiting.
 
-    It may have been granted before, slept through that grant, and queued again.
+    It may have been granted before, slept through that grant, and queued again: bells come late, and twice.
     """
     news, answer = result.news, result.answer
     if news is not None and news.token <= last_token:
@@ -240,7 +231,7 @@ def _wait_for_news(
         yield from _refuse_deadlock(acquisition, now - schedule.started)
     end = (reply.first_end or 0.0) + SLACK if place == 0 else FOREVER
     timer = max(0.0, min(deadline - now, schedule.deadlock_check_at - now, end, schedule.dead_owner_check))
-    result: WaitResult = yield Pause(acquisition.grant, timer, schedule.poll(place), acquisition.skip_stream_for(place))
+    result: WaitResult = yield Pause(acquisition.grant, timer, schedule.poll(place))
     if result.cancelled:
         yield from leave(acquisition)
         raise LockCancelled(acquisition.key, result.now - schedule.started, reply.holder)
@@ -344,8 +335,9 @@ def release(
     """
     if uncontended and not leave_tombstone and (yield ReleaseUncontended(key, grant)):
         return True
-    was_there: bool = yield Release(key, _removal(grant, stays=stays, leave_tombstone=leave_tombstone))
-    return was_there
+    step = replace(_removal(grant, stays=stays, leave_tombstone=leave_tombstone), given=grant)
+    answer: Answer = yield Apply(key, step)
+    return answer.reply.found
 
 
 def _removal(grant: str, *, stays: bool = False, leave_tombstone: bool = False) -> Step:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from bson.raw_bson import RawBSONDocument
 
 from ..exceptions import LockDocumentDamaged
 from .document import describe, is_holder, is_waiter
-from .expressions import IS_ASKED, Expression, encoded, only, size
+from .expressions import IS_ASKED, Expression, encoded, for_each, only, size
 from .text_checks import tidy_fact
 
 Document = Mapping[str, Any]
@@ -28,6 +27,10 @@ _REPLY: dict[str, Expression] = {
     "place": {"$indexOfArray": ["$waiters.grant", "$$c.ask"]},
     "queued": {"$first": only("$waiters", IS_ASKED)},
     "waiting": {"$add": [size("$waiters"), {"$sum": "$waiters.behind"}]},
+    "granted": for_each(
+        only("$holders", {"$and": [{"$gte": ["$$e.acquired_at", "$written_at"]}, {"$not": [IS_ASKED]}]}),
+        {"to": "$$e.session", "grant": "$$e.grant", "token": "$$e.token", "at": "$$e.acquired_at"},
+    ),
     "first_end": {"$min": "$holders.until"},
     "holder": {"$first": "$holders"},
 }
@@ -54,6 +57,47 @@ class Former:
 
 
 @dataclass(frozen=True, slots=True)
+class News:
+    """What a bell says of one grant: that it holds the lock."""
+
+    token: int
+    acquired_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Bell:
+    """A message to a session about one of its grants.
+
+    news: another's command has granted it the lock; None: its holder is asked to release it.
+    """
+
+    session: str
+    grant: str
+    news: News | None = None
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The bell as a document."""
+        news = {} if self.news is None else {"token": self.news.token, "at": self.news.acquired_at}
+        return {"to": self.session, "grant": self.grant, **news}
+
+
+def read_bell(message: object) -> Bell | None:
+    """Read a bell; None for what this package has not written."""
+    match message:
+        case {"to": str(session), "grant": str(grant), "token": int(token), "at": datetime() as at}:
+            return Bell(session, grant, News(token, at))
+        case {"to": str(session), "grant": str(grant)}:
+            return Bell(session, grant)
+    return None
+
+
+def read_bells(document: Document) -> tuple[Bell, ...]:
+    """Read what an answer says of others that the command has granted the key to."""
+    return tuple(bell for item in document.get("granted", ()) if (bell := read_bell(item)) is not None)
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """What the server answered about one grant of one key. Times are in seconds, and for people and timers only.
 
@@ -62,12 +106,11 @@ class Reply:
 
     held: whether the grant holds the key. token, acquired_at: of the grant. beat: the number of the command that last
     gave it a whole lease, or a whole place in the queue. place: how many are ahead in the queue (None: not in it).
-    waiter_lease: how long the server lets that place live without renewal. waiting: how long the queue is, with those
-    of each process who stand behind its entry. first_end: until the first of the holders would end (None: the key is
-    free). holder: one of them, in words, unless it is the grant itself. found: whether there was a document that the
-    command matched. last_token: the last token of the key. former: another grant of the asking owner. now: the server's
-    time. mine, theirs: the grant's own entry among the holders, and the first of them all, as they stand in the
-    document.
+    waiting: how long the queue is, with those of each process who stand behind its entry. first_end: until the first of
+    the holders would end (None: the key is free). holder: one of them, in words, unless it is the grant itself. found:
+    whether there was a document that the command matched. last_token: the last token of the key. former: another grant
+    of the asking owner. granted: to whom the last command has granted the key besides. now: the server's time. mine,
+    theirs: the grant's own entry among the holders, and the first of them all, as they stand in the document.
     """
 
     held: bool = False
@@ -75,13 +118,13 @@ class Reply:
     acquired_at: datetime | None = None
     beat: int = 0
     place: int | None = None
-    waiter_lease: float = 0.0
     waiting: int = 0
     first_end: float | None = None
     holder: str | None = None
     found: bool = True
     last_token: int = 0
     former: Former | None = None
+    granted: tuple[Bell, ...] = ()
     now: datetime | None = field(default=None, compare=False)
     mine: Document | None = field(default=None, compare=False, repr=False)
     theirs: Document | None = field(default=None, compare=False, repr=False)
@@ -118,12 +161,12 @@ def read_reply(key: str, raw: Document | None) -> Reply:
         acquired_at=mine["acquired_at"] if mine else None,
         beat=_read_int(mine or queued or {}, "beat"),
         place=place if place is not None and place >= 0 else None,
-        waiter_lease=queued["waiter_lease"] / 1000 if queued else 0.0,
         waiting=raw["waiting"],
         first_end=_seconds_left(first_end, now, holder) if first_end else None,
         holder=None if holder is None or holder == mine else describe(holder, now),
         last_token=_read_int(raw, "token"),
         former=_read_former(raw.get("former")),
+        granted=read_bells(raw),
         now=now,
         mine=mine,
         theirs=holder,
@@ -188,25 +231,3 @@ def _beats(document: Document, name: str) -> dict[str, Beat]:
             by = tidy_fact(by) if isinstance(by, str) else None
             beats[grant] = Beat(_read_int(entry, "beat"), by, _read_int(entry, "token"))
     return beats
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """What the change stream says of one grant: that it holds the lock."""
-
-    token: int
-    acquired_at: datetime
-
-
-#: No more digits than make a token and a moment: the document may have been written by others.
-_NEWS: Final = re.compile(r"(\S+) ([0-9]{1,19}) ([0-9]{1,14})")
-
-
-def read_news(granted: object) -> dict[str, News]:
-    """Read the field `granted` of a document: ``"<grant> <token> <milliseconds since 1970>;"`` for each."""
-    news: dict[str, News] = {}
-    for item in granted.split(";") if isinstance(granted, str) else ():
-        if (found := _NEWS.fullmatch(item)) is not None:
-            grant, token, moment = found.groups()
-            news[grant] = News(int(token), datetime.fromtimestamp(int(moment) / 1000, UTC))
-    return news

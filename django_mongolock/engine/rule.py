@@ -22,9 +22,8 @@ In words:
 3. *Remove* the given grants; leave a tombstone for them if asked, so that a command that was held up on its way
    cannot bring them back. A holder with a minimum hold stays until that is over, unless removed by force.
 4. *Renew* the given grants, but none that was released already. A renewal never brings an end nearer.
-5. *Add* the given entry to the queue, in the order of arrival, unless it is there already or has a tombstone. In a long
-   queue it lives longer: each renewal costs the server a time that grows with the queue. An entry that *resumes* a
-   removed holder, which was there until now, is put at the head.
+5. *Add* the given entry to the queue, in the order of arrival, unless it is there already or has a tombstone. An entry
+   that *resumes* a removed holder, which was there until now, is put at the head.
 6. *Grant*: from the head of the queue, as many as fit. The first that does not fit blocks all behind it.
 7. If this was only a trial, take what was added out of the queue again.
 
@@ -46,11 +45,11 @@ from .document import (
     LAST_CLUSTER_TIME,
     LAST_TOKEN,
     LEAP,
-    LONG_QUEUE,
-    LONG_QUEUE_FACTOR,
+    LONGEST_CLAIM,
     MAX_ENTRIES,
     MAX_HOLDERS,
     MAX_TOMBSTONES,
+    SAME_TIME,
     SCHEMA,
     WAITER_FIELDS,
 )
@@ -82,7 +81,7 @@ IS_WHOLE: Expression = {
 #: What an upsert starts from.
 _ZERO = Int64(0)
 BLANK: dict[str, Expression] = {
-    "_id": "$_id", "v": SCHEMA, "holders": [], "waiters": [], "tombstones": [], "token": _ZERO, "granted": "",
+    "_id": "$_id", "v": SCHEMA, "holders": [], "waiters": [], "tombstones": [], "token": _ZERO,
     "clock": "$$c.clock", "written_at": "$$NOW", "cluster_time": "$$op", "purge_at": "$$NOW", "changes": _ZERO,
     "acquisitions": _ZERO, "contended": _ZERO, "expired": _ZERO, "waited_ms": _ZERO, "held_ms": _ZERO,
     "longest_wait_ms": _ZERO, "longest_hold_ms": _ZERO,
@@ -131,6 +130,8 @@ def from_now(milliseconds: Expression) -> Expression:
 
 
 _LIVES: Expression = {"$gt": ["$$e.until", "$$now"]}
+#: The time since the last write, if both clocks are the same one.
+_APART: Expression = {"$subtract": ["$$now", "$$doc.written_at"]}
 
 
 def _live(field: str, renewed: dict[str, Expression]) -> Expression:
@@ -144,10 +145,17 @@ def _live(field: str, renewed: dict[str, Expression]) -> Expression:
 _HOLDER_RENEWED: dict[str, Expression] = {
     "until": {"$min": [from_now("$$e.server_lease"), {"$cond": ["$$e.released", "$$e.until", None]}]}
 }
-#: Keeps the time that each has waited as of the last write, so that the order is kept.
+#: Keeps the order. Where the two clocks may be the same one, each has come when it came: by the scale of those who come
+#: now and say how long they have waited. If not, each has waited as long as at the last write.
 _WAITER_RENEWED: dict[str, Expression] = {
     "until": from_now("$$e.waiter_lease"),
-    "since": {"$subtract": ["$$now", {"$subtract": ["$$doc.written_at", "$$e.since"]}]},
+    "since": {
+        "$cond": [
+            {"$and": [{"$gte": [_APART, 0]}, {"$lte": [_APART, SAME_TIME]}]},
+            "$$e.since",
+            after("$$e.since", _APART),
+        ]
+    },
 }
 
 _IS_REMOVED: Expression = {"$in": ["$$e.grant", "$$c.remove"]}
@@ -187,29 +195,14 @@ def _renewed(entries: Expression, length: str, counts: bool = False) -> Expressi
     return for_each(entries, {"$cond": [is_renewed, merge("$$e", changes), "$$e"]})
 
 
-#: How long the new entry lives without renewal.
-_WAITER_LEASE: Expression = {
-    "$cond": [
-        {"$gte": [size("$$queue"), LONG_QUEUE]},
-        {"$min": [{"$multiply": ["$$c.add.waiter_lease", LONG_QUEUE_FACTOR]}, "$$c.add.server_lease"]},
-        "$$c.add.waiter_lease",
-    ]
-}
-
-
 #: When the waiter of the new entry came, as it says.
-_CAME_AT: Expression = {"$subtract": ["$$now", "$$c.waited"]}
+_CAME_AT: Expression = {"$subtract": ["$$now", {"$min": ["$$c.waited", LONGEST_CLAIM]}]}
 
 
 def _new_entry(arrived: bool) -> Expression:
     """The new entry. arrived: its waiter has waited before."""
-    changes = {
-        "since": _CAME_AT if arrived else "$$now",
-        "waiter_lease": "$$waiter_lease",
-        "until": from_now("$$waiter_lease"),
-        "beat": "$$c.beat",
-    }
-    return let({"waiter_lease": _WAITER_LEASE}, merge("$$c.add", changes))
+    since = _CAME_AT if arrived else "$$now"
+    return merge("$$c.add", {"since": since, "until": from_now("$$c.add.waiter_lease"), "beat": "$$c.beat"})
 
 
 def _with_new(resumes: bool, arrived: bool) -> Expression:
@@ -293,19 +286,6 @@ def _total(field: str, more: Expression) -> Expression:
     return {"$add": [f"$$doc.{field}", more]}
 
 
-#: News for the change stream: what was granted by a command of another waiter. See `replies.read_news`.
-_NEWS: list[Expression] = [
-    "$$this.grant", " ", {"$toString": "$$this.token"}, " ", {"$toString": {"$toLong": "$$now"}}, ";",
-]  # fmt: skip
-_GRANTED_NEWS: Expression = {
-    "$cond": [
-        {"$eq": ["$$others", []]},
-        "$$doc.granted",
-        {"$reduce": {"input": "$$others", "initialValue": "", "in": {"$concat": ["$$value", *_NEWS]}}},
-    ]
-}
-
-
 def purge_time(now: Expression, before: Expression, expires_at: Expression, contended: Expression) -> Expression:
     """When the document may be removed, if that was *before* until *now*, and the last lease ends at *expires_at*.
 
@@ -321,7 +301,6 @@ def _result(leaves_tombstones: bool) -> dict[str, Expression]:
         "holders": "$$holders",
         "waiters": "$$waiting",
         "token": {"$max": ["$$doc.token", {"$max": "$$granted.token"}]},
-        "granted": _GRANTED_NEWS,
         "clock": {"$cond": ["$$late", "$$doc.clock", "$$c.clock"]},
         "written_at": "$$now",
         "cluster_time": {"$cond": ["$$late", "$$doc.cluster_time", "$$op"]},
@@ -398,7 +377,6 @@ def _pipeline(parts: frozenset[str]) -> list[RawBSONDocument]:
             "ended": only("$$doc.holders", {"$in": ["$$e.grant", "$$ended_ids"]}),
         },
         {
-            "others": only("$$granted", {"$not": [IS_ASKED]}) if "ask" in parts else "$$granted",
             "expires_at": {"$max": "$$holders.until"},
             "waits": for_each("$$granted", {"$subtract": ["$$now", "$$e.since"]}),
             "holds": for_each(

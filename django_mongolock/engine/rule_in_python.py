@@ -13,7 +13,7 @@ from typing import Any
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from .document import LEAP, LONG_QUEUE, LONG_QUEUE_FACTOR, MAX_HOLDERS, MAX_TOMBSTONES, SCHEMA, weight
+from .document import LEAP, LONGEST_CLAIM, MAX_HOLDERS, MAX_TOMBSTONES, SAME_TIME, SCHEMA, weight
 from .rule import PURGE_STEP
 from .step import Limits, Step
 
@@ -47,7 +47,7 @@ def apply_rule(document: Document | None, step: Step, limits: Limits, moment: Mo
 def _blank(moment: Moment) -> Document:
     """What an upsert starts from, without its key."""
     return {
-        "v": SCHEMA, "holders": [], "waiters": [], "tombstones": [], "token": Int64(0), "granted": "",
+        "v": SCHEMA, "holders": [], "waiters": [], "tombstones": [], "token": Int64(0),
         "clock": moment.clock, "written_at": moment.now, "cluster_time": moment.cluster_time, "purge_at": moment.now,
         **dict.fromkeys(_COUNTERS, Int64(0)),
     }  # fmt: skip
@@ -126,6 +126,8 @@ class _Rule:
         waiters: Entries = self.document["waiters"]
         if self.other_primary:
             apart = self.now - self.document["written_at"]
+            if timedelta(0) <= apart <= timedelta(milliseconds=SAME_TIME):
+                apart = timedelta(0)
             waiters = [{**e, "until": self.after(e["waiter_lease"]), "since": e["since"] + apart} for e in waiters]
         return [e for e in waiters if e["until"] > self.now]
 
@@ -165,11 +167,9 @@ class _Rule:
         """
         if new["grant"] in done:
             return queue
-        far = min(new["waiter_lease"] * LONG_QUEUE_FACTOR, new["server_lease"])
-        waiter_lease = Int64(far if len(queue) >= LONG_QUEUE else new["waiter_lease"])
-        since = self.now - timedelta(milliseconds=self.step.waited)
-        times = {"since": since, "waiter_lease": waiter_lease, "until": self.after(waiter_lease)}
-        entry = {**new, **times, "beat": Int64(self.step.beat)}
+        since = self.now - timedelta(milliseconds=min(self.step.waited, LONGEST_CLAIM))
+        until = self.after(new["waiter_lease"])
+        entry = {**new, "since": since, "until": until, "beat": Int64(self.step.beat)}
         others = [e for e in queue if e["grant"] != new["grant"]]
         if resumes:
             return [entry, *others]
@@ -217,7 +217,7 @@ class _Rule:
         return {"expires_at": expires_at, "purge_at": purge_at}
 
     def counted(self, document: Document, granted: Entries, ended: Entries) -> Document:
-        """The statistics; the news."""
+        """The statistics."""
         now = self.now
         waits = [_milliseconds(now - e["since"]) for e in granted]
         holds = [_milliseconds(min(now, e["until"], e.get("released", now)) - e["acquired_at"]) for e in ended]
@@ -233,9 +233,6 @@ class _Rule:
         fields: Document = {name: Int64(document[name] + number) for name, number in more.items()}
         fields["longest_wait_ms"] = Int64(max(document["longest_wait_ms"], *waits, 0))
         fields["longest_hold_ms"] = Int64(max(document["longest_hold_ms"], *holds, 0))
-        others = [e for e in granted if e["grant"] != self.step.ask]
-        if others:
-            fields["granted"] = "".join(f"{e['grant']} {e['token']} {_since_1970(now)};" for e in others)
         if ended:
             fields["last_holder"] = ended[-1]
         return fields

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 from .deadlock import Cycle
-from .replies import Found, Reply
+from .replies import Bell, Found, Reply
 from .step import Limits, Step
 
 
-class Stream(Protocol):
-    """The changes that grant something to one session, as MongoDB reports them."""
+class Listening(Protocol):
+    """The bells that are rung for one session."""
 
     @property
     def alive(self) -> bool:
-        """Whether further changes may come."""
+        """Whether further bells may come."""
 
-    def try_next(self) -> Mapping[str, Any] | None:
-        """The next change; None if there is none within about a second."""
+    def next(self) -> Bell | None:
+        """The next bell; None if there is none within about a second."""
 
 
 class Store(Protocol):
@@ -38,13 +38,10 @@ class Store(Protocol):
         Means the same as `apply`, and raises the same errors; the server has a fifth less to do.
         """
 
-    def release(self, key: str, step: Step, timeout: float) -> bool:
-        """Remove the grants of *step*, without waiting for the majority; return whether one was there."""
-
     def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
         """Remove *grant*, which has no minimum hold, if it is the only holder and there is no waiter.
 
-        Returns whether it did. Does not wait for the disk, so it takes a fraction of `release`.
+        Returns whether it did. Waits neither for the majority nor for the disk.
         """
 
     def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
@@ -59,8 +56,11 @@ class Store(Protocol):
     def deadlock(self, key: str, grant: str, timeout: float) -> Cycle | None:
         """The cycle of waits that the waiter *grant* of *key* is part of."""
 
-    def watch(self, session: str) -> AbstractContextManager[Stream]:
-        """Open a stream of the grants that are given to *session*."""
+    def ring(self, bell: Bell) -> None:
+        """Tell a session about one of its grants. The bell may get lost, come late, or come twice."""
+
+    def listen(self, session: str) -> AbstractContextManager[Listening]:
+        """Hear the bells for *session*."""
 
     def sent_to(self) -> str:
         """The primary that this thread's last command went to: its name until the next election; empty if unknown."""
@@ -71,10 +71,6 @@ class Store(Protocol):
     @property
     def limits(self) -> Limits:
         """What is the same for every command."""
-
-    @property
-    def is_journaled(self) -> bool:
-        """Whether what the majority has survives a crash of the majority, as far as it is known."""
 
     def close(self) -> None:
         """Disconnect."""

@@ -79,7 +79,7 @@ def _servers(found: Servers) -> Json:
     return {
         "replica_set": found.name or None,
         "primary": found.primary or None,
-        "change_stream": found.watching,
+        "bells": found.ringing,
         "clocks_apart_seconds": _rounded(found.apart),
         "problem": found.facts.problem or None,
         "known_for_seconds": found.age,

@@ -20,6 +20,7 @@ from ..engine.history import FACTS, Happened
 from ..engine.logs import INFO, log
 from ..engine.mongo_store import MongoStore
 from ..engine.processes import CLAIM, fate
+from ..engine.replies import Bell
 from ..engine.rule import IS_WHOLE, pipeline
 from ..engine.step import Step
 from ..engine.text_checks import check_fact
@@ -31,7 +32,7 @@ from .snapshot import LockSnapshot, State
 Document = dict[str, Any]
 
 #: The fields of a holder that are read, for the log and the history.
-_REPORTED = {f"holders.{name}": 1 for name in ("grant", "token", "acquired_at", *FACTS)}
+_REPORTED = {f"holders.{name}": 1 for name in ("grant", "session", "token", "acquired_at", *FACTS)}
 #: The reasons of a release that no person forced.
 OWNER_GONE = "the process that held it has ended"
 OWNER_DONE = "all locks of its owner were released"
@@ -109,6 +110,7 @@ def _apply(store: MongoStore, keys: Sequence[str], which: Which, clock: str, tim
             let=step.arguments(store.config.limits, CLOCK, CLUSTER_TIME),
             hint="_id_",  # without it, the server goes through all stale locks for every batch
         )
+    store.ring_for(keys, timeout)
     return result.modified_count
 
 
@@ -161,6 +163,7 @@ def force_release(
     if before is None:
         store.diagnose(key, timeout)
         return []
+    store.ring_for([key], timeout)
     taken = _holders(before, grants)
     for holder in taken:
         log(INFO, "release forced", key=key, token=holder.get("token"), by=by, reason=reason)
@@ -187,7 +190,8 @@ def ask_to_release(
 ) -> int:
     """Ask the holders of *key*, or those with one of *grants*, to release it; return how many were asked.
 
-    They learn of it at their next renewal, within a third of their lease, and decide by themselves. requested_by: who
+    They decide by themselves. Those with `on_release_requested` learn of it at once, the others at their next renewal,
+    within a third of their lease. requested_by: who
     asks, for the holders; by, reason: the same in two parts, for the history. Raises TypeError or ValueError for a
     *requested_by* that cannot be stored, LockDocumentDamaged, LockBackendFailed.
     """
@@ -203,6 +207,7 @@ def ask_to_release(
             key, Step(request_release_of=tuple(holder["grant"] for holder in asked), requested_by=name), timeout
         )
     for holder in asked:
+        store.ring(Bell(str(holder.get("session")), holder["grant"]))
         log(INFO, "asked to release", key=key, token=holder.get("token"), by=by or name, reason=reason)
         _note(store, key, Happened.ASKED, holder, document["now"], by=by or name, reason=reason)
     return len(asked)

@@ -15,17 +15,16 @@ from pymongo.errors import OperationFailure, PyMongoError
 from ..engine import history
 from ..engine.driver_errors import translate
 from ..engine.indexes import PURGE, missing_indexes
-from ..engine.mongo_store import MongoStore, confirms_by_journal
+from ..engine.mongo_store import MongoStore
 from ..exceptions import LockBackendFailed
 from .queries import ping
 
 #: The actions that locking needs on the collection.
 RIGHTS: Final = ("find", "insert", "update")
-#: What a process needs on the history, and on documents with a lock.
+#: What a process needs on the bells, on the history, and on documents with a lock.
+BELL_RIGHTS: Final = ("find", "insert")
 HISTORY_RIGHTS: Final = ("find", "insert")
 DOCUMENT_RIGHTS: Final = ("find", "update")
-#: The action without which waiters poll for their turn, instead of being notified.
-WATCH: Final = "changeStream"
 #: Seconds that a failover takes beyond the election timeout, at most, until a write succeeds (measured: 10.3 to 16 s
 #: in all, with the default election timeout of 10 s).
 _ELECTION_OVERHEAD: Final = 10.0
@@ -36,9 +35,9 @@ class ServerFacts:
     """problem: why the server cannot be used, in words without credentials. address, version: of the primary. members:
     how many the replica set has. ahead: for how many seconds at least its clock is ahead of this machine's, negative if
     it is behind, as far as the time of the command allows to tell. failover: seconds that a failover may take;
-    None without another member. new: whether there is no collection of locks yet. history: why the history cannot be
-    kept, if it is wanted. journaled: whether the majority confirms only what is in its journals, as far as this user
-    may ask."""
+    None without another member. new: whether there is no collection of locks yet. bells: why no bell wakes a waiter.
+    history: why the history cannot be kept, if it is wanted. journaled: whether the majority confirms only what is in
+    its journals, as far as this user may ask."""
 
     problem: str = ""
     address: str = ""
@@ -50,9 +49,9 @@ class ServerFacts:
     sharded: bool = False
     failover: float | None = None
     missing_rights: tuple[str, ...] = ()
-    may_watch: bool = True
     missing_indexes: tuple[str, ...] = ()
     new: bool = False
+    bells: str = ""
     history: str = ""
     journaled: bool = True
 
@@ -68,8 +67,7 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
             answered = time.time()
             status = admin.command("connectionStatus", showPrivileges=True)["authInfo"]
             sharded = hello.get("msg") == "isdbgrid"
-            missing = _missing_rights(status, store.collection, (*RIGHTS, WATCH))
-            rights = tuple(right for right in RIGHTS if right in missing)
+            rights = _missing_rights(status, store.collection, RIGHTS)
             if not status["authenticatedUsers"]:
                 store.collection.find_one({}, {"_id": 1})  # is there no access control, or is there no login?
             return ServerFacts(
@@ -82,11 +80,11 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
                 sharded=sharded,
                 failover=_failover(store) if len(hello.get("hosts", ())) > 1 else None,
                 missing_rights=rights,
-                may_watch=WATCH not in missing,
                 missing_indexes=() if "find" in rights else tuple(_missing_indexes(store)),
                 new="find" not in rights and _is_new(store),
+                bells=_bells(store, status),
                 history=_history(store, status) if store.config.history else "",
-                journaled="setName" not in hello or confirms_by_journal(store.client),
+                journaled="setName" not in hello or _confirms_by_journal(store),
             )
     except LockBackendFailed as error:
         return ServerFacts(problem=error.problem)
@@ -113,6 +111,26 @@ def _is_new(store: MongoStore) -> bool:
         return not store.collection.index_information()
     except OperationFailure:
         return False
+
+
+def _bells(store: MongoStore, status: Mapping[str, Any]) -> str:
+    """Why no bell wakes a waiter; "" if bells do."""
+    for collection in store.bells.collections:
+        if missing := _missing_rights(status, collection, BELL_RIGHTS):
+            return f"the user lacks {' and '.join(missing)} on the collection {collection.name}"
+    if missing_bells := store.bells.missing():
+        return f"there is no capped collection {missing_bells[0]}"
+    return ""
+
+
+def _confirms_by_journal(store: MongoStore) -> bool:
+    """Whether the majority has in its journals what it confirms. True if the server refuses to say: that is what a
+    replica set does by default."""
+    try:
+        config = store.client.admin.command("replSetGetConfig")["config"]
+    except OperationFailure:
+        return True
+    return bool(config.get("writeConcernMajorityJournalDefault", True))
 
 
 def _history(store: MongoStore, status: Mapping[str, Any]) -> str:

@@ -61,9 +61,9 @@ class Servers:
         return next((member.address for member in self.members if member.role == "primary"), "")
 
     @property
-    def watching(self) -> bool:
-        """Whether a change stream notifies waiters of their turn. Otherwise they poll."""
-        return self.facts.may_watch and not self.facts.standalone
+    def ringing(self) -> bool:
+        """Whether a bell wakes a waiter at its turn. Otherwise it looks at intervals."""
+        return not self.facts.bells
 
     @property
     def apart(self) -> float | None:

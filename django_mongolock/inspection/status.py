@@ -106,5 +106,5 @@ def _of_servers(found: Servers) -> Iterator[Problem]:
         yield Problem(Alarm.INDEXES, len(facts.missing_indexes), ", ".join(facts.missing_indexes))
     if facts.standalone:
         yield Problem(Alarm.STANDALONE, 1)
-    elif not facts.may_watch:
+    if facts.bells and not facts.new:
         yield Problem(Alarm.POLLING, 1)

@@ -1,4 +1,4 @@
-"""After ``migrate``, create what Django's API cannot: indexes of locks and results, the collection of the history."""
+"""After ``migrate``, create what Django's API cannot: indexes of locks and results, capped collections."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def make_indexes_after_migrate(*, using: str, **kwargs: Any) -> None:
         ping(mongo_store(home), get_settings().COMMAND_TIMEOUT)  # an index may take long, an answer may not
         store = mongo_store(home)
         ensure_indexes(store.collection)
+        store.bells.make()
         if size := store.config.history:
             history.make(store.events, size, resize=True)
         with contextlib.suppress(OperationFailure):  # without `idempotent`, the right to it is not needed

@@ -14,7 +14,7 @@ from celery.signals import task_postrun
 
 from django_mongolock import idempotent, mongo_lock, mongo_locked, once_per
 from django_mongolock.engine import mongo_store
-from django_mongolock.engine.session import change_stream
+from django_mongolock.engine.session import listener
 from tests.celery.records import DIRECTORY, Story, listen, note, work
 
 HERE = Path(os.environ.get(DIRECTORY, "/nonexistent"))
@@ -31,7 +31,7 @@ if DIRECTORY in os.environ:
     listen(HERE)
 if "TEST_IDLE_SECONDS" in os.environ:  # not a minute
     mongo_store.MAX_IDLE_MS = 1_000 * int(os.environ["TEST_IDLE_SECONDS"])
-    change_stream.LINGER = float(os.environ["TEST_IDLE_SECONDS"])  # type: ignore[misc]
+    listener.LINGER = float(os.environ["TEST_IDLE_SECONDS"])  # type: ignore[misc]
 
 
 def directory() -> Path:

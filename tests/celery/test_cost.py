@@ -16,12 +16,12 @@ from tests.celery.workers import Place
 from tests.support.waiting import eventually
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     parts.needs("Redis"),
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the connections of a process"),
 ]
 
-LONG = [pytest.mark.long, pytest.mark.timeout(600)]
+LONG = [pytest.mark.program, pytest.mark.timeout(600)]
 ESTABLISHED = "01"
 
 

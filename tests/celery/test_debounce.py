@@ -245,7 +245,7 @@ def test_to_the_queue_of_the_task(sent: Sent) -> None:
     assert sent.starts[0][2]["queue"].name == "slow"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @parts.needs("Redis")
 def test_with_workers(place: MakePlace, name: str) -> None:
     """Many calls make one run, after the last of them; calls that never stop make one all the same; a call that comes

@@ -22,12 +22,12 @@ from tests.support.looking import holders
 from tests.support.waiting import eventually
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     parts.needs("Redis"),
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes are gone"),
 ]
 
-LONG = [pytest.mark.long, pytest.mark.timeout(900)]
+LONG = [pytest.mark.program, pytest.mark.timeout(900)]
 #: Each way in which a task can end: the task, its arguments, the options of its message.
 WAYS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "success": (tasks.once, {}, {}),

@@ -13,7 +13,7 @@ from tests.celery.conftest import MakePlace
 from tests.support.waiting import eventually
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     parts.needs("Redis"),
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes are gone"),
 ]

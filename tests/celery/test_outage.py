@@ -21,12 +21,12 @@ from tests.support.looking import holders
 from tests.support.waiting import eventually
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     parts.needs("Redis"),
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes are gone"),
 ]
 
-LONG = [pytest.mark.long, pytest.mark.timeout(600)]
+LONG = [pytest.mark.program, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_the_primary_dies(place: MakePlace, name: str) -> None:
     assert here.story.count("state", state="FAILURE") == 0
 
 
-@pytest.mark.long
+@pytest.mark.program
 @pytest.mark.timeout(600)
 def test_many_failovers(place: MakePlace, name: str) -> None:
     """Five primaries of three nodes are killed, one after the other, under two workers and two beats: tasks that come

@@ -19,12 +19,12 @@ from tests.support.looking import holders
 from tests.support.waiting import eventually
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     parts.needs("Redis"),
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes are gone"),
 ]
 
-LONG = [pytest.mark.long, pytest.mark.timeout(600)]
+LONG = [pytest.mark.program, pytest.mark.timeout(600)]
 
 
 def started_after(here: Place, task: Any, *args: Any, count: int, name: str) -> float:
@@ -63,7 +63,7 @@ def inversions(order: list[int]) -> int:
     return sum(later < earlier for place, earlier in enumerate(order) for later in order[place + 1 :])
 
 
-@pytest.mark.long
+@pytest.mark.program
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("count", "seconds"), [(40, 0.05), (40, 0.5), (200, 0.05)])
 def test_figures(place: MakePlace, name: str, count: int, seconds: float) -> None:

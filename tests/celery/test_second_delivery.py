@@ -12,12 +12,12 @@ from tests.celery.conftest import MakePlace
 from tests.support.waiting import eventually
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     parts.needs("Redis"),
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes are gone"),
 ]
 
-LONG = [pytest.mark.long, pytest.mark.timeout(300)]
+LONG = [pytest.mark.program, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize(

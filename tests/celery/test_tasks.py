@@ -72,6 +72,7 @@ def done(result: Any, seconds: float = 20) -> Any:
 class TestWorker:
     """Tasks in a real worker."""
 
+    @pytest.mark.long
     def test_facts(self, name: str) -> None:
         """A lock says which task holds it, by name and id, and in which process."""
         result = tasks_app.facts.delay(name)
@@ -115,6 +116,7 @@ class TestWorker:
             assert eventually(lambda: retries.exists() and len(retries.read_text()) > max_retries + 2)
         assert done(result) == [result.id, max_retries, f"task tests.celery.tasks_app.returning {result.id}"]
 
+    @pytest.mark.long
     def test_soft_time_limit(self, name: str) -> None:
         """F29: soft time limits that strike anywhere in acquire, body and release leave no lock behind."""
         tasks = [tasks_app.interrupted] * 14 + [tasks_app.interrupted_inside] * 6
@@ -128,6 +130,7 @@ class TestWorker:
         assert eventually(lambda: not any(holders(f"soft:{name}{number}") for number in range(len(tasks))), 5)
         assert done(tasks_app.facts.delay(name))
 
+    @pytest.mark.long
     def test_killed(self, name: str) -> None:
         """F27: a process that is killed inside a locked task keeps the key for its lease and no longer."""
         tasks_app.killed.delay(name)
@@ -135,6 +138,7 @@ class TestWorker:
         with mongo_lock(f"killed:{name}", wait=6):
             pass
 
+    @pytest.mark.long
     def test_shutdown(self, worker: Worker, name: str, parents_key: str) -> None:
         """F31: SIGTERM lets the running task finish, and gives back what its processes still hold.
 

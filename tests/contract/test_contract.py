@@ -213,6 +213,7 @@ class TestTurns:
                 elsewhere(key).acquire()
             waiter.cancel()
 
+    @pytest.mark.long
     def test_a_deadlock_has_a_victim(self, key: str, elsewhere: Elsewhere, in_thread: InThread) -> None:
         """F45: two processes, each of which waits for what the other one has."""
         one, two = f"{key}:1", f"{key}:2"
@@ -242,6 +243,7 @@ class TestTurns:
 class TestTime:
     """Leases, by the clock of whoever keeps the locks."""
 
+    @pytest.mark.long
     def test_a_living_holder_keeps_it(self, key: str, world: World, elsewhere: Elsewhere) -> None:
         with mongo_lock(key, lease=2) as lock:
             world.let_pass(4.5)
@@ -263,6 +265,7 @@ class TestTime:
         with pytest.raises(LockLost), face.block(mongo_lock(key, lease=0.3, auto_renew=False)):
             world.let_pass(0.4)
 
+    @pytest.mark.long
     def test_extend(self, key: str, world: World, face: Face) -> None:
         lock = face.acquire(mongo_lock(key, lease=2, auto_renew=False))
         face.extend(lock, 60)
@@ -271,6 +274,7 @@ class TestTime:
         assert lock.remaining > 50
         assert face.release(lock)
 
+    @pytest.mark.long
     def test_a_dead_holder_holds_it_for_its_lease(
         self, key: str, world: World, face: Face, elsewhere: Elsewhere
     ) -> None:
@@ -282,6 +286,7 @@ class TestTime:
         with face.block(mongo_lock(key, wait=0)):
             pass
 
+    @pytest.mark.long
     def test_who_waits_for_a_dead_holder_gets_it(self, key: str, world: World, elsewhere: Elsewhere) -> None:
         dead = elsewhere(key, lease=0.5).acquire()
         world.kill(dead)
@@ -295,6 +300,7 @@ class TestTime:
         assert lock.lost
         assert not lock.release()
 
+    @pytest.mark.long
     def test_min_hold(self, key: str, world: World, face: Face, elsewhere: Elsewhere) -> None:
         face.release(face.acquire(mongo_lock(key, min_hold=1)))
         with pytest.raises(LockNotAcquired, match="minimum hold"):

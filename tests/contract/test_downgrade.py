@@ -86,6 +86,7 @@ def test_several_keys(world: World, face: Face, elsewhere: Elsewhere) -> None:
             assert lock.held
 
 
+@pytest.mark.long
 def test_a_lock_that_was_lost(key: str, face: Face, world: World, elsewhere: Elsewhere) -> None:
     """It does not come back as a reader's: it was another holder's in between."""
     lock = face.acquire(mongo_lock(key, lease=0.5, auto_renew=False))

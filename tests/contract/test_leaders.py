@@ -96,6 +96,7 @@ def grants(key: str) -> tuple[str, ...]:
     return tuple(str(holder.grant) for holder in lock_info(key).holders)
 
 
+@pytest.mark.long
 def test_a_lease_that_is_not_renewed() -> None:
     """The work stops while the lock is still held, before any other process may begin; then it stands again."""
     stopped: list[float] = []
@@ -174,6 +175,7 @@ def test_elected_from_the_queue(key: str, elsewhere: Elsewhere) -> None:
     assert remaining[0] > get_settings().LEASE * 0.8
 
 
+@pytest.mark.long
 def test_what_cannot_end_in_order_is_released(key: str) -> None:
     """F103: if on_stop fails, and if nobody has the leader any more."""
 

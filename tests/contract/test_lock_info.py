@@ -69,7 +69,7 @@ def test_kept(key: str, look: Any, elsewhere: Elsewhere) -> None:
     assert look(key).state == "kept"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stale(key: str, look: Any, world: World, elsewhere: Elsewhere) -> None:
     """The process has died."""
     lock = elsewhere(key, lease=0.5).acquire()

@@ -172,6 +172,7 @@ def play(settings: Settings, *, events: int, ads: int, kills: int, locking: bool
     return story
 
 
+@pytest.mark.long
 @WITH_MONGO
 def test_processes_lose_no_increment(collection: Collection[dict[str, Any]], settings: Settings) -> None:
     """Four processes × 25 increments by read and write, in both faces: none is lost, and some had to come again."""
@@ -205,6 +206,7 @@ def assert_right(story: Story) -> None:
     assert not Ad.objects.exclude(locked_by=None).exists()
 
 
+@pytest.mark.long
 @WITH_MONGO
 @pytest.mark.timeout(240)
 def test_short(external: Settings) -> None:
@@ -228,7 +230,7 @@ def test_short_without_lock(external: Settings) -> None:
 
 
 @WITH_MONGO
-@pytest.mark.long
+@pytest.mark.program
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("locking", [True, False])
 def test_long(external: Settings, locking: bool) -> None:

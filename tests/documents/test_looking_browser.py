@@ -16,7 +16,7 @@ from tests.support.browsing import MIDDLEWARE, browser, opened
 from tests.support.lock_documents import Locks
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.django_db(databases=["default", "mongo"], transaction=True),
 ]
 

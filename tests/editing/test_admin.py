@@ -384,6 +384,7 @@ class TestSave:
         sent = fields_of(anna.get(page_of(order))) | {"edit_lock_seal": seal}
         assert state_of(anna.post(page_of(order), sent)) == "refused"
 
+    @pytest.mark.long
     def test_errors_of_the_form(self, order: Order) -> None:
         """The page with the errors has the lock, also when the page before it says good-bye only now."""
         anna = staff("anna")
@@ -438,6 +439,7 @@ class TestSave:
         order.refresh_from_db()
         assert order.item == "car"
 
+    @pytest.mark.long
     @pytest.mark.parametrize("taken", [False, True])
     @pytest.mark.parametrize("changed", [False, True])
     def test_take_over_and_save_when_it_is_free(self, order: Order, *, taken: bool, changed: bool) -> None:
@@ -525,6 +527,7 @@ class TestInlines:
     def page(self, order: Order) -> str:
         return f"/admin/auth/user/{order.buyer_id}/change/"
 
+    @pytest.mark.long
     def test_undisturbed(self, page: str, rows: list[Order]) -> None:
         """A row is changed, one added, one deleted."""
         anna = staff("anna")
@@ -636,6 +639,7 @@ class TestDeleting:
         ben.post("/admin/shop/order/", chosen)
         assert not Order.objects.exists()
 
+    @pytest.mark.long
     def test_the_list(self, order: Order) -> None:
         """A row of the list that another user is editing is not changed there."""
         anna, ben = staff("anna"), staff("ben")
@@ -661,6 +665,7 @@ class TestList:
     def orders(self, order: Order) -> list[Order]:
         return [order, Order.objects.create(buyer=order.buyer, item="hat", price=1)]
 
+    @pytest.mark.long
     def test_column_and_filter(self, orders: list[Order], commands: Commands) -> None:
         """A name and since when, for any admin with the mixin, by one command; the filter leaves out the others."""
         ben = staff("ben")
@@ -685,6 +690,7 @@ class TestList:
             filtering = EditedFilter(request, {"being_edited": ["now"]}, type(obj), site._registry[type(obj)])
             assert list(filtering.queryset(request, type(obj)._base_manager.all())) == [obj]
 
+    @pytest.mark.long
     def test_without_mongo(self, orders: list[Order], away: None) -> None:
         """The list is there, and says that it does not know."""
         page = staff("anna").get("/admin/shop/order/?being_edited=now")
@@ -696,6 +702,7 @@ class TestList:
 class TestWithoutMongo:
     """While MongoDB is away: a warning, and the version; or nothing at all."""
 
+    @pytest.mark.long
     def test_open(self, order: Order, away: None) -> None:
         """The form opens with a warning, and is saved if nobody changed anything."""
         anna = staff("anna")
@@ -710,6 +717,7 @@ class TestWithoutMongo:
         assert state_of(anna.post(page_of(order), sent)) == "refused"
         assert Order.objects.get().item == "theirs"
 
+    @pytest.mark.long
     def test_closed(self, order: Order, settings: Settings, away: None) -> None:
         """With EDIT_FAIL_CLOSED, it is for reading, and nothing is saved."""
         set_locks(settings, EDIT_FAIL_CLOSED=True)

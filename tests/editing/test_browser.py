@@ -30,7 +30,7 @@ from tests.support.waiting import eventually
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=["default", "mongo"]),
-    pytest.mark.slow,
+    pytest.mark.long,
 ]
 
 
@@ -195,7 +195,7 @@ def test_taken_over(people: Callable[..., Person], order: Order) -> None:
 
 
 @pytest.mark.parametrize(
-    "way", ["enter", *(pytest.param(way, marks=pytest.mark.long) for way in ("save", "take over"))]
+    "way", ["enter", *(pytest.param(way, marks=pytest.mark.program) for way in ("save", "take over"))]
 )
 def test_refused_and_on(people: Callable[..., Person], order: Order, settings: Settings, way: str) -> None:
     """A save that came before the beat that would have told: refused, and later the page is as good as any."""
@@ -485,7 +485,7 @@ def accessible(tab: Any, axe: str, *schemes: str) -> None:
         assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
 
 
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.program)])
 def test_accessible(people: Callable[..., Person], order: Order, *, whole: bool) -> None:
     """Every state of the panel, in the admin and outside of it; at first the reader and both versions."""
     schemes = ("light", "dark") if whole else ("dark",)
@@ -514,7 +514,7 @@ def test_accessible(people: Callable[..., Person], order: Order, *, whole: bool)
     accessible(anna.open(f"/own/{order.pk}/"), axe, *more)
 
 
-@pytest.mark.parametrize("kind", ["own", pytest.param("async", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["own", pytest.param("async", marks=pytest.mark.program)])
 def test_own_views(people: Callable[..., Person], order: Order, kind: str) -> None:
     """A class and a coroutine of one's own, with the template tags."""
     address = f"/{kind}/{order.pk}/"

@@ -17,7 +17,7 @@ __all__ = ["_quick", "chromium", "people", "requests"]
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=["default", "mongo"]),
-    pytest.mark.slow,
+    pytest.mark.long,
 ]
 LIST = "/admin/rates/note/"
 

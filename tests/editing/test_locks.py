@@ -116,6 +116,7 @@ def test_succeeding(do: Do, key: str) -> None:
     assert do(third, "replace_tab", second.tab).held
 
 
+@pytest.mark.long
 def test_without_a_beat_it_ends(do: Do, key: str, settings: Settings) -> None:
     """By the server's clock: nobody has to clean up."""
     set_locks(settings, EDIT_LEASE=0.2)
@@ -133,6 +134,7 @@ def until_let_in(do: Do, other: EditLock) -> None:
     assert eventually(lambda: do(other, "take").held, 20)
 
 
+@pytest.mark.long
 def test_held_ends_before_another_is_let_in(do: Do, key: str, settings: Settings) -> None:
     """F62: whoever goes on for longer than its lease knows by its own clock that it has the lock no more."""
     set_locks(settings, EDIT_LEASE=2)
@@ -142,6 +144,7 @@ def test_held_ends_before_another_is_let_in(do: Do, key: str, settings: Settings
     assert not mine.held
 
 
+@pytest.mark.long
 def test_taken_twice(do: Do, key: str, settings: Settings) -> None:
     """F62: a tab that asks for what it has keeps it for another lease from then on, and believes no more than that."""
     set_locks(settings, EDIT_LEASE=2)
@@ -157,6 +160,7 @@ def test_taken_twice(do: Do, key: str, settings: Settings) -> None:
     assert not again.held
 
 
+@pytest.mark.long
 def test_a_look_makes_no_belief_longer(do: Do, key: str, settings: Settings, locks: Locks) -> None:
     """F62: not where another primary's clock makes the lock look as if it lasted, nor for who has not renewed it."""
     set_locks(settings, EDIT_LEASE=2)

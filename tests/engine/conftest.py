@@ -17,6 +17,7 @@ from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
 from tests.engine.faces import ASYNC, BLOCKING, Face
+from tests.support import failpoints
 
 Document = dict[str, Any]
 
@@ -192,12 +193,8 @@ def failpoint(mongo: MongoClient[Document], appname: str) -> Iterator[Callable[.
             }
         )
 
-    try:
-        set_failpoint([])
-    except Exception:  # noqa: BLE001
-        pytest.skip("the server was not started with enableTestCommands")
-    yield set_failpoint
-    set_failpoint([])
+    with failpoints.failpoint(mongo, "failCommand", {}, "off"):
+        yield set_failpoint
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import pytest
 from pymongo.collection import Collection
-from pymongo.errors import OperationFailure
+
+from tests.support.failpoints import failpoint
 
 Document = dict[str, Any]
 
@@ -36,14 +36,7 @@ def running(collection: Collection[Document], **found: object) -> list[Document]
 def cut_off(collection: Collection[Document], appname: str, commands: Sequence[str] = EVERYTHING) -> Iterator[None]:
     """The server carries out none of these *commands* for whoever has that *appname*: it says that time is over, and
     hangs up if all are meant."""
-    admin = collection.database.client.admin
     how = {"closeConnection": True} if commands is EVERYTHING else {"errorCode": 50}
     data = {"failCommands": list(commands), "appName": appname, **how}
-    try:
-        admin.command("configureFailPoint", "failCommand", mode="alwaysOn", data=data)
-    except OperationFailure:
-        pytest.skip("the server was not started with enableTestCommands")
-    try:
+    with failpoint(collection.database.client, "failCommand", data):
         yield
-    finally:
-        admin.command("configureFailPoint", "failCommand", mode="off")

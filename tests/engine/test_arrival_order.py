@@ -46,7 +46,7 @@ PERMIT = Terms("semaphore", 2, lease=60, margin=1, waiter_lease=60)
 #: Seconds between two who arrive.
 GAP = 0.15
 #: Up to three times: on a busy machine a command may need longer than that to arrive.
-pytestmark = pytest.mark.flaky(reruns=2)
+pytestmark = [pytest.mark.long, pytest.mark.flaky(reruns=2)]
 
 
 class NewProcess(Protocol):
@@ -277,14 +277,14 @@ def test_a_hand_over_within_the_process_is_one_command(
         queue.ask(f"A{number}", session)
     if behind:
         queue.in_thread(lambda: other(terms=CALM, wait=60).acquire().release())
-    time.sleep(2.0)  # the change streams are open, and all have looked for the last time
+    time.sleep(2.0)  # all listen, and have looked for the last time
     commands.clear()
     queue.let_go()
     assert queue.served() == [f"A{number}" for number in range(6)]
-    assert eventually(lambda: commands.names.count("update") >= 1)
+    assert eventually(lambda: commands.names.count("findAndModify") >= 6)
     time.sleep(0.3)
     names = [name for name in commands.names if name != "getMore"]
-    assert names.count("findAndModify") == 6, names
+    assert names.count("findAndModify") <= 7, names
     assert len(names) <= (8 if not behind else 12), names
 
 
@@ -311,7 +311,6 @@ class CrowdProcess(Process):
                 self.heard.append(self.hear())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_three_processes(collection: Collection[Document], lock: LockMaker, seed: int) -> None:
     """F69: real ones, with threads and tasks that ask in any order."""

@@ -109,6 +109,7 @@ async def test_a_time_limit_around_the_wait(session: Session, other: LockMaker, 
         assert len(entries()) == 1
 
 
+@pytest.mark.long
 async def test_cancelled_at_random_moments_also_twice(
     new_session: Callable[..., Session], collection: Collection[Document]
 ) -> None:

@@ -16,7 +16,7 @@ from testproject.servers import Mongod, ReplicaSet
 from tests.engine.parties import Parties, Party
 from tests.engine.waiters import InThread
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 _log = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from tests.engine.waiters import InThread
 from tests.support.waiting import eventually
 from verify.faults.clocks import Dial
 
-#: Up to twice: on a busy machine, elections and change streams take longer than the tests wait.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), parts.needs("a C compiler"), pytest.mark.flaky(reruns=1)]
+#: Up to twice: on a busy machine, elections and bells take longer than the tests wait.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300), parts.needs("a C compiler"), pytest.mark.flaky(reruns=1)]
 
 #: A waiter that is handed the lock lives for six seconds without renewal, a holder for five times as long.
 TERMS = Terms(lease=30, margin=0.5, waiter_lease=6)

@@ -20,7 +20,7 @@ from tests.engine.conftest import Document, store_of
 from tests.engine.processes import processes
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.slow, parts.needs("a C compiler")]
+pytestmark = [pytest.mark.long, parts.needs("a C compiler")]
 
 
 @pytest.fixture(scope="module")

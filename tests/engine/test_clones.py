@@ -112,6 +112,7 @@ async def test_what_one_gave_up_is_not_refused_to_the_other(
         assert mine.held
 
 
+@pytest.mark.long
 def test_their_threads_are_not_the_same(clones: Clones) -> None:
     """F79, P5: one clone waits for what the other's thread of that name holds: that is no deadlock."""
     first, second = clones
@@ -120,6 +121,7 @@ def test_their_threads_are_not_the_same(clones: Clones) -> None:
     assert not isinstance(caught.value, LockDeadlock), str(caught.value)
 
 
+@pytest.mark.long
 def test_copies_of_a_whole_process(collection: Collection[Document]) -> None:
     """F79: a process with a session that has not been used yet is copied, and nobody in it is told: all their ids
     differ, though each takes itself for the one process that there was."""

@@ -93,6 +93,7 @@ async def test_tasks_of_one_loop_find_their_deadlock(session: Session) -> None:
     assert isinstance(outcomes[1], LockDeadlock)
 
 
+@pytest.mark.long
 def test_processes_find_their_deadlock(collection: Collection[Document], entries: Entries) -> None:
     """F45: the same with real processes, at the pace that users have."""
     with (
@@ -122,6 +123,7 @@ def test_a_reader_in_a_cycle_is_found(lock: LockMaker, other: LockMaker, in_thre
         party.let_go()
 
 
+@pytest.mark.long
 def test_a_permit_that_somebody_free_holds_is_no_deadlock(
     lock: LockMaker, other: LockMaker, in_thread: InThread, entries: Entries
 ) -> None:
@@ -141,6 +143,7 @@ def test_a_permit_that_somebody_free_holds_is_no_deadlock(
     user.let_go()
 
 
+@pytest.mark.long
 def test_a_free_holder_that_has_too_little_is_a_deadlock(
     lock: LockMaker, other: LockMaker, in_thread: InThread, entries: Entries
 ) -> None:
@@ -159,6 +162,7 @@ def test_a_free_holder_that_has_too_little_is_a_deadlock(
         party.let_go()
 
 
+@pytest.mark.long
 def test_a_heavy_holder_that_is_free_is_no_deadlock(
     lock: LockMaker, other: LockMaker, in_thread: InThread, entries: Entries
 ) -> None:
@@ -195,6 +199,7 @@ def test_a_semaphore_whose_holders_all_wait_is_a_deadlock(
     assert [user.error for user in users] == [None, None]
 
 
+@pytest.mark.long
 def test_no_deadlock_is_found_where_there_is_none(
     lock: LockMaker, other: LockMaker, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +225,7 @@ def test_no_deadlock_is_found_where_there_is_none(
     assert errors == []
 
 
+@pytest.mark.long
 def test_cycles_are_listed_once_for_the_admin(
     lock: LockMaker,
     other: LockMaker,
@@ -244,6 +250,7 @@ def test_cycles_are_listed_once_for_the_admin(
         party.end()
 
 
+@pytest.mark.long
 def test_nobody_pays_who_holds_nothing_else(
     lock: LockMaker, other: LockMaker, commands: Commands, in_thread: InThread, entries: Entries
 ) -> None:

@@ -46,7 +46,7 @@ def document(**changes: Any) -> dict[str, Any]:
     )
     return {
         "_id": "k", "v": 1, "holders": [holder()], "waiters": [waiter()], "tombstones": [], "clock": "c",
-        "token": Int64(5), "granted": "", "written_at": NOW, "purge_at": NOW, **dict.fromkeys(counters, Int64(0)),
+        "token": Int64(5), "written_at": NOW, "purge_at": NOW, **dict.fromkeys(counters, Int64(0)),
         **changes,
     }  # fmt: skip
 
@@ -124,6 +124,7 @@ def test_a_fact_is_none_or_a_short_text() -> None:
             check_fact("owner", other)
 
 
+@pytest.mark.long
 @given(st.one_of(st.text(), st.integers(), st.none(), st.binary()))
 def test_a_fact_that_we_look_up_is_made_to_fit(value: object) -> None:
     """F54: a user's or a host's name never stops a lock: it is tidied, not refused."""

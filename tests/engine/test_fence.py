@@ -187,6 +187,7 @@ def test_released_and_kept_for_its_minimum_hold(
     assert data.count_documents({}) == 0
 
 
+@pytest.mark.long
 def test_joined_queue(hold: LockMaker, join_queue: Callable[[], None], data: Pieces, mongo: Client) -> None:
     """Somebody joined the queue meanwhile: nothing is committed, the lock is held, and the error says: again."""
     with hold() as lock:
@@ -198,6 +199,7 @@ def test_joined_queue(hold: LockMaker, join_queue: Callable[[], None], data: Pie
     assert data.count_documents({}) == 0
 
 
+@pytest.mark.long
 def test_run_atomic(hold: LockMaker, join_queue: Callable[[], None], data: Pieces, mongo: Client) -> None:
     """`run_atomic` does it again until it gets through, and returns the result."""
     attempts: list[int] = []
@@ -284,6 +286,7 @@ def test_renewals_wait_for_the_end(hold: LockMaker, mongo: Client) -> None:
         assert grant.lease.renew_at == pytest.approx(usual, abs=0.1)
 
 
+@pytest.mark.long
 def test_another_mongodb(hold: LockMaker) -> None:
     """A client of another MongoDB cannot fence: nothing is committed, and the error says which client to use."""
     with ReplicaSet(1) as elsewhere, MongoClient[Document](elsewhere.uri) as stranger, hold() as lock:
@@ -297,6 +300,7 @@ def test_another_mongodb(hold: LockMaker) -> None:
         lock.ensure_held()
 
 
+@pytest.mark.long
 def test_standalone() -> None:
     """A server without transactions is told before anything is done, with the cure."""
     with Mongod() as server, server.client() as client:
@@ -307,6 +311,7 @@ def test_standalone() -> None:
         session.close()
 
 
+@pytest.mark.long
 def test_lost_reply_of_the_commit(
     hold: LockMaker, data: Pieces, config: StoreConfig, failpoint: Callable[..., None]
 ) -> None:
@@ -319,6 +324,7 @@ def test_lost_reply_of_the_commit(
     assert data.count_documents({}) == 1
 
 
+@pytest.mark.long
 def test_unknown_commit(
     hold: LockMaker, data: Pieces, config: StoreConfig, failpoint: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,6 +426,7 @@ class TestAsync:
                 await asyncio.to_thread(take_over)
         assert data.count_documents({}) == 0
 
+    @pytest.mark.long
     async def test_run_atomic(self, hold: LockMaker, data: Pieces, client: Any, join_queue: Callable[[], None]) -> None:
         """Tried again until it gets through."""
         attempts: list[int] = []
@@ -474,6 +481,7 @@ class TestTakeOvers:
         yield trials
         trials.close()
 
+    @pytest.mark.long
     def test_atomic(self, trials: Trials) -> None:
         """P9: nothing is ever committed after the lock was lost, in trials that end either way."""
 
@@ -484,6 +492,7 @@ class TestTakeOvers:
         assert tally.wrong == 0
         assert has_seen_both(tally)
 
+    @pytest.mark.long
     def test_plain(self, trials: Trials) -> None:
         """The same trials find what plain writes do: the test before can fail."""
         assert trials.run(1, fenced=False, most=300, until=lambda tally: tally.wrong > 0).wrong > 0

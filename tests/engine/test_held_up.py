@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import pytest
 from pymongo.collection import Collection
-from pymongo.errors import OperationFailure
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.document import Terms
@@ -19,9 +18,10 @@ from tests.engine.overlap import Watch
 from tests.engine.parties import Parties
 from tests.engine.stuck import WRITES, cut_off, running, stuck
 from tests.engine.waiters import InThread, Waiter
+from tests.support.failpoints import failpoint
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 #: For how long a command is held up, in seconds.
 HELD_UP = 5.0
@@ -72,17 +72,10 @@ class Slow:
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
         """All updates are held up, until its next renewal has been for `HELD_UP`. findAndModify goes on."""
-        admin, name = self.collection.database.client.admin, "hangDuringBatchUpdate"
+        client, name = self.collection.database.client, "hangDuringBatchUpdate"
         time.sleep(PATIENT.waiter_lease / 3 - 1)  # not yet: the holder must be renewed meanwhile
-        try:
-            admin.command("configureFailPoint", name, mode="alwaysOn", data={"nss": self.collection.full_name})
-        except OperationFailure:
-            pytest.skip("the server was not started with enableTestCommands")
-        try:
-            with self._caught(failpointMsg=name):
-                yield
-        finally:
-            admin.command("configureFailPoint", name, mode="off")
+        with failpoint(client, name, {"nss": self.collection.full_name}), self._caught(failpointMsg=name):
+            yield
 
     @contextlib.contextmanager
     def _caught(self, **found: object) -> Iterator[None]:

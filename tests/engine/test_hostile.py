@@ -95,7 +95,7 @@ STEPS: dict[str, Callable[[MongoStore], object]] = {
     "resume": lambda store: store.apply("bad", Step(ask="g", add=new_entry("g", "s", Terms(owner="o"), {})), 5),
     "look": lambda store: store.read("bad", "g", 5),
     "extend": lambda store: store.apply("bad", Step(ask="g", renew=("g",), beat=1), 5),
-    "release": lambda store: store.release("bad", Step(remove=("g",)), 5),
+    "release": lambda store: store.apply("bad", Step(remove=("g",), given="g"), 5),
     "ensure removed": lambda store: store.apply(
         "bad", Step(ask="g", remove=("g",), force=True, tombstone_ttl=1_000), 5
     ),
@@ -135,7 +135,7 @@ FUZZ = settings(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @FUZZ
 @given(st.sampled_from([name for name in FIELDS if name != "_id"]), st.sampled_from(STRANGE))
 @example("holders", 7)
@@ -147,7 +147,7 @@ def test_any_value_in_any_field(world: World, field: str, value: Any) -> None:
     assert_harmless(world)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @FUZZ
 @given(st.sampled_from(ENTRY_FIELDS), st.sampled_from(STRANGE))
 @example("until", DatetimeMS(2**62))
@@ -159,7 +159,7 @@ def test_any_value_in_any_field_of_an_entry(world: World, field: str, value: Any
     assert_harmless(world)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @FUZZ
 @given(st.lists(st.tuples(st.integers(16), st.integers(0, 255)), min_size=1, max_size=3))
 def test_any_byte_anywhere(world: World, changes: list[tuple[int, int]]) -> None:
@@ -204,6 +204,7 @@ def test_a_type_that_looks_like_text(world: World, session: Session, field: byte
     assert world.collection.count_documents({"_id": "bad", "changes": 3}) == 1
 
 
+@pytest.mark.long
 def test_a_huge_document_costs_little(world: World, session: Session) -> None:
     """F55, F13: sixteen megabytes of holders that never end. Each command is answered soon, by the error; the server
     is not kept busy; it was once, for minutes, since no time limit stops it within one document."""
@@ -224,6 +225,7 @@ def test_a_huge_document_costs_little(world: World, session: Session) -> None:
     assert not [op for op in busy if op.get("command", {}).get("findAndModify")]
 
 
+@pytest.mark.long
 def test_as_many_holders_as_a_document_bears(world: World, store: MongoStore) -> None:
     """F13: however many permits a lock has: of more than these holders nobody gets in, and waits; so no document of
     ours ever looks like a hostile one. And it still is fast."""
@@ -276,6 +278,7 @@ def asked(lock: LockMaker, collection: Collection[Document]) -> Iterator[Any]:
         yield mine, lambda text: collection.update_one({"_id": "k"}, {"$set": {"holders.0.release_requested_by": text}})
 
 
+@pytest.mark.long
 def test_who_asks_for_a_release_is_one_short_line(asked: Any, caplog: pytest.LogCaptureFixture) -> None:
     """F55: its name comes from the document as well."""
     mine, write = asked
@@ -302,6 +305,7 @@ def test_asking_while_mongodb_is_away_is_an_error_of_ours() -> None:
     away.close()
 
 
+@pytest.mark.long
 def test_dates_beyond_everything(world: World, session: Session) -> None:
     """F55: a holder who asked for it in the year 300,000 says nothing that Python can hold; the key is an error, and
     nothing of ours stays in its document."""

@@ -15,7 +15,7 @@ import pytest
 from bson.timestamp import Timestamp
 
 from django_mongolock.engine import rule_in_python
-from django_mongolock.engine.actions import Release
+from django_mongolock.engine.actions import Apply
 from django_mongolock.engine.document import LEAP, Terms, entry
 from django_mongolock.engine.grant import Grant
 from django_mongolock.engine.memory_server import MemoryServer, MemorySession, MemoryStore
@@ -146,7 +146,7 @@ def test_a_lock_that_another_has_by_now_is_lost_at_the_next_beat(
 ) -> None:
     """P7, F39, F50: taken away and granted again; the lease of another grant is no proof of ours."""
     mine = make_lock(session, terms=CALM).acquire()
-    session.store.release("k", Step(remove=(grant_of(mine).id,), force=True), TIMEOUT)
+    session.store.apply("k", Step(remove=(grant_of(mine).id,), given=grant_of(mine).id, force=True), TIMEOUT)
     theirs = make_lock(new_session(), terms=CALM).acquire()
     server.advance(CALM.lease / 3 + 1)
     assert mine.lost
@@ -161,7 +161,7 @@ def test_a_grant_that_was_taken_and_queued_again_is_lost(
     then, or holds the lock with another token: neither is the grant that its holder believes in."""
     mine = make_lock(session, terms=CALM).acquire()
     grant = grant_of(mine)
-    session.store.release("k", Step(remove=(grant.id,), force=True), TIMEOUT)
+    session.store.apply("k", Step(remove=(grant.id,), given=grant.id, force=True), TIMEOUT)
     theirs = make_lock(new_session(), terms=CALM).acquire()
     session.store.apply("k", Step(ask=grant.id, add=entry(grant.id, "s", CALM, {})), TIMEOUT)
     if granted:
@@ -308,7 +308,7 @@ def test_a_release_after_the_minimum_hold_lets_the_next_one_in_at_once(server: M
     """By the same command: nothing is kept, and nobody has to look again."""
     store = queued(server, Terms(lease=60, margin=1, waiter_lease=60, min_hold=10))
     server.advance(11)
-    store.release("k", Step(remove=("g1",)), TIMEOUT)
+    store.apply("k", Step(remove=("g1",), given="g1"), TIMEOUT)
     assert holders(server) == ["g2"]
 
 
@@ -358,8 +358,8 @@ def test_the_longest_wait_and_hold_are_kept(server: MemoryServer) -> None:
     """Also when later ones are shorter."""
     store = queued(server, CALM)
     server.advance(30)
-    store.release("k", Step(remove=("g1",), force=True), TIMEOUT)
-    store.release("k", Step(remove=("g2",), force=True), TIMEOUT)
+    store.apply("k", Step(remove=("g1",), given="g1", force=True), TIMEOUT)
+    store.apply("k", Step(remove=("g2",), given="g2", force=True), TIMEOUT)
     store.apply("k", Step(ask="g3", add=entry("g3", "s", CALM, {})), TIMEOUT)
     document = server.documents["k"]
     assert 30_000 <= document["longest_wait_ms"] <= document["longest_hold_ms"] < 40_000
@@ -474,19 +474,6 @@ def test_a_refusal_in_line_names_the_holder(
     first.end().let_go()
     assert ["host" in str(refused.value.holder) for refused in (refusal, of_a_try)] == [True, True]
     assert of_a_try.value.retry_after > LONG.lease / 2
-
-
-def test_a_waiter_learns_how_fast_its_queue_is(
-    server: MemoryServer, session: MemorySession, new_session: Callable[..., MemorySession], in_thread: InThread
-) -> None:
-    """F44: the next one that stands far behind need not listen for so long."""
-    theirs = make_lock(new_session(), terms=LONG).acquire()
-    waiter = Waiter(in_thread, make_lock(session, terms=LONG, wait=None))
-    assert eventually(lambda: any(grant.waiting.place for grant in list(session.queue.waiting.values())))
-    server.advance(4)
-    theirs.release()
-    waiter.end().let_go()
-    assert session.queue.seconds_per_place("k") >= 4
 
 
 def test_only_the_first_in_the_queue_takes_itself_for_that(
@@ -685,7 +672,7 @@ def test_the_end_of_a_session_ends_its_waits_and_its_heartbeat(
 
 def test_removals_that_come_while_others_are_looked_at(session: MemorySession) -> None:
     """F18: the garbage collector lets another thread in at any allocation; the heartbeat's work goes on."""
-    never = Removal(Release("k", Step(remove=("g",))), float("inf"), float("inf"))
+    never = Removal(Apply("k", Step(remove=("g",))), float("inf"), float("inf"))
     session.cleanup.pending.update({f"g{number}": never for number in range(1_000)})
 
     def come(*_: object) -> None:

@@ -15,7 +15,7 @@ from tests.engine.overlap import Watch
 from tests.engine.parties import Parties, Party
 from tests.engine.waiters import InThread
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 #: Long enough for a server that is started again.
 TERMS = Terms(lease=30, margin=0.5, waiter_lease=30)

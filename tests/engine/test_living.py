@@ -111,6 +111,7 @@ def test_a_lock_of_a_living_thread_is_kept(
 # Danger, limits
 
 
+@pytest.mark.long
 def test_danger_comes_before_the_loss_and_goes_again(
     lock: LockMaker, timer: Timer, failpoint: Callable[..., None]
 ) -> None:
@@ -133,6 +134,7 @@ def test_danger_comes_before_the_loss_and_goes_again(
     assert not mine.in_danger
 
 
+@pytest.mark.long
 def test_a_longest_hold_ends_the_lock(lock: LockMaker, timer: Timer, other: LockMaker, face: Any) -> None:
     """max_hold: renewed until then, told then, and free for others then, not a lease later."""
     told: list[MongoLock] = []
@@ -180,6 +182,7 @@ def left(reply: Reply) -> float:
     return (until - reply.now).total_seconds()
 
 
+@pytest.mark.long
 def test_a_told_grant_lives_as_long_as_its_place_in_the_queue_and_is_renewed(
     lock: LockMaker, other: LockMaker, in_thread: InThread, session: Session, timer: Timer
 ) -> None:
@@ -196,6 +199,7 @@ def test_a_told_grant_lives_as_long_as_its_place_in_the_queue_and_is_renewed(
     waiter.let_go()
 
 
+@pytest.mark.long
 def test_a_told_grant_can_be_extended(
     lock: LockMaker,
     other: LockMaker,
@@ -215,6 +219,7 @@ def test_a_told_grant_can_be_extended(
     waiter.let_go()
 
 
+@pytest.mark.long
 def test_without_renewal_a_wait_ends_with_a_whole_lease(
     lock: LockMaker, other: LockMaker, in_thread: InThread, session: Session, timer: Timer
 ) -> None:
@@ -261,6 +266,7 @@ def test_a_request_to_release_is_seen_at_the_next_beat_and_told_once(
 # The heartbeat
 
 
+@pytest.mark.long
 def test_a_heartbeat_that_is_starved_keeps_the_deadline_honest(
     collection: Collection[Document], lock: LockMaker
 ) -> None:
@@ -291,7 +297,7 @@ def test_the_grant_before_is_not_renewed_for_the_one_after(lock: LockMaker, sess
     assert mine.held
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ten_thousand_locks_are_renewed_by_twenty_two_commands(session: Session, commands: Commands) -> None:
     """F40: an update and a read for each thousand; one of them was lost, and that one is told so, no other."""
     terms = Terms(lease=3_000, margin=1, waiter_lease=60)
@@ -352,6 +358,7 @@ _pattern: Document | None = None
 # Stopped processes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("granted", [False, True], ids=["still waiting", "granted meanwhile"])
 def test_a_waiter_that_is_stopped_does_not_believe_in_an_old_grant(
     collection: Collection[Document], other: LockMaker, entries: Entries, *, granted: bool
@@ -382,6 +389,7 @@ def test_a_waiter_that_is_stopped_does_not_believe_in_an_old_grant(
         process.say().end()
 
 
+@pytest.mark.long
 def test_a_told_holder_that_is_stopped_past_its_first_deadline(
     lock: LockMaker, other: LockMaker, in_thread: InThread, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,6 +426,7 @@ def test_a_told_holder_that_is_stopped_past_its_first_deadline(
 # Fork and exit
 
 
+@pytest.mark.long
 def test_a_fork_with_a_lock_held_one_waited_for_and_the_stream_open(
     collection: Collection[Document], other: LockMaker, entries: Entries
 ) -> None:
@@ -443,6 +452,7 @@ def make_free(other: LockMaker, key: str) -> bool:
     return lock.try_acquire() and lock.release()
 
 
+@pytest.mark.long
 def test_the_end_of_the_interpreter_releases_once_and_says_nothing(
     collection: Collection[Document], other: LockMaker, entries: Entries, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -484,7 +494,7 @@ def test_a_signal_while_cleaning_up_leaves_nothing(
         assert len(entries()) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_storm_of_signals_leaves_nothing() -> None:
     """F29: 300 cycles in the main thread while signals strike it every few milliseconds, also two in a row."""
     import os
@@ -497,6 +507,7 @@ def test_a_storm_of_signals_leaves_nothing() -> None:
         assert (result["left"], result["known"], result["usable"], result["errors"]) == (0, 0, True, {}), result
 
 
+@pytest.mark.long
 def test_who_loses_its_lock_in_its_last_moment_is_told(
     lock: LockMaker, session: Session, collection: Collection[Document]
 ) -> None:

@@ -152,6 +152,7 @@ def test_a_loss_that_only_the_release_finds_out_is_told_too(
         take_away()
 
 
+@pytest.mark.long
 def test_the_error_of_the_block_is_never_hidden(lock: LockMaker, face: Face, take_away: Callable[..., None]) -> None:
     """P7: the loss becomes a note on it."""
     mine = lock()
@@ -353,6 +354,7 @@ def test_of_several_keys_none_stays_when_one_is_not_to_be_had(
         assert not session.registry.grants
 
 
+@pytest.mark.long
 def test_one_key_lost_is_all_lost(
     lock: LockMaker, face: Face, take_away: Callable[..., None], entries: Entries
 ) -> None:
@@ -490,6 +492,7 @@ def test_facts_are_stored_with_the_holder(session: Session, face: Face, entries:
 # Terms
 
 
+@pytest.mark.long
 def test_a_minimum_hold_keeps_others_out_after_the_release(lock: LockMaker, other: LockMaker, face: Face) -> None:
     """min_hold: given back at once, free when its time is over."""
     with face.block(lock(terms=replace(CALM, min_hold=2.0))) as mine:

@@ -1,6 +1,6 @@
 """Anything at all with locks, in any order, at a real server: no two are held at once that exclude each other.
 
-    python3 dev.py test -m long tests/engine/test_machine.py        # a quarter of an hour, beside two busy loops
+    python3 dev.py test -m program tests/engine/test_machine.py        # a quarter of an hour, beside two busy loops
 
 MONGOLOCK_MACHINE_MINUTES, _BURNERS, _SEED, _WEATHER, _HELD_UP say how long and against what.
 """
@@ -112,7 +112,7 @@ def burners(count: int) -> Iterator[None]:
             process.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_two_are_held_that_exclude_each_other(worlds: Worlds) -> None:
     """P1, P2, P6: exclusive, shared and semaphores, in three processes; what they do is the same in every run."""
     world = worlds(Plan(leases=(0.5, 1.0), waits=(0.0, 0.02, 0.2, 0.6), leaks=3))
@@ -121,7 +121,7 @@ def test_no_two_are_held_that_exclude_each_other(worlds: Worlds) -> None:
     assert world.counts["grants"] > 10
 
 
-@pytest.mark.long
+@pytest.mark.program
 @pytest.mark.timeout(0)
 def test_no_two_are_held_that_exclude_each_other_for_long(worlds: Worlds) -> None:
     """P1, P2, P6: the same for as long as one likes, under load, in bad weather."""
@@ -136,7 +136,7 @@ def _held_read_twice(lock: MongoLock) -> bool:
     return bool(own(lock).grants) and own(lock).is_ours and all(grant.held for grant in own(lock).grants)
 
 
-@pytest.mark.long
+@pytest.mark.program
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "variant", ["no-deadline", "release-by-key", "deadline-from-reply", "deadline-from-news", "held-read-twice"]
@@ -190,6 +190,7 @@ def at_line(number: int, look: Callable[[], Any], meanwhile: Callable[[], object
         sys.settrace(None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "expected"), [("held", False), ("remaining", 0.0), ("in_danger", False)])
 def test_what_is_released_is_not_held_to_whoever_looks(
     config: StoreConfig, other: LockMaker, name: str, expected: object

@@ -13,7 +13,7 @@ from tests import parts
 from tests.engine.clusters import cluster_with_a_dial
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.slow, parts.needs("a C compiler")]
+pytestmark = [pytest.mark.long, parts.needs("a C compiler")]
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_a_renewal_after_the_release_leaves_the_end_alone(twin: tuple[Store, Rea
     """F64: the entry of a released lock is the same, to the millisecond, after a renewal that was on its way."""
     store, read = twin
     store.apply("k", Step(ask="g", add=entry("g", "s", HELD, {})), TIMEOUT)
-    store.release("k", Step(remove=("g",)), TIMEOUT)
+    store.apply("k", Step(remove=("g",), given="g"), TIMEOUT)
     released = read()
     time.sleep(0.05)  # so that an end that is counted from now is another one
     renewal = Step(ask="g" if way == "one" else "", renew=("g",), beat=7, **RENEWALS[kind])
@@ -75,7 +75,7 @@ def test_others_get_it_when_it_was_to_end(kind: str) -> None:
     server.advance(3)
     store.apply("k", Step(ask="g1", renew=("g1",), beat=1), TIMEOUT)
     server.advance(2)
-    store.release("k", Step(remove=("g1",)), TIMEOUT)
+    store.apply("k", Step(remove=("g1",), given="g1"), TIMEOUT)
     store.renew(["k"], Step(renew=("g1",), beat=2, **RENEWALS[kind]), TIMEOUT)
     server.advance(54)
     assert not store.apply("k", Step(ask="g2", add=entry("g2", "s", HELD, {}), trial=True), TIMEOUT).held
@@ -89,12 +89,13 @@ def test_a_renewal_of_many_renews_the_others(twin: tuple[Store, Read]) -> None:
     shared = Terms("shared", 5, lease=2, margin=1, waiter_lease=2, min_hold=60)
     for name in ("g1", "g2"):
         store.apply("k", Step(ask=name, add=entry(name, "s", shared, {})), TIMEOUT)
-    store.release("k", Step(remove=("g1",)), TIMEOUT)
+    store.apply("k", Step(remove=("g1",), given="g1"), TIMEOUT)
     found = store.renew(["k"], Step(renew=("g1", "g2"), beat=7), TIMEOUT)["k"].holders
     assert found["g2"].number == 7
     assert found["g1"].number == 0
 
 
+@pytest.mark.long
 def test_a_heartbeat_that_is_late_does_not_lengthen_the_hold(
     lock: LockMaker, failpoint: Callable[..., None], commands: Commands, entries: Callable[..., list[Any]]
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_heartbeat_that_is_late_does_not_lengthen_the_hold(
     assert kept["until"] - kept["acquired_at"] == timedelta(seconds=HELD.min_hold)
 
 
+@pytest.mark.long
 def test_no_hold_is_lengthened_in_the_race_of_heartbeat_and_release(
     lock: LockMaker, collection: Collection[Document], commands: Commands
 ) -> None:
@@ -134,7 +136,7 @@ def test_a_release_without_an_answer_leaves_the_hold_alone(
 ) -> None:
     """F64: the release is made again in the background, and the hold ends as it was to, unless it was to end early."""
     mine = lock(terms=HELD).acquire()
-    failpoint(["update"], times=1, errorCode=50)
+    failpoint(["findAndModify"], times=1, errorCode=50)
     assert mine.release(early=early)
     assert eventually(lambda: not any("released" not in holder for holder in entries()))
     spans = [holder["until"] - holder["acquired_at"] for holder in entries()]
@@ -149,12 +151,13 @@ def lasts(entries: Callable[..., list[Any]]) -> bool:
     ]
 
 
+@pytest.mark.long
 async def test_a_release_that_is_cancelled_leaves_the_hold_alone(
     lock: LockMaker, failpoint: Callable[..., None], entries: Callable[..., list[Any]]
 ) -> None:
     """F64: the release is made again in the background."""
     mine = await lock(terms=HELD).aacquire()
-    failpoint(["update"], times=1, blockConnection=True, blockTimeMS=DELAY)
+    failpoint(["findAndModify"], times=1, blockConnection=True, blockTimeMS=DELAY)
     releasing = asyncio.create_task(mine.arelease())
     await asyncio.sleep(0.1)
     releasing.cancel()

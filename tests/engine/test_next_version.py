@@ -109,7 +109,7 @@ def test_kept_by_taking_and_giving_back(key: Key) -> None:
     """F53: by the whole command and by the short form, both ways."""
     assert key.add("g1")
     assert key.holders() == ["g1"]
-    assert key.store.release("k", Step(remove=("g1",)), TIMEOUT)
+    assert key.store.apply("k", Step(remove=("g1",), given="g1"), TIMEOUT).found
     assert key.holders() == []
     new = {**entry("g2", "s", CALM, {}), **NEW}
     assert key.store.take_free("k", Step(ask="g2", add=new), TIMEOUT)
@@ -137,9 +137,9 @@ def test_kept_by_grants_from_the_queue(key: Key) -> None:
     key.add("g2")
     for name in ("r1", "r2"):
         key.add(name, READER)
-    key.store.release("k", Step(remove=("g1",)), TIMEOUT)
+    key.store.apply("k", Step(remove=("g1",), given="g1"), TIMEOUT)
     assert key.holders() == ["g2"]
-    key.store.release("k", Step(remove=("g2",)), TIMEOUT)
+    key.store.apply("k", Step(remove=("g2",), given="g2"), TIMEOUT)
     assert key.holders() == ["r1", "r2"]
 
 
@@ -157,7 +157,7 @@ def test_kept_through_a_minimum_hold_and_a_failover(key: Key) -> None:
     """F53: entries that are changed without having been asked for."""
     key.add("g1", HELD)
     key.add("g2")
-    key.store.release("k", Step(remove=("g1",)), TIMEOUT)
+    key.store.apply("k", Step(remove=("g1",), given="g1"), TIMEOUT)
     assert key.holders() == ["g1"]
     assert "released" in key.read()["holders"][0]
     key.write({**key.read(), "clock": "another election"})
@@ -196,6 +196,7 @@ def next_version(store: MongoStore, collection: Collection[Document], lock: Lock
     return mark
 
 
+@pytest.mark.long
 def test_lock_objects(
     next_version: Callable[[], None],
     lock: LockMaker,
@@ -301,7 +302,7 @@ def test_what_is_optional_may_be_missing(key: Key) -> None:
     forget()
     assert key.store.apply("k", Step(ask="g3", add=new["g3"], remove=("g1",), given="g1"), TIMEOUT).place == 0
     assert forget() == ["g2", "g3"]
-    assert key.store.release("k", Step(remove=("g2",)), TIMEOUT)
+    assert key.store.apply("k", Step(remove=("g2",), given="g2"), TIMEOUT).found
     assert forget() == ["g3"]
     assert key.store.read("k", "g3", TIMEOUT).held
     assert key.store.release_uncontended("k", "g3", TIMEOUT)

@@ -47,6 +47,7 @@ def take(lock: Any) -> Callable[[], int]:
     return lambda: sum(tokens)
 
 
+@pytest.mark.long
 @linux
 def test_an_owner_resumes_at_once_when_its_process_was_killed(
     lock: LockMaker, other: LockMaker, face: Face, former: Process, collection: Collection[Document]
@@ -68,6 +69,7 @@ def test_an_owner_resumes_at_once_when_its_process_was_killed(
     assert waiting() > resumed
 
 
+@pytest.mark.long
 @linux
 def test_an_owner_that_waits_for_its_living_process_notices_its_death(
     lock: LockMaker, other: LockMaker, former: Process, collection: Collection[Document]
@@ -85,6 +87,7 @@ def test_an_owner_that_waits_for_its_living_process_notices_its_death(
     assert resumed() < others()
 
 
+@pytest.mark.long
 def test_an_owner_waits_while_its_process_lives(lock: LockMaker, face: Face, former: Process) -> None:
     """F49: a message that is delivered twice does not take the lock from the run that has it; it gets it afterwards,
     in its turn."""
@@ -96,6 +99,7 @@ def test_an_owner_waits_while_its_process_lives(lock: LockMaker, face: Face, for
     assert face.acquire(lock(terms=TERMS, wait=10)).fencing_token > token
 
 
+@pytest.mark.long
 def test_a_process_that_nobody_can_judge_is_waited_for(
     lock: LockMaker, face: Face, former: Process, collection: Collection[Document]
 ) -> None:

@@ -31,7 +31,7 @@ def assert_one_after_another(turns: Iterable[Turn], count: int) -> None:
         assert left <= entered
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_eight_processes_lose_no_increment(collection: Collection[Document], tmp_path: Path) -> None:
     """P1, P2: 8 × 200 increments by read, sleep(0), write end at 1600; tokens grow in the order of the increments."""
     file = tmp_path / "counter"
@@ -46,7 +46,7 @@ def test_eight_processes_lose_no_increment(collection: Collection[Document], tmp
     assert_one_after_another(turns, 1600)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_hundred_coroutines_lose_no_increment(collection: Collection[Document], tmp_path: Path) -> None:
     """P1, P2: the same by 200 coroutines × 8 increments in one process."""
     file = tmp_path / "counter"
@@ -67,6 +67,7 @@ def test_without_the_lock_increments_are_lost(tmp_path: Path) -> None:
             assert_one_after_another(turns, 2)
 
 
+@pytest.mark.long
 def test_processes_are_served_in_order_of_arrival(
     collection: Collection[Document], entries: Callable[..., list[Any]]
 ) -> None:

@@ -17,7 +17,6 @@ from django_mongolock.engine.actions import (
     Pause,
     QueueNext,
     Read,
-    Release,
     ReleaseUncontended,
     Turn,
     WaitResult,
@@ -68,7 +67,7 @@ class Play:
         return self.action
 
     def pause(self, beyond: float = 0.0) -> Any:
-        """Let the pause end by itself; nobody listens to the change stream."""
+        """Let the pause end by itself; nobody listens."""
         assert isinstance(self.action, Pause)
         seconds = min(self.action.timer, self.action.poll)
         assert seconds >= 0
@@ -357,9 +356,9 @@ def test_who_was_alone_tries_the_short_release_first() -> None:
     assert end.value.value is True
     steps = protocol.release("k", "g", uncontended=True)
     next(steps)
-    assert steps.send(False) == Release("k", Step(remove=("g",), force=True))
-    assert next(protocol.release("k", "g", uncontended=True, leave_tombstone=True)) == Release(
-        "k", Step(remove=("g",), force=True, tombstone_ttl=protocol.TOMBSTONE_TTL)
+    assert steps.send(False) == Apply("k", Step(remove=("g",), force=True, given="g"))
+    assert next(protocol.release("k", "g", uncontended=True, leave_tombstone=True)) == Apply(
+        "k", Step(remove=("g",), force=True, tombstone_ttl=protocol.TOMBSTONE_TTL, given="g")
     )
 
 
@@ -382,17 +381,9 @@ def test_uncontended_is_who_was_granted_an_exclusive_lock_with_nobody_behind(
     assert play.result.uncontended is uncontended
 
 
-@pytest.mark.parametrize(
-    ("place", "seconds_per_place", "skipped"), [(0, 9, 0), (8, 9, 0), (108, 0.005, 0.4), (1_000, 9, 1)]
-)
-def test_nobody_listens_for_news_that_cannot_come_yet(place: int, seconds_per_place: float, skipped: float) -> None:
-    """F44: from the ninth place on, for most of the time that so many took last time, and never for long."""
-    assert replace(ACQUISITION, seconds_per_place=seconds_per_place).skip_stream_for(place) == pytest.approx(skipped)
-
-
 def test_release_extend_and_ensure_removed_are_one_command_each() -> None:
     """P8: and the removal for good leaves a tombstone, by force."""
-    assert next(protocol.release("k", "g")) == Release("k", Step(remove=("g",), force=True))
+    assert next(protocol.release("k", "g")) == Apply("k", Step(remove=("g",), force=True, given="g"))
     extension: Any = next(protocol.extend("k", "g", 1000, 1100))
     assert (extension.step.renew, extension.step.lease, extension.step.server_lease) == (("g",), 1000, 1100)
     removal: Any = next(protocol.ensure_removed("k", "g"))
@@ -403,11 +394,11 @@ def test_release_extend_and_ensure_removed_are_one_command_each() -> None:
     )
 
 
-# The change stream, the line of the process, deadlocks
+# Bells, the line of the process, deadlocks
 
 
 def test_news_of_the_grant_is_enough() -> None:
-    """P8: the change stream only tells what the majority has. So a waiter that is told holds the lock without another
+    """P8: a bell is rung for what the majority has. So a waiter that is told holds the lock without another
     command, for as long as its place in the queue was good for."""
     play = Play(wait=60)
     play.answer(QUEUED)

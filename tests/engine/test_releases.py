@@ -2,7 +2,7 @@
 
 import pytest
 
-from django_mongolock.engine.actions import Release
+from django_mongolock.engine.actions import Apply
 from django_mongolock.engine.session.releases import LOOK_EVERY, REMEMBERED_FOR, Releases, UnconfirmedRelease
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Step
@@ -12,7 +12,7 @@ from tests.support.waiting import eventually
 
 def release(number: int, primary: str = "one") -> UnconfirmedRelease:
     """The release of number *number*, made in that second."""
-    return UnconfirmedRelease(Release("k", Step(remove=(f"g{number}",), force=True)), primary, float(number))
+    return UnconfirmedRelease(Apply("k", Step(remove=(f"g{number}",), force=True)), primary, float(number))
 
 
 @pytest.fixture
@@ -67,6 +67,7 @@ def test_it_is_looked_soon_and_only_while_there_is_a_reason() -> None:
     assert releases.look_at == 7 + LOOK_EVERY
 
 
+@pytest.mark.long
 def test_a_session_remembers_only_the_last_and_sends_nothing_for_it(
     session: Session, lock: LockMaker, commands: Commands
 ) -> None:

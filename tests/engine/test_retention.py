@@ -45,14 +45,14 @@ def test_a_key_without_a_queue_is_kept_for_an_hour(twin: tuple[Store, Stored]) -
     store, read = twin
     for grant in ("g.1", "g.2", "g.3"):
         add(store, grant)
-        store.release("k", Step(remove=(grant,)), TIMEOUT)
+        store.apply("k", Step(remove=(grant,), given=grant), TIMEOUT)
         assert HOUR < kept(read()) < 2 * HOUR + timedelta(minutes=2)
 
 
 def test_a_short_acquisition_keeps_it_no_longer(store: MongoStore, stored: Stored) -> None:
     """The short form of the rule says the same."""
     add(store, "g.1")
-    store.release("k", Step(remove=("g.1",)), TIMEOUT)
+    store.apply("k", Step(remove=("g.1",), given="g.1"), TIMEOUT)
     store.collection.update_one({"_id": "k"}, [{"$set": {"purge_at": "$$NOW"}}])
     assert store.take_free("k", Step(ask="g.2", add=entry("g.2", "s", TERMS, {})), TIMEOUT) is not None
     assert HOUR < kept(stored()) < 2 * HOUR + timedelta(minutes=2)
@@ -65,7 +65,7 @@ def test_a_key_with_a_queue_is_kept_for_a_week(twin: tuple[Store, Stored]) -> No
         add(store, grant)
     time.sleep(0.01)
     for grant in ("g.1", "g.2"):
-        store.release("k", Step(remove=(grant,), force=True), TIMEOUT)
+        store.apply("k", Step(remove=(grant,), given=grant, force=True), TIMEOUT)
     add(store, "g.3")
     assert read()["contended"] == 1
     assert kept(read()) > WEEK

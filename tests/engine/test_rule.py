@@ -5,6 +5,7 @@ import itertools
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -26,11 +27,11 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
-from django_mongolock.engine.document import DOCUMENT_FIELDS, LONG_QUEUE, UNLIMITED, Mode, Terms, entry, find_damage
+from django_mongolock.engine.document import DOCUMENT_FIELDS, LONGEST_CLAIM, UNLIMITED, Mode, Terms, entry, find_damage
 from django_mongolock.engine.memory_filters import reply_of
 from django_mongolock.engine.memory_server import MemoryServer, MemoryStore
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
-from django_mongolock.engine.replies import Reply, read_news
+from django_mongolock.engine.replies import Reply
 from django_mongolock.engine.rule import pipeline
 from django_mongolock.engine.rule_in_python import Moment, apply_rule
 from django_mongolock.engine.step import Limits, Step
@@ -241,8 +242,9 @@ class Machine(RuleBasedStateMachine):
     def release(self, removed: Document) -> None:
         step = Step(remove=(removed["grant"],))
         was_there = removed["grant"] in self.ids("holders")
-        send = partial(self.store.release, self.client.key, step, TIMEOUT)
-        assert self.both(step, send, sent=was_there) == was_there
+        given = replace(step, given=removed["grant"])
+        reply = self.both(step, partial(self.store.apply, self.client.key, given, TIMEOUT), sent=was_there)
+        assert reply.found == was_there
 
     @rule(removed=grants)
     def release_alone(self, removed: Document) -> None:
@@ -362,16 +364,11 @@ def assert_between(low: Any, real: Any, high: Any, where: str = "") -> None:
         assert len(low) == len(real) == len(high), where
         for place, item in enumerate(real):
             assert_between(low[place], item, high[place], f"{where}[{place}]")
-    elif where.endswith(".granted"):
-        assert_between(news_of(low), news_of(real), news_of(high), "news")
     else:
         assert low == real == high or low <= real <= high, where
 
 
-def news_of(granted: str) -> list[Any]:
-    return [[grant, asdict(news)] for grant, news in read_news(granted).items()]
-
-
+@pytest.mark.long
 def test_the_rule_is_the_same_in_mongodb_and_in_python(mongo: MongoClient[Document], config: StoreConfig) -> None:
     """P1, P2, P5: prune, remove, renew, add, grant, resume, ask, leave tombstones, clamp and failover, in any order:
     every field of the document, the statistics included, is what a hundred lines of Python say."""
@@ -438,7 +435,7 @@ def test_the_short_release_does_what_the_whole_one_does(
     results = []
     ways: list[Callable[[], bool]] = [
         lambda: client.store.release_uncontended("k", "g2", TIMEOUT),
-        lambda: client.store.release("k", Step(remove=("g2",)), TIMEOUT),
+        lambda: client.store.apply("k", Step(remove=("g2",), given="g2"), TIMEOUT).found,
     ]
     for give_back in ways:
         collection.delete_many({})
@@ -458,7 +455,7 @@ def test_the_short_release_does_what_the_whole_one_does(
         assert short[name] >= 7_000
     assert short["last_holder"]["grant"] == whole["last_holder"]["grant"] == "g2"
     assert short["last_holder"].keys() == whole["last_holder"].keys()
-    same = {"v", "changes", "acquisitions", "contended", "expired", "waited_ms", "longest_wait_ms", "granted", "clock"}
+    same = {"v", "changes", "acquisitions", "contended", "expired", "waited_ms", "longest_wait_ms", "clock"}
     assert {name: short[name] for name in same} == {name: whole[name] for name in same}
     assert find_damage(short) is None
 
@@ -536,7 +533,7 @@ def test_the_short_acquisition_does_what_the_whole_one_does(
         spans = [holder[name] - holder["since"] for name in ("acquired_at", "until")]
         spans += [after["purge_at"] - (holder["since"] if purged_soon else before["purge_at"])]
         facts = [(name, value) for name, value in holder.items() if type(value) in (str, int)]
-        others = [after[name] for name in ("v", "waiters", "tombstones", "granted", "clock")]
+        others = [after[name] for name in ("v", "waiters", "tombstones", "clock")]
         assert reply.token == reply.last_token == holder["token"] == after["token"]
         answer = replace(reply, mine=None, theirs=None, now=None, acquired_at=None, token=0, last_token=0, holder=None)
         names = (list(holder), list(after), after["last_holder"]["grant"])
@@ -572,6 +569,7 @@ def test_the_short_acquisition_is_for_a_free_lock_only(
         assert (reply.held, reply.token, reply.waiting) == (True, stored()["token"], 0)
 
 
+@pytest.mark.long
 def test_the_short_acquisition_takes_nothing_that_is_damaged(
     store: MongoStore, collection: Collection[Document]
 ) -> None:
@@ -643,6 +641,7 @@ def test_a_heavy_one_counts_for_several(client: Client) -> None:
     assert [e["grant"] for e in holders(client)] == ["g4"]
 
 
+@pytest.mark.long
 def test_tokens_go_on_growing_after_a_purge(client: Client, collection: Collection[Document]) -> None:
     """F10, P2: a document that was removed starts again above all it ever gave, since it starts from the time."""
     tokens = []
@@ -875,21 +874,31 @@ def test_the_queue_is_bounded(store: MongoStore, config: StoreConfig) -> None:
 
 
 @pytest.mark.parametrize("face", ["mongodb", "memory"])
-def test_who_comes_when_the_queue_is_long_lives_longer_in_it(store: MongoStore, face: str) -> None:
-    """F41: its renewals would cost the server most. It lives no longer than a holder would; a renewal keeps that."""
+def test_a_place_has_one_length(store: MongoStore, face: str) -> None:
+    """F107: however long the queue is, a place in it lives as long as its waiter was told."""
     kept: Store = store if face == "mongodb" else MemoryStore(MemoryServer(), Limits())
-    *_, near, far = [
+    for number in range(40):
         kept.apply("k", Step(ask=f"g{number}", add=entry(f"g{number}", "s", TERMS, {})), 5)
-        for number in range(LONG_QUEUE + 2)
-    ]
-    assert near.waiter_lease == TERMS.server_lease_of(TERMS.waiter_lease)
-    assert far.place == LONG_QUEUE
-    assert far.waiter_lease == TERMS.server_lease  # three times as long would be more than that
-    short = Terms(lease=100, margin=0, waiter_lease=5, clock_margin=0)
-    late = kept.apply("k", Step(ask="late", add=entry("late", "s", short, {})), 5)
-    assert late.waiter_lease == 15
-    renewed = kept.apply("k", Step(ask="late", renew=("late",), beat=1), 5)
-    assert renewed.waiter_lease == 15
+    document = store.collection.find_one("k") if isinstance(kept, MongoStore) else kept.server.documents["k"]  # type: ignore[attr-defined]
+    assert document is not None
+    places = {e["until"] - e["since"] for e in document["waiters"]}
+    assert places == {timedelta(seconds=TERMS.server_lease_of(TERMS.waiter_lease))}
+
+
+@pytest.mark.parametrize("face", ["mongodb", "memory"])
+def test_what_a_waiter_says_of_its_time_is_bounded(store: MongoStore, face: str) -> None:
+    """F119: a clock that has jumped, or says anything at all, moves its waiter no further than ten minutes ahead, and
+    leaves a document that everybody can read."""
+    kept: Store = store if face == "mongodb" else MemoryStore(MemoryServer(), Limits())
+    kept.apply("k", Step(ask="holder", add=entry("holder", "s", TERMS, {})), 5)
+    kept.apply("k", Step(ask="patient", add=entry("patient", "s", TERMS, {}), waited=LONGEST_CLAIM), 5)
+    for number, waited in enumerate((3_600_000, 2**62)):
+        name = f"jumped{number}"
+        reply = kept.apply("k", Step(ask=name, add=entry(name, "s", TERMS, {}), waited=waited), 5)
+        assert reply.place == number + 1
+    document = store.collection.find_one("k") if isinstance(kept, MongoStore) else kept.server.documents["k"]  # type: ignore[attr-defined]
+    assert document is not None
+    assert find_damage(document) is None
 
 
 NASTY = [
@@ -943,7 +952,7 @@ def whole(key: str) -> Document:
     )
     return {
         "_id": key, "v": 1, "holders": [{**e, **later, "acquired_at": now, "token": Int64(7)}],
-        "waiters": [{**e, **later, "grant": "gw"}], "tombstones": [], "token": Int64(7), "granted": "", "clock": "",
+        "waiters": [{**e, **later, "grant": "gw"}], "tombstones": [], "token": Int64(7), "clock": "",
         "written_at": now, "purge_at": now, **dict.fromkeys(counters, Int64(0)),
     }  # fmt: skip
 
@@ -958,7 +967,6 @@ def damaged() -> Iterator[Document]:
         "tombstones",
         "token",
         "clock",
-        "granted",
         "purge_at",
         "changes",
         "held_ms",
@@ -993,6 +1001,7 @@ def damaged() -> Iterator[Document]:
     yield {**good, "holders": good["holders"] * 3_000, "v": "x"}
 
 
+@pytest.mark.long
 def test_damage_of_every_kind_is_left_alone_and_told(
     store: MongoStore, mongo: MongoClient[Document], collection: Collection[Document]
 ) -> None:

@@ -40,6 +40,7 @@ NOW = datetime.now(UTC)
 # Renewal
 
 
+@pytest.mark.long
 def test_renewal_keeps_a_short_lease_alive(lock: LockMaker, other: LockMaker) -> None:
     """P6: held for longer than two leases, with nobody let in."""
     with lock(terms=QUICK) as mine:
@@ -72,6 +73,7 @@ def test_a_lease_is_renewed_three_times_in_its_time(monkeypatch: pytest.MonkeyPa
     session.close()
 
 
+@pytest.mark.long
 def test_the_place_in_the_queue_is_kept_as_well(
     lock: LockMaker, other: LockMaker, entries: Entries, in_thread: Callable[..., threading.Thread]
 ) -> None:
@@ -96,6 +98,7 @@ def test_a_loss_is_told_at_the_next_beat(lock: LockMaker, timer: Timer, take_awa
     assert eventually(lambda: mine.lost)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["told at a beat", "found at the release"])
 def test_a_lost_lock_whose_first_command_got_no_answer_is_removed(
     lock: LockMaker, session: Session, take_away: Callable[..., None], entries: Entries, how: str
@@ -114,6 +117,7 @@ def test_a_lost_lock_whose_first_command_got_no_answer_is_removed(
     assert entries() == []
 
 
+@pytest.mark.long
 def test_one_of_many_is_lost_and_the_others_are_renewed(
     lock: LockMaker, timer: Timer, take_away: Callable[..., None]
 ) -> None:
@@ -127,6 +131,7 @@ def test_one_of_many_is_lost_and_the_others_are_renewed(
     assert [mine.key for mine in locks if mine.lost] == ["k7"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("failure", [{"errorCode": 91}, {"closeConnection": True}, {"errorCode": 13}])
 def test_a_renewal_that_fails_for_a_while_does_not_lose_the_lock(
     lock: LockMaker, timer: Timer, commands: Commands, failpoint: Callable[..., None], failure: Document
@@ -143,6 +148,7 @@ def test_a_renewal_that_fails_for_a_while_does_not_lose_the_lock(
     assert mine.release()
 
 
+@pytest.mark.long
 def test_a_renewal_that_fails_for_good_ends_at_the_deadline(
     lock: LockMaker, failpoint: Callable[..., None], in_thread: Callable[..., threading.Thread]
 ) -> None:
@@ -157,6 +163,7 @@ def test_a_renewal_that_fails_for_good_ends_at_the_deadline(
     assert mine.lost
 
 
+@pytest.mark.long
 def test_a_purged_document_is_not_taken_for_a_loss_until_the_deadline(
     lock: LockMaker, collection: Collection[Document]
 ) -> None:
@@ -258,6 +265,7 @@ def test_locks_are_renewed_together_whenever_they_were_acquired(
         assert abs(grants[0].lease.renew_at - grants[1].lease.renew_at) < 10
 
 
+@pytest.mark.long
 def test_the_heartbeat_sleeps_while_there_is_nothing_to_do(
     lock: LockMaker, session: Session, commands: Commands
 ) -> None:
@@ -315,6 +323,7 @@ def test_a_loss_that_its_holder_saw_first_is_told_all_the_same(
     assert told.wait(10)
 
 
+@pytest.mark.long
 def test_a_lock_that_nobody_can_release_any_more_is_released(
     lock: LockMaker, session: Session, entries: Entries
 ) -> None:
@@ -356,6 +365,7 @@ def test_a_forgotten_lock_whose_command_failed_at_first_is_released_at_once(
         gc.enable()
 
 
+@pytest.mark.long
 def test_a_lock_that_was_forgotten_is_not_entered_again(
     session: Session, lock: LockMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,6 +419,7 @@ def test_an_end_that_was_told_stays_told() -> None:
     assert grant.state is State.LOST
 
 
+@pytest.mark.long
 def test_the_deadline_counts_from_before_the_command(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """P1, F16: what the way took is not added to the lease."""
 
@@ -475,6 +486,7 @@ def child() -> Iterator[Callable[[Callable[[], None]], int]]:
     yield run
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_holds_nothing_and_releases_nothing(config: StoreConfig, entries: Entries) -> None:
     """F30: it gets its own session id, client and threads; what its parent holds is not its to give back, neither by
@@ -562,6 +574,7 @@ def test_closing_gives_back_what_is_held_and_what_waits(
         assert len(entries()) == 1
 
 
+@pytest.mark.long
 def test_a_process_gives_back_what_it_holds_when_it_ends(collection: Collection[Document], entries: Entries) -> None:
     """P6: at the interpreter's exit, without waiting for the lease."""
     with processes(1, "hold", collection.name, 60) as (holder,):
@@ -571,6 +584,7 @@ def test_a_process_gives_back_what_it_holds_when_it_ends(collection: Collection[
         assert entries() == []
 
 
+@pytest.mark.long
 def test_the_key_of_a_killed_holder_is_free_within_its_lease(
     lock: LockMaker, collection: Collection[Document], stored: Callable[..., Document]
 ) -> None:
@@ -585,6 +599,7 @@ def test_the_key_of_a_killed_holder_is_free_within_its_lease(
             assert mine.fencing_token > token
 
 
+@pytest.mark.long
 def test_a_stopped_holder_wakes_up_without_the_lock(lock: LockMaker, collection: Collection[Document]) -> None:
     """F28: `held` is false at once, the block ends in LockLost, and the token it has is smaller than ours."""
     with processes(1, "paused", collection.name) as (holder,):
@@ -599,6 +614,7 @@ def test_a_stopped_holder_wakes_up_without_the_lock(lock: LockMaker, collection:
             assert mine.fencing_token > token
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_an_interrupt_at_any_moment_leaves_no_lock(collection: Collection[Document], seed: int) -> None:
     """F29: KeyboardInterrupt at random moments inside acquire and release: nothing is held, nothing waits, nothing is

@@ -16,7 +16,6 @@ import linecache
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -28,7 +27,6 @@ from django_mongolock.engine import protocol
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.replies import Reply
-from django_mongolock.engine.session.change_stream import SECOND_LOOK
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockError
 from django_mongolock.signals import signal_sender
@@ -150,6 +148,7 @@ TAKE: dict[str, Callable[[MongoLock], object]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", TAKE)
 def test_no_line_under_a_lock_that_is_dropped(
     lock: LockMaker, session: Session, collection: Collection[Document], way: str
@@ -169,6 +168,7 @@ def test_no_line_under_a_lock_that_is_dropped(
     assert nothing_is_left(session, collection), f"{held(collection)} are held: {known(session)}"
 
 
+@pytest.mark.long
 def test_every_call_under_a_lock_that_is_dropped_in_a_cycle(
     lock: LockMaker, session: Session, collection: Collection[Document]
 ) -> None:
@@ -182,6 +182,7 @@ def test_every_call_under_a_lock_that_is_dropped_in_a_cycle(
     assert nothing_is_left(session, collection), f"{held(collection)} are held: {known(session)}"
 
 
+@pytest.mark.long
 def test_a_lock_that_its_task_has_returned(session: Session, collection: Collection[Document]) -> None:
     """P6: no signal is needed for this one: a task whose result is the lock has ended, and nobody has either of them.
     What the session knows of its grants must keep neither alive."""
@@ -192,7 +193,7 @@ def test_a_lock_that_its_task_has_returned(session: Session, collection: Collect
 # A lock that somebody is struck over
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_strikes_reaches_the_caller(new_session: Callable[..., Session], collection: Collection[Document]) -> None:
     """F29: a task that takes and releases locks in a loop ends at its soft time limit, wherever in it that strikes: in
     what is reported to receivers too, and where a lock object dies."""
@@ -233,7 +234,7 @@ def strike_everywhere(run: Callable[[str], object], events: int, step: int = 1, 
 WAYS = [pytest.param({"single": True}, 1, id="once"), pytest.param({}, 3, id="from there on")]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("options", "step"), WAYS)
 def test_every_line_of_a_block(
     lock: LockMaker, session: Session, collection: Collection[Document], options: dict[str, Any], step: int
@@ -251,7 +252,7 @@ def test_every_line_of_a_block(
     block("usable")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("options", "step"), WAYS)
 def test_every_line_of_a_wait(
     lock: LockMaker, other: LockMaker, session: Session, collection: Collection[Document],
@@ -272,7 +273,7 @@ def test_every_line_of_a_wait(
     assert nothing_is_left(session, collection)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("options", "step"), WAYS)
 def test_every_line_of_a_hand_over(
     session: Session, collection: Collection[Document], in_thread: InThread, options: dict[str, Any], step: int
@@ -298,19 +299,17 @@ def test_every_line_of_a_hand_over(
     assert nothing_is_left(session, collection), f"{held(collection)} are held: {known(session)}"
 
 
+@pytest.mark.long
 def test_a_hand_over_whose_giver_was_struck(
     session: Session, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F65, F101: its command takes effect after the waiter was woken and has looked, and nothing passes the answer on:
     the waiter looks again."""
-    stream = session.waits.stream
-    stream.want(0.0)
-    stream.start()
-    assert eventually(lambda: stream.listening)
-    time.sleep(2 * SECOND_LOOK)  # when it has been opened, every waiter looks anyway
+    session.waits.listen()
+    assert eventually(lambda: session.waits.listener.listening)
     mine = make_lock(session, terms=CALM).acquire()
     waiter = Waiter(in_thread, make_lock(session, terms=CALM, wait=60))
-    assert eventually(lambda: any(grant.waiting.place is not None for grant in session.queue.waiting.values()))
+    assert eventually(lambda: any(grant.lease.until > 0 for grant in session.queue.waiting.values()))
     looked, read = threading.Event(), session.store.read
 
     def look(*arguments: Any) -> Reply:
@@ -332,7 +331,7 @@ def test_a_hand_over_whose_giver_was_struck(
 # Real signals
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_signals_while_a_lock_dies(collection: Collection[Document], seed: int) -> None:
     """F65, F29: sixty locks are dropped in a process that is struck every few microseconds: none is held for ever, and

@@ -17,7 +17,7 @@ from tests.engine.stuck import running, stuck
 from tests.engine.waiters import InThread
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 SHORT = Terms(lease=5, margin=0.5, waiter_lease=5)
 #: Nobody renews it meanwhile.

@@ -65,6 +65,7 @@ def test_a_single_command_that_buries_too_many(twin: tuple[Store, Stored]) -> No
     assert 0 < len(tombstones(read())) <= MOST
 
 
+@pytest.mark.long
 def test_the_newest_stay(twin: tuple[Store, Stored]) -> None:
     """F77, F17: where they are too many, the oldest go: of a command that was given up last, a copy comes soonest."""
     store, read = twin
@@ -102,6 +103,7 @@ def pair(lock: LockMaker, key: str) -> float:
     return time.perf_counter() - started
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("face", ["alone", "contended"])
 def test_a_pair_costs_not_noticeably_more(store: MongoStore, lock: LockMaker, other: LockMaker, face: str) -> None:
     """F77: acquire and release a key with the tombstones of thousands of commands, and one without any, in turns."""
@@ -126,11 +128,11 @@ def _step_pair(store: MongoStore, key: str) -> float:
     terms = Terms("shared", 9, lease=60, margin=1, waiter_lease=60)
     started = time.perf_counter()
     store.apply(key, Step(ask="reader", add=entry("reader", "s", terms, {})), TIMEOUT)
-    store.release(key, Step(remove=("reader",)), TIMEOUT)
+    store.apply(key, Step(remove=("reader",), given="reader"), TIMEOUT)
     return time.perf_counter() - started
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_tasks_that_are_cancelled(session: Session, other: LockMaker, stored: Stored) -> None:
     """F77, P6: a web server whose clients go away while their commands are on their way: what they leave is bounded."""
 

@@ -392,6 +392,7 @@ async def test_a_call_that_has_begun_goes_on(threads: WorkerThreads) -> None:
     assert told == []
 
 
+@pytest.mark.long
 async def test_a_call_is_either_begun_or_withdrawn(new_threads: Callable[..., WorkerThreads]) -> None:
     """Cancelled at any moment, it was begun or its owner was told that it was not: never both, never neither."""
     threads = new_threads(2)
@@ -412,6 +413,7 @@ async def test_a_call_is_either_begun_or_withdrawn(new_threads: Callable[..., Wo
         assert await asyncio.to_thread(eventually, lambda: len(begun) + len(told) == 4)  # noqa: B023
 
 
+@pytest.mark.long
 async def test_ten_thousand_cancelled_calls_leave_nothing_behind(threads: WorkerThreads) -> None:
     """F67: they are dropped at once, although every thread is stuck, and the next call is not held up by them."""
     hold = Hold(threads, 1)

@@ -94,7 +94,7 @@ class Worker:
             self.hear()
 
     def fork(self) -> None:
-        """Fork while a lock is held, one is waited for and the stream is open; the child ends like Celery's, by
+        """Fork while a lock is held, one is waited for and bells are heard; the child ends like Celery's, by
         os._exit, once with its own lock held and once after giving it back."""
         mine = self.lock("mine", lease=4).acquire()
         waiting = self.lock("k", lease=4)
@@ -107,7 +107,7 @@ class Worker:
 
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
-        while not self.sessions.current().waits.stream.listening:
+        while not self.sessions.current().waits.listener.listening:
             time.sleep(0.01)
         self.say(ready=True)
         self.hear()

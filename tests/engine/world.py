@@ -25,6 +25,7 @@ from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockBackendFailed, LockNotAcquired
 from tests.engine.actors import Actor, TaskActor, ThreadActor
 from tests.engine.watching import NEVER, Kind, Watch
+from tests.support.failpoints import failpoint
 
 Document = dict[str, Any]
 
@@ -281,11 +282,8 @@ class World:
 
     @contextlib.contextmanager
     def _failing(self, point: str) -> Iterator[None]:
-        self.client.admin.command({"configureFailPoint": point, "mode": "alwaysOn"})
-        try:
+        with failpoint(self.client, point, {"nss": self.collection.full_name}):
             yield
-        finally:
-            self.client.admin.command({"configureFailPoint": point, "mode": "off"})
 
     def _process(self, number: int) -> Process:
         actors: list[Actor] = [ThreadActor(f"process {number} thread {n}") for n in range(THREADS)]

@@ -17,6 +17,7 @@ from django_mongolock.testing import override_locks
 from .exempt import EXEMPT, NOT_RUN
 from .processes import close_all
 
+pytestmark = pytest.mark.long
 BACKENDS: Final = ("mongo", "memory")
 #: And whose they are.
 SUITES: Final = {"threading": "Python", "asyncio": "Python", "kazoo": "kazoo", "tooz": "tooz"}

@@ -50,7 +50,7 @@ class Lock(locking.Lock):
     def break_(self) -> bool:
         """Release it by force, as the admin does."""
         step = Step(remove=tuple(holder["grant"] for holder in document(self._key)["holders"]), force=True)
-        return self._process.session.store.release(self._key, step, 5.0)
+        return bool(step.remove) and self._process.session.store.apply(self._key, step, 5.0).found
 
 
 class Driver(coordination.CoordinationDriver):

@@ -16,7 +16,7 @@ import pytest
 from pymongo import MongoClient
 
 PLATFORMS = [
-    pytest.mark.long,
+    pytest.mark.program,
     pytest.mark.timeout(300),
     pytest.mark.skipif(find_spec("dramatiq") is None, reason="needs the group platforms: python3 dev.py platforms"),
 ]

@@ -34,8 +34,8 @@ def locks() -> str:
         lock.extend(9)
         lock.ensure_held()
     thread.join(20)
-    stream = get_backend().session().waits.stream
-    return f"handed over: {got.is_set()}, by change stream: {stream.listening}"
+    heard = get_backend().session().waits.listener.listening
+    return f"handed over: {got.is_set()}, by a bell: {heard}"
 
 
 def admin() -> str:

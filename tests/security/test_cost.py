@@ -17,6 +17,7 @@ from tests.support.lock_documents import Locks, entry, waiter
 from tests.support.lock_fixtures import WITH_MONGO
 
 
+@pytest.mark.long
 @WITH_MONGO
 def test_fifty_thousand_waiters(locks: Locks) -> None:
     """The list of what is waited for, and the deadlocks, with 50 locks of 1,000 waiters: within a second."""
@@ -48,7 +49,7 @@ def _memory(name: str) -> int:
 
 
 @WITH_MONGO
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_giants(locks: Locks, settings: Settings) -> None:
     """Sixteen documents of 15 MB of another program: neither a page nor a command reads them, and all answer."""
@@ -59,7 +60,7 @@ def test_giants(locks: Locks, settings: Settings) -> None:
         "session": {"holders": [entry(2, session=giant, owner="me")]},
         "worker": {"holders": [entry(3, worker=giant[:7_000_000])], "waiters": [waiter(4, worker=giant[:7_000_000])]},
         "grant": {"holders": [entry(5, grant=giant, owner="me")]},
-        "field": {"change": {"granted": giant}, "holders": [entry(6)]},
+        "field": {"change": {"clock": giant}, "holders": [entry(6)]},
         "no list": {"change": {"holders": giant}, "holders": [entry(7)]},
         "last": {"change": {"last_holder": {"label": giant}}, "holders": [entry(8, left=-60)]},
         "tombstone": {"change": {"tombstones": [{"grant": giant}]}},

@@ -51,7 +51,7 @@ def peak(name: str) -> int:
     return int(found.split()[1]) // 1_000
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_giants(locks: Locks, ads: tuple[Collection[Document], DocumentLock[Document]]) -> None:
     """Sixteen documents of 15 MB, in every field that the lock reads (an `_id` has 7): each page and command answers,

@@ -73,6 +73,7 @@ def everything(locks: Locks) -> list[dict[str, Any]]:
 class TestWithoutTheRight:
     """F73: nothing is written, by any action and method, whoever else is editing."""
 
+    @pytest.mark.long
     @pytest.mark.parametrize("is_edited", [False, True])
     def test_nothing_is_written(self, locks: Locks, order: Order, *, is_edited: bool) -> None:
         """Neither to the lock of an object that is there, nor to one of an object that is not."""
@@ -94,6 +95,7 @@ class TestWithoutTheRight:
             client.post("/admin/shop/order/", {"action": "delete_selected", "_selected_action": [order.pk]})
         assert everything(locks) == before
 
+    @pytest.mark.long
     def test_keys_of_any_kind(self, locks: Locks) -> None:
         """Also where the address is no primary key at all: two hundred requests, no document."""
         client = member("staff")
@@ -149,6 +151,7 @@ class TestRelease:
         assert tell(anna, page_of(Order(pk=order.pk or 1)), "leave", {"edit_lock_tab": "a"}).status_code == 200
         assert everything(locks) == []
 
+    @pytest.mark.long
     def test_it_leaves_the_lock_of_another_alone(self, locks: Locks, order: Order) -> None:
         """No tombstone, no count, nothing: a document cannot be filled from outside."""
         anna, ben = staff("anna"), staff("ben")

@@ -73,6 +73,7 @@ def document_locks(mongo: MongoClient[Document]) -> Iterator[list[str]]:
     collection.drop()
 
 
+@pytest.mark.long
 @WITH_MONGO
 @pytest.mark.parametrize(
     ("path", "more"), [("documents/", {"force": "x"}), ("documents/force-release/", {"reason": "x"})]

@@ -311,6 +311,7 @@ class TestViews:
         with pytest.raises(LockKeyInvalid):
             wrong(HttpRequest(), "a")
 
+    @pytest.mark.long
     def test_spellings_meet(self) -> None:
         """F72: six requests for one row wait for one lock."""
         with held_elsewhere("seen:1"):
@@ -385,6 +386,7 @@ class TestCheck:
         assert check_views(app_configs=None) == []
 
 
+@pytest.mark.long
 def test_no_server_is_asked(connect: Callable[..., None]) -> None:
     """A value that makes no key is refused before anything is sent."""
     connect("mongodb://127.0.0.1:9/?directConnection=true")

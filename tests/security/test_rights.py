@@ -18,7 +18,7 @@ from testproject.servers import Access, ReplicaSet
 from tests.support.lock_documents import Document
 from tests.test_authentication import DATABASE, PASSWORD, Authority, documented_roles, history_roles, role
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[2]
 #: What a site runs, and what it must not print.
 COMMANDS = [
@@ -74,7 +74,7 @@ def test_the_documented_commands(guarded: str) -> None:
     errors = {name: report["error"] for name, report in reports.items() if report["error"]}
     assert "is not held now" in str(errors.pop("release_lock handed --no-input"))
     assert errors == {}
-    assert reports["locks"]["out"] == "handed over: True, by change stream: True"
+    assert reports["locks"]["out"] == "handed over: True, by a bell: True"
     assert reports["admin"]["out"] == str([200] * 9)
     for name in ("check", "check --database locks"):
         assert "no issues" in deployed[name]["out"] + reports[name]["out"]
@@ -123,7 +123,7 @@ def test_history(guarded: str) -> None:
     assert "the user lacks find and insert on the collection mongolock_locks_history" in check["out"] + str(
         check["error"]
     )
-    assert less["locks"]["out"] == "handed over: True, by change stream: True"
+    assert less["locks"]["out"] == "handed over: True, by a bell: True"
     statuses, _, said = less["admin"]["out"].partition("] ")
     assert f"{statuses}]" == str([200] * 7 + [503, 200])
     assert "find" in said, said

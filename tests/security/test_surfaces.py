@@ -102,6 +102,7 @@ def evil(locks: Locks, settings: Settings) -> Iterator[Locks]:
 class TestShown:
     """Direction marks and control characters are shown by their codes, and HTML as text."""
 
+    @pytest.mark.long
     def test_pages(self, evil: Locks) -> None:
         """Every page, and the pages that ask for a confirmation."""
         client = operator()
@@ -193,6 +194,7 @@ class TestAnotherSite:
     def all(locks: Locks) -> list[dict[str, Any]]:
         return list(locks.collection.find({"_id": {"$regex": "^theirs"}}).sort("_id"))
 
+    @pytest.mark.long
     def test_pages(self, theirs: list[dict[str, Any]], locks: Locks) -> None:
         """Every page, also at the addresses of their keys; actions and forms."""
         client = operator()
@@ -312,6 +314,7 @@ ANY = settings(
 )
 
 
+@pytest.mark.long
 @WITH_MONGO
 @pytest.mark.parametrize("name", PAGES)
 def test_any_bytes(locks: Locks, settings: Settings, name: str) -> None:
@@ -341,6 +344,7 @@ def test_any_bytes(locks: Locks, settings: Settings, name: str) -> None:
     assert locks.read("k")["holders"]
 
 
+@pytest.mark.long
 @WITH_MONGO
 @pytest.mark.parametrize("name", OWN_ADMINS)
 def test_any_bytes_in_admins_of_a_project(locks: Locks, name: str) -> None:
@@ -370,6 +374,7 @@ def test_any_bytes_in_admins_of_a_project(locks: Locks, name: str) -> None:
     ask()
 
 
+@pytest.mark.long
 @WITH_MONGO
 @pytest.mark.parametrize(
     "credentials",

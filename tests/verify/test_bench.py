@@ -88,6 +88,7 @@ def contender(make: type[Peer]) -> Contender:
 # The checker
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [NoLock, Late])
 def test_what_is_no_lock_is_found_out(make: type[Peer], world: World) -> None:
     """Two processes that are both let in are seen, by the times at which they had it."""
@@ -104,6 +105,7 @@ def prove_often(crew: list[Worker]) -> None:
         prove(crew, f"key-{number}")
 
 
+@pytest.mark.long
 def test_who_lies_is_left_out_of_the_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no row in any table, and a note names it; the others are measured as if it were not there."""
     honest, lies = contender(Flock), contender(NoLock)
@@ -118,6 +120,7 @@ def test_who_lies_is_left_out_of_the_run(world: World, monkeypatch: pytest.Monke
     assert [note.text.split(": it is no lock")[0] for note in bench.notes] == ["NoLock: left out"]
 
 
+@pytest.mark.long
 def test_ours_is_found_to_be_one(world: World) -> None:
     """The same checker has nothing to say of two processes that use this library, and sees them take turns."""
     bench = Bench(world, quick=True)
@@ -208,6 +211,7 @@ def test_an_error_in_a_worker_is_told() -> None:
         assert worker.call(sleep, 0.0) == worker.pid
 
 
+@pytest.mark.long
 def test_a_worker_that_hangs_or_dies_is_told_and_ended() -> None:
     """Nobody waits for it without end, and nothing of it is left behind."""
     with workers(2) as (hangs, dies):
@@ -330,7 +334,7 @@ def test_wrong_arguments(arguments: list[str], words: str, capsys: pytest.Captur
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_quick_question_end_to_end(tmp_path: Path) -> None:
     """The command as a person runs it: real servers, real locks, a table, and the figures in the file."""
     file = tmp_path / "figures.json"
@@ -361,6 +365,7 @@ def test_the_page_has_a_place_for_every_question() -> None:
         assert page.put(text, name, "new").count(f"<!-- begin {name} -->\nnew\n<!-- end {name} -->") == 1
 
 
+@pytest.mark.long
 def test_writing_the_page(tmp_path: Path) -> None:
     """Tables and goals stand in their places, plots are drawn, and what was not asked stays as it is."""
     there = tmp_path / "docs/evidence/data/page.md"
@@ -455,6 +460,7 @@ def test_a_hand_over_is_its_steps_while_there_are_cores() -> None:
     assert sorted(found.hand_overs)[len(found.hand_overs) // 2] == pytest.approx(0.4 + 0.4 + 1.0 + 0.3, rel=0.05)
 
 
+@pytest.mark.long
 def test_throughput_of_one_key_does_not_fall_with_those_who_want_it() -> None:
     """If only the head of the queue reads its streams: a crowd costs no more than a few, unless all read theirs."""
     head = Steps(**{**as_dict(STEPS), "rest": 1.0})
@@ -464,6 +470,7 @@ def test_throughput_of_one_key_does_not_fall_with_those_who_want_it() -> None:
     assert simulate(Steps(**{**as_dict(STEPS), "rest": 0.0}), 128, 10_000).per_second < many / 2
 
 
+@pytest.mark.long
 def test_each_waiter_makes_commands_longer() -> None:
     """A document with more waiters costs the server more, and so its key changes hands less often."""
     steps = Steps(**{**as_dict(STEPS), "waiter_cpu": 0.01})
@@ -483,6 +490,7 @@ def as_dict(steps: Steps) -> dict[str, Any]:
     return {name: getattr(steps, name) for name in Steps.__slots__}
 
 
+@pytest.mark.long
 def test_workers_end_with_those_who_started_them(tmp_path: Path) -> None:
     """Nothing is left behind where the command is killed: a worker that nobody talks to any more ends."""
     code = "from bench.workers import Worker; w = Worker(); print(w.pid, flush=True); input()"

@@ -12,7 +12,7 @@ import pytest
 
 from django_mongolock.engine import clock, grant, mongo_store, protocol, rule, runner
 from django_mongolock.engine.document import Terms, entry
-from django_mongolock.engine.session import change_stream, commands, per_process, renewals, session, waits
+from django_mongolock.engine.session import commands, listener, per_process, renewals, session, waits
 from django_mongolock.engine.step import Step
 from tests import parts
 from tests.engine.clusters import Cluster, cluster_with_a_dial
@@ -60,7 +60,7 @@ RUNS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # it forks
 @pytest.mark.parametrize(("name", "variant"), RUNS)
 def test_each_broken_variant_is_found(run: Run, name: str, variant: str) -> None:
@@ -94,7 +94,7 @@ def test_a_variant_is_undone_without_a_trace(name: str) -> None:
 def engine() -> list[object]:
     """All that the modules and classes of the engine have, and the rule."""
     owners: list[Any] = [clock, runner, grant, mongo_store, protocol, rule]
-    owners += [change_stream, commands, per_process, renewals, session, waits]
+    owners += [commands, listener, per_process, renewals, session, waits]
     owners += [
         value
         for module in owners
@@ -117,6 +117,7 @@ def test_a_patch_that_finds_nothing_is_an_error() -> None:
     patches.undo()
 
 
+@pytest.mark.long
 def test_a_process_is_broken_by_its_environment() -> None:
     """MONGOLOCK_BROKEN says which variant a process is; a name that there is not is an error, not a healthy process."""
     code = "from verify.faults import broken; from django_mongolock.engine import protocol; \

@@ -25,7 +25,7 @@ QUICK = [
     "stop-secondary",
     "fail-closed",
     "fail-write-concern",
-    "stream-killed",
+    "bells-killed",
     *WORKER_FAULTS,
 ]
 
@@ -36,7 +36,7 @@ def run(folder: Path, seconds: float, names: list[str], lock: str = "mongolock",
     return Run(folder, seed=seed, seconds=seconds, names=names, lock=lock)()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_no_promise_is_broken_in_a_short_run(tmp_path: Path) -> None:
     """P1, P2, P5 to P7 under F8, F11, F15 to F18, F25, F27, F28, F30, F32, F33, F36, F50, F51, all at once."""
@@ -47,7 +47,7 @@ def test_no_promise_is_broken_in_a_short_run(tmp_path: Path) -> None:
     assert set(outcome.injected) & set(WORKER_FAULTS)
 
 
-@pytest.mark.long
+@pytest.mark.program
 @pytest.mark.timeout(240)
 def test_a_lock_that_goes_by_its_clients_clocks_is_found_out(tmp_path: Path) -> None:
     """The same harness and checker find what is wrong with a lock that compares wall clocks of its clients; if not in
@@ -109,6 +109,7 @@ class TestReport:
         assert report.END in page.read_text()
 
 
+@pytest.mark.long
 @parts.needs("Redis")
 def test_redis_can_be_compared(tmp_path: Path) -> None:
     """The harness knows redis-py's Lock on a Redis."""

@@ -10,7 +10,7 @@ def bad(rows: list[Row]) -> list[Row]:
     return [row for row in rows if not row.ok]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("part", ["crowd", "cycles", "pool", "restarts"])
 def test_nothing_grows(part: str, mongo_uri: str) -> None:
     """P6, F9, F20, F44: no threads, connections, cursors, memory, documents or grants are left by some 1,600

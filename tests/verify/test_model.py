@@ -10,9 +10,10 @@ from verify.faults.search import HAUNTS, LARGER, WORLDS, hunt, search
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "evidence/proof.md").read_text()
 
 
-SEARCHED = ((pytest.mark.slow, WORLDS), (pytest.mark.long, LARGER))
+SEARCHED = ((pytest.mark.long, WORLDS), (pytest.mark.program, LARGER))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [pytest.param(name, marks=mark) for mark, worlds in SEARCHED for name in worlds])
 @pytest.mark.timeout(1_800)
 def test_no_promise_is_broken_in_any_state(name: str) -> None:
@@ -23,6 +24,7 @@ def test_no_promise_is_broken_in_any_state(name: str) -> None:
     assert f"| {name} | {found.states:,} |" in PAGE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", BUGS)
 def test_each_bug_is_found(bug: str) -> None:
     """The search is worth something: with the defence taken out there is a way to the harm, and it is shown."""
@@ -37,6 +39,7 @@ def test_the_page_shows_what_the_search_finds(bug: str) -> None:
     assert str(hunt(bug)) in PAGE
 
 
+@pytest.mark.long
 def test_bugs_are_looked_for_where_the_healthy_protocol_was_searched() -> None:
     """What finds a bug is the bug, not the world: without it, the same world is searched to the end and clean."""
     assert not search(World()).violation

@@ -64,6 +64,7 @@ def test_an_unknown_mutant_is_an_error(name: str) -> None:
         mutation.find(name)
 
 
+@pytest.mark.long
 def test_every_mutant_can_be_compiled_and_differs() -> None:
     """No mutant is the engine as it is."""
     for mutant in mutants.sample(60, seed=3):
@@ -72,6 +73,7 @@ def test_every_mutant_can_be_compiled_and_differs() -> None:
         assert ast.dump(tree) != ast.dump(ast.parse(mutation.file(mutant.module).read_text()))
 
 
+@pytest.mark.long
 def test_a_larger_sample_begins_with_a_smaller_one() -> None:
     """So what is known of one need not be run again for the other."""
     assert mutants.sample(40, seed=1)[:20] == mutants.sample(20, seed=1)
@@ -113,6 +115,7 @@ def test_an_unknown_defect_is_an_error() -> None:
         pass
 
 
+@pytest.mark.long
 def test_a_defect_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     """A release that removes any holder is found by the first seeds."""
     hunt.hunt("release-by-key", 1e9)

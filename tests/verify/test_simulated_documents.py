@@ -24,6 +24,7 @@ RULES = Rules(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(1, 13))
 def test_no_promise_is_broken(seed: int) -> None:
     """Four minutes of flows, lost and late commands, kills, stops, cancellations, sweeps, forced releases."""
@@ -32,6 +33,7 @@ def test_no_promise_is_broken(seed: int) -> None:
     assert world.counts["grants"] > 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_defect_is_found(name: str) -> None:
     """With a defence taken out, one of the first seeds shows what it is for."""
@@ -44,6 +46,7 @@ def test_a_defect_is_found(name: str) -> None:
     pytest.fail(f"{name}: not found")
 
 
+@pytest.mark.long
 def test_a_seed_is_always_the_same_run() -> None:
     """So a violation can be looked at."""
     one, other = simulate(5), simulate(5)
@@ -66,6 +69,7 @@ def documents(count: int) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.long
 @WITH_MONGO
 def test_the_collection_is_like_mongodb(mongo: MongoClient[dict[str, Any]]) -> None:
     """Each condition matches the same documents, and an acquisition leaves the same ones."""

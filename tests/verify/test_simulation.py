@@ -36,7 +36,7 @@ def told(outcome: Outcome) -> str:
     return json.dumps(outcome.records, sort_keys=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(1, RUNS + 1, 8))
 def test_no_promise_is_broken(first: int) -> None:
     """P1 to P7: eight minutes of faults, judged by the checker of the fault runs."""
@@ -52,6 +52,7 @@ def disturbed_run(seed: int) -> Outcome:
     return simulate(seed, 6.0, ambiguous(seed, 6.0), plan=disturbed)
 
 
+@pytest.mark.long
 def test_a_seed_is_always_the_same_run() -> None:
     """What a seed does depends on nothing else, so that a failure can be run again: not on earlier runs, nor on the
     order of sets, which another process has otherwise."""
@@ -70,6 +71,7 @@ def test_every_fault_is_chosen_by_some_seed() -> None:
     assert {event.name for event in ambiguous(1, 60.0)} >= {"lost-answers", "twice"}
 
 
+@pytest.mark.long
 def test_every_fault_is_injected() -> None:
     """Each is begun and healed, and so is what the processes do to themselves."""
     events = [Event(name, 1.0 + place / 2, place) for place, name in enumerate(FAULTS)]
@@ -95,6 +97,7 @@ def test_a_fault_that_ends_heals_nothing_else() -> None:
     assert world.janitor.link == Link()
 
 
+@pytest.mark.long
 def test_what_is_abandoned_and_not_removed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry of an attempt that is over is seen where it stands."""
     monkeypatch.setattr(Cleanup, "ensure_removed", lambda self, grant, stays=False: None)
@@ -108,6 +111,7 @@ def no_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Commands, "with_arrival", lambda self, step, entry, grant, now: step)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_arrival")
 def test_a_broken_engine_is_found_and_told() -> None:
     """The checker finds it, the schedule is made shorter, and what is left is told in a few lines."""

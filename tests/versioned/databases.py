@@ -61,7 +61,8 @@ def config(kind: str, where: str) -> dict[str, Any]:
         options = {"init_command": f"PRAGMA journal_mode={mode}; PRAGMA synchronous=OFF;"}
         return {"ENGINE": "django.db.backends.sqlite3", "NAME": where, "OPTIONS": options}
     if kind == "mongo":
-        return {"ENGINE": "django_mongodb_backend", "HOST": where, "NAME": f"versions_{uuid.uuid4().hex[:8]}"}
+        name = f"versions_{uuid.uuid4().hex[:8]}"
+        return {"ENGINE": "django_mongodb_backend", "HOST": where, "NAME": name, "OPTIONS": {"appname": name}}
     found = urlsplit(where)
     home = {"HOST": found.hostname, "PORT": found.port, "USER": found.username, "NAME": found.path[1:]}
     return {"ENGINE": f"django.db.backends.{'mysql' if kind == 'mariadb' else 'postgresql'}", **home}

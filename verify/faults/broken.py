@@ -152,8 +152,8 @@ def _deadline_from_reply(patches: Patches) -> None:
     def answer_from_now(self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
         return answer(self, grant_id, reply, self.now(), number)
 
-    def judge_from_now(self: Renewals, grant: Grant, found: Found | None, number: int, until: float) -> None:
-        judge(self, grant, found, number, self._now() + grant.length)
+    def judge_from_now(self: Renewals, grant: Grant, found: Found | None, number: int, *times: float) -> None:
+        judge(self, grant, found, number, self._now(), grant.length)
 
     patches.set(Commands, "answer", answer_from_now)
     patches.set(Renewals, "judge", judge_from_now)
@@ -172,9 +172,9 @@ def _deadline_from_news(patches: Patches) -> None:
 def _place_as_lease(patches: Patches) -> None:
     judge = Renewals.judge
 
-    def judge_as_held(self: Renewals, grant: Grant, found: Found | None, number: int, until: float) -> None:
-        more = grant.lease.length - grant.lease.waiter_length if grant.state is State.HELD else 0
-        judge(self, grant, found, number, until + more)
+    def judge_as_held(self: Renewals, grant: Grant, found: Found | None, number: int, *times: float) -> None:
+        sent, length = times
+        judge(self, grant, found, number, sent, grant.length if grant.state is State.HELD else length)
 
     patches.set(Renewals, "judge", judge_as_held)
 
@@ -193,12 +193,19 @@ def _no_deadline(patches: Patches) -> None:
 
 
 def _release_by_key(patches: Patches) -> None:
-    def release(self: MongoStore, key: str, _: Step | str, timeout: float) -> bool:
+    apply = MongoStore.apply
+
+    def release(self: MongoStore, key: str, _: str, timeout: float) -> bool:
         with pymongo.timeout(timeout):
             nobody: Document = {"$set": {"holders": [], "expires_at": None}}
             return self.collection.update_one({"_id": key}, nobody).matched_count == 1
 
-    patches.set(MongoStore, "release", release)
+    def release_or_apply(self: MongoStore, key: str, step: Step, timeout: float) -> Reply:
+        if step.given and step.add is None:
+            return Reply(found=release(self, key, "", timeout))
+        return apply(self, key, step, timeout)
+
+    patches.set(MongoStore, "apply", release_or_apply)
     patches.set(MongoStore, "release_uncontended", release)
 
 
@@ -212,11 +219,11 @@ def _renewal_without_grant(patches: Patches) -> None:
             found = list(self.collection.find(mine, {"holders": 1, "waiters": 1, "token": 1, "now": "$$NOW"}))
         return {document["_id"]: read_found(document) for document in found}
 
-    def judge_by_key(self: Renewals, grant: Grant, found: Found | None, number: int, until: float) -> None:
+    def judge_by_key(self: Renewals, grant: Grant, found: Found | None, number: int, *times: float) -> None:
         if found is not None and grant.state is State.HELD:
             anybody = next(iter(found.holders.values()), None)
             found = replace(found, holders={grant.id: replace(anybody, token=grant.token)} if anybody else {})
-        judge(self, grant, found, number, until)
+        judge(self, grant, found, number, *times)
 
     patches.set(MongoStore, "renew", renew)
     patches.set(Renewals, "judge", judge_by_key)
@@ -392,7 +399,7 @@ VARIANTS: Final = {
         ),
         Variant(
             "deadline-from-news",
-            "a waiter counts its lease from the moment when the change stream reports its grant",
+            "a waiter counts its lease from the moment when a bell tells of its grant",
             "the server gave it only the rest of its place in the queue: two holders",
             "P1, F42",
             "news_at_the_last_moment",

@@ -320,8 +320,8 @@ def ttl(scene: Scene) -> None:
         raise Skipped
 
 
-def stream_killed(scene: Scene) -> None:
-    """The cursors of the change streams are killed."""
+def bells_killed(scene: Scene) -> None:
+    """The cursors of those who listen are killed, and half of the time the bells are dropped."""
     cluster = scene.mongo
     try:
         with cluster.members[cluster.primary()].client() as client:
@@ -329,13 +329,16 @@ def stream_killed(scene: Scene) -> None:
             cursors = [op["cursor"]["cursorId"] for op in running if op.get("appName") == APPNAME and "cursor" in op]
             if not cursors:
                 raise Skipped
-            client[DATABASE].command("killCursors", COLLECTION, cursors=cursors)
+            for name in (f"{COLLECTION}_bells_{number}" for number in range(8)):
+                client[DATABASE].command("killCursors", name, cursors=cursors)
+                if scene.chance.random() < 0.5:
+                    client[DATABASE].drop_collection(name)
     except PyMongoError:
         raise Skipped from None
 
 
 def oplog_rolled_over(scene: Scene) -> None:
-    """The oplog is overwritten while it cannot be read, so that the change streams cannot resume."""
+    """The oplog is overwritten while it cannot be read, so that nobody can go on from where it was."""
     cluster = scene.mongo
     ways = scene.cluster.to_primary()
     cluster.network.set(ways, Rule(hold_replies=True))
@@ -416,7 +419,7 @@ FAULTS: Final[dict[str, Fault]] = {
         Fault("held-up-commands", held_up_commands),
         Fault("stuck-transaction", stuck_transaction, "clients", servers=False),
         Fault("ttl", ttl, order=False),
-        Fault("stream-killed", stream_killed, order=False),
+        Fault("bells-killed", bells_killed, order=False),
         Fault("oplog-rolled-over", oplog_rolled_over),
     )
 }

@@ -198,10 +198,10 @@ def handed_over_without_the_majority(stage: Stage) -> list[str]:
 
 
 def looked_before_the_majority(stage: Stage) -> list[str]:
-    """F5, F7: there is no change stream, so a waiter looks; the release that lets it in is at the primary only."""
+    """F5, F7: nobody may listen, so a waiter looks; the release that lets it in is at the primary only."""
     one, two = stage.session(), stage.session(timeout=0.7, appname="looker")
     mine, waiting = stage.lock(one).acquire(), stage.lock(two, wait=5)
-    with stage.failing("looker", "aggregate"):
+    with stage.failing("looker", "create", "convertToCapped"):
         stage.queue(waiting)
         with stage.no_majority():
             mine.release()
@@ -248,7 +248,7 @@ def news_at_the_last_moment(stage: Stage) -> list[str]:
     other = stage.lock(three)
     with stage.failing("told", "update"):
         stage.queue(told)
-        assert eventually(lambda: two.waits.stream.listening)
+        assert eventually(lambda: two.waits.listener.listening)
         mine.release()
         assert eventually(lambda: told.held or told.lost)
         other.acquire()
@@ -261,7 +261,7 @@ def granted_while_renewed(stage: Stage) -> list[str]:
     mine, told = stage.lock(one).acquire(), stage.lock(two, PLACE)
     other = stage.lock(three)
     stage.queue(told)
-    assert eventually(lambda: two.waits.stream.listening)
+    assert eventually(lambda: two.waits.listener.listening)
     (grant,) = two.registry.grants.values()
     with stage.relay.holding_replies(mentions("nModified")) as hold:
         assert hold.caught.wait(10)
@@ -285,7 +285,7 @@ def looked_at_its_place(stage: Stage) -> list[str]:
         (grant,) = two.registry.grants.values()
         assert eventually(lambda: grant.lease.until > 0)
         ends = grant.lease.until
-        assert eventually(lambda: two.waits.stream.listening)
+        assert eventually(lambda: two.waits.listener.listening)
         # Whoever is first in the queue looks when the holder's lease seems to end.
         time.sleep(max(0.0, ends - 2.5 - clock.now()))
         mine.release()

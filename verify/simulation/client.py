@@ -10,17 +10,22 @@ from typing import Any, Final
 
 from django_mongolock.engine.deadlock import Cycle, cycle_of
 from django_mongolock.engine.memory_filters import is_free, is_held, is_there, is_uncontended, reply_of
-from django_mongolock.engine.replies import Found, Reply, read_found
+from django_mongolock.engine.replies import Bell, Found, Reply, read_found
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.exceptions import LockBackendFailed
 from verify.simulation.kernel import JITTER, Kernel, Process
 from verify.simulation.link import Exchange, Link
-from verify.simulation.server import Document, Parsed, Servers, Stream, Write
+from verify.simulation.server import Document, Listening, Parsed, Servers, Write
 
 #: How long the document of a free lock is kept, in seconds: a held one is renewed within that.
 RETENTION: Final = 10.0
 #: How long after an election a client may still take the former primary for the present one, in seconds.
 RUMOUR: Final = 1.0
+
+
+#: How likely a bell comes again, and by how many seconds later at most.
+RUNG_AGAIN: Final = 0.2
+RUNG_AGAIN_BY: Final = 20.0
 
 
 #: What the server does for a command: it may wait, and yields for how long, or for which write to be with the majority;
@@ -32,8 +37,6 @@ STUCK: Final = 0.05
 
 class SimStore:
     """See `store.Store`, also for the methods. link: the network of its process, with all that is wrong there now."""
-
-    is_journaled = True
 
     def __init__(self, kernel: Kernel, servers: Servers, process: Process) -> None:
         self.limits = Limits(retention=round(RETENTION * 1_000))
@@ -74,10 +77,6 @@ class SimStore:
         given = partial(is_free, grant=step.ask)
         reply: Reply | None = self._send(partial(self._write, key, step, given, reply=True), timeout, key)
         return reply if reply is not None and reply.found else None
-
-    def release(self, key: str, step: Step, timeout: float) -> bool:
-        given = partial(is_held, grants=step.remove)
-        return bool(self._send(partial(self._write, key, step, given, majority=False), timeout, key, once=True))
 
     def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
         given, step = partial(is_uncontended, grant=grant), Step(remove=(grant,))
@@ -131,18 +130,30 @@ class SimStore:
 
         self._send(work, timeout)
 
-    def watch(self, session: str) -> AbstractContextManager[Stream]:
-        """See Store.watch()."""
-        return self._watching(session)
+    def ring(self, bell: Bell) -> None:
+        """See Store.ring(). It may get lost, come late, and come twice."""
+        kernel, chance = self._kernel, self._kernel.chance
+        if chance.random() >= self.link.lost:
+            kernel.at(self._delay(), partial(self._ring, bell))
+        if chance.random() < RUNG_AGAIN:
+            kernel.at(self._delay() + chance.uniform(0.0, RUNG_AGAIN_BY), partial(self._ring, bell))
+
+    def _ring(self, bell: Bell) -> None:
+        if not self.link.cut:
+            self._servers.ring(bell)
+
+    def listen(self, session: str) -> AbstractContextManager[Listening]:
+        """See Store.listen()."""
+        return self._listening(session)
 
     @contextmanager
-    def _watching(self, session: str) -> Any:
+    def _listening(self, session: str) -> Any:
         def work(parsed: Parsed) -> Work:
             yield 0.0
 
         self._send(work, 5.0)
-        with self._servers.streaming(session) as stream:
-            yield stream
+        with self._servers.listening(session) as listening:
+            yield listening
 
     def sent_to(self) -> str:
         """See Store.sent_to()."""

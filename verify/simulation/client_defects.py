@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from django_mongolock.engine.actions import Apply
@@ -47,16 +46,15 @@ def hand_over_w1(patches: Patches) -> None:
 
 
 def release_by_key(patches: Patches) -> None:
-    def write(self: SimStore, key: str, parsed: Parsed) -> Work:
+    write = SimStore._write
+
+    def whoever(self: SimStore, key: str, step: Step, given: Any, *what: Any, **how: Any) -> Work:
         holders = self._servers.documents.get(key, {}).get("holders", [])
-        step = Step(remove=tuple(e["grant"] for e in holders), force=True)
-        return (yield from self._write(key, step, lambda document: True, parsed, majority=False))
+        if step.remove and step.add is None and not step.tombstone_ttl and given is not None:
+            step, given = Step(remove=tuple(e["grant"] for e in holders), force=True), lambda document: True
+        return (yield from write(self, key, step, given, *what, **how))
 
-    def release(self: SimStore, key: str, what: Any, timeout: float) -> bool:
-        return bool(self._send(partial(write, self, key), timeout, key, once=True))
-
-    patches.set(SimStore, "release", release)
-    patches.set(SimStore, "release_uncontended", release)
+    patches.set(SimStore, "_write", whoever)
 
 
 def local_read(patches: Patches) -> None:
@@ -96,3 +94,21 @@ def no_op_as_proof(patches: Patches) -> None:
 
 def _all_renewed(document: Document, beat: int) -> Found:
     return Found(document["token"], {e["grant"]: Beat(beat, token=e["token"]) for e in document["holders"]}, {})
+
+
+def bell_before_majority(patches: Patches) -> None:
+    write = SimStore._write
+
+    def ring_at_once(self: SimStore, key: str, step: Step, given: Any, parsed: Parsed, **how: Any) -> Work:
+        work = write(self, key, step, given, parsed, **how)
+        while True:
+            try:
+                pause = next(work)
+            except StopIteration as end:
+                return end.value
+            if parsed.has_written and not isinstance(pause, float):
+                for bell in reply_of(key, self._servers.documents.get(key), step.ask, parsed.moment.now).granted:
+                    self.ring(bell)
+            yield pause
+
+    patches.set(SimStore, "_write", ring_at_once)

@@ -68,6 +68,19 @@ _OWN: Final = (
         "P1, F62",
         session_defects.end_of_another_clock,
     ),
+    Defect(
+        "longest-place",
+        "a waiter believes in the longest place that it ever had, whatever its last command gave",
+        "P1, F107",
+        session_defects.longest_place,
+    ),
+    Defect("old-bells", "a bell is believed that tells of an earlier grant", "P1, P2, F107", session_defects.old_bells),
+    Defect(
+        "bell-before-majority",
+        "a bell is rung before the majority has the grant",
+        "P1, P3, F5",
+        client_defects.bell_before_majority,
+    ),
     Defect("minimum-hold-ignored", "a release ends a minimum hold", "F64", rule_defects.minimum_hold_ignored),
     Defect(
         "next-not-queued",

@@ -96,9 +96,9 @@ def clock_set_back(world: World, chance: random.Random) -> Steps:
     return None
 
 
-def end_streams(world: World, chance: random.Random) -> Steps:
-    """Every change stream ends."""
-    world.servers.end_streams()
+def drop_bells(world: World, chance: random.Random) -> Steps:
+    """The collections of the bells are dropped."""
+    world.servers.drop_bells()
     yield 0.0
     return None
 
@@ -226,7 +226,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "no-majority": Fault(no_majority),
     "all-down": Fault(all_down, 1),
     "clock-set-back": Fault(clock_set_back, 1, order=False, clocks=True),
-    "streams-end": Fault(end_streams),
+    "bells-dropped": Fault(drop_bells),
     "stuck": Fault(stuck, servers=False),
     "purge": Fault(purge, 3, order=False, servers=False),
     "cut": Fault(_linked(lambda _: Link(cut=True), 5.0)),

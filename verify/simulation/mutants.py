@@ -64,7 +64,7 @@ TOUCHED_BY: Final = {
 ANYWHERE: Final = ("protocol", "session", "locks", "minimum_holds", "waiting", "arrival_order", "rule")
 #: How they are run. Those that take long are left out.
 PYTEST: Final = (
-    *("-x", "-q", "--assert=plain", "--timeout", "60", "-m", "not slow and not long"),
+    *("-x", "-q", "--assert=plain", "--timeout", "60", "-m", "not long and not program"),
     *("-p", "no:cacheprovider", "-p", "verify.simulation.put_back"),
 )
 #: Run by every Python that starts while it is on the path: so the processes that tests start are mutants too.

@@ -6,8 +6,8 @@ majority a little later; what the majority does not have yet may be rolled back 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -17,6 +17,7 @@ from typing import Any, Final
 from bson.timestamp import Timestamp
 
 from django_mongolock.engine.memory_filters import NOTHING
+from django_mongolock.engine.replies import Bell
 from django_mongolock.engine.rule_in_python import Moment, apply_rule
 from django_mongolock.engine.step import Limits, Step
 from verify.simulation.kernel import Kernel
@@ -28,6 +29,8 @@ Document = dict[str, Any]
 ORIGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 #: How long the majority takes to have a write, in seconds: at least, at most.
 REPLICATION: Final = (0.001, 0.006)
+#: How many bells are kept.
+BELLS: Final = 40
 #: How long a command takes on its way in each direction at most, in seconds: one of these in each run.
 DISTANCES: Final = (0.001, 0.001, 0.02)
 
@@ -84,7 +87,8 @@ class Servers:
         self.written: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
         self._pending: list[Write] = []
-        self._streams: dict[Stream, str] = {}
+        self._bells: deque[Bell] = deque(maxlen=BELLS)
+        self._listening: dict[Listening, str] = {}
 
     @property
     def named(self) -> str:
@@ -148,12 +152,10 @@ class Servers:
             self._commit(each)
 
     def _commit(self, write: Write) -> None:
-        before = self.committed.get(write.key)
         if write.after is None:
             self.committed.pop(write.key, None)
         else:
             self.committed[write.key] = write.after
-            self._notify(write.after["granted"], before["granted"] if before else "")
         for call in write.confirmed:
             call(True)
 
@@ -185,47 +187,54 @@ class Servers:
             for call in write.confirmed:
                 call(False)
 
-    # Streams
+    # Bells
 
     @contextmanager
-    def streaming(self, session: str) -> Iterator[Stream]:
-        """A stream of what is granted to *session* from now on, as the majority has it."""
-        stream = Stream(self.kernel)
-        self._streams[stream] = session
+    def listening(self, session: str) -> Iterator[Listening]:
+        """What is rung for *session*, also what was rung before and has not been overwritten."""
+        listening = Listening(self.kernel)
+        for bell in self._bells:
+            if bell.session == session:
+                listening.hear(bell)
+        self._listening[listening] = session
         try:
-            yield stream
+            yield listening
         finally:
-            del self._streams[stream]
+            del self._listening[listening]
 
-    def _notify(self, granted: str, before: str) -> None:
-        if granted != before:
-            for stream, session in self._streams.items():
-                if f"{session}." in granted:
-                    stream.tell({"fullDocument": {"granted": granted}})
+    def ring(self, bell: Bell) -> None:
+        """A bell has arrived."""
+        if not self.answers:
+            return
+        self._bells.append(bell)
+        for listening, session in self._listening.items():
+            if session == bell.session:
+                listening.hear(bell)
 
-    def end_streams(self) -> None:
-        """The server ends every stream."""
-        for stream in self._streams:
-            stream.alive = False
+    def drop_bells(self) -> None:
+        """The collections of the bells are dropped."""
+        self._bells.clear()
+        for listening in self._listening:
+            listening.alive = False
 
 
-class Stream:
-    """See `store.Stream`."""
+class Listening:
+    """See `store.Listening`."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.alive = True
         self._kernel = kernel
-        self._changes: SimQueue[Mapping[str, Any]] = SimQueue(kernel)
-        #: How long news take to this client, in seconds.
+        self._heard: SimQueue[Bell] = SimQueue(kernel)
+        #: How long a bell takes to this client, in seconds.
         self.delay = kernel.chance.uniform(0.000_5, 0.005)
 
-    def tell(self, change: Mapping[str, Any]) -> None:
-        """A change is on its way."""
-        self._kernel.at(self.delay, lambda: self._changes.put(change))
+    def hear(self, bell: Bell) -> None:
+        """A bell is on its way."""
+        self._kernel.at(self.delay, lambda: self._heard.put(bell))
 
-    def try_next(self) -> Mapping[str, Any] | None:
-        """See Stream.try_next()."""
+    def next(self) -> Bell | None:
+        """See Listening.next()."""
         try:
-            return self._changes.get(timeout=1.0)
+            return self._heard.get(timeout=1.0)
         except Empty:
             return None

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from .. import protocol
-from ..actions import Apply, Release
+from ..actions import Apply
 from ..grant import Grant
 from ..logs import DEBUG, WARNING, log
 from .commands import Commands
-from .releases import UnconfirmedRelease
 from .worker_threads import WorkerThreads
 
 #: Threads that remove grants: a thousand of these must not keep a command of the program waiting.
@@ -30,7 +29,7 @@ class Removal:
     """A grant that may still be in the document of its key, and the command that ends it. Times by the session's
     clock."""
 
-    action: Apply | Release
+    action: Apply
     give_up: float
     try_at: float
 
@@ -87,11 +86,6 @@ class Cleanup:
                 self._commands.heartbeat.see_to(removal.try_at)
                 return
             log(WARNING, "removal given up, the lease ends by itself", key=key, error=error)
-        else:
-            if isinstance(removal.action, Release):
-                # This primary has the release, also where there was nothing to do; the majority need not have it yet.
-                primary = self._commands.store.sent_to()
-                self._commands.releases.made(UnconfirmedRelease(removal.action, primary, self._now()))
         with self._mutex:
             if self.pending.get(grant_id) is removal:
                 del self.pending[grant_id]
@@ -100,6 +94,6 @@ class Cleanup:
         """End the threads."""
         self._threads.close()
 
-    def _add(self, grant_id: str, action: Apply | Release, give_up: float) -> None:
+    def _add(self, grant_id: str, action: Apply, give_up: float) -> None:
         with self._mutex:
             self.pending[grant_id] = Removal(action, give_up, self._now())

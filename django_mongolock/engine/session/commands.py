@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ...exceptions import LockBackendFailed, LockError
-from ..actions import FOREVER, Action, Answer, Apply, FindDeadlock, Pause, QueueNext, Read, Release, ReleaseUncontended
+from ..actions import FOREVER, Action, Answer, Apply, FindDeadlock, Pause, QueueNext, Read, ReleaseUncontended
 from ..document import milliseconds
 from ..grant import Grant, State
 from ..logs import DEBUG, log
@@ -109,8 +109,8 @@ class Commands:
         match action:
             case Apply(key, step):
                 return self._apply(key, step, timeout)
-            case Release() | ReleaseUncontended():
-                return self._release(action, timeout)
+            case ReleaseUncontended(key, grant_id):
+                return self._release(key, grant_id, timeout)
             case QueueNext(key, grant_id):
                 return self._queue_next(grant_id, timeout)
             case FindDeadlock(key, grant_id):
@@ -122,17 +122,13 @@ class Commands:
                 return self._waits.pause(action)
         raise TypeError(f"not a command: {action!r}")
 
-    def _release(self, action: Release | ReleaseUncontended, timeout: float) -> bool:
-        if isinstance(action, Release):
-            again = action
-            done = self.store.release(action.key, action.step, timeout)
-        else:
-            again = Release(action.key, Step(remove=(action.grant,), force=True))
-            done = self.store.release_uncontended(action.key, action.grant, timeout)
-        if done and self.releases.made(UnconfirmedRelease(again, self.store.sent_to(), self.now())):
-            self.heartbeat.see_to(self.releases.look_at)
-        if done and action is not again:
-            self._free_keys.released(action.key)
+    def _release(self, key: str, grant_id: str, timeout: float) -> bool:
+        done = self.store.release_uncontended(key, grant_id, timeout)
+        if done:
+            self._free_keys.released(key)
+            again = Apply(key, Step(remove=(grant_id,), force=True, given=grant_id))
+            if self.releases.made(UnconfirmedRelease(again, self.store.sent_to(), self.now())):
+                self.heartbeat.see_to(self.releases.look_at)
         return done
 
     def _apply(self, key: str, step: Step, timeout: float) -> Answer:
@@ -148,6 +144,7 @@ class Commands:
             if step.add is not None and grant is not None:
                 grant.outcome_unknown = True
             raise
+        self._waits.ring(reply.granted)
         self.releases.confirmed(self.store.sent_to(), sent)
         return self.answer(step.ask, reply, sent, step.beat)
 
@@ -167,7 +164,7 @@ class Commands:
             if (reply := self.store.take_free(key, step, timeout)) is not None:
                 return reply
             self._free_keys.was_wrong(key)
-            timeout = max(timeout / 2, timeout - (self.now() - started))
+            timeout = max(SHORTEST_COMMAND, timeout - (self.now() - started))
             if step.add is not None and grant is not None:
                 step = self.with_arrival(step, step.add, grant, self.now())
         return self.store.apply(key, step, timeout)
@@ -191,9 +188,10 @@ class Commands:
     def answer(self, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
         """Make the answer to the command of that *number*, and note what it is worth.
 
-        Rule: a belief is made of local time only. The command has given a whole place in the queue, or a whole lease,
-        if its number stands in the entry; that is worth as long as its length, from before the command was *sent*. A
-        read has no number, so it is worth nothing. If the grant comes by the stream, its place is worth as much.
+        Rule: a belief is made of one's own last command, and of local time only. The command has given a whole place in
+        the queue, or a whole lease, if its number stands in the entry; that is worth as long as its length, from before
+        the command was *sent*. A read has no number, so it is worth nothing. A bell that tells of the grant adds
+        nothing to that.
         """
         former = None if reply.former is None else self._fate(reply.former.process)
         answer = Answer(reply, sent, self.now(), reply.beat == number, former)
@@ -203,15 +201,11 @@ class Commands:
         if grant.state is State.WAITING and not reply.held:
             grant.reporting.busy, grant.reporting.held_by = True, reply.holder or grant.reporting.held_by
         if reply.place is not None and answer.whole:
-            lease = grant.lease
-            length = min(lease.length, grant.terms.holder_lease_of(reply.waiter_lease))
-            lease.waiter_length = max(lease.waiter_length, length)  # longer than asked for, where the queue was long
-            grant.renewed(sent + length, answer.now)
-            if grant.waiting.place is None:
-                grant.waiting.place = reply.place, answer.now
+            grant.waiting.last_token = max(grant.waiting.last_token, reply.last_token)
+            grant.renewed(sent + grant.lease.waiter_length, answer.now)
         return answer
 
 
 def _is_release(action: Action) -> bool:
     """Whether it lets another grant in. Then it goes before what asks for a lock."""
-    return isinstance(action, Release | ReleaseUncontended) or (isinstance(action, Apply) and bool(action.step.remove))
+    return isinstance(action, ReleaseUncontended) or (isinstance(action, Apply) and bool(action.step.remove))

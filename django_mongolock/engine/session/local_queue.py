@@ -8,17 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Final
 
 from ...exceptions import LockQueueFull
 from ..actions import Answer, Turn
 from ..grant import Grant, LineKey
 from .grant_registry import GrantRegistry
-
-#: Of how many queues the speed is remembered: those that were stood in last.
-SPEEDS_KEPT: Final = 64
-#: How many seconds a place in a queue takes at least: a hand-over has to be written to the journal.
-FASTEST_PLACE: Final = 0.002
 
 
 class LocalQueue:
@@ -33,7 +27,6 @@ class LocalQueue:
         self.lines: dict[LineKey, OrderedDict[str, Grant]] = {}
         self._limit = limit
         self._registry = registry
-        self._speeds: OrderedDict[str, float] = OrderedDict()
         self._mutex = threading.Lock()
 
     def join(self, grant: Grant, *, trial: bool) -> Turn:
@@ -65,15 +58,6 @@ class LocalQueue:
         if first is not None and first is not grant:
             return "behind", first
         return ("next" if grant.line in self._registry.by_line else "now"), None
-
-    def hold(self, grant: Grant, now: float) -> None:
-        """It is held now, and so waits no more."""
-        if grant.waiting.place is not None:
-            place, since = grant.waiting.place
-            self._speeds[grant.key] = (now - since) / (place + 1)
-            while len(self._speeds) > SPEEDS_KEPT:
-                self._speeds.popitem(last=False)
-        self.leave(grant)
 
     def leave(self, grant: Grant) -> None:
         """Stand in line no more: it is held, or is waited for no longer."""
@@ -124,10 +108,6 @@ class LocalQueue:
         next_waiter.waiting.answer = answer
         next_waiter.waiting.handover_reserved = False
         next_waiter.waiting.wake()
-
-    def seconds_per_place(self, key: str) -> float:
-        """How many seconds a place in the queue of *key* took when this process last stood there."""
-        return self._speeds.get(key, FASTEST_PLACE)
 
     def _count(self, line: OrderedDict[str, Grant]) -> None:
         """Note at the first of a line how many stand behind it."""

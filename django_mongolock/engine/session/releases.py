@@ -23,7 +23,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import Final
 
-from ..actions import Release
+from ..actions import Apply
 
 #: How long after a release to look whether there has been a failover, and then again, in seconds.
 LOOK_EVERY: Final = 2.0
@@ -41,7 +41,7 @@ NO_GUESS_FOR: Final = 8
 class UnconfirmedRelease:
     """What was sent to release a lock, which *primary* confirmed it, and when, by the session's clock."""
 
-    again: Release
+    again: Apply
     primary: str
     at: float
 

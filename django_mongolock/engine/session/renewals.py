@@ -107,20 +107,28 @@ class Renewals:
         finally:
             for grant, length, count in zip(grants, lengths, behind, strict=True):
                 grant.waiting.counted = count > 0
-                self.judge(grant, found.get(grant.key), number, sent + length)
+                self.judge(grant, found.get(grant.key), number, sent, length)
                 grant.lease.renewing = False
             self._commands.heartbeat.see_to(min(grant.lease.renew_at for grant in grants))
 
-    def judge(self, grant: Grant, found: Found | None, number: int, until: float) -> None:
-        """Note how renewal *number* found the grant; it is good *until* then, if the renewal got through."""
+    def judge(self, grant: Grant, found: Found | None, number: int, sent: float, length: float) -> None:
+        """Note how renewal *number* found the grant. If it got through, it has given *length* from when it was *sent*.
+
+        If its length is another one now, a later command has been answered: that of a waiter which holds the lock now,
+        or an extension. What that has given stands.
+        """
         beats = {} if found is None else {**found.waiters, **found.holders}
         beat, held = beats.get(grant.id), grant.state is State.HELD
         if held and beat is not None and beat.token != grant.token:
             beat = None  # taken away, and queued again by a command of before that was held up on its way
         if beat is not None and beat.number == number:
             grant.lease.uncontended = grant.lease.uncontended and found is not None and not found.waiters
+            # Before the end is noted: see `Waits.result`.
+            token = beat.token - 1 if beat.token else found.token if found else 0
+            grant.waiting.last_token = max(grant.waiting.last_token, token)
             # Rule: a belief is made of local time only, of the length that this command has given.
-            grant.renewed(until, self._now())
+            if length == grant.length:
+                grant.renewed(sent + length, self._now())
             if beat.release_requested_by is not None:
                 self._notifications.release_requested(grant, beat.release_requested_by)
         elif held and found is not None and beat is None and found.token >= grant.token:

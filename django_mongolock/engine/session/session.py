@@ -57,7 +57,14 @@ class Session:
         self.registry = GrantRegistry(self.heartbeat)
         self.queue = LocalQueue(store.limits.waiters, self.registry)
         self.notifications = Notifications(observer)
-        self.waits = Waits(store, self.id, self.heartbeat, self.queue, self.notifications)
+        self.waits = Waits(
+            store,
+            self.id,
+            self.heartbeat,
+            registry=self.registry,
+            queue=self.queue,
+            notifications=self.notifications,
+        )
         self.commands = Commands(
             store,
             command_timeout,
@@ -70,7 +77,7 @@ class Session:
         self.renewals = Renewals(self.commands, self.registry, self.notifications, lost=self.lost)
         self.cleanup = Cleanup(self.commands)
         self.orphans = Orphans(self.registry, self.queue, self.abandon)
-        self.heartbeat.serve((self.waits, self.orphans, self.renewals, self.cleanup), self.orphans.adopt)
+        self.heartbeat.serve((self.orphans, self.renewals, self.cleanup), self.orphans.adopt)
 
     def __repr__(self) -> str:
         return f"<Session {self.id}, pid {self.pid}, {len(self.registry.grants)} grants>"
@@ -119,9 +126,11 @@ class Session:
         grant.hold(granted)
         # In this order: at no time may the next in line be asked for beside it.
         self.registry.hold(grant)
-        self.queue.hold(grant, granted.now)
+        self.queue.leave(grant)
         if (due := min(grant.lease.renew_at, grant.lease.until)) < seen_to:
             self.heartbeat.see_to(due)
+        if grant.reporting.on_release_requested is not None:
+            self.waits.listen()
         self.notifications.acquired(grant)
 
     def not_acquired(self, grant: Grant, reason: str) -> None:

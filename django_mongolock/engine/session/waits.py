@@ -1,38 +1,46 @@
-"""How the waiters of a session sleep, and what wakes them: news of the change stream, another of them, or the time."""
+"""How the waiters of a session sleep, and what wakes them: a bell, another of them, or the time."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from ...exceptions import LockMisused
 from ..actions import FOREVER, Pause, WaitResult
 from ..grant import Grant
-from ..replies import News
+from ..replies import Bell
 from ..store import Store
-from .change_stream import ChangeStream
+from .grant_registry import GrantRegistry
 from .heartbeat import Heartbeat
+from .listener import Listener
 from .local_queue import LocalQueue
 from .notifications import Notifications
 
 #: How long to wait for the answer of a hand-over within the process, in seconds: a signal may have struck its giver.
 LONGEST_HANDOVER: Final = 1.0
-#: With more waiters than this in one process, its change stream does not rest: to ask all of them costs more.
-CROWD: Final = 64
 
 
 class Waits:
     """Carries out the pauses of a session's protocols."""
 
     def __init__(
-        self, store: Store, session: str, heartbeat: Heartbeat, queue: LocalQueue, notifications: Notifications
+        self,
+        store: Store,
+        session: str,
+        heartbeat: Heartbeat,
+        *,
+        registry: GrantRegistry,
+        queue: LocalQueue,
+        notifications: Notifications,
     ) -> None:
         self._now = heartbeat.now
-        self.stream = ChangeStream(store, session, self.hear, self._expected, self.look, now=self._now)
+        self.listener = Listener(store, session, self.hear, self._is_waited, self.look, now=self._now)
         self._store = store
+        self._session = session
         self._heartbeat = heartbeat
+        self._registry = registry
         self._queue = queue
         self._notifications = notifications
-        self._look_at = FOREVER
         self._closed = False
 
     def pause(self, pause: Pause) -> WaitResult:
@@ -54,62 +62,57 @@ class Waits:
         grant.waiting.cancelled = True
         grant.waiting.wake()
 
-    def hear(self, grant_id: str, news: News) -> None:
-        """The change stream says that a grant is held."""
-        if (grant := self._queue.waiting.get(grant_id)) is not None:
-            grant.waiting.news = news
-            grant.waiting.listens_from = FOREVER  # at once: the stream must not be read on for it
+    def ring(self, bells: Iterable[Bell]) -> None:
+        """Tell those whom a command of this session has granted the lock. The majority has the command."""
+        for bell in bells:
+            self.hear(bell) if bell.session == self._session else self._store.ring(bell)
+
+    def hear(self, bell: Bell) -> None:
+        """Wake the waiter that was granted the lock; look at a lock that is to be released."""
+        if bell.news is None:
+            if (held := self._registry.grants.get(bell.grant)) is not None:
+                held.lease.renew_at = self._now()
+                self._heartbeat.see_to(held.lease.renew_at)
+        elif (grant := self._queue.waiting.get(bell.grant)) is not None:
+            known = grant.waiting.news
+            grant.waiting.news = bell.news if known is None or known.token < bell.news.token else known
             grant.waiting.wake()
 
-    def look(self, after: float = 0.0) -> None:
-        """Every waiter must look, *after* so many seconds: news may have passed unheard."""
-        if after > 0:
-            self._look_at = self._now() + after
-            self._heartbeat.see_to(self._look_at)
-            return
+    def look(self) -> None:
+        """Have every waiter look: bells may have passed unheard."""
         for grant in list(self._queue.waiting.values()):
             grant.waiting.wake()
 
-    def next_due(self) -> float:
-        """See Chore."""
-        return self._look_at
-
-    def do_due(self, now: float) -> None:
-        """See Chore."""
-        if self._look_at <= now:
-            self._look_at = FOREVER
-            self.look()
+    def listen(self) -> None:
+        """Have the bells heard from now on."""
+        if not self.listener.want():
+            self._heartbeat.elsewhere(self.listener.start)
 
     def close(self) -> None:
         """Every wait ends at its next look."""
         self._closed = True
-        self.stream.close()
+        self.listener.close()
 
-    def _expected(self) -> float:
-        """When the next news from the change stream may come."""
-        waiting = list(self._queue.waiting.values())
-        if len(waiting) > CROWD:
-            return 0.0
-        return min((grant.waiting.listens_from for grant in waiting), default=FOREVER)
+    def _is_waited(self) -> bool:
+        """Whether bells may concern this session."""
+        held = list(self._registry.grants.values())
+        return bool(self._queue.waiting) or any(grant.reporting.on_release_requested for grant in held)
 
     def _seconds(self, pause: Pause, grant: Grant) -> float:
         if pause.poll == FOREVER:
             return pause.timer
-        grant.waiting.listens_from = self._now() + pause.skip_stream_for
-        if not self.stream.want(grant.waiting.listens_from):
-            self._heartbeat.elsewhere(self.stream.start)
+        self.listen()
         timer = min(pause.timer, LONGEST_HANDOVER) if grant.waiting.handover_reserved else pause.timer
-        return timer if self.stream.listening else min(timer, pause.poll)
+        return timer if self.listener.listening else min(timer, pause.poll)
 
     def result(self, grant: Grant) -> WaitResult:
         """What is known after a pause."""
         if self._closed:
             raise LockMisused("the session was closed while a waiter was in it")
         waiting = grant.waiting
-        waiting.listens_from = FOREVER
         answer, waiting.answer = waiting.answer, None
         turn, first = self._queue.turn(grant)
         holder = (grant if first is None else first).reporting.held_by
-        # Where the majority confirms by memory alone, news of a grant may be older than what the journals will tell.
-        queued_until = grant.lease.until if self._store.is_journaled else 0.0
-        return WaitResult(self._now(), waiting.news, answer, queued_until, turn, waiting.cancelled, holder)
+        # In this order: who notes a new end has noted before what the key's token was then.
+        queued_until, last_token = grant.lease.until, waiting.last_token
+        return WaitResult(self._now(), waiting.news, answer, queued_until, last_token, turn, waiting.cancelled, holder)

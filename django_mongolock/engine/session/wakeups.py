@@ -63,11 +63,11 @@ class Wakeup:
 class Waiting(Wakeup):
     """What there is to know of a grant while its caller waits.
 
-    began: when it was asked for. back_by: when its caller must be back at the latest. When it was woken, `news` (of
-    the change stream), `answer` (to a command that another caller sent for it) and `cancelled` say why.
-    listens_from: when news of it may come by the change stream. place: the place in the document's queue that it got,
-    and when. at_head: it is the first there. behind: how many stand behind it in its line of this process. counted: its
-    entry counts some of these. sent: a command was sent that adds it. handover_reserved: see `LocalQueue`.
+    began: when it was asked for. back_by: when its caller must be back at the latest. When it was woken, `news` (of a
+    bell), `answer` (to a command that another caller sent for it) and `cancelled` say why. last_token: the key's when a
+    command last found it in the queue. at_head: it is the first there. behind: how many stand behind it in its line of
+    this process. counted: its entry counts some of these. sent: a command was sent that adds it. handover_reserved: see
+    `LocalQueue`.
     """
 
     began: float
@@ -75,8 +75,7 @@ class Waiting(Wakeup):
     news: News | None = None
     answer: Answer | None = None
     cancelled: bool = False
-    listens_from: float = FOREVER
-    place: tuple[int, float] | None = None
+    last_token: int = 0
     at_head: bool = False
     behind: int = 0
     counted: bool = False

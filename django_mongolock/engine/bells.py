@@ -1,0 +1,128 @@
+"""The bells: small capped collections beside the locks, by which one process tells another of a grant.
+
+Whose command grants the lock to a waiter of another process inserts a message for that session, once the majority has
+the command. The session listens with a cursor that waits at the end of one of the collections. So a change of a lock
+costs the server nothing for those who wait for another one, and neither does any other write.
+
+A message may get lost, come late, or come twice. It says that somebody holds a lock, never for how long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pymongo
+from pymongo import CursorType, WriteConcern
+from pymongo.collection import Collection
+from pymongo.cursor import Cursor
+from pymongo.errors import OperationFailure, PyMongoError
+
+from . import clock
+from .history import make_capped
+from .replies import Bell, read_bell
+
+Document = dict[str, Any]
+
+#: How many collections there are. Who listens is woken by each message in its own one.
+COLLECTIONS: Final = 8
+#: How large each is, in bytes: some hundred messages.
+SIZE: Final = 65_536
+#: How long the server keeps a read open while nobody rings, in milliseconds.
+AWAIT_MS: Final = 1_000
+#: How often to look whether a collection is still there before something is sent to it, in seconds.
+LOOK_EVERY: Final = 60.0
+#: A message that cannot be sent within this time is not worth more, in seconds.
+RING_TIMEOUT: Final = 0.5
+
+
+class Listening:
+    """An open cursor: see `store.Listening`."""
+
+    def __init__(self, cursor: Cursor[Document]) -> None:
+        self._cursor = cursor
+
+    @property
+    def alive(self) -> bool:
+        return self._cursor.alive
+
+    def next(self) -> Bell | None:
+        """See store.Listening.next(). Raises PyMongoError."""
+        return read_bell(next(self._cursor, None))
+
+
+class Bells:
+    """The bells beside the collection of the *locks*."""
+
+    def __init__(self, locks: Collection[Document]) -> None:
+        names = [f"{locks.name}_bells_{number}" for number in range(COLLECTIONS)]
+        self.collections = [locks.database.get_collection(name, codec_options=locks.codec_options) for name in names]
+        self._unconfirmed = [each.with_options(write_concern=WriteConcern(w=0)) for each in self.collections]
+        #: Those that have been there for sure, and when.
+        self._seen: dict[int, float] = {}
+
+    def ring(self, bell: Bell) -> None:
+        """Send the message, without waiting for an answer.
+
+        Nothing is sent to a collection that is not there: that would make one without a limit.
+        """
+        number = _number(bell.session)
+        with contextlib.suppress(PyMongoError), pymongo.timeout(RING_TIMEOUT):
+            if clock.now() - self._seen.get(number, -LOOK_EVERY) >= LOOK_EVERY:
+                self._seen.pop(number, None)
+                if not is_good(self.collections[number]):
+                    return
+                self._seen[number] = clock.now()
+            self._unconfirmed[number].insert_one(bell.message)
+
+    @contextlib.contextmanager
+    def listen(self, session: str) -> Iterator[Listening]:
+        """Hear the messages to this session, also those that are there already. Raises PyMongoError."""
+        number = _number(session)
+        collection = self.collections[number]
+        if number not in self._seen:
+            make(collection)
+            self._seen[number] = clock.now()
+        kind = CursorType.TAILABLE_AWAIT
+        with collection.find({"to": session}, cursor_type=kind).max_await_time_ms(AWAIT_MS) as cursor:
+            yield Listening(cursor)
+            if not cursor.alive:  # the collection is not there any more, or is empty
+                self._seen.pop(number, None)
+
+    def make(self) -> None:
+        """Make those that are missing. Raises PyMongoError."""
+        for each in self.collections:
+            make(each)
+
+    def missing(self) -> list[str]:
+        """The names of those that are missing, or are not capped. Raises PyMongoError."""
+        return [each.name for each in self.collections if not is_good(each)]
+
+
+def make(collection: Collection[Document]) -> None:
+    """Make the collection, if it is missing, and leave a message to nobody in it: a cursor in an empty one ends at
+    once. Raises OperationFailure where the rights do not allow it.
+
+    A message that was sent after somebody had dropped the collection has made one that would grow for ever.
+    """
+    try:
+        make_capped(collection, SIZE)
+    except OperationFailure:
+        collection.database.command("convertToCapped", collection.name, size=SIZE)
+    collection.with_options(write_concern=WriteConcern(w=1)).insert_one({"to": ""})
+
+
+def is_good(collection: Collection[Document]) -> bool:
+    """Return whether one can listen there: only in a capped collection that is not empty does a cursor stay open."""
+    try:
+        with collection.find({"_id": None}, cursor_type=CursorType.TAILABLE) as cursor:
+            next(cursor, None)
+            return cursor.alive
+    except OperationFailure:
+        return False
+
+
+def _number(session: str) -> int:
+    return zlib.crc32(session.encode()) % COLLECTIONS

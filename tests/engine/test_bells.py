@@ -1,0 +1,347 @@
+"""Bells: who is granted the lock by another process's command is told so, and believes no more than it may."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+from pymongo.collection import Collection
+
+from django_mongolock.engine import bells, clock
+from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
+from django_mongolock.engine.replies import Bell, News
+from django_mongolock.engine.session import listener
+from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.step import Step
+from testproject.servers import Mongod
+from tests.engine.conftest import CALM, Commands, Document, LockMaker, make_lock, store_of
+from tests.engine.overlap import Watch
+from tests.engine.waiters import InThread, Waiter
+from tests.support.waiting import eventually
+
+#: Long before a place in the queue is renewed under CALM terms, which would find whatever was missed.
+SOON = CALM.waiter_lease / 6
+
+
+def listening(session: Session) -> bool:
+    return eventually(lambda: session.waits.listener.listening)
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cursor whose reads come back soon, so that it soon notices what the test does to it."""
+    monkeypatch.setattr(bells, "AWAIT_MS", 300)
+
+
+@pytest.fixture
+def queued(
+    lock: LockMaker, session: Session, other: LockMaker, in_thread: InThread, stored: Callable[..., Document]
+) -> Iterator[tuple[MongoLock, Waiter]]:
+    """A lock that another session holds, and somebody who waits for it and listens."""
+    theirs = other(terms=CALM).acquire()
+    waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
+    assert eventually(lambda: bool(stored()["waiters"]))
+    assert listening(session)
+    time.sleep(0.2)
+    yield theirs, waiter
+    theirs.release()
+    waiter.end().let_go()
+
+
+def mine(session: Session) -> Any:
+    """The grant that the session waits for."""
+    (grant,) = session.queue.waiting.values()
+    return grant
+
+
+def bell_of(session: Session, token: int) -> Bell:
+    """A bell that tells the session's waiter of a grant with this token."""
+    return Bell(session.id, mine(session).id, News(token, datetime.now(UTC)))
+
+
+def test_a_bell_tells_and_nobody_asks(queued: tuple[MongoLock, Waiter], commands: Commands) -> None:
+    """P8, F121: a waiter sends nothing while it waits, and its grant reaches it by the bell alone."""
+    theirs, waiter = queued
+    commands.clear()
+    time.sleep(0.5)
+    assert set(commands.names) <= {"getMore"}
+    released = clock.now()
+    theirs.release()
+    assert waiter.end().at - released < SOON
+    # Whoever was alone when it got the lock tries the short release first.
+    assert [name for name in commands.names if name not in ("getMore", "find")] == ["update", "findAndModify", "insert"]
+
+
+def test_a_bell_is_rung_when_the_majority_has_the_grant(
+    queued: tuple[MongoLock, Waiter], other: LockMaker, commands: Commands
+) -> None:
+    """P3, F5: the release that grants the lock waits for the majority; the bell follows it, and waits for nothing."""
+    theirs, waiter = queued
+    commands.clear()
+    theirs.release()
+    waiter.end()
+    (release,) = [command for command in commands.documents if "findAndModify" in command]
+    (bell,) = [command for command in commands.documents if "insert" in command]
+    assert release["writeConcern"]["w"] == "majority"
+    assert bell["writeConcern"] == {"w": 0}
+    assert commands.names.index("findAndModify") < commands.names.index("insert")
+
+
+@pytest.mark.parametrize("kind", ["earlier", "twice", "nobody", "damaged"])
+def test_what_is_no_news(queued: tuple[MongoLock, Waiter], session: Session, kind: str) -> None:
+    """P1, F28, F107: a bell for a grant from before its present place, and that twice, for a session that is gone, and
+    one that is none: somebody else has the lock, and nobody believes anything else."""
+    theirs, waiter = queued
+    store = store_of(session)
+    bell = bell_of(session, theirs.fencing_token)
+    if kind == "nobody":
+        bell = replace(bell, session="gone", grant="gone.1")
+    for _ in range(2 if kind == "twice" else 1):
+        store.ring(bell)
+    if kind == "damaged":
+        number = bells._number(session.id)
+        store.bells.collections[number].insert_one({"to": session.id, "grant": bell.grant, "token": "9", "at": 5})
+    assert not eventually(lambda: waiter.done, 0.5)
+    token = theirs.fencing_token
+    theirs.release()
+    assert waiter.end().lock.fencing_token > token
+    store.ring(bell)  # and once more, when it holds the lock
+    time.sleep(0.3)
+    assert waiter.lock.fencing_token > token
+
+
+def test_a_bell_for_an_earlier_grant_that_comes_late(
+    queued: tuple[MongoLock, Waiter],
+    session: Session,
+    other: LockMaker,
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """P1, F107: a waiter was granted the lock, and lost it, before it heard of that; a late copy of its command has
+    queued it again, and it has renewed that place. The bell of the first grant comes now: it holds nothing."""
+    theirs, waiter = queued
+    grant, ring = mine(session), MongoStore.ring
+    held_back: list[Bell] = []
+    monkeypatch.setattr(MongoStore, "ring", lambda self, bell: held_back.append(bell))
+    third = other(terms=CALM, wait=10)
+    with Watch(waiter.lock, third) as watch:
+        theirs.release()
+        assert eventually(lambda: bool(held_back))
+        store_of(session).apply("k", Step(remove=(grant.id,), force=True), 5)
+        third.acquire()
+        store_of(session).apply("k", Step(ask=grant.id, add=grant.acquisition.entry, beat=1), 5)
+        until = grant.lease.until
+        grant.lease.renew_at = clock.now()
+        session.heartbeat.see_to(clock.now())
+        assert eventually(lambda: grant.lease.until > until)
+        ring(store_of(session), held_back[0])
+        time.sleep(0.5)
+        assert not waiter.done
+        monkeypatch.undo()
+        third.release()
+        assert waiter.end().lock.fencing_token > third.fencing_token
+    assert watch.overlap == 0
+
+
+def test_a_bell_is_heard_that_was_rung_before_anybody_listened(
+    session: Session, lock: LockMaker, other: LockMaker, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F11: between the queue and the cursor nothing passes unheard: it begins with the bells that are there."""
+    late = threading.Event()
+    listen = MongoStore.listen
+
+    def listen_late(self: MongoStore, session_id: str) -> Any:
+        bells.make(self.bells.collections[bells._number(session_id)])
+        late.wait(10)
+        return listen(self, session_id)
+
+    monkeypatch.setattr(MongoStore, "listen", listen_late)
+    # Nobody finds it by looking.
+    monkeypatch.setattr(session.waits, "_seconds", lambda pause, grant: session.waits.listen() or 60.0)
+    theirs = other(terms=CALM).acquire()
+    waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
+    assert eventually(lambda: bool(session.queue.waiting) and mine(session).lease.until > 0)
+    assert eventually(lambda: bells.is_good(store_of(session).bells.collections[bells._number(session.id)]))
+    theirs.release()
+    assert not eventually(lambda: waiter.done, 0.3)
+    late.set()
+    monkeypatch.undo()
+    assert waiter.end().has_it
+    waiter.let_go()
+
+
+def kill_cursor(mongo: MongoClient[Document], appname: str, collection: Collection[Document]) -> None:
+    """Kill the cursors of this test's clients."""
+
+    def find() -> list[Any]:
+        stages: list[Document] = [{"$currentOp": {"idleCursors": True}}, {"$match": {"appName": appname}}]
+        return [
+            (op["ns"].partition(".")[2], op["cursor"]["cursorId"])
+            for op in mongo.admin.aggregate(stages)
+            if op.get("cursor")
+        ]
+
+    assert eventually(find)
+    for name, cursor in find():
+        collection.database.command("killCursors", name, cursors=[cursor])
+
+
+@pytest.mark.parametrize("end", ["killed", "dropped", "emptied", 136, 13])
+def test_listening_that_ends_comes_back_and_nobody_is_forgotten(
+    queued: tuple[MongoLock, Waiter],
+    session: Session,
+    lock: LockMaker,
+    other: LockMaker,
+    end: str | int,
+    *,
+    mongo: MongoClient[Document],
+    appname: str,
+    collection: Collection[Document],
+    failpoint: Callable[..., None],
+    in_thread: InThread,
+) -> None:
+    """F11: its cursor killed, overtaken in a full collection (136), the right taken away (13), the bells dropped, or
+    made anew without a limit: the waiter gets its lock all the same, and soon by a bell again."""
+    theirs, waiter = queued
+    bell = store_of(session).bells.collections[bells._number(session.id)]
+    if end == "killed":
+        kill_cursor(mongo, appname, collection)
+    elif isinstance(end, str):
+        bell.drop()
+        if end == "emptied":
+            bell.insert_one({"to": "a ringer made it"})
+    else:
+        failpoint(["getMore"], times=1, errorCode=end)
+        assert eventually(lambda: not session.waits.listener.listening)
+    released = clock.now()
+    theirs.release()
+    assert waiter.end().at - released < SOON
+    waiter.let_go().thread.join(10)
+    again = other(terms=CALM, wait=5).acquire()
+    second = Waiter(in_thread, lock(terms=CALM, wait=None))
+    assert eventually(lambda: bells.is_good(bell))
+    assert listening(session)
+    assert not eventually(lambda: second.done, 0.3)
+    released = clock.now()
+    again.release()
+    assert second.end().at - released < SOON
+    assert bell.options().get("capped") is True
+    second.let_go()
+
+
+def test_a_full_collection_takes_the_next_bell(queued: tuple[MongoLock, Waiter], session: Session) -> None:
+    """F11: the oldest bells go, and whoever listens stays."""
+    theirs, waiter = queued
+    bell = store_of(session).bells.collections[bells._number(session.id)]
+    for _ in range(3):
+        bell.insert_many([{"to": "somebody", "grant": "x" * 100} for _ in range(400)])
+    assert bell.estimated_document_count() < 1_000
+    released = clock.now()
+    theirs.release()
+    assert waiter.end().at - released < SOON
+
+
+def test_without_the_right_to_listen_waiters_look_and_say_so_once(
+    session: Session,
+    lock: LockMaker,
+    other: LockMaker,
+    in_thread: InThread,
+    stored: Callable[..., Document],
+    *,
+    failpoint: Callable[..., None],
+    commands: Commands,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F11, F60: one line in the log however often it is tried again; and bells as soon as they are allowed. Nothing is
+    written to a collection that is not there: that would grow for ever."""
+    monkeypatch.setattr(listener, "RETRY_FIRST", 0.02)
+    monkeypatch.setattr(listener, "RETRY_LAST", 0.1)
+    monkeypatch.setattr(bells, "LOOK_EVERY", 0.0)
+    failpoint(["create", "convertToCapped"], errorCode=13)
+    theirs = other(terms=CALM).acquire()
+    waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
+    assert eventually(lambda: bool(stored()["waiters"]))
+    assert eventually(lambda: commands.names.count("create") >= 3)
+    released = clock.now()
+    theirs.release()
+    assert waiter.end().at - released < SOON
+    assert "insert" not in commands.names
+    assert caplog.text.count("waiting by polling") == 1
+    waiter.let_go().thread.join(10)
+    with other(terms=CALM, wait=10):
+        Waiter(in_thread, lock(terms=CALM, wait=None)).let_go()
+        failpoint([])
+        assert listening(session)
+    assert caplog.text.count("waiting by polling") == 1
+
+
+@pytest.mark.long
+def test_a_server_without_a_replica_set_rings_too(in_thread: InThread) -> None:
+    """F11: a standalone server has no change streams, but bells."""
+    with Mongod() as server:
+        config = StoreConfig({"host": server.uri}, "mongolock_tests")
+        sessions = [Session(MongoStore(config)) for _ in range(2)]
+        theirs = make_lock(sessions[0], terms=CALM).acquire()
+        waiter = Waiter(in_thread, make_lock(sessions[1], terms=CALM, wait=None))
+        assert listening(sessions[1])
+        time.sleep(0.2)
+        released = clock.now()
+        theirs.release()
+        assert waiter.end().at - released < SOON
+        waiter.let_go().thread.join(10)
+        for session in sessions:
+            session.close()
+
+
+def test_one_listener_for_a_process_and_only_while_somebody_waits(
+    session: Session,
+    lock: LockMaker,
+    other: LockMaker,
+    commands: Commands,
+    in_thread: InThread,
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """P8: a thread and a cursor with the first waiter, one for all keys, and none a moment after the last."""
+    monkeypatch.setattr(listener, "LINGER", 0.2)
+    with lock("free"), lock("free2"):
+        assert session.waits.listener._thread is None
+    with other("a", terms=CALM), other("b", terms=CALM):
+        waiters = [Waiter(in_thread, lock(key, terms=CALM, wait=None)) for key in ("a", "b", "a")]
+        assert listening(session)
+        time.sleep(1.0)  # longer than it lingers
+        assert session.waits.listener.listening
+        thread = session.waits.listener._thread
+        assert thread is not None
+    for waiter in [waiter.let_go() for waiter in waiters]:
+        waiter.end()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert session.waits.listener._thread is None
+    assert len([command for command in commands.documents if command.get("tailable")]) <= 3
+    with other("a", terms=CALM, wait=5):
+        Waiter(in_thread, lock("a", terms=CALM, wait=None)).let_go()
+        assert listening(session)
+
+
+def test_a_holder_that_wants_to_know_is_told_at_once(session: Session, lock: LockMaker, new_session: Any) -> None:
+    """A request to release rings, too: nobody waits for the next renewal."""
+    from django_mongolock.inspection.operations import ask_to_release
+
+    asked = threading.Event()
+    with lock(terms=CALM, on_release_requested=lambda _: asked.set()):
+        assert listening(session)
+        assert ask_to_release(store_of(new_session()), "k", "somebody") == 1
+        assert asked.wait(SOON)
+
+
+def test_other_locks_have_other_bells(config: StoreConfig) -> None:
+    """Two projects in one database, with locks in two collections, do not hear each other."""
+    names = [Session(MongoStore(replace(config, collection=name))).store.bells.collections for name in ("one", "two")]  # type: ignore[attr-defined]
+    assert not {each.name for each in names[0]} & {each.name for each in names[1]}

@@ -1,0 +1,44 @@
+"""Faults that a server makes on request. Each has one setting for the whole server, so one process has it at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from pymongo import MongoClient
+from pymongo.errors import OperationFailure
+
+
+@contextlib.contextmanager
+def failpoint(
+    client: MongoClient[Any], name: str, data: Mapping[str, object], mode: object = "alwaysOn"
+) -> Iterator[None]:
+    """Let the server make the fault *name* until the block ends. Skips the test where the server makes none."""
+    with reserved():
+        try:
+            client.admin.command("configureFailPoint", name, mode=mode, data=data)
+        except OperationFailure:
+            pytest.skip("the server was not started with enableTestCommands")
+        try:
+            yield
+        finally:
+            client.admin.command("configureFailPoint", name, mode="off")
+
+
+@contextlib.contextmanager
+def reserved() -> Iterator[None]:
+    """Keep the other processes of the test run from setting faults; wait until none of them does."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    with Path(tempfile.gettempdir(), quote(f"faults of {os.environ['MONGODB_URI']}", safe="")).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,153 @@
+"""The tiers of the tests: which cases run when, and what fails because it is in the wrong one. Runs of pytest."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import tiers
+from tests.support.packages import ROOT
+
+pytest_plugins = ["pytester"]
+
+MARKERS = "\n".join(f"  {name}: a tier" for name in ("long", "witness", "program"))
+CASES = """
+import pytest
+def test_short(): pass
+@pytest.mark.witness
+def test_witness(): pass
+@pytest.mark.long
+def test_long(): pass
+@pytest.mark.program
+def test_program(): pass
+@pytest.mark.long
+class TestFile:
+    def test_of_a_long_file(self): pass
+    @pytest.mark.witness
+    def test_witness_of_a_long_file(self): pass
+    @pytest.mark.program
+    def test_program_of_a_long_file(self): pass
+"""
+SHORT = {"short", "witness", "witness_of_a_long_file"}
+LONG = {"long", "of_a_long_file"}
+SLEEPS = """
+import time, pytest
+def test_sleeps(): time.sleep(0.05)
+"""
+SHARED = """
+import time, pytest
+@pytest.fixture(scope="module")
+def inner(): time.sleep(0.05)
+@pytest.fixture(scope="module")
+def outer(inner):
+    time.sleep(0.05)
+    yield
+    time.sleep(0.05)
+def test_uses_it(outer): pass
+def test_uses_it_too(outer): pass
+"""
+OWN_SETUP = """
+import time, pytest
+@pytest.fixture
+def mine(): time.sleep(0.05)
+def test_sets_up(mine): pass
+"""
+OWN_TEARDOWN = """
+import time, pytest
+@pytest.fixture
+def mine():
+    yield
+    time.sleep(0.05)
+def test_ends(mine): pass
+def test_next(): pass
+"""
+MARKED = """
+import time, pytest
+@pytest.mark.witness
+def test_sleeps(): time.sleep(0.05)
+@pytest.mark.long
+def test_sleeps_too(): time.sleep(0.05)
+"""
+
+
+@pytest.fixture(autouse=True)
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A project that knows the marks, and has no plugins."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeini(f"[pytest]\nmarkers =\n{MARKERS}\n  flaky: is repeated\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ([], SHORT),
+        (["--long"], LONG),
+        (["--all"], SHORT | LONG),
+        (["-m", "program"], {"program", "program_of_a_long_file"}),
+        (["test_cases.py"], SHORT),
+        (["test_cases.py::test_program", "test_cases.py::test_long"], {"program", "long"}),
+        (["-k", "of_a_long_file"], {"witness_of_a_long_file"}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_which_cases_run(pytester: pytest.Pytester, arguments: list[str], names: set[str]) -> None:
+    """Short cases and witnesses by default, the long ones with --long; who names a case gets it."""
+    pytester.makepyfile(test_cases=CASES)
+    result = pytester.runpytest_inprocess("-p", "tests.tiers", "--collect-only", "-q", *arguments)
+    assert set(re.findall(r"::test_(\w+)$", result.stdout.str(), re.MULTILINE)) == names
+
+
+def test_a_short_case_is_not_repeated(pytester: pytest.Pytester) -> None:
+    """What fails there has found something."""
+    pytester.makepyfile(test_cases="import pytest\n@pytest.mark.flaky(reruns=1)\ndef test_short(): pass")
+    result = pytester.runpytest_inprocess("-p", "tests.tiers")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "test_short is marked `flaky`: nothing in the short tier is repeated" in result.stderr.str()
+
+
+@pytest.mark.parametrize(
+    ("cases", "errors"),
+    [(SLEEPS, 1), (OWN_SETUP, 1), (OWN_TEARDOWN, 1), (SHARED, 0), (MARKED, 0)],
+    ids=["in itself", "in its setup", "in its teardown", "in what others share", "marked"],
+)
+def test_a_case_that_takes_too_long(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, cases: str, errors: int
+) -> None:
+    """It fails, with what to do; fixtures that others share are not its own, and what is marked may take its time."""
+    monkeypatch.setattr(tiers, "stalled", lambda: 0.0)
+    pytester.makepyfile(cases)
+    result = pytester.runpytest_inprocess(plugins=[tiers.Stopwatch(0.04)])
+    assert result.parseoutcomes().get("errors", 0) + result.parseoutcomes().get("error", 0) == errors
+    assert ("s, more than 0.04 s: mark it, or make it faster" in result.stdout.str()) == bool(errors)
+
+
+def test_on_a_busy_machine(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time in which a process waited for a processor is nobody's fault, and does not count."""
+    waited = itertools.count(step=0.03)
+    monkeypatch.setattr(tiers, "stalled", lambda: next(waited))
+    pytester.makepyfile(SLEEPS)
+    result = pytester.runpytest_inprocess(plugins=[tiers.Stopwatch(0.04)])
+    assert result.ret == 0
+
+
+@pytest.mark.skipif(not tiers.PRESSURE.exists(), reason="this kernel does not say how busy it is")
+def test_a_sleep_is_no_wait_for_a_processor(pytester: pytest.Pytester) -> None:
+    """With what the kernel says, a case that sleeps fails, unless the machine is busy all the time."""
+    before = tiers.stalled()
+    pytester.makepyfile(SLEEPS.replace("0.05", "0.3"))
+    result = pytester.runpytest_inprocess(plugins=[tiers.Stopwatch(0.01)])
+    assert result.ret == 1 or tiers.stalled() - before > 0.29
+
+
+def test_each_repetition_has_its_reason() -> None:
+    """CONTRIBUTING.md has a line for each file with cases that are marked `flaky`."""
+    marked = {
+        file.relative_to(ROOT).as_posix()
+        for file in Path(ROOT, "tests").rglob("test_*.py")
+        if "mark.flaky(" in file.read_text() and file != Path(__file__).resolve()
+    }
+    listed = set(re.findall(r"^\| `(tests/\S+\.py)` \|", Path(ROOT, "CONTRIBUTING.md").read_text(), re.MULTILINE))
+    assert marked == listed

@@ -1,0 +1,145 @@
+"""The tiers of the tests, and the rule that each case is in its own.
+
+A pytest plugin: `-p tests.tiers`.
+
+    pytest                a case without a mark, which takes at most half a second, and each `witness`
+    pytest --long         each case that is marked `long`: elections, kills, workers, browsers, skewed clocks
+    pytest --all          both
+    pytest -m program     each case that is marked `program`, which takes minutes
+
+A case that is marked `long` and `witness` is a witness: so a whole file can be `long` but for one case. Where all
+arguments name cases (`::`), or `-m` selects, the tiers select nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from environ import Env
+
+SHORT, WITNESS, LONG, PROGRAM = "short", "witness", "long", "program"
+
+#: Seconds that a short case may take, on a machine that does nothing else; the machines of CI are slower.
+LIMIT: Final = 0.5
+LIMIT_IN_CI: Final = 1.0
+
+#: Where Linux says for how long a process that could run had no processor (PSI).
+PRESSURE: Final = Path("/proc/pressure/cpu")
+STAT: Final = Path("/proc/stat")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options that choose other tiers than the short one."""
+    parser.addoption("--long", action="store_true", help="run the cases that are marked `long`, and no others")
+    parser.addoption("--all", action="store_true", help="run all cases but those that are marked `program`")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Judge the times of cases, where the machine says how busy it is."""
+    if PRESSURE.exists():
+        config.pluginmanager.register(Stopwatch(LIMIT_IN_CI if Env().bool("CI", default=False) else LIMIT))
+
+
+def tier(item: pytest.Item) -> str:
+    """Return the tier of a case."""
+    for name in (PROGRAM, WITNESS, LONG):
+        if item.get_closest_marker(name):
+            return name
+    return SHORT
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the cases of the tier that runs. Raises UsageError where a case of the short tier would be repeated."""
+    for item in items:
+        if item.get_closest_marker("flaky") and tier(item) in {SHORT, WITNESS}:
+            raise pytest.UsageError(f"{item.nodeid} is marked `flaky`: nothing in the short tier is repeated")
+    options = config.option
+    if options.markexpr or (config.args and all("::" in argument for argument in config.args)):
+        return
+    wanted = {SHORT, WITNESS, LONG} if options.all else {LONG} if options.long else {SHORT, WITNESS}
+    left_out = [item for item in items if tier(item) not in wanted]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if tier(item) in wanted]
+
+
+class Stopwatch:
+    """Fails each short case that takes longer than the limit.
+
+    Counted are the case, its own fixtures, and their ends. Not counted is the time in which any process of the machine
+    waited for a processor: on a busy machine that is nearly all of it, so a case fails only where nothing else can have
+    been the reason. Not counted are fixtures that other cases share, either.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._spent = 0.0
+        self._since = 0.0
+        self._stalled_before = 0.0
+        self._shared = 0  # fixtures that other cases share, and that are being set up, one inside the other
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self) -> Generator[None]:
+        self._spent = 0.0
+        self._stalled_before = stalled()
+        self._go_on()
+        yield
+        self._pause()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self) -> Generator[None]:
+        self._go_on()
+        yield
+        self._pause()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+        self._go_on()
+        yield
+        if nextitem and nextitem.parent is item.parent:  # else, shared fixtures end here, too
+            self._pause()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+        if fixturedef.scope == "function":
+            return (yield)
+        if not self._shared:
+            self._pause()
+        self._shared += 1
+        try:
+            return (yield)
+        finally:
+            self._shared -= 1
+            if not self._shared:
+                self._go_on()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if call.when == "teardown" and report.passed and tier(item) == SHORT and self._spent > self.limit:
+            seconds = self._spent - (stalled() - self._stalled_before)
+            if seconds > self.limit:
+                report.outcome = "failed"
+                report.longrepr = f"takes {seconds:.2f} s, more than {self.limit:g} s: mark it, or make it faster"
+        return report
+
+    def _go_on(self) -> None:
+        self._since = time.monotonic()
+
+    def _pause(self) -> None:
+        self._spent += time.monotonic() - self._since
+
+
+def stalled() -> float:
+    """Return for how many seconds, since this machine began, a process of it waited for a processor."""
+    waited = int(PRESSURE.read_text().partition("total=")[2].split()[0]) / 1e6
+    stolen = int(STAT.read_text().split(maxsplit=9)[8]) / os.sysconf("SC_CLK_TCK")
+    return waited + stolen
