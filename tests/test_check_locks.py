@@ -102,13 +102,6 @@ def test_wrong_settings(settings: Settings, wrong: Any, found: dict[str, str]) -
     assert shell()[0] == 1
 
 
-def test_a_document_lock_outside_of_mongodb(settings: Settings, locks: Locks) -> None:
-    """It is reported where the router is; the server is asked all the same."""
-    settings.DATABASE_ROUTERS = ["django_mongolock.router.MongoLockRouter"]
-    assert states() == {"router": "error"}
-    assert "mongolock.E016" in {problem["id"] for problem in look()["router"]["problems"]}
-
-
 def test_a_new_database(locks: Locks) -> None:
     """`check` is silent about what `migrate` will make; here it is something to do. Exit code 3."""
     locks.collection.drop()

@@ -22,6 +22,7 @@ from django_mongolock.documents.document_lock import undeclare
 from django_mongolock.engine.courier import Background, Courier, Task
 from django_mongolock.engine.field_paths import get_path, set_path
 from tests.documents.models import Advert
+from tests.support import failpoints
 
 Document = dict[str, Any]
 PENDING = {"exporting": "failed", "withdrawing": "withdraw_failed"}
@@ -160,12 +161,8 @@ def failpoint(mongo: MongoClient[Document], appname: str) -> Iterator[Callable[.
         point = {"failCommands": list(names), "appName": appname, **data}
         mongo.admin.command({"configureFailPoint": "failCommand", "mode": mode if names else "off", "data": point})
 
-    try:
-        set_failpoint()
-    except Exception:  # noqa: BLE001
-        pytest.skip("the server was not started with enableTestCommands")
-    yield set_failpoint
-    set_failpoint()
+    with failpoints.failpoint(mongo, "failCommand", {}, "off"):
+        yield set_failpoint
 
 
 def blocking(thing: Any, name: str, *arguments: Any, **options: Any) -> Any:

@@ -56,7 +56,7 @@ def test_document_locks(capsys: pytest.CaptureFixture[str], documents: Collectio
     assert (ads[0].export_status, ads[0].price, ads[0].locked_by) == ("exported", 7, None)
 
     exec(refused, names)  # noqa: S102
-    assert "it has version 2" in capsys.readouterr().out
+    assert "it has version 3" in capsys.readouterr().out
 
     exec(waiting, names)  # noqa: S102
     assert told.pop() == ("withdraw", str(ads[0].pk), 4)

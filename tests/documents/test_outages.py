@@ -169,6 +169,7 @@ class TestLostAnswers:
             assert (swept.count, [seen.id for seen in swept.cleared]) == (1, [ids[0]])
             held._holding._ended = "lost"
 
+    @pytest.mark.long
     def test_one_that_arrives_later_still(self, plain: Ground, strike: Call) -> None:
         """A command that the network held up until after the first try to release is released by the next."""
         id_ = plain.add(1)
@@ -233,6 +234,7 @@ class TestEveryExit:
             pass
         assert eventually(lambda: sorted(states(plain, ids)) == [("exported", None)] * 3 + [("failed", None)] * 7)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("how", ["hold", "acquire_many"])
     def test_cancelled_at_the_end(self, plain: Ground, failpoint: Call, how: str) -> None:
         """A coroutine that is cancelled leaves nothing pending, though its last command was not carried out."""
@@ -258,6 +260,7 @@ class TestEveryExit:
         taken = ids[:1] if how == "hold" else ids
         assert eventually(lambda: states(plain, taken) == [("failed", None)] * len(taken), 15)
 
+    @pytest.mark.long
     def test_cancelled_while_it_acquires(self, plain: Ground, failpoint: Call) -> None:
         """A coroutine that is cancelled holds nothing, although its command goes on."""
         id_ = plain.add(1)
@@ -273,6 +276,7 @@ class TestEveryExit:
         asyncio.run(cancel())
         assert eventually(lambda: plain.read(id_, "state", "holder") == ("failed", None))
 
+    @pytest.mark.long
     def test_signal(self, plain: Ground, failpoint: Call) -> None:
         """What a signal handler raises in the main thread does not strike inside the driver."""
 
@@ -313,6 +317,7 @@ class TestEveryExit:
         assert threads
         assert threading.main_thread() not in threads
 
+    @pytest.mark.long
     def test_a_process_that_ends(self, plain: Ground) -> None:
         """What it has left to the background is tried before it is gone."""
         id_ = plain.add(1)
@@ -369,6 +374,7 @@ class TestServer:
             assert found is not None
             assert found.code == code
 
+    @pytest.mark.long
     def test_held_up(self, plain: Ground, failpoint: Call, settings: Any) -> None:
         """A server that is too slow is waited for twice; and nothing is held afterwards."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "COMMAND_TIMEOUT": 0.3}
@@ -380,6 +386,7 @@ class TestServer:
         assert time.monotonic() - started < 20
         assert eventually(lambda: plain.read(id_, "state", "holder") in ((None, None), ("failed", None)), 15)
 
+    @pytest.mark.long
     def test_away(self, forget: None, settings: Any, db: None) -> None:
         """Bounded, and without the password."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "COMMAND_TIMEOUT": 0.2}
