@@ -73,7 +73,7 @@ class Source:
         try:
             timeout = get_settings().COMMAND_TIMEOUT
         except ImproperlyConfigured:  # a program without Django's settings
-            timeout = LockSettings.__dataclass_fields__["COMMAND_TIMEOUT"].default
+            timeout = LockSettings().COMMAND_TIMEOUT
         threads = None if self.alias is None else get_backend(self.alias).session().threads
         return Courier(self.collection(), timeout, threads)
 

@@ -95,7 +95,7 @@ class TestLists:
                 for which in (ground.lock.held, ground.lock.stale)
             ]
         else:
-            rows = Advert.objects.using("mongo")
+            rows: Any = Advert._default_manager.using("mongo")
             found = [
                 list(rows.filter(which()).values_list("pk", flat=True))
                 for which in (ground.lock.held, ground.lock.stale)

@@ -22,7 +22,7 @@ pytestmark = WITH_MONGO
 
 
 def rows(model: type[Locked] = Advert) -> Any:
-    return model.objects.using("mongo")
+    return model._default_manager.using("mongo")
 
 
 class TestTheDocumentAsItWillBe:
@@ -157,9 +157,8 @@ class TestSaving:
     def test_up_to_date(self, adverts: Ground) -> None:
         """What was read while a flow is at work saves the rest: the flow's end is refused, and done again."""
         ad, held = self.outdated(adverts)
-        for number, save in enumerate(
-            (lambda one: one.save(), lambda one: rows().bulk_update([one], ["price", "state"]))
-        ):
+        saves: list[Any] = [lambda one: one.save(), lambda one: rows().bulk_update([one], ["price", "state"])]
+        for number, save in enumerate(saves):
             ad = rows().get(pk=held.id)
             ad.price, ad.state, ad.holder, ad.time = 7 + number, "new", None, None
             save(ad)
