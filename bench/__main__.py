@@ -1,6 +1,6 @@
 """Measured side by side, on this machine: this library, others, and what people write for themselves.
 
-    python3 dev.py bench [NAME …] [--quick] [--json FILE] [--docs] [--from FILE]
+    python3 dev.py bench [NAME …] [--quick] [--json FILE]
 
 A name is a question; without one, all are asked: about twenty minutes on two cores, during which the machine should
 have nothing else to do. --quick looks whether everything works; its figures are worth nothing.
@@ -29,25 +29,19 @@ from bench.world import World
 
 
 class TooLong(BaseException):
-    """A question's time is over. Nobody's Exception: what waits or cleans up must not swallow it."""
+    """A question's time is over. Not an Exception: what waits or cleans up must not swallow it."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Ask, print, write; return 1 if a question came to no end."""
     options = parse(arguments)
-    if options.source:
-        answers = json.loads(options.source.read_text())
-    else:
-        answers = {"machine": machine.facts(), "quick": options.quick, "questions": {}}
-        with World() as world:
-            for name in options.names or QUESTIONS:
-                answers["questions"][name] = answer(name, QUESTIONS[name], world, quick=options.quick)
-                if options.json:
-                    options.json.write_text(json.dumps(answers, indent=1))
-    if options.docs:
-        from bench import page
-
-        page.write(answers)
+    answers: dict[str, Any] = {"machine": machine.facts(), "quick": options.quick, "questions": {}}
+    print("\n".join(f"- {name}: {fact}" for name, fact in answers["machine"].items()))
+    with World() as world:
+        for name in options.names or QUESTIONS:
+            answers["questions"][name] = answer(name, QUESTIONS[name], world, quick=options.quick)
+            if options.json:
+                options.json.write_text(json.dumps(answers, indent=1))
     return int(any("error" in found for found in answers["questions"].values()))
 
 
@@ -59,19 +53,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="NAME", help="a question: see below")
     parser.add_argument("--quick", action="store_true", help="a small part of everything, in a minute or two")
     parser.add_argument("--json", type=Path, help="write the figures there, after each question")
-    parser.add_argument("--docs", action="store_true", help="write the tables and plots of the docs page")
-    parser.add_argument("--from", dest="source", type=Path, help="measure nothing: take the figures of that file")
     options = parser.parse_args(arguments)
     if unknown := sorted(set(options.names) - set(QUESTIONS)):
         parser.error(f"there is no question {', '.join(unknown)}, only {', '.join(QUESTIONS)}")
-    if options.docs and options.quick:
-        parser.error("--quick measures nothing that may stand in the docs")
     return options
 
 
 def answer(name: str, question: Question, world: World, *, quick: bool) -> dict[str, Any]:
     """Ask one question; whatever happens, return what it has found until then."""
-    print(f"\n== {name}: {question.title}", flush=True)
+    print(f"\n## {name}: {question.title}", flush=True)
     bench, pieces, started = Bench(world, quick), list[Piece](), time.monotonic()
     error = ""
     try:

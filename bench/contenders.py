@@ -43,7 +43,6 @@ OTHERS: Final = (
     _contender("django-pglock (PostgreSQL)", peers.PgLock),
     _contender("filelock (one machine)", peers.FileLock),
     _contender("mongoelector", peers.MongoElector),
-    _contender("mongolock", peers.MongoLockPackage),
     _contender("recipe: insert, delete, TTL", recipes.InsertDelete),
     _contender("recipe: upsert, TTL", recipes.Upsert),
     _contender("recipe: lease, backoff", recipes.Lease),

@@ -1,30 +1,25 @@
-"""An hour's worth of locking in minutes, to find leaks, double holders and failed recoveries.
+"""An hour's worth of locking in minutes, to find what grows.
 
-    python3 dev.py load [--quick] [--only PART …] [--processes 100]
+    python3 dev.py load [--quick]
 
-Four parts: `cycles` (threads and tasks take, contend for, try, and give up locks), `crowd` (many processes at one key),
-`pool` (a client with a single connection), `restarts` (mongod killed and started again, ten times). Each prints a
-table. The exit code is 1 when something grew, was held twice, or did not come back.
+Two parts: `cycles` (threads and tasks take, contend for, try, and give up locks), and `pool` (a client with a single
+connection). Each prints a table. The exit code is 1 when something grew, or a lock was lost.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import gc
-import json
 import logging
 import os
 import random
-import signal
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,13 +31,11 @@ from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
-from django_mongolock.exceptions import LockBackendFailed, LockError, LockLost, LockNotAcquired
-from testproject.servers import ReplicaSet, mongodb
+from django_mongolock.exceptions import LockError, LockLost, LockNotAcquired
+from testproject.servers import mongodb
 
 DATABASE: Final = "mongolock_load"
 THREADS: Final = 4
-#: Seconds after which a crowd that does not get on is ended.
-LONGEST: Final = 240
 #: Bytes that the memory of the process may grow beside a twentieth of it: the interpreter and the driver keep some.
 MEMORY: Final = 4_000_000
 
@@ -214,66 +207,6 @@ def cycles(uri: str, count: int) -> list[Row]:
         world.close()
 
 
-# Many processes at one key
-
-
-def stand_in_line(uri: str, collection: str, turns: int, out: int) -> None:
-    """The child: take the lock so often, and write down when and with which token."""
-    world = World(uri, collection)
-    session = world.session()
-    for _ in range(turns):
-        try:
-            with lock(session, "k", wait=300) as mine:
-                entered = clock.now()
-                token = mine.fencing_token
-                time.sleep(0.001)
-                note = [token, entered, clock.now()]
-            os.write(out, (json.dumps(note) + "\n").encode())
-        except LockError as error:
-            os.write(out, (json.dumps(str(error)) + "\n").encode())
-    session.close()
-
-
-def fork(child: Callable[[], None]) -> int:
-    """A child that does that and ends; nothing else of this process runs in it."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            signal.alarm(LONGEST)
-            child()
-            code = 0
-        finally:
-            os._exit(code)
-    return pid
-
-
-def crowd(uri: str, processes: int, turns: int = 2) -> list[Row]:
-    """So many processes rush at one key: everybody gets it, alone, in the order of the tokens."""
-    world = World(uri)
-    reading, writing = os.pipe()
-    started = clock.now()
-    pids = [fork(lambda: stand_in_line(uri, world.collection, turns, writing)) for _ in range(processes)]
-    os.close(writing)
-    with open(reading) as pipe:  # noqa: PTH123 - a descriptor
-        notes = [json.loads(line) for line in pipe]
-    failed = [pid for pid in pids if os.waitpid(pid, 0)[1]]
-    held = sorted(note for note in notes if isinstance(note, list))
-    rows = [
-        Row("processes", processes, processes),
-        Row("turns that were missed", processes * turns - len(held), 0),
-        Row("held twice", sum(after[1] < before[2] for before, after in pairwise(held)), 0),
-        Row("tokens given twice", len(held) - len({note[0] for note in held}), 0),
-        Row("processes that failed", len(failed), 0),
-        Row("holders and waiters", world.left(), 0),
-        Row("seconds", clock.now() - started, LONGEST),
-    ]
-    for error in {note for note in notes if isinstance(note, str)}:
-        print(f"  {error}")
-    world.close()
-    return rows
-
-
 # Not enough connections
 
 
@@ -306,56 +239,6 @@ def pool(uri: str, seconds: float) -> list[Row]:
     return rows
 
 
-# A server that goes away
-
-
-def restarts(times: int) -> list[Row]:
-    """The server is killed and started again while threads of two processes' worth of sessions contend."""
-    others = threading.active_count()
-    with ReplicaSet() as servers:
-        world = World(servers.uri)
-        sessions = [world.session(), world.session()]
-        ends, held, refused = threading.Event(), [], []
-
-        def work(number: int) -> None:
-            while not ends.is_set():
-                try:
-                    with lock(sessions[number % 2], "k", wait=20) as mine:
-                        entered = clock.now()
-                        time.sleep(0.002)
-                        if mine.held:
-                            held.append((mine.fencing_token, entered, clock.now()))
-                except (LockBackendFailed, LockLost, LockNotAcquired) as error:
-                    refused.append(type(error).__name__)
-
-        worker = threading.Thread(target=in_threads, args=(THREADS, work))
-        worker.start()
-        longest = 0.0
-        for _ in range(times):
-            time.sleep(0.5)
-            servers.members[0].restart()
-            back = clock.now()
-            while not any(entered > back for _, entered, _ in held[-20:]) and clock.now() - back < 120:
-                time.sleep(0.05)
-            longest = max(longest, clock.now() - back)
-        ends.set()
-        worker.join()
-        settled(world)
-        after = measure(world)
-        held.sort()
-        rows = [
-            Row("restarts", times, times),
-            Row("held twice", sum(after_[1] < before_[2] for before_, after_ in pairwise(held)), 0),
-            Row("tokens given twice", len(held) - len({token for token, _, _ in held}), 0),
-            Row("seconds until it was held again", longest, 60),
-            Row("threads", after["threads"] - others, 40),
-            Row("grants, waiting, removals", after["grants, waiting, removals"], 0),
-            Row("holders and waiters", after["holders and waiters"], 0),
-        ]
-        world.close()
-        return rows
-
-
 def table(part: str, rows: list[Row]) -> str:
     """The rows for people."""
     lines = [f"{part:<34}{'before':>14}{'after':>14}{'at most':>14}"]
@@ -366,38 +249,26 @@ def table(part: str, rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def parts(uri: str, *, quick: bool, processes: int = 100) -> dict[str, Callable[[], list[Row]]]:
+def parts(uri: str, *, quick: bool) -> dict[str, Callable[[], list[Row]]]:
     """What there is to run. An hour of ten acquisitions a second are 36,000."""
     return {
-        "crowd": lambda: crowd(uri, 16 if quick else processes),  # first: it forks, and nothing runs here yet
         "cycles": lambda: cycles(uri, 1_600 if quick else 36_000),
         "pool": lambda: pool(uri, 3 if quick else 30),
-        "restarts": lambda: restarts(1 if quick else 10),
     }
 
 
-def run(names: list[str], *, quick: bool, processes: int) -> Iterator[tuple[str, list[Row]]]:
-    """Run the parts of these names, or all."""
-    with mongodb() as uri:
-        for name, part in parts(uri, quick=quick, processes=processes).items():
-            if not names or name in names:
-                yield name, part()
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.load")
-    parser.add_argument("--quick", action="store_true", help="a small part of everything, in seconds")
-    parser.add_argument("--only", nargs="*", default=[], choices=list(parts("", quick=True)), help="only these parts")
-    parser.add_argument("--processes", type=int, default=100, help="how many stand at one key")
-    options = parser.parse_args()
+def main(arguments: list[str]) -> int:
+    """Run all parts; return 1 if something grew."""
     logging.getLogger("django_mongolock").addHandler(logging.NullHandler())  # what matters is in the tables
     good = True
-    for name, rows in run(options.only, quick=options.quick, processes=options.processes):
-        print(table(name, rows), flush=True)
-        good = good and all(row.ok for row in rows)
+    with mongodb() as uri:
+        for name, part in parts(uri, quick=arguments == ["--quick"]).items():
+            rows = part()
+            print(table(name, rows), flush=True)
+            good = good and all(row.ok for row in rows)
     print("nothing grew" if good else "something grew, or went wrong: see TOO MUCH above")
     return 0 if good else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

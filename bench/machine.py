@@ -7,8 +7,6 @@ import os
 import platform
 import re
 import subprocess
-import tempfile
-import time
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,7 +24,6 @@ PACKAGES: Final = (
     "psycopg",
     "filelock",
     "mongoelector",
-    "mongolock",
 )
 
 
@@ -39,7 +36,6 @@ def facts() -> dict[str, Any]:
         "memory": memory(),
         "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
-        "one write to the disk, ms": round(disk() * 1000, 2),
         "servers": servers(),
         "packages": {name: found for name in PACKAGES if (found := installed(name))},
         "load before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
@@ -58,16 +54,6 @@ def memory() -> str:
         return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GB"
     except (ValueError, OSError, AttributeError):
         return "unknown"
-
-
-def disk(times: int = 100) -> float:
-    """Seconds that a small write takes to reach the disk, where the servers keep their data."""
-    with tempfile.NamedTemporaryFile(buffering=0) as file:
-        started = time.perf_counter()
-        for _ in range(times):
-            file.write(b"x" * 200)
-            os.fsync(file.fileno())
-        return (time.perf_counter() - started) / times
 
 
 def servers() -> dict[str, str]:

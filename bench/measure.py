@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
@@ -58,45 +58,30 @@ class Table:
 
 
 @dataclass
-class Goal:
-    """A goal, and what was measured."""
-
-    what: str
-    measured: float
-    most: float
-
-    @property
-    def met(self) -> bool:
-        return self.measured <= self.most
-
-
-@dataclass
 class Note:
-    """Something that whoever reads the figures has to know: who was left out, and why."""
+    """What readers of the figures have to know: which lock was left out, and why."""
 
     text: str
 
 
 @dataclass
 class Data:
-    """Figures for the plots and the model, under a name."""
+    """Figures for the plots, under a name."""
 
     name: str
     value: Any
 
 
-Piece = Table | Goal | Note | Data
+Piece = Table | Note | Data
 
 
 def as_json(pieces: Iterable[Piece]) -> dict[str, Any]:
     """What a question has yielded, as it goes into the JSON file."""
-    answer: dict[str, Any] = {"tables": [], "goals": [], "notes": [], "data": {}}
+    answer: dict[str, Any] = {"tables": [], "notes": [], "data": {}}
     for piece in pieces:
         match piece:
             case Table():
                 answer["tables"].append(asdict(piece))
-            case Goal():
-                answer["goals"].append({**asdict(piece), "met": piece.met})
             case Note():
                 answer["notes"].append(piece.text)
             case Data():
@@ -105,31 +90,18 @@ def as_json(pieces: Iterable[Piece]) -> dict[str, Any]:
 
 
 def as_text(piece: Piece) -> str:
-    """For the terminal; nothing for data."""
+    """Return it as Markdown, as docs/evidence/data/benchmarks.md has it; nothing for data."""
     match piece:
         case Table():
-            return f"\n{piece.title}\n" + "\n".join(aligned([piece.columns, *map(texts, piece.rows)]))
-        case Goal():
-            return f"{'met   ' if piece.met else 'MISSED'}  {goal_text(piece.what, piece.measured, piece.most)}"
+            rows = [piece.columns, *([shown(cell) for cell in row] for row in piece.rows)]
+            widths = [max(len(row[column]) for row in rows) for column in range(len(piece.columns))]
+            lines = [" | ".join(map(str.ljust, row, widths)) for row in rows]
+            rule = "|".join(["---", *["--:"] * (len(widths) - 1)])
+            body = "\n".join(f"| {line} |" for line in lines[1:])
+            return f"\n**{piece.title}**\n\n| {lines[0]} |\n|{rule}|\n{body}\n\n{piece.note}"
         case Note():
-            return f"note    {piece.text}"
+            return f"- {piece.text}"
     return ""
-
-
-def goal_text(what: str, measured: float, most: float) -> str:
-    return f"{what}: {shown(measured)} (goal: at most {shown(most)})"
-
-
-def texts(row: Sequence[object]) -> list[str]:
-    return [shown(cell) for cell in row]
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The rows as lines: the first column to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for first, *rest in rows:
-        cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
-        yield "  " + "  ".join([first.ljust(widths[0]), *cells]).rstrip()
 
 
 def interleaved(

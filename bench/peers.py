@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from django.db import connections
 from pymongo import MongoClient
-from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
 
@@ -196,19 +195,6 @@ class MongoElector(Peer):
 
     def release(self, key: str) -> None:
         self._made[key].release()
-
-
-class MongoLockPackage(Peer):
-    """The package mongolock."""
-
-    package = "mongolock"
-
-    @classmethod
-    def missing(cls) -> str | None:
-        missing = super().missing()
-        if missing is None and not hasattr(Collection, "insert"):
-            return f"it calls Collection.insert, update and find_and_modify, which PyMongo {version('pymongo')} lacks"
-        return missing
 
 
 class FileLock(Peer):

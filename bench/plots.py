@@ -1,7 +1,12 @@
-"""The plots of the page. They bring a light background of their own, so that they can be read on a dark page too."""
+"""The plots of docs/evidence/benchmarks.md: `python -m bench.plots FILE`, the file that `dev.py bench --json` wrote.
+
+They bring a light background of their own, so that they can be read on a dark page, too.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -114,19 +119,6 @@ def killed(axes: Any, data: dict[str, Any]) -> None:
     bars(axes, figures, "s from the kill until the next one has it (log scale)")
 
 
-def simulated(axes: Any, data: dict[str, Any]) -> None:
-    points = data["simulated and real"]
-    sizes = [int(n) for n in points]
-    axes.plot(sizes, [p[0] for p in points.values()], marker="o", color=OTHER_COLOR, label="simulated")
-    axes.plot(sizes, [p[1] for p in points.values()], marker="s", color=OURS_COLOR, label="real")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [str(n) for n in sizes])
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("processes that want the same key")
-    axes.set_ylabel("acquisitions a second")
-    axes.legend(frameon=False)
-
-
 #: By file name: the question whose figures it shows, and what draws it.
 PLOTS: Final[dict[str, tuple[str, Callable[[Any, dict[str, Any]], None]]]] = {
     "alone": ("alone", alone),
@@ -134,5 +126,7 @@ PLOTS: Final[dict[str, tuple[str, Callable[[Any, dict[str, Any]], None]]]] = {
     "throughput": ("contended", throughput),
     "fairness": ("contended", fairness),
     "killed": ("killed", killed),
-    "simulated": ("scale", simulated),
 }
+
+if __name__ == "__main__":
+    draw(json.loads(Path(sys.argv[1]).read_text())["questions"], Path("docs/images"))

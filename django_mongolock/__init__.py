@@ -28,7 +28,6 @@ from .exceptions import (
     VersionConflict,
 )
 from .fencing import afenced_update, fenced_update
-from .idempotency import idempotent
 from .info import alock_info, lock_info
 from .keys import lock_key
 from .leaders import leader
@@ -65,7 +64,6 @@ __all__ = [
     "alock_info",
     "claim",
     "fenced_update",
-    "idempotent",
     "leader",
     "lock_info",
     "lock_key",

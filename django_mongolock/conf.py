@@ -43,7 +43,6 @@ class LockSettings:
     RETRY: dotted path of the function that has a task of another queue than Celery come back (on_contention="retry").
     RETRY_OUTAGE: for how long a Celery task with on_contention="retry" comes back while MongoDB does not answer; then
     it fails.
-    STATUS_BASIC_AUTH: whether the JSON for monitoring takes HTTP basic authentication.
     HISTORY: how many megabytes of MongoDB the history of the locks may take; 0: none is written.
     EDIT_LEASE: how long the edit lock of a browser tab lives without a beat. EDIT_BEAT: the time between two beats.
     EDIT_IDLE: the time without a key or a click after which it is released (None: never). EDIT_FAIL_CLOSED: while
@@ -64,7 +63,6 @@ class LockSettings:
     SHORT_WAIT: float = 1.0
     RETRY: str | None = None
     RETRY_OUTAGE: float = 600.0
-    STATUS_BASIC_AUTH: bool = False
     HISTORY: int = 0
     EDIT_LEASE: float = 120.0
     EDIT_BEAT: float = 5.0
@@ -159,7 +157,6 @@ VALUES: Final[dict[str, tuple[str, Callable[[object], object], str]]] = {
         "the dotted path of a function, for example 'django_mongolock.contrib.queues.retry_in_rq'; None for Celery",
     ),
     "RETRY_OUTAGE": ("E022", _check_short_wait, "seconds for which tasks come back, for example 600; 0 for not at all"),
-    "STATUS_BASIC_AUTH": ("E023", _check_flag, "True or False"),
     "HISTORY": ("E020", _whole(0, 1_000_000), "megabytes for the history, for example 100; 0 for no history"),
     "EDIT_LEASE": ("E080", _check_seconds, "seconds that the edit lock of a tab lives without a beat, for example 120"),
     "EDIT_BEAT": ("E081", _check_seconds, "seconds between two beats of a tab, for example 5"),
@@ -255,4 +252,4 @@ def missing_app(app: str, what: str, obj: object = None) -> list[checks.CheckMes
     if apps.is_installed(app):
         return []
     hint = f'Put "{app}" into INSTALLED_APPS.'
-    return [checks.Error(f"{what} needs the app {app}.", hint=hint, obj=obj, id="mongolock.E025")]
+    return [checks.Error(f"{what} needs the app {app}.", hint=hint, obj=obj, id="mongolock.E026")]

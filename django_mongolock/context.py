@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -37,6 +38,11 @@ BROWSER: Final = "a browser tab"
 #: The host of a claim, which no process holds either.
 CLAIMED: Final = "no process: a claim"
 
+#: The header of a task's message that was sent again because of a lock; it has the number of the delivery.
+RETURNED: Final = "mongolock_retry"
+#: The attribute in which the request of a running task keeps its `task_run`.
+_RUN: Final = "mongolock_run"
+
 #: The names of threads are few, and come again and again.
 _tidy_name: Final = lru_cache(maxsize=256)(tidy_fact)
 _HOST: Final = tidy_fact(socket.gethostname())
@@ -64,7 +70,7 @@ def holder_facts(label: str | None = None) -> dict[str, str | int]:
         facts["place"] = tidy_fact(place)
     if (task := running_celery_task()) is not None:
         # By these, a worker finds what a killed process of its pool held, and a task another run of itself.
-        facts |= {"process": this_process(), "retries": task.request.retries or 0}
+        facts |= {"process": this_process(), **task_run(task.request)}
     if request is not None and (user := _username(request)):
         facts["user"] = tidy_fact(user)
     if label is not None:
@@ -106,6 +112,21 @@ def task_owner() -> str | None:
     so that its next run resumes the locks of a run that has died."""
     task = running_celery_task()
     return tidy_fact(task.request.id) if task is not None else None
+
+
+def task_run(request: Any) -> dict[str, str]:
+    """The id of this run of a Celery task, and the number of the delivery that it runs for.
+
+    Two runs have the same number if the broker delivered one message twice. One that was sent by the other has another.
+    """
+    run: dict[str, str] | None = getattr(request, _RUN, None)
+    if run is None:
+        note = (request.headers or {}).get(RETURNED)
+        number = note.get("number", 0) if isinstance(note, dict) else 0
+        delivery = f"{request.replaced_task_nesting or 0}.{request.retries or 0}.{number}"
+        run = {"run": secrets.token_hex(6), "delivery": delivery}
+        setattr(request, _RUN, run)
+    return run
 
 
 def is_redelivered() -> bool:

@@ -2,21 +2,18 @@
 app report what is wrong with the text. No message quotes it: it may hold a password.
 
     DATABASES["locks"] = database_from_url(env.str("MONGOLOCK_URL"))
-    MONGOLOCK = {"DATABASE": "locks", **settings_from_url(env.str("MONGOLOCK_URL"))}
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, unquote_plus
 
 from pymongo.uri_parser import split_hosts, split_options
 
-from .conf import ENGINE, KNOWN, SIMILAR, LockSettings
+from .conf import ENGINE
 
-__all__ = ["database_from_url", "settings_from_url"]
+__all__ = ["database_from_url"]
 
 SCHEMES: Final = ("mongodb", "mongodb+srv")
 #: The NAME of an address that has none. MongoDB refuses it. For "", django-mongodb-backend raises before checks run.
@@ -44,30 +41,16 @@ class Address(NamedTuple):
 def database_from_url(url: str) -> dict[str, Any]:
     """Return the entry of DATABASES for ``mongodb://user:password@host1,host2/name?replicaSet=rs0&tls=true``.
 
-    User, password and options with secrets are beside HOST, where Django's debug page hides them. Options that are
-    settings of this app are left out: see `settings_from_url`. Of an address without a name, NAME is a blank, which a
-    check reports.
+    User, password and options with secrets are beside HOST, where Django's debug page hides them. Of an address without
+    a name, NAME is a blank, which a check reports.
     """
     address = _read(url)
-    split = [(option, *option.partition("=")[::2]) for option in address.options if _setting(option) is None]
+    split = [(option, *option.partition("=")[::2]) for option in address.options]
     secrets = {SECRETS[name.lower()]: unquote_plus(value) for _, name, value in split if name.lower() in SECRETS}
     mongo = address._replace(options=tuple(option for option, name, _ in split if name.lower() not in SECRETS))
     entry: dict[str, Any] = {"ENGINE": ENGINE, "HOST": mongo.without_user(), "NAME": address.database or NO_NAME}
     entry |= {"OPTIONS": secrets} if secrets else {}
     return {**entry, "USER": unquote(address.user), "PASSWORD": unquote(address.password)} if address.user else entry
-
-
-def settings_from_url(url: str) -> dict[str, Any]:
-    """Return the settings among the options of the address: ``?lease=30&wait=5&keyPrefix=shop:``.
-
-    The names are those of MONGOLOCK, in capitals or not, with underscores or without. A value that cannot be read stays
-    text, which the check of that setting reports.
-    """
-    found = {}
-    for option in _read(url).options:
-        if (name := _setting(option)) is not None:
-            found[name] = _value(name, unquote_plus(option.partition("=")[2]))
-    return found
 
 
 def address_problem(host: str) -> str | None:
@@ -87,13 +70,8 @@ def address_problem(host: str) -> str | None:
             split_options(option, validate=True, warn=False)
         except Exception:  # noqa: BLE001 - see above
             name = option.partition("=")[0]
-            return f"its option {name!r} is unknown to MongoDB, or has a wrong value{_similar(name)}"
+            return f"its option {name!r} is unknown to MongoDB, or has a wrong value"
     return None
-
-
-def _similar(option: str) -> str:
-    found = get_close_matches(_plain(option), _SETTINGS, 1, SIMILAR)
-    return f" (a setting of locks is {found[0]!r})" if found else ""
 
 
 def _read(url: str) -> Address:
@@ -105,30 +83,3 @@ def _read(url: str) -> Address:
     user, _, password = credentials.partition(":")
     hosts, _, database = place.partition("/")
     return Address(scheme, user, password, hosts, unquote(database), tuple(filter(None, query.split("&"))))
-
-
-def _plain(name: str) -> str:
-    return name.replace("_", "").lower()
-
-
-#: The names of the settings by those that an address may use. DATABASE is not among them: the alias is in the settings.
-_SETTINGS: Final[Mapping[str, str]] = {_plain(name): name for name in KNOWN - {"DATABASE"}}
-
-
-def _setting(option: str) -> str | None:
-    return _SETTINGS.get(_plain(option.partition("=")[0]))
-
-
-def _value(name: str, text: str) -> Any:
-    default: Any = getattr(LockSettings(), name)
-    if isinstance(default, str):
-        return text
-    if isinstance(default, bool):
-        return {"true": True, "false": False}.get(text.lower(), text)
-    if text.lower() == "none":
-        return None
-    read: Callable[[str], Any] = int if isinstance(default, int) else float
-    try:
-        return read(text)
-    except ValueError:
-        return text

@@ -81,7 +81,8 @@ class LockNotAcquired(LockError):
     key: the lock. waited: seconds spent waiting, 0 for a single try. holder: who holds it, as text, or None if unknown.
     retry_after: seconds until the holder's lease ends unless it is renewed (0 if unknown). template: the template of
     the key ("" if unknown). why: the kind of error in a word or two, for statistics. held_for: for how many seconds the
-    holder has held it (infinite if unknown). waiting: how many waiters were in the queue (0 if unknown).
+    holder has held it (infinite if unknown). waiting: how many waiters were in the queue (0 if unknown). owner: that of
+    the holder ("" if it has none, None if unknown).
     """
 
     key: str
@@ -92,6 +93,7 @@ class LockNotAcquired(LockError):
     why = "busy"
     held_for = math.inf
     waiting = 0
+    owner: str | None = None
 
     def _text(self) -> str:
         after = f" within {self.waited:.1f} s" if self.waited >= 0.05 else ""

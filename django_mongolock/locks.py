@@ -7,6 +7,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Literal, TypedDict, Unpack, overload
 
+from asgiref.sync import iscoroutinefunction
 from django.db.models import Model
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
@@ -61,16 +62,16 @@ class DjangoLock(MongoLock):
 
     def release(self, *, early: bool = False) -> bool:
         """See MongoLock.release(). With ``release="on_commit"``, an open transaction ends first."""
-        return True if self._stays() else super().release(early=early)
+        return True if self._stays(early) else super().release(early=early)
 
     async def arelease(self, *, early: bool = False) -> bool:
         """See release()."""
-        return True if self._stays() else await super().arelease(early=early)
+        return True if self._stays(early) else await super().arelease(early=early)
 
-    def _stays(self) -> bool:
-        return (self.released_later and self.held) or self._waits_for_commit()
+    def _stays(self, early: bool) -> bool:
+        return (self.released_later and self.held) or self._waits_for_commit(early)
 
-    def _waits_for_commit(self) -> bool:
+    def _waits_for_commit(self, early: bool) -> bool:
         """Return whether an open transaction has to end first; if so, release then.
 
         The transaction is not committed if the lock is known to be lost by then.
@@ -80,7 +81,7 @@ class DjangoLock(MongoLock):
         if self.release_when is None:
             warn_of_open(opened, self.keys[0], self._acquired()[0].acquired_from)
             return False
-        PendingRelease(super().release, self.ensure_held).wait(opened)
+        PendingRelease(partial(super().release, early=early), self.ensure_held).wait(opened)
         return True
 
     @overload
@@ -132,7 +133,7 @@ def mongo_lock(*keys: Key, **options: Unpack[LockOptions]) -> MongoLock:
     - reentrant: whether this thread or task may take a key again that it holds. If not, that raises LockReentry.
     - auto_renew: whether the lease is renewed in the background (the default). If not, it ends unless you `extend` it.
     - max_hold: seconds after which the lock is no longer renewed and is lost, for work that may hang.
-    - on_lost: called with the lock, once, from another thread, when the lock was lost.
+    - on_lost: called with the lock, once, in a thread of its own, when the lock was lost. A plain function.
     - on_release_requested: the same when its release is requested (`MongoLock.release_requested`).
     - release: "on_commit" releases the lock when the transactions that are open at the end of the block have ended, by
       commit or rollback, on all databases of this thread; "now" releases it at the end of the block, without a warning
@@ -190,8 +191,14 @@ def check_options(options: Mapping[str, Any], known: Iterable[str] = LockOptions
     for name in ("reentrant", "auto_renew"):
         check_flag(name, options.get(name, True))
     for name in ("on_lost", "on_release_requested"):
-        if (callback := options.get(name)) is not None and not callable(callback):
-            raise TypeError(f"{name} must be a function that takes the lock, not {type(callback).__name__}")
+        _check_callback(name, options.get(name))
+
+
+def _check_callback(name: str, callback: object) -> None:
+    if callback is not None and not callable(callback):
+        raise TypeError(f"{name} must be a function that takes the lock, not {type(callback).__name__}")
+    if iscoroutinefunction(callback) or iscoroutinefunction(getattr(callback, "__call__", None)):  # noqa: B004
+        raise TypeError(f"{name} is called in a thread without an event loop: it cannot be a coroutine function")
 
 
 def _check_choices(options: Mapping[str, Any]) -> None:

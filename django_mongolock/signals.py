@@ -2,7 +2,7 @@
 
 A receiver that raises does not disturb the lock; Django logs its error. (If Celery's soft time limit strikes inside a
 receiver, Django catches that too, and the task runs on.) Receivers are plain functions, and fast ones: the thread that
-acquires or releases calls them (`lock_lost` and `lock_release_requested` mostly come from the session's own thread).
+acquires or releases calls them. What the session notices itself, such as a loss, comes from a thread for such calls.
 
 The signals about an acquisition of this process send, besides ``sender=MongoLock``:
 

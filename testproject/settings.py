@@ -82,6 +82,7 @@ INSTALLED_APPS = [
     "django_mongolock.documents",
     "django_mongolock.versions",
     "django_mongolock.editing",
+    "django_mongolock.idempotency",
     "testproject.shop",
     "testproject.rates",
     "testproject.external",

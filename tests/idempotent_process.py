@@ -16,7 +16,7 @@ def main(database: str, key: str) -> None:
     from django.http import HttpRequest, HttpResponse
     from django.test import RequestFactory
 
-    from django_mongolock import idempotent
+    from django_mongolock.idempotency import idempotent
 
     @idempotent(client=lambda request: "shop", lease=2)
     def charge(request: HttpRequest) -> HttpResponse:

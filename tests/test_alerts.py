@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from django_mongolock.contrib.prometheus import PrometheusMetrics
 from tests import parts
+from tests.docs.pages import blocks
 from tests.support.lock_documents import Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO
-from tests.test_docs_examples import blocks
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/howto/monitoring"
 RULES = FOLDER / "alerts.yml"
@@ -95,7 +95,7 @@ def test_dashboard(tmp_path: Path) -> None:
 
 
 @WITH_MONGO
-def test_names(locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_collector_of_the_page(locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rules and dashboard use only what is measured; the collector of the page measures what it says."""
     registry = CollectorRegistry()
     PrometheusMetrics(registry)

@@ -25,10 +25,13 @@ from django_mongolock import (
     fenced_update,
     mongo_lock,
 )
+from django_mongolock.engine.transaction import Atomic
 from django_mongolock.fencing import FencingTokenField
 from testproject.shop.models import Ad, Order
+from tests.support.grants import own
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.looking import held_elsewhere, new_key
+from tests.support.waiting import eventually
 
 pytestmark = [WITH_MONGO, pytest.mark.usefixtures("locks")]
 
@@ -129,6 +132,42 @@ class TestAtomic:
                 with pytest.raises(LockMisused, match=r"open lock.atomic\(\) outside of it"):
                     lock.atomic().__enter__()
 
+    @pytest.mark.parametrize("at_the_end", [False, True])
+    def test_renewals_of_other_locks(self, at_the_end: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """F117: they do not take the lock of the transaction along, which that would abort, until it has committed."""
+        with mongo_lock(new_key()) as lock, mongo_lock(new_key()) as other:
+            session, (grant,) = own(other).session, own(other).grants
+            assert session is not None
+            first = grant.lease.renew_at
+
+            def renew() -> None:
+                assert session is not None
+                session.renewals.do_due(first)  # as at a third of the lease
+                assert eventually(lambda: grant.lease.renew_at > first)
+
+            match = Atomic._match
+
+            def match_late(transaction: Any) -> Any:
+                renew()
+                return (yield from match(transaction))
+
+            if at_the_end:
+                monkeypatch.setattr(Atomic, "_match", match_late)
+            with lock.atomic():
+                make_ad("one")
+                if not at_the_end:
+                    renew()
+        assert titles() == ["one"]
+
+    def test_a_grant_that_came_back(self) -> None:
+        """F120: with another token it is not the grant of this transaction. Others may have had the lock between."""
+        with pytest.raises(LockLost), mongo_lock(new_key()) as lock, lock.atomic():
+            locks = mongo_connection().database["mongolock_locks"]
+            (holder,) = locks.find_one({"_id": lock.key})["holders"]
+            locks.update_one({"_id": lock.key}, {"$set": {"holders.0.token": holder["token"] + 1}})
+            make_ad("one")
+        assert titles() == []
+
     def test_run_atomic(self) -> None:
         """Tried again while somebody joins the queue."""
         make_ad("first")
@@ -148,6 +187,20 @@ class TestAtomic:
                 make_ad("third")
                 thread_try(key)
         assert titles() == ["first", "second"]
+
+    def test_an_error_after_the_commit(self) -> None:
+        """F124: `run_atomic` does not do committed work again because of what a function of `on_commit` raises."""
+
+        def fail() -> None:
+            raise LockTransactionAborted("another")
+
+        def work(session: Any) -> None:
+            make_ad("first")
+            mongo_transaction.on_commit(fail, using="mongo")
+
+        with pytest.raises(LockTransactionAborted), mongo_lock(new_key()) as lock:
+            lock.run_atomic(work)
+        assert titles() == ["first"]
 
     @pytest.mark.long
     def test_other_database(self) -> None:

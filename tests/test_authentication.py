@@ -24,12 +24,13 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 from pytest_django import Settings
 
-from django_mongolock import checks, idempotent, mongo_lock
+from django_mongolock import checks, mongo_lock
 from django_mongolock.backends.base import close_backends, get_backend, mongo_store
 from django_mongolock.documents import declared
 from django_mongolock.documents.document_lock import declare, undeclare
 from django_mongolock.engine.indexes import ensure_indexes
 from django_mongolock.exceptions import LockBackendFailed
+from django_mongolock.idempotency import idempotent
 from django_mongolock.models import Lock
 from testproject.servers import Access, Mongod, ReplicaSet
 from tests.support.lock_documents import Document, entry

@@ -6,11 +6,13 @@ import io
 import logging
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from django.core.checks import CheckMessage
+from django.core.checks.registry import registry
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.db import connections
@@ -19,8 +21,13 @@ from pymongo.database import Database
 from pytest_django import Settings
 
 from django_mongolock import checks, mongo_lock
+from django_mongolock.backends.base import mongo_store
+from django_mongolock.checks.server import server_rules
 from django_mongolock.conf import VALUES, LockSettings, get_settings
+from django_mongolock.engine import bells
 from django_mongolock.engine.indexes import ensure_indexes
+from django_mongolock.inspection import server_facts
+from django_mongolock.inspection.server_facts import ServerFacts
 from django_mongolock.versions import checks as version_checks
 from testproject.servers import Access, Mongod, ReplicaSet
 from tests.support.lock_documents import Document, Locks
@@ -67,7 +74,6 @@ class TestValues:
             ("EDIT_BEAT", "E081", [0, -1, "5", None, True]),
             ("EDIT_IDLE", "E082", [0, -1, "1800", True, float("inf")]),
             ("EDIT_FAIL_CLOSED", "E083", [None, 1, "yes"]),
-            ("STATUS_BASIC_AUTH", "E023", [None, 1, "yes"]),
             ("RETRY", "E024", [5, "", "nowhere.at.all", "django_mongolock.contrib.queues.nothing", "os.sep"]),
             ("CONTENTION_STATUS", "E014", [None, "423", 200, 399, 600, True, 423.0]),
         ],
@@ -243,11 +249,14 @@ def guarded() -> Iterator[Mongod]:
             client.admin.command("createUser", "root", pwd=PASSWORD, roles=["root"])
         with MongoClient[Document](server.uri, username="root", password=PASSWORD) as client:
             for user, actions in (("full", ["find", "insert", "update"]), ("least", ["find"]), ("nothing", [])):
-                where = {"db": "guarded", "collection": "mongolock_locks"}
-                privileges = [{"resource": where, "actions": actions}] if actions else []
+                names = ["mongolock_locks", *(f"mongolock_locks_bells_{number}" for number in range(8))]
+                places = [{"db": "guarded", "collection": name} for name in names]
+                privileges = [{"resource": place, "actions": actions} for place in places] if actions else []
                 client.guarded.command("createRole", user, privileges=privileges, roles=[])
                 client.guarded.command("createUser", user, pwd=PASSWORD, roles=[user])
             ensure_indexes(client.guarded.mongolock_locks)
+            for name in names[1:]:
+                bells.make(client.guarded[name])
         yield server
 
 
@@ -393,6 +402,52 @@ class TestServer:
         assert "indexes not made" in caplog.text
         assert "hunter2" not in caplog.text
 
+    def test_the_facts_are_told(self, locks: Locks, settings: Settings) -> None:
+        """`check --deploy` says which server answered, and the versions of all that works together."""
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "shop:"}
+        output = io.StringIO()
+        call_command("check", "--deploy", "--database", "mongo", tag=["database"], stderr=output)
+        (told,) = [line for line in output.getvalue().splitlines() if "mongolock.I101" in line]
+        for fact in (" answers", "members: 1", "there is no other member", "the collections are there"):
+            assert fact in told
+        for name in ("MongoDB 6.", "Python 3.", "Django ", "django-mongodb-backend ", "PyMongo "):
+            assert name in told
+
+    def test_the_facts_disturb_nothing_else(self, locks: Locks, away: None) -> None:
+        """They are no part of the checks that migrate and a test run make; of a server that is away there are none."""
+        assert checks.check_server_facts not in registry.get_checks()
+        assert checks.check_server_facts(app_configs=None, databases=["mongo"]) == []
+
+    @pytest.mark.parametrize(("moved", "said"), [(-100, "100 s ahead of"), (100, "100 s behind")])
+    def test_clocks_that_differ(self, monkeypatch: pytest.MonkeyPatch, locks: Locks, moved: int, said: str) -> None:
+        """No lock is in danger; but people compare times."""
+        real = time.time
+        monkeypatch.setattr(server_facts, "time", type("Moved", (), {"time": staticmethod(lambda: real() + moved)}))
+        (found,) = ask()
+        assert found.id == "mongolock.W108"
+        assert said in found.msg
+
+    @pytest.mark.parametrize("zone", ["America/Chicago", "Asia/Tokyo"])
+    def test_the_zone_of_this_machine_is_no_difference(
+        self, monkeypatch: pytest.MonkeyPatch, locks: Locks, zone: str
+    ) -> None:
+        """The driver gives the server's time without a zone."""
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        try:
+            assert abs(server_facts.inspect_server(mongo_store()).ahead) < 600
+        finally:
+            monkeypatch.undo()
+            time.tzset()
+
+    @pytest.mark.parametrize(
+        ("version", "expected"), [("5.0.9", ["mongolock.W109"]), ("6.0.0", []), ("8.2.1-rc0", []), ("", [])]
+    )
+    def test_versions_of_the_server(self, version: str, expected: list[str]) -> None:
+        """Before 6.0, nothing was tested."""
+        found = server_rules(ServerFacts(version=version), "locks")
+        assert [message.id for message in found] == expected
+
     def test_command(self, locks: Locks) -> None:
         """`manage.py check --database` runs it."""
         locks.collection.drop_indexes()
@@ -415,7 +470,7 @@ class TestRights:
 
     @pytest.mark.long
     def test_enough(self, login: Callable[..., None]) -> None:
-        """find, insert and update on one collection are enough, and indexes that nobody may list are not missed."""
+        """find, insert and update on these collections are enough, and indexes that nobody may list are not missed."""
         login("full")
         assert ids(ask()) == ["W101"]
         mongo_lock("k", wait=0).acquire().release()
@@ -425,8 +480,10 @@ class TestRights:
         """What is missing is named, before the first lock fails."""
         login(user)
         found = ask()
-        assert ids(found) == ["E102", "W101"]
+        assert ids(found) == ["E102", "W101", "W104"]
         assert found[0].msg.endswith(f": {missing}.")
+        lacks = missing.removesuffix(", update").replace(", ", " and ")
+        assert f"lacks {lacks} on the collection mongolock_locks_bells_0" in found[2].msg
 
     @pytest.mark.parametrize(("user", "password"), [("full", "wrong"), ("stranger", PASSWORD)])
     def test_not_let_in(self, login: Callable[..., None], user: str, password: str) -> None:

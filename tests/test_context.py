@@ -20,7 +20,7 @@ from django.urls import include, path
 from django.utils.functional import SimpleLazyObject
 
 from django_mongolock import mongo_lock, mongo_locked
-from django_mongolock.context import current_request, holder_facts
+from django_mongolock.context import current_request, holder_facts, serving
 from django_mongolock.middleware import LockContextMiddleware
 from tests.support.looking import holder, new_key
 
@@ -82,19 +82,21 @@ def logged_in(user: User) -> Client:
 class TestPlace:
     """Which view it is."""
 
-    def test_view(self) -> None:
-        """The middleware tells locks anywhere inside of the view, by its name in the URLs."""
-        assert Client().get("/inside/").json()["place"] == "view inside"
-        assert Client().get("/inner/inside/").json()["place"] == "view space:inside"
-
-    def test_view_without_a_name(self) -> None:
-        """A view without a name goes by its dotted path."""
-        assert Client().get("/ainside/").json()["place"] == f"view {__name__}.ainside"
-
-    async def test_async(self) -> None:
-        """Async views under the async handler, and sync ones in its threads."""
-        assert (await AsyncClient().get("/ainside/")).json()["place"] == f"view {__name__}.ainside"
-        assert (await AsyncClient().get("/inside/")).json()["place"] == "view inside"
+    @pytest.mark.parametrize(
+        ("address", "place"),
+        [
+            ("/inside/", "view inside"),
+            ("/inner/inside/", "view space:inside"),
+            ("/ainside/", f"view {__name__}.ainside"),
+        ],
+    )
+    def test_view(self, address: str, place: str) -> None:
+        """The middleware tells locks anywhere inside of the view, by its name in the URLs, else by its dotted path;
+        under both handlers, for both kinds of views. Afterwards there is none."""
+        assert Client().get(address).json()["place"] == place
+        assert current_request.get() is None
+        assert asyncio.run(AsyncClient().get(address)).json()["place"] == place
+        assert "place" not in holder_facts()
 
     def test_before_the_url_is_resolved(self) -> None:
         """A lock of a middleware is known by method and path."""
@@ -106,12 +108,6 @@ class TestPlace:
 
         LockContextMiddleware(get_response)(RequestFactory().post("/some/where"))
         assert seen == ["POST /some/where"]
-
-    def test_outside_of_requests(self) -> None:
-        """Outside of a request there is no view, also right after one in the same thread."""
-        assert Client().get("/inside/").status_code == 200
-        assert current_request.get() is None
-        assert "place" not in holder_facts()
 
     def test_after_an_error(self) -> None:
         """A request that failed leaves nothing behind."""
@@ -185,21 +181,15 @@ class TestUser:
         """F54: a name with anything in it is stored as text, cut and cleaned."""
         request = RequestFactory().get("/")
         request.user = User(username="$token\x00\ud800<b>" + "x" * 500)
-        token = current_request.set(request)
-        try:
+        with serving(request):
             found = facts_of_a_lock()["user"]
-        finally:
-            current_request.reset(token)
         assert found.startswith("$token??<b>xxx")
         assert len(found) == 256
 
 
 def facts_within(request: WSGIRequest) -> dict[str, Any]:
-    token = current_request.set(request)
-    try:
+    with serving(request):
         return holder_facts()
-    finally:
-        current_request.reset(token)
 
 
 class TestWorker:

@@ -444,14 +444,6 @@ KINDS = ["function", "coroutine", "generator", "async generator"]
 class TestContention:
     """What happens instead of the call when the lock is busy. The body never runs."""
 
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_raise(self, name: str, kind: str) -> None:
-        """By default: LockNotAcquired, with the facts."""
-        with pytest.raises(LockNotAcquired) as caught:
-            busy_call("raise", name, kind=kind)
-        assert caught.value.key == f"busy:{name}"
-        assert caught.value.retry_after > 10
-
     @pytest.mark.parametrize("kind", ["function", "coroutine"])
     def test_skip(self, name: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
         """SKIPPED, which is false, and a line in the log: nobody should have to guess that work was not done."""
@@ -460,11 +452,6 @@ class TestContention:
         assert result is SKIPPED
         assert not result
         assert f"skipped, the lock is busy key=busy:{name}" in caplog.text
-
-    @pytest.mark.parametrize("kind", ["generator", "async generator"])
-    def test_skip_generator(self, name: str, kind: str) -> None:
-        """A skipped generator yields nothing."""
-        assert busy_call("skip", name, kind=kind) == []
 
     def test_callable(self, name: str) -> None:
         """A callable gets the error and the arguments; what it returns is returned."""
@@ -497,11 +484,6 @@ class TestContention:
 
         with pytest.raises(PermissionError):
             busy_call(refuse, name)
-
-    def test_retry_outside_a_task(self, name: str) -> None:
-        """Where there is no task to come back later, the error is raised."""
-        with pytest.raises(LockNotAcquired):
-            busy_call("retry", name)
 
     def test_respond_without_request(self) -> None:
         """A function that is called without a request cannot respond: told at every call, not first at night."""

@@ -212,46 +212,22 @@ def test_signals_reach_the_program_once_and_its_end_is_awaited(
     assert output.startswith("tests: ")
 
 
-def test_it_installs_once(dev: ModuleType) -> None:
-    """The first run makes the environment and installs the group; the second does nothing."""
+def test_it_installs_once(dev: ModuleType, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run makes the environment; another group, or a changed pyproject.toml, goes into the same one."""
     dev.prepare("test")
     assert "-m venv" in dev.did[0]
     assert dev.did[-1].endswith("-m pip install --editable . --group test")
     dev.did.clear()
-    dev.prepare("test")
+    dev.prepare("lint")
+    assert not any("venv" in command.split() for command in dev.did)
+    dev.did.clear()
+    for group in ("test", "lint"):
+        dev.prepare(group)
     assert dev.did == []
-
-
-def test_uv_is_used_where_it_is(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With uv on PATH it does both steps, for the Python that runs dev.py."""
+    (project / "pyproject.toml").write_text(PYPROJECT + "# changed")
     monkeypatch.setattr(dev.shutil, "which", lambda name: "/somewhere/uv")
     dev.prepare("test")
-    made, filled = dev.did
-    assert made.startswith("/somewhere/uv venv ")
-    assert f"--python {sys.executable}" in made
-    assert filled == f"/somewhere/uv pip install --python {dev.PYTHON} --editable . --group test"
-
-
-def test_a_second_group_is_added(dev: ModuleType) -> None:
-    """Another command's group goes into the same environment, and both are known from then on."""
-    dev.prepare("test")
-    dev.did.clear()
-    dev.prepare("lint")
-    assert not any("venv" in command.split() for command in dev.did)
-    dev.did.clear()
-    dev.prepare("test")
-    dev.prepare("lint")
-    assert dev.did == []
-
-
-def test_a_changed_pyproject_installs_again(dev: ModuleType, project: Path) -> None:
-    """A new dependency is there at the next run; the environment itself stays."""
-    dev.prepare("test")
-    dev.did.clear()
-    (project / "pyproject.toml").write_text(PYPROJECT + "# changed")
-    dev.prepare("test")
-    assert not any("venv" in command.split() for command in dev.did)
-    assert any("--group test" in command for command in dev.did)
+    assert dev.did == [f"/somewhere/uv pip install --python {dev.PYTHON} --editable . --group test"]
 
 
 def test_another_python_makes_it_anew(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,17 +239,6 @@ def test_another_python_makes_it_anew(dev: ModuleType, monkeypatch: pytest.Monke
     dev.prepare("test")
     assert "-m venv" in dev.did[0]
     assert not (dev.VENV / "leftover").exists()
-
-
-def test_a_moved_folder_makes_it_anew(dev: ModuleType, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment knows its own path, so one that was moved or copied with the folder is replaced."""
-    dev.prepare("test")
-    moved = shutil.copytree(project / ".venv", project / "moved/.venv")
-    monkeypatch.setattr(dev, "VENV", moved)
-    monkeypatch.setattr(dev, "STAMP", moved / "dev.json")
-    dev.did.clear()
-    dev.prepare("test")
-    assert "-m venv" in dev.did[0]
 
 
 def test_an_interrupted_installation_is_made_anew(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,15 +273,6 @@ def test_a_failed_installation_leaves_the_rest_in_use(dev: ModuleType, monkeypat
     assert dev.did == []
     dev.prepare("lint")
     assert any("--group lint" in command for command in dev.did)
-
-
-def test_an_environment_of_somebody_else_is_left_alone(dev: ModuleType) -> None:
-    """A .venv that dev.py did not make is not deleted."""
-    dev.VENV.mkdir()
-    (dev.VENV / "pyvenv.cfg").touch()
-    with pytest.raises(SystemExit, match=r"was not made by dev\.py"):
-        dev.prepare("test")
-    assert (dev.VENV / "pyvenv.cfg").exists()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no flock on Windows")

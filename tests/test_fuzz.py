@@ -1,7 +1,4 @@
-"""Anything at all, at every way in: it works, or it is refused in the words that the documentation promises.
-
-The tests that need no server can also be run for as long as one likes, guided by coverage: see `tests.fuzz`.
-"""
+"""Anything at all, at every way in: it works, or it is refused in the words that the documentation promises."""
 
 from __future__ import annotations
 
@@ -193,22 +190,8 @@ def test_bells_that_are_read(message: Any) -> None:
 SLOW = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
-PARAMETERS = [
-    "q",
-    "o",
-    "p",
-    "state",
-    "mode",
-    "e",
-    "all",
-    "_popup",
-    "_to_field",
-    "_facets",
-    "key",
-    "key__regex",
-    "pk",
-    "id__in",
-]
+PARAMETERS = ["q", "o", "p", "state", "mode", "e", "all", "_popup", "_to_field", "_facets", "key", "key__regex", "pk",
+              "id__in"]  # fmt: skip
 
 
 @pytest.fixture

@@ -10,15 +10,18 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from io import StringIO
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from asgiref.sync import sync_to_async
 from celery import Celery
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.core.management import call_command
 from django.db import connections, transaction
-from django.http import FileResponse, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.http import FileResponse, Http404, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory
@@ -26,6 +29,7 @@ from django.test.client import BOUNDARY, MULTIPART_CONTENT, encode_multipart
 from django.urls import path
 from django.utils import translation
 from django.utils.decorators import method_decorator
+from django.utils.functional import SimpleLazyObject
 from django.views import View
 from ninja import NinjaAPI
 from ninja.security import HttpBearer
@@ -43,13 +47,13 @@ from django_mongolock import (
     LockLost,
     LockMisused,
     LockNotAcquired,
-    idempotent,
     mongo_lock,
 )
 from django_mongolock.backends.base import get_backend, mongo_store
-from django_mongolock.engine.kept_results import MemoryResults, MongoResults
-from django_mongolock.engine.memory_server import MemoryStore
+from django_mongolock.engine.memory_server import MemoryResults, MemoryStore
 from django_mongolock.exceptions import LockBackendFailed, LockKeyInvalid
+from django_mongolock.idempotency import idempotent
+from django_mongolock.idempotency.results import MARGIN, Results, results_beside
 from django_mongolock.testing import override_locks
 from tests.support.looking import new_key
 from tests.support.row_files import Rows, row_file
@@ -233,9 +237,9 @@ class TestViews:
     def test_what_is_stored(self, key: str) -> None:
         """Neither the key of the client nor who it is can be read in MongoDB; what is kept goes by itself."""
         user = SimpleNamespace(is_authenticated=True, pk=uuid.uuid4().hex)
-        before = {document["_id"] for document in mongo_store().results.find()}
+        before = {document["_id"] for document in results_beside(mongo_store().collection).find()}
         post(idempotent(charge), key, key, user=user)
-        (stored,) = [each for each in mongo_store().results.find() if each["_id"] not in before]
+        (stored,) = [each for each in results_beside(mongo_store().collection).find() if each["_id"] not in before]
         assert key not in stored["_id"]
         assert user.pk not in str({**stored, "result": None})
         assert stored["_id"].startswith("idempotent:")
@@ -249,7 +253,7 @@ class TestViews:
             pass
         commands.sent.clear()
         post(view, key, key)
-        assert commands.names() == ["findAndModify", "findAndModify", "update", "update"]
+        assert commands.names() == ["findAndModify", "findAndModify", "findAndModify", "update"]
         commands.sent.clear()
         post(view, key, key)
         assert len(commands.names()) == 3
@@ -292,6 +296,20 @@ class TestBodies:
         assert (first.content, again.content, again["Idempotent-Replayed"]) == (b"x1", b"x1", "true")
         for other in (self.upload(key, b"y"), self.upload(key, name="b.txt"), self.upload(key, b"x" * 5_000_000)):
             assert view(other).status_code == 422
+
+    def test_a_form_that_is_put(self, key: str) -> None:
+        """F129: Django does not read a form that is not sent by POST; it is compared by what is in it all the same."""
+        view: Any = idempotent(client=me)(lambda request: HttpResponse(request.body[:2]))
+
+        def send(boundary: str, body: bytes | None = None, content: bytes = b"x") -> HttpResponse:
+            request = self.upload(key, content, boundary=boundary)
+            body = request.body if body is None else body
+            headers = {"Idempotency-Key": key}
+            answer: HttpResponse = view(RequestFactory().put("/", body, request.META["CONTENT_TYPE"], headers=headers))
+            return answer
+
+        assert [send(boundary).content for boundary in ("one", "two")] == [b"--", b"--"]
+        assert [send("one", content=b"y").status_code, send("one", b"broken").status_code] == [422, 422]
 
     def test_read_before(self, key: str) -> None:
         """A body that something has read as a stream cannot be compared: the error says who has to do what."""
@@ -425,7 +443,7 @@ class TestResults:
         self, view: Any, key: str, what: str, backend: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """503, as without an answer to the lock: it has not begun. A task comes back."""
-        results = MongoResults if backend == "mongo" else MemoryResults
+        results = Results if backend == "mongo" else MemoryResults
 
         def fail(*args: object) -> None:
             raise LockBackendFailed("an election", key)
@@ -453,7 +471,7 @@ class TestResults:
         def task(a: int) -> None:
             raise AssertionError
 
-        monkeypatch.setattr(MongoResults if backend == "mongo" else MemoryResults, "begin", fail)
+        monkeypatch.setattr(Results if backend == "mongo" else MemoryResults, "begin", fail)
         with pytest.raises(LockBackendFailed, match="an election"):
             task(1)
 
@@ -508,7 +526,7 @@ class TestParallel:
         view = idempotent(client=me)(kind)
         post(view, key, key)
         sent = RequestFactory().post("/charge/", key, content_type="text/plain", headers={"Idempotency-Key": key})
-        call = view_call(view)._of((sent,), {}, sent, None)
+        call = view_call(view)._of((sent,), {}, sent)
         with mongo_lock(call.key):
             answers: list[Any] = []
             thread = threading.Thread(target=lambda: answers.extend(post(view, key, body) for body in (key, "other")))
@@ -624,9 +642,9 @@ class TestFencing:
         """Its lock was lost before its first command arrived, and another runs: it does not run."""
         view = idempotent(client=me)(charge)
         sent = RequestFactory().post("/charge/", key, content_type="text/plain", headers={"Idempotency-Key": key})
-        stored = str(view_call(view)._of((sent,), {}, sent, None).key)
-        results = MongoResults(mongo_store().results)
-        results.begin(stored, 2**62)
+        stored = str(view_call(view)._of((sent,), {}, sent).key)
+        results = Results(results_beside(mongo_store().collection))
+        results.begin(stored, 2**62, 60)
         with pytest.raises(LockLost, match="another run has begun"):
             post(view, key, key)
         assert key not in done
@@ -634,22 +652,48 @@ class TestFencing:
     @pytest.fixture
     def results(self, backend: str) -> Any:
         store = get_backend().session().store
-        return MemoryResults(store) if isinstance(store, MemoryStore) else MongoResults(mongo_store().results)
+        return store.results if isinstance(store, MemoryStore) else Results(results_beside(mongo_store().collection))
 
     def test_rules(self, results: Any, key: str) -> None:
         """Both stores: an older token neither takes the mark nor stores; what is kept stays until its time is over."""
         assert results.find(key) is None
-        assert results.begin(key, 5)["token"] == 5
+        assert results.begin(key, 5, 60)["token"] == 5
         assert results.find(key) is None
-        assert results.begin(key, 4)["token"] == 5
+        assert results.begin(key, 4, 60)["token"] == 5
         assert results.keep(key, 4, {"n": 4}, 60) is False
         assert results.keep(key, 5, {"n": "$token"}, 60) is True
-        assert results.begin(key, 6)["result"] == results.find(key)["result"] == {"n": "$token"}
+        assert results.begin(key, 6, 60)["result"] == results.find(key)["result"] == {"n": "$token"}
         assert results.keep(key, 5, {"n": 5}, 0.001) is True
         assert eventually(lambda: results.find(key) is None)
-        again = results.begin(key, 7)
+        again = results.begin(key, 7, 60)
         assert ("result" in again, again["token"]) == (False, 7)
         assert results.keep(key, 5, {"n": 5}, 60) is False
+
+    def test_a_mark(self, key: str) -> None:
+        """F130: what a run leaves without a result lives for as long as its lease and a margin, and
+        `clear_stale_locks` removes it then. A run that takes longer keeps its result all the same."""
+        results, stored = Results(results_beside(mongo_store().collection)), results_beside(mongo_store().collection)
+
+        def fail(request: HttpRequest) -> HttpResponse:
+            raise Http404
+
+        with pytest.raises(Http404):
+            post(idempotent(client=me, lease=60)(fail), key)
+        marks = stored.find({"_id": {"$regex": "^idempotent:"}, "result": {"$exists": False}})
+        mark = max(marks, key=lambda each: each["purge_at"])
+        assert 60 < (mark["purge_at"] - datetime.now(UTC)).total_seconds() < 60 + 2 * MARGIN
+        begun = results.begin(key, 5, -2 * MARGIN)
+        assert begun["token"] == 5
+        call_command("clear_stale_locks", interactive=False, stdout=StringIO())
+        assert stored.find_one({"_id": key}) is None
+        assert stored.find_one({"_id": mark["_id"]}) == mark
+        assert results.keep(key, 5, {"n": 5}, 60) is True
+        assert results.begin(key, 6, 60)["result"] == {"n": 5}
+
+
+def session(key: str | None, *, exists: bool = True) -> Any:
+    """The session of a request."""
+    return SimpleNamespace(session_key=key, exists=lambda key: exists)
 
 
 class TestClients:
@@ -684,27 +728,46 @@ class TestClients:
     def test_sessions(self, key: str) -> None:
         """So it is with sessions of visitors; the session is not stored."""
         view = idempotent(charge)
-        sessions = [SimpleNamespace(session_key=name) for name in ("a", "b", "a")]
+        sessions = [session(name) for name in ("a", "b", "a")]
         assert [post(view, key, key, session=each).content[-2:-1] for each in sessions] == [b"1", b"2", b"1"]
 
     def test_a_user_is_no_session(self, key: str) -> None:
         """A visitor who logs in is another client."""
-        view, session = idempotent(charge), SimpleNamespace(session_key="1")
+        view, visitor = idempotent(charge), session("1")
         users = (SimpleNamespace(is_authenticated=False), self.user("1"))
-        assert [post(view, key, key, session=session, user=user).content[-2:-1] for user in users] == [b"1", b"2"]
+        assert [post(view, key, key, session=visitor, user=user).content[-2:-1] for user in users] == [b"1", b"2"]
+
+    @pytest.mark.parametrize("kind", [charge, acharge], ids=["sync", "async"])
+    def test_a_user_that_is_loaded_late(self, key: str, kind: Any) -> None:
+        """F125: `request.user` counts, sync and async alike, and is loaded outside of the event loop."""
+
+        def load() -> Any:
+            with pytest.raises(RuntimeError):
+                asyncio.get_running_loop()
+            return self.user(7)
+
+        async def anonymous() -> Any:
+            return SimpleNamespace(is_authenticated=False)
+
+        view = idempotent(kind)
+        facts: tuple[dict[str, Any], ...] = ({}, {"auser": anonymous})
+        for more in facts:
+            assert post(view, key, key, user=SimpleLazyObject(load), **more).content == b'{"times": 1}'
 
     @pytest.mark.parametrize(
         "facts",
         [
             {},
-            {"session": SimpleNamespace(session_key=None)},
-            {"auth": {"sub": "1"}, "session": SimpleNamespace(session_key="a")},
+            {"session": session(None)},
+            {"session": session("made up", exists=False)},
+            {"auth": {"sub": "1"}, "session": session("a")},
         ],
-        ids=["nothing", "a new session", "an unknown kind of authentication"],
+        ids=["nothing", "a new session", "a made-up session", "an unknown kind of authentication"],
     )
     @pytest.mark.parametrize("kind", [charge, acharge], ids=["sync", "async"])
     def test_unknown(self, key: str, kind: Any, facts: Any, caplog: pytest.LogCaptureFixture) -> None:
-        """403, and the log names the cure. A session that this response would begin is not that of a second try."""
+        """403, and the log names the cure. A session that this response would begin is not that of a second try; F130:
+        nor does one count that only a cookie says."""
         refused = post(idempotent(kind), key, key, **facts)
         assert (refused.status_code, code(refused), key in done) == (403, "anonymous", False)
         assert "client=" in caplog.text
@@ -736,7 +799,10 @@ class TestClients:
             for _ in range(2):
                 answer = client.post(path, key, content_type="text/plain")
                 assert answer.json() == {"times": number}, answer
-        assert Client(headers={"Idempotency-Key": key}).post(path, key, content_type="text/plain").status_code == 403
+        stranger = Client(headers={"Idempotency-Key": key})
+        for _ in range(2):
+            assert stranger.post(path, key, content_type="text/plain").status_code == 403
+            stranger.cookies["sessionid"] = "a" * 32
 
 
 @idempotent(client=me)
@@ -744,9 +810,22 @@ def write(request: HttpRequest) -> HttpResponse:
     """Writes a row, in the transaction of the request."""
     with connections["file"].cursor() as cursor:
         cursor.execute("INSERT INTO rows (name) VALUES (%s)", [request.body.decode()])
-    if request.GET:
+    if "fail" in request.GET:
         raise ZeroDivisionError
+    if "hook" in request.GET:
+        transaction.on_commit(fail_after_commit, using="file")
     return HttpResponse("written")
+
+
+def fail_after_commit() -> None:
+    raise ConnectionError
+
+
+def write_inside(name: str) -> None:
+    """Writes a row, in a transaction of its own; afterwards, the broker is down."""
+    with transaction.atomic("file"), connections["file"].cursor() as cursor:
+        cursor.execute("INSERT INTO rows (name) VALUES (%s)", [name])
+        transaction.on_commit(fail_after_commit, using="file")
 
 
 class TestTransactions:
@@ -765,13 +844,13 @@ class TestTransactions:
     def test_atomic_requests(self, rows: Rows, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Others see what was written when it is kept; an error rolls back, and the next request runs."""
         seen: list[list[str]] = []
-        keep = MongoResults.keep
+        keep = Results.keep
 
         def look(*args: Any) -> bool:
             seen.append(rows())
             return keep(*args)
 
-        monkeypatch.setattr(MongoResults, "keep", look)
+        monkeypatch.setattr(Results, "keep", look)
         client = Client(headers={"Idempotency-Key": key})
         with pytest.raises(ZeroDivisionError):
             client.post("/write/?fail", key, content_type="text/plain")
@@ -779,6 +858,46 @@ class TestTransactions:
         for _ in range(2):
             assert client.post("/write/", key, content_type="text/plain").content == b"written"
         assert (rows(), seen) == ([key], [[key]])
+
+    def test_an_error_after_the_commit(self, rows: Rows, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """F123: the response is kept before any function of `on_commit` is called; it is not done again."""
+        seen: list[bool] = []
+
+        def look() -> None:
+            kept = results_beside(mongo_store().collection).find_one({"result.body": b"written"})
+            seen.append(kept is not None)
+            raise ConnectionError
+
+        monkeypatch.setattr(f"{__name__}.fail_after_commit", look)
+        results_beside(mongo_store().collection).delete_many({})
+        client = Client(headers={"Idempotency-Key": key})
+        with pytest.raises(ConnectionError):
+            client.post("/write/?hook", key, content_type="text/plain")
+        again = client.post("/write/?hook", key, content_type="text/plain")
+        assert (again.content, again["Idempotent-Replayed"]) == (b"written", "true")
+        assert (rows(), seen) == ([key], [True])
+
+    def test_an_error_after_a_commit_inside(self, rows: Rows, key: str) -> None:
+        """F123: where the function itself commits, there is no result yet: the fact is kept."""
+
+        def view(request: HttpRequest) -> HttpResponse:
+            write_inside(f"{key} view")
+            return HttpResponse("written")
+
+        async def aview(request: HttpRequest) -> HttpResponse:
+            await sync_to_async(write_inside)(f"{key} async")
+            return HttpResponse("written")
+
+        for number, each in enumerate((view, aview)):
+            made = idempotent(client=me)(each)
+            with pytest.raises(ConnectionError):
+                post(made, f"{key}{number}")
+            assert [post(made, f"{key}{number}").status_code for _ in "12"] == [410, 410]
+        task: Any = idempotent(key="a:{name}")(write_inside)
+        with pytest.raises(ConnectionError):
+            task(key)
+        assert [task(key), task(key)] == [SKIPPED, SKIPPED]
+        assert sorted(rows()) == [key, f"{key} async", f"{key} view"]
 
     def test_passes(self, rows: Rows, key: str) -> None:
         """A request that is not kept has its transaction all the same."""

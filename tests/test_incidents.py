@@ -17,7 +17,6 @@ from pytest_django import Settings
 
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import close_backends
-from django_mongolock.conf import find_wrong
 from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.inspection import operations
 from django_mongolock.models import Lock, LockEvent
@@ -27,7 +26,6 @@ from tests.support.lock_fixtures import WITH_MONGO, Commands
 from tests.support.waiting import eventually
 from tests.test_admin import LIST, NAMES, RELEASE, browser, notes, page_of, select, text_of
 from tests.test_commands import run
-from tests.test_docs_topics import blocks
 
 pytestmark = WITH_MONGO
 ASK = f"{LIST}ask-to-release/"
@@ -374,22 +372,6 @@ def test_the_list_of_events_while_mongodb_is_away(away: None, admin: Client) -> 
     response = admin.get(EVENTS)
     assert response.status_code == 503
     assert "cannot be shown now" in text_of(response)
-
-
-def test_the_page_of_the_documentation(locks: Locks, settings: Settings) -> None:
-    """docs/howto/incidents.md: its setting is one, and its queries find what happened."""
-    names: dict[str, Any] = {}
-    setting, queries = blocks("howto/incidents.md")
-    exec(setting, names)  # noqa: S102 - our own page
-    assert not list(find_wrong(names["MONGOLOCK"]))
-    settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": names["MONGOLOCK"]["HISTORY"]}
-    locks.held("import:books")
-    Lock.objects.get(key="import:books").force_release(by="anna", reason="x")
-    close_backends()  # which writes what is left
-    exec(queries, names)  # noqa: S102
-    assert [event.event for event in names["lately"]] == ["forced"]
-    assert names["forced"] == 1
-    locks.collection.database["mongolock_locks_history"].drop()
 
 
 class TestTheCommand:

@@ -83,10 +83,3 @@ def test_in_ci_it_is_a_failure(run: Run, distributed: tuple[str, ...]) -> None:
     result = run("redis", "docker", "passes", "xfail", ci=True, arguments=distributed)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*left out in CI (needs Redis): *", "*1 passed, 1 xfailed, 3 errors*"])
-
-
-def test_in_ci_a_module_that_is_left_out_is_a_failure(run: Run) -> None:
-    """Who cannot import what a module needs leaves out all of its tests."""
-    result = run("module", "passes", ci=True)
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    result.stdout.fnmatch_lines(["*left out in CI (no such module): *"])

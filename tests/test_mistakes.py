@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
+import pickle
 import sys
 import time
 from collections.abc import Callable
@@ -34,6 +36,7 @@ from django_mongolock import (
     LockedCommand,
     LockMisused,
     LockNotAcquired,
+    MongoLock,
     fenced_update,
     mongo_lock,
     mongo_locked,
@@ -195,12 +198,33 @@ def test_an_option_that_is_like_none() -> None:
         (lambda: mongo_lock("a").acquire(blocking=False), "wait=0 for a single try"),  # type: ignore[arg-type]
         (lambda: mongo_lock("a").acquire(timeout=3), "or wait="),  # type: ignore[arg-type]
         (lambda: mongo_lock("a").acquire(leese=3), "acquire() takes wait="),  # type: ignore[arg-type]
+        (lambda: mongo_lock("a").try_acquire(timeout=3), "or wait="),  # type: ignore[arg-type]
         (lambda: asyncio.run(mongo_lock("a").aacquire(blocking_timeout=3)), "use wait="),  # type: ignore[arg-type]
     ],
 )
 def test_what_other_locks_take_names_what_is_taken_here(call: Callable[[], Any], meant: str) -> None:
     """A time in the second place, a number as the key, and the options of `threading.Lock` and of Redis."""
     assert meant in unmeant(call)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "cure"),
+    [
+        (pickle.dumps, TypeError, "make a new one there: mongo_lock('a')"),
+        (copy.copy, TypeError, "pass its key"),
+        (MongoLock.ensure_held, LockMisused, "the lock 'a' is not acquired: use `with`, or call acquire() first"),
+        (lambda lock: lock.fencing_token, LockMisused, "the lock 'a' is not acquired"),
+        (lambda lock: lock.locked(), AttributeError, "`held`: whether this object holds the lock; `lock_info(key)`"),
+        (lambda lock: lock.lockd(), AttributeError, "no attribute 'lockd'"),
+    ],
+)
+def test_what_a_lock_is_not(
+    mongolock: MemoryLocks, call: Callable[[Any], Any], error: type[Exception], cure: str
+) -> None:
+    """F154, F155: the error names the cure."""
+    with pytest.raises(error) as caught:
+        call(mongo_lock("a"))
+    assert cure in str(caught.value)
 
 
 def test_a_timedelta_is_a_time(settings: Settings, mongolock: MemoryLocks) -> None:

@@ -381,6 +381,7 @@ class TestOptions:
             ("owner", "x" * 257, ValueError),
             ("label", b"x", TypeError),
             ("label", "\ud800", ValueError),
+            ("on_lost", asyncio.sleep, TypeError),
             ("on_lost", "print", TypeError),
             ("colour", "red", TypeError),
         ],

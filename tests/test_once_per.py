@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from django.db import transaction
 
 from django_mongolock import SKIPPED, LockNotAcquired, mongo_lock, once_per
 from tests.support.looking import holder, holders, new_key
@@ -63,6 +64,19 @@ def test_a_run_that_fails_does_not_count(error: Any) -> None:
     assert holders(key) == []
     assert run(2) == "done"
     assert runs == [1, 2]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_error_after_the_commit() -> None:
+    """F124: what is committed is done: the run counts, although a function of `on_commit` raised."""
+    key = new_key()
+    run, runs = job(key, hours=1)
+    inside: Any = run
+    committed: Any = once_per(key, hours=1)(lambda: transaction.on_commit(lambda: inside.__wrapped__(1, ValueError)))
+    with pytest.raises(ValueError):  # noqa: PT011 - the hook's own
+        committed()
+    assert run(2) is SKIPPED
+    assert runs == [1]
 
 
 async def test_coroutines() -> None:

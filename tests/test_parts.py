@@ -54,15 +54,6 @@ def calls(folder: Path) -> list[str]:
     return [" ".join(word for word in line.split() if not word.startswith("--")) for line in lines]
 
 
-def test_nothing_missing(machine: Callable[..., Path], capfd: pytest.CaptureFixture[str]) -> None:
-    """Where everything is there that apt could bring, apt is not called, and nothing is said."""
-    folder = machine("browser")
-    (folder / "browser").touch()
-    parts.install()
-    assert calls(folder) == []
-    assert capfd.readouterr() == ("", "")
-
-
 def test_what_is_missing_is_installed(machine: Callable[..., Path], capfd: pytest.CaptureFixture[str]) -> None:
     """Only that, in one call that asks no question; what apt says goes into the log."""
     folder = machine("browser", "server", "here")
@@ -93,16 +84,6 @@ def test_no_apt(
     said = capfd.readouterr().err.splitlines()
     assert said[0].startswith("system packages: installing browser (log: ")
     assert said[1] == "system packages: there is no apt-get, or neither root nor sudo: install them by hand"
-
-
-def test_sudo(machine: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is not root needs a sudo that asks for no password."""
-    folder = machine("browser")
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    program(folder, "sudo", '#!/bin/sh\necho "sudo $1" >> "{folder}/calls"; shift; exec "$@"\n')
-    parts.install()
-    assert parts.missing() == []
-    assert (folder / "calls").read_text().count("sudo --non-interactive\n") == 2
 
 
 def test_tests_that_need_a_part(machine: Callable[..., Path]) -> None:

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command, execute_from_command_line
-from django.db import connections
 
 from django_mongolock import lock_info
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.management.child import Child
 from django_mongolock.models import Lock
 from tests.support.looking import new_key
+from tests.support.programs import Start, runs, starting
 from tests.support.waiting import eventually
 from verify.faults.relay import Relay
 
@@ -32,7 +30,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a program is not tied to its command"),
 ]
 
-Start = Callable[..., subprocess.Popen[bytes]]
 #: Writes, ten times a second, who is at work, until it is stopped.
 AT_WORK = """
 import os, sys, time
@@ -42,30 +39,11 @@ while True:
 """
 
 
-@pytest.fixture
-def start() -> Iterator[Start]:
-    started: list[subprocess.Popen[bytes]] = []
+start = pytest.fixture(starting)
 
-    def start(key: str, *program: str, **environment: str) -> subprocess.Popen[bytes]:
-        env = {
-            **os.environ,
-            **environment,
-            "MONGODB_NAME": str(connections["mongo"].settings_dict["NAME"]),
-            "DJANGO_SETTINGS_MODULE": "testproject.settings",
-        }
-        command = [sys.executable, "-m", "django", "run_leader", key, "--lease", "2", "--", *program]
-        started.append(subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL))
-        return started[-1]
 
-    yield start
-    for process in started:
-        process.send_signal(signal.SIGCONT)
-        process.terminate()
-    for process in started:
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
+def run_leader(start: Start, key: str, *program: str, **environment: str) -> subprocess.Popen[str]:
+    return start("run_leader", key, "--lease", "2", "--", *program, **environment)
 
 
 class Log:
@@ -105,11 +83,11 @@ def program(log: Log) -> tuple[str, ...]:
 def test_never_two_at_work(start: Start, written: Log, how: Any) -> None:
     """The leader is killed, ended or asked to release: its program has ended before that of the next one begins."""
     key = new_key("leader")
-    leading = start(key, *program(written))
-    assert eventually(written.spans, 30)
+    leading = run_leader(start, key, *program(written))
+    assert eventually(written.spans, 60)
     (first,) = written.spans()
-    start(key, *program(written))
-    assert eventually(lambda: lock_info(key).waiting == 1, 30)
+    run_leader(start, key, *program(written))
+    assert eventually(lambda: lock_info(key).waiting == 1, 60)
     if how == "release":
         assert Lock.objects.filter(key=key).ask_to_release("a test") == 1
     else:
@@ -128,11 +106,11 @@ def test_a_cut_network(start: Start, written: Log) -> None:
     key = new_key("leader")
     _, port = mongo_store().client.address or ("", 0)
     with contextlib.closing(Relay(port)) as relay:
-        start(key, *program(written), MONGODB_URI=relay.uri)
-        assert eventually(written.spans, 30)
+        run_leader(start, key, *program(written), MONGODB_URI=relay.uri)
+        assert eventually(written.spans, 60)
         (first,) = written.spans()
-        start(key, *program(written))
-        assert eventually(lambda: lock_info(key).waiting == 1, 30)
+        run_leader(start, key, *program(written))
+        assert eventually(lambda: lock_info(key).waiting == 1, 60)
         healed = threading.Event()
         with relay.holding_requests(lambda message: healed.wait(60) and False):  # each of them
             try:
@@ -149,33 +127,26 @@ def test_a_cut_network(start: Start, written: Log) -> None:
 def test_a_paused_leader(start: Start, written: Log) -> None:
     """P9: while it is paused, it cannot stop its program; it does so when it goes on, and then stands again."""
     key = new_key("leader")
-    leading = start(key, *program(written))
-    assert eventually(written.spans, 30)
+    leading = run_leader(start, key, *program(written))
+    assert eventually(written.spans, 60)
     (first,) = written.spans()
-    start(key, *program(written))
-    assert eventually(lambda: lock_info(key).waiting == 1, 30)
+    run_leader(start, key, *program(written))
+    assert eventually(lambda: lock_info(key).waiting == 1, 60)
     leading.send_signal(signal.SIGSTOP)
     assert eventually(lambda: written.others(first), 30)
     leading.send_signal(signal.SIGCONT)
     assert eventually(lambda: not runs(first), 10)
-    assert eventually(lambda: lock_info(key).waiting == 1, 30)
+    assert eventually(lambda: lock_info(key).waiting == 1, 60)
     assert len(written.others(first)) == 1
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.long
 def test_codes(start: Start) -> None:
     """A program that ends by itself ends the command, with its code; and one that does not exist."""
     key = new_key("leader")
-    assert start(key, "sh", "-c", 'exit "${MONGOLOCK_FENCING_TOKEN:+3}"').wait(60) == 3
-    assert start(key, "/no/such/program").wait(60) == 127
-    assert start(key, "/").wait(60) == 126
+    assert run_leader(start, key, "sh", "-c", 'exit "${MONGOLOCK_FENCING_TOKEN:+3}"').wait(60) == 3
+    assert run_leader(start, key, "/no/such/program").wait(60) == 127
+    assert run_leader(start, key, "/").wait(60) == 126
     assert lock_info(key).state == "free"
     with pytest.raises(CommandError) as caught:
         call_command("run_leader", "", "--", "true")
@@ -184,7 +155,6 @@ def test_codes(start: Start) -> None:
         call_command("run_leader", "k")
 
 
-@pytest.mark.long
 def test_what_it_says(capfd: pytest.CaptureFixture[str]) -> None:
     """On stderr, so that the output is the program's; with --verbosity 0 it says nothing."""
     key = new_key("leader")
@@ -198,25 +168,38 @@ def test_what_it_says(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("work\n", "")
 
 
-#: Takes three seconds to end.
+#: Survives Ctrl-C, and takes two seconds to end.
 SLOW_TO_END = """
 import os, pathlib, signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: (time.sleep(3), os._exit(5)))
-pathlib.Path(sys.argv[1]).touch()
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), os._exit(5)))
+pathlib.Path(sys.argv[1] + "-").write_text(str(os.getpid()))
+os.rename(sys.argv[1] + "-", sys.argv[1])
 while True:
     time.sleep(0.1)
 """
 
 
 @pytest.mark.long
-def test_asked_to_end(start: Start, tmp_path: Path) -> None:
-    """SIGTERM ends it also when its term ends before its program does: it does not stand for election again."""
+@pytest.mark.parametrize("then", ["another signal", "request"])
+def test_asked_to_end(start: Start, tmp_path: Path, then: str) -> None:
+    """F114: signals are the program's to answer. It leads until the program has ended, however often it is asked, and
+    does not stand for election again, even if its term ends meanwhile."""
     key, begun = new_key("leader"), tmp_path / "begun"
-    process = start(key, sys.executable, "-c", SLOW_TO_END, str(begun))
-    assert eventually(begun.exists, 30)
+    process = run_leader(start, key, sys.executable, "-c", SLOW_TO_END, str(begun))
+    assert eventually(begun.exists, 60)
+    program = int(begun.read_text())
+    process.send_signal(signal.SIGINT)
     process.terminate()
-    time.sleep(0.5)
-    assert Lock.objects.filter(key=key).ask_to_release("a test") == 1
+    time.sleep(0.3)
+    if then == "request":
+        assert Lock.objects.filter(key=key).ask_to_release("a test") == 1
+    else:
+        process.terminate()
+    states = [lock_info(key).state]
+    while runs(program):
+        states.append(lock_info(key).state)
+    assert set(states[:-1]) == {"held"}
     assert process.wait(60) in (5, 128 + signal.SIGKILL)
     assert eventually(lambda: lock_info(key).state == "free")
 
@@ -224,4 +207,4 @@ def test_asked_to_end(start: Start, tmp_path: Path) -> None:
 def test_no_program_for_a_term_that_is_over() -> None:
     """It does not begin."""
     term = SimpleNamespace(key="k", fencing_token=5, held=False)
-    assert Child(["/no/such/program"], 10).run(term) == 1
+    assert Child(["/no/such/program"], lambda: 10).run(term, threading.Event()) == 1

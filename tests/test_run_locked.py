@@ -7,20 +7,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connections
 
-from django_mongolock import mongo_lock
+from django_mongolock import LockLost, LockReentry, mongo_lock
 from django_mongolock.decorator.locked_command import BUSY, LOST, UNAVAILABLE
 from django_mongolock.management.commands.run_locked import Command as RunLocked
 from django_mongolock.models import Lock
 from tests.locked_command import Command, Patient, Plain
 from tests.support.looking import document, held_elsewhere, holder, holders, new_key
+from tests.support.programs import Start, runs, starting
 from tests.support.waiting import eventually
 
 pytestmark = [
@@ -28,42 +27,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="signals"),
 ]
 
-Start = Callable[..., subprocess.Popen[str]]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts a program as a cron job would: without a terminal."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*arguments: str, module: str = "django") -> subprocess.Popen[str]:
-        env = {
-            **os.environ,
-            "MONGODB_NAME": str(connections["mongo"].settings_dict["NAME"]),
-            "DJANGO_SETTINGS_MODULE": "testproject.settings",
-        }
-        command = [sys.executable, "-m", module, *arguments]
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        made = subprocess.Popen(command, env=env, text=True, preexec_fn=heed_signals, **pipes)  # type: ignore[call-overload]  # noqa: PLW1509
-        started.append(made)
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.terminate()  # so that it ends the program too, which would keep the pipes open
-        try:
-            process.communicate(timeout=15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
-
-
-def heed_signals() -> None:
-    """A shell starts what it runs in the background with signals ignored, and everybody inherits that."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+start = pytest.fixture(starting)
 
 
 def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -192,7 +156,7 @@ class TestProgram:
         assert code == LOST
         assert "was lost" in err
         assert out == ("" if stubborn else "asked\n")
-        assert eventually(lambda: not _runs(grandchild))
+        assert eventually(lambda: not runs(grandchild))
 
     def test_max_hold(self, start: Start) -> None:
         """A program that hangs is stopped after the longest time that it may have the lock."""
@@ -232,15 +196,6 @@ class TestProgram:
         call_command("run_locked", key, "--", "sh", "-c", "exit 0")
         assert document(key)["acquisitions"] == 1
         assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123 - a zombie has ended
-        return file.read().rpartition(")")[2].split()[0] != "Z"
 
 
 class TestLockedCommand:
@@ -303,14 +258,20 @@ class TestLockedCommand:
         assert caught.value.returncode == UNAVAILABLE
 
     def test_its_own_errors(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What the command itself raises is not taken for ours."""
+        """What the command itself raises is not taken for ours, nor is the loss of another lock."""
 
         def handle(self: Any, **options: Any) -> None:
             with mongo_lock(f"import:{options['source']}", wait=0):
                 pass
 
+        def lose(self: Any, **options: Any) -> None:
+            raise LockLost("another")
+
         monkeypatch.setattr(Command, "handle", handle)
-        with pytest.raises(Exception, match="already held by this thread"):
+        with pytest.raises(LockReentry, match="already held by this thread"):
+            call_command(Command(), uuid_free())
+        monkeypatch.setattr(Command, "handle", lose)
+        with pytest.raises(LockLost, match="another"):
             call_command(Command(), uuid_free())
 
 

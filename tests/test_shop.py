@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -31,7 +26,8 @@ from testproject.external.models import Call, ShownAd
 from testproject.mongo import database
 from testproject.shop import audit, services
 from testproject.shop.locking import ad_lock
-from testproject.shop.models import Ad, Order, Seller
+from testproject.shop.models import Ad, Order
+from tests.support.looking import held_elsewhere
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.get_current_timezone())
 WITH_MONGO = pytest.mark.django_db(databases=["default", "mongo"], transaction=True)
@@ -46,52 +42,30 @@ def call(  # a call that was never saved: the judge's pure half needs no databas
     return Call(ad_id=ad, kind=kind, version=version, sequence=sequence, **times)
 
 
-class TestOvertaken:
-    """The judge finds calls that took effect after a newer one, and no others."""
-
-    def test_export_after_deletion(self) -> None:
-        """An export that arrives after the withdrawal of a deleted ad is a wrong re-export."""
-        late = call(EXPORT, 2, 3)
-        assert audit.overtaken([call(EXPORT, 1, 1), late, call(WITHDRAW, 3, 2)]) == [late]
-
-    def test_older_content_after_newer(self) -> None:
-        """Content of an older version, shown after that of a newer one, counts as well; each time."""
-        late = [call(EXPORT, 1, 2), call(EXPORT, 1, 3)]
-        assert audit.overtaken([call(EXPORT, 2, 1), *late, call(EXPORT, 2, 4)]) == late
-
-    def test_order_is_that_of_the_effects(self) -> None:
-        """Not the times decide but the service's own numbering."""
-        calls = [call(EXPORT, 1, 1, start=5, end=9), call(EXPORT, 2, 2, start=0, end=1)]
-        assert audit.overtaken(calls) == []
-
-    @pytest.mark.parametrize(
-        "calls",
-        [
-            [call(EXPORT, 1, 1), call(EXPORT, 1, 2)],
-            [call(EXPORT, 2, 1), call(EXPORT, 1, None)],
-            [call(EXPORT, 2, 1, ad="a"), call(EXPORT, 1, 1, ad="b")],
-            [call(WITHDRAW, 1, 1), call(EXPORT, 2, 2)],
-        ],
-        ids=["told twice", "refused", "another ad", "put back later"],
-    )
-    def test_innocent(self, calls: list[Call]) -> None:
-        """What may happen under locks too is not held against anybody."""
-        assert audit.overtaken(calls) == []
+@pytest.mark.parametrize(
+    ("calls", "late"),
+    [
+        ([call(EXPORT, 1, 1), call(EXPORT, 2, 3), call(WITHDRAW, 3, 2)], [1]),
+        ([call(EXPORT, 2, 1), call(EXPORT, 1, 2), call(EXPORT, 1, 3), call(EXPORT, 2, 4)], [1, 2]),
+        ([call(EXPORT, 1, 1, start=5, end=9), call(EXPORT, 2, 2, start=0, end=1)], []),
+        ([call(EXPORT, 1, 1), call(EXPORT, 1, 2)], []),
+        ([call(EXPORT, 2, 1), call(EXPORT, 1, None)], []),
+        ([call(EXPORT, 2, 1, ad="a"), call(EXPORT, 1, 1, ad="b")], []),
+        ([call(WITHDRAW, 1, 1), call(EXPORT, 2, 2)], []),
+    ],
+    ids=["after deletion", "older content", "by effects", "told twice", "refused", "another ad", "put back later"],
+)
+def test_overtaken(calls: list[Call], late: list[int]) -> None:
+    """The judge finds the calls that took effect after a newer one, and no others."""
+    assert audit.overtaken(calls) == [calls[number] for number in late]
 
 
-class TestOverlaps:
-    """The judge finds two calls for one ad that were under way at once."""
-
-    def test_found(self) -> None:
-        """Also one that began long before, with a short one in between; a refused call counts."""
-        long = call(EXPORT, 1, None, start=0, end=10)
-        short, last = call(EXPORT, 2, 1, start=2, end=3), call(EXPORT, 3, 2, start=9, end=12)
-        assert audit.overlaps([last, short, long]) == [(long, short), (long, last)]
-
-    def test_innocent(self) -> None:
-        """One that begins as the other ends, or concerns another ad, does not overlap."""
-        calls = [call(EXPORT, 1, 1, end=1), call(EXPORT, 2, 2, start=1, end=2), call(EXPORT, 1, 1, ad="b", end=3)]
-        assert audit.overlaps(calls) == []
+def test_overlaps() -> None:
+    """The judge finds two calls for one ad that were under way at once, and no others."""
+    long = call(EXPORT, 1, None, start=0, end=10)
+    short, last = call(EXPORT, 2, 1, start=2, end=3), call(EXPORT, 3, 2, start=9, end=12)
+    other, after = call(EXPORT, 1, 1, ad="b", end=3), call(EXPORT, 4, 3, start=12, end=13)
+    assert audit.overlaps([last, short, long, other, after]) == [(long, short), (long, last)]
 
 
 @WITH_MONGO
@@ -108,25 +82,21 @@ class TestJudge:
             services.delete_ad(str(ad.pk), "7")
         assert audit.wrong_finals() == [str(ad.pk) for ad in (undead, outdated, missing)]  # the last changed first
 
-    def test_double_charges(self) -> None:
-        """It finds orders for which money was taken twice."""
-        buyer = User.objects.create(username="b")
-        Order.objects.create(buyer=buyer, item="x", price=1, charges=1)
-        twice = Order.objects.create(buyer=buyer, item="x", price=1, charges=2)
-        assert audit.judge().double_charges == [twice.pk]
 
-    def test_verdict(self) -> None:
-        """It tells wrong exports from wrong withdrawals, and can leave out what is long past."""
-        for planted in (call(EXPORT, 3, 1), call(EXPORT, 2, 2), call(WITHDRAW, 1, 3, start=1, end=2)):
-            planted.save()
-        found = audit.judge()
-        assert (found.calls, len(found.wrong_exports), len(found.wrong_withdrawals)) == (3, 1, 1)
-        assert not found.clean
-        assert audit.judge(since=NOON + timedelta(seconds=1)).clean
-
-    def test_clean(self) -> None:
-        """Nothing done, nothing wrong."""
-        assert audit.judge().clean
+@WITH_MONGO
+def test_verdict() -> None:
+    """The judge tells wrong exports from wrong withdrawals and double charges, and can leave out what is long past."""
+    assert audit.judge().clean
+    buyer = User.objects.create(username="b")
+    Order.objects.create(buyer=buyer, item="x", price=1, charges=1)
+    twice = Order.objects.create(buyer=buyer, item="x", price=1, charges=2)
+    for planted in (call(EXPORT, 3, 1), call(EXPORT, 2, 2), call(WITHDRAW, 1, 3, start=1, end=2)):
+        planted.save()
+    found = audit.judge()
+    assert (found.calls, len(found.wrong_exports), len(found.wrong_withdrawals)) == (3, 1, 1)
+    assert (found.double_charges, found.clean) == ([twice.pk], False)
+    twice.delete()
+    assert audit.judge(since=NOON + timedelta(seconds=1)).clean
 
 
 def new_ad(**fields: Any) -> Ad:
@@ -168,18 +138,6 @@ class TestExport:
         assert audit.judge().clean
         assert not Ad.objects.unsettled().exists()
 
-    def test_seller_settings(self) -> None:
-        """A seller's switch withdraws all his ads and nobody else's, and puts them back."""
-        mine = {str(new_ad().pk), str(new_ad().pk)}
-        other = services.create_ad("8", "A tent", "", 1)
-        services.export_ad(str(other.pk))
-        services.change_seller("7", exports=False)
-        assert services.export_ads_of("7") == dict.fromkeys(mine, "withdrawn")
-        assert [ad.pk for ad in ShownAd.objects.filter(shown=True)] == [str(other.pk)]
-        services.change_seller("7", exports=True)
-        assert services.export_ads_of("7") == dict.fromkeys(mine, "exported")
-        assert audit.judge().clean
-
     def test_retry(self, external: Settings) -> None:
         """A refused export is written down as failed, and the retry job repeats it."""
         ad_id = str(new_ad().pk)
@@ -188,18 +146,8 @@ class TestExport:
         external.EXTERNAL_FAILURES = 0.0
         assert services.retry_exports() == {ad_id: "exported"}
         assert services.retry_exports() == {}
-
-    def test_no_service(self, external: Settings) -> None:
-        """A service that does not answer at all is a failed export too."""
         external.EXTERNAL_URL = "http://127.0.0.1:9/external"
-        assert services.export_ad(str(new_ad().pk)) == "failed"
-
-    def test_lost_event(self) -> None:
-        """A change whose event was lost is exported by the retry job, but not before its time."""
-        ad_id = str(new_ad().pk)
-        assert services.retry_exports() == {}
-        Ad.objects.filter(pk=ad_id).update(updated_at=timezone.now() - timedelta(minutes=1))
-        assert services.retry_exports() == {ad_id: "exported"}
+        assert services.export_ad(ad_id) == "failed"
 
     def test_busy_ad_is_left(self) -> None:
         """The retry job leaves an ad to the flow that has its lock."""
@@ -207,14 +155,6 @@ class TestExport:
         Ad.objects.update(export_status=Ad.ExportStatus.FAILED)
         with mongo_lock(f"ad:{ad_id}"), ThreadPoolExecutor(1) as another:
             assert another.submit(services.retry_exports).result() == {ad_id: "busy"}
-
-    def test_deleted_for_good(self) -> None:
-        """Nobody changes an ad after its deletion, nor somebody else's."""
-        ad_id = str(new_ad().pk)
-        assert not services.update_ad(ad_id, "8", price=1)
-        assert services.delete_ad(ad_id, "7")
-        assert not services.update_ad(ad_id, "7", price=1)
-        assert services.opt_ad(ad_id, "7", opted_in=True) is None
 
 
 def export_under_lock(ad_id: str) -> str:
@@ -250,56 +190,6 @@ class TestStory:
             (0, 0, 0) if locking else (1, 1, 1)
         )
 
-    @pytest.mark.long
-    @pytest.mark.parametrize("locking", [True, False])
-    def test_processes(self, external: Settings, locking: bool) -> None:
-        """Four processes change, delete and export five ads at random for a while: only locks keep them apart."""
-        external.EXTERNAL_DELAY = (0.01, 0.05)
-        external.EXTERNAL_FAILURES = 0.05
-        ads = [str(new_ad().pk) for _ in range(5)]
-        processes = [start_flow(external.EXTERNAL_URL, locking, *ads) for _ in range(4)]
-        errors = [process.communicate(timeout=60)[1] for process in processes]
-        assert [process.returncode for process in processes] == [0] * 4, errors
-        external.EXTERNAL_FAILURES = 0.0
-        services.retry_exports()
-        found = audit.judge()
-        assert found.calls > 100
-        assert found.clean == locking, found.counts()
-        assert bool(found.overlaps) != locking
-
-
-FLOW = """
-import random, sys
-import django
-django.setup()
-from testproject.shop import services
-from tests.test_shop import export_under_lock
-for number in range(25):
-    ad = random.choice(sys.argv[1:])
-    if random.random() < 0.03:
-        services.delete_ad(ad, "7")
-    elif random.random() < 0.1:
-        services.change_seller("7", exports=random.random() < 0.7)
-        services.export_ads_of("7")
-        continue
-    else:
-        services.update_ad(ad, "7", price=random.randint(1, 99), opted_in=random.random() < 0.7)
-    export_under_lock(ad)
-services.export_ads_of("7")
-"""
-
-
-def start_flow(external_url: str, locking: bool, *ads: str) -> subprocess.Popen[str]:
-    """Start a process that runs FLOW on the test's databases."""
-    env = {
-        **os.environ,
-        "DJANGO_SETTINGS_MODULE": "testproject.settings",
-        "MONGODB_NAME": connections["mongo"].settings_dict["NAME"],
-        "EXTERNAL_URL": external_url,
-        "SHOP_LOCKING": str(locking),
-    }
-    return subprocess.Popen([sys.executable, "-c", FLOW, *ads], env=env, stderr=subprocess.PIPE, text=True)
-
 
 @pytest.fixture
 def seller(monkeypatch: pytest.MonkeyPatch, client: Client) -> User:
@@ -315,27 +205,6 @@ def send(client: Client, method: str, path: str, **body: Any) -> Any:
     return client.generic(
         method, path, json.dumps(body), content_type="application/json", HTTP_ACCEPT="application/json"
     )
-
-
-@contextmanager
-def held_elsewhere(key: str) -> Iterator[None]:
-    """Hold *key* in another thread, as another flow would."""
-    free = threading.Event()
-
-    def hold(held: threading.Event) -> None:
-        with mongo_lock(key):
-            held.set()
-            assert free.wait(30)
-
-    with ThreadPoolExecutor(1) as another:
-        held = threading.Event()
-        flow = another.submit(hold, held)
-        assert held.wait(5)
-        try:
-            yield
-        finally:
-            free.set()
-        flow.result()
 
 
 @WITH_MONGO
@@ -365,24 +234,12 @@ class TestAdViews:
         ad.refresh_from_db()
         assert not ad.opted_in
 
-    def test_seller_switch(self, client: Client, seller: User) -> None:
-        """One switch for all ads of a seller."""
-        ad = services.create_ad(str(seller.pk), "A tent", "", 10)
-        assert send(client, "POST", "/api/seller/", exports=False).json() == {"ads": 1}
-        assert not Seller.objects.get(pk=str(seller.pk)).exports
-        ad.refresh_from_db()
-        assert ad.export_status == "withdrawn"
-
     @pytest.mark.parametrize("body", ["{", "[]", '{"title": "", "price": 3}', '{"title": "x", "price": -1}'])
     def test_bad_input(self, client: Client, body: str) -> None:
         """Wrong input is refused and changes nothing."""
         answer = client.post("/api/ads/", body, content_type="application/json")
         assert answer.status_code == 400
         assert not Ad.objects.exists()
-
-    def test_anonymous(self) -> None:
-        """Who is not logged in is sent to the login page."""
-        assert send(Client(), "POST", "/api/ads/", title="x", price=1)["Location"].startswith("/login/")
 
     def test_start_page(self, client: Client, seller: User) -> None:
         """The start page shows ads, orders and the judgement, and says which ads are locked."""
@@ -401,14 +258,16 @@ class TestOrderViews:
     """Orders are paid once and shipped once."""
 
     def test_double_click(self, seller: User, client: Client) -> None:
-        """Of two clicks on "pay" at once, one takes the money and one meets the lock."""
+        """Of two clicks on "pay" at once, one takes the money, and the other meets the lock or the state."""
         order = send(client, "POST", "/api/orders/", item="lamp", price="9.50").json()["order"]
         barrier, browsers = threading.Barrier(2), [Client(), Client()]
         for browser in browsers:  # one after the other: SQLite in memory has no two writers
             browser.force_login(seller)
         with ThreadPoolExecutor(2) as pool:
             clicks = [pool.submit(click, browser, order, barrier) for browser in browsers]
-        assert sorted(each.result() for each in clicks) == [200, 423]
+        done, refused = sorted(each.result() for each in clicks)
+        assert done == 200
+        assert refused in {409, 423}  # it came a moment later, when the order was paid
         assert Order.objects.get(pk=order).charges == 1
 
     def test_once_only(self, seller: User, client: Client) -> None:
@@ -421,12 +280,6 @@ class TestOrderViews:
         assert send(client, "POST", f"{path}/ship/").json() == {"order": str(order.pk), "state": "shipped"}
         assert send(client, "POST", f"/api/orders/{order.pk + 1}/pay/").status_code == 404
         assert send(client, "POST", "/api/orders/beef/pay/").status_code == 404
-
-    def test_one_key_for_one_order(self, seller: User, client: Client) -> None:
-        """Two ways to write an order's number are one lock."""
-        order = Order.objects.create(buyer=seller, item="lamp", price=1)
-        with held_elsewhere(f"order:{order.pk}"):
-            assert send(client, "POST", f"/api/orders/00{order.pk}/pay/").status_code == 423
 
     async def test_async_view(self, seller: User) -> None:
         """The async view waits for the lock of the sync one and then does its work; 423 after its wait."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from django.core.handlers.wsgi import WSGIHandler
 from django.core.signals import request_finished
 from django.db import close_old_connections
 from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpResponse
-from django.http.response import HttpResponseBase
-from django.test import AsyncClient, Client, RequestFactory
+from django.test import AsyncClient, RequestFactory
 from django.urls import path
 from django.views import View
 from pytest_django import DjangoDbBlocker
@@ -52,24 +50,16 @@ async def aparts(name: str) -> AsyncIterator[str]:
 lock_stream = mongo_locked("stream:{name}", wait=0, on_contention="respond")
 
 
-@lock_stream
-def stream(request: HttpRequest, name: str) -> StreamingHttpResponse:
-    return StreamingHttpResponse(parts(name))
+def view_of(parts: Callable[[str], Any], *, is_async: bool) -> Any:
+    """A view, sync or async, of a stream that is the one or the other."""
 
+    def view(request: HttpRequest, name: str) -> StreamingHttpResponse:
+        return StreamingHttpResponse(parts(name))
 
-@lock_stream
-def astream_of_sync_view(request: HttpRequest, name: str) -> StreamingHttpResponse:
-    return StreamingHttpResponse(aparts(name))
+    async def aview(request: HttpRequest, name: str) -> StreamingHttpResponse:
+        return view(request, name)
 
-
-@lock_stream
-async def astream(request: HttpRequest, name: str) -> StreamingHttpResponse:
-    return StreamingHttpResponse(aparts(name))
-
-
-@lock_stream
-async def stream_of_async_view(request: HttpRequest, name: str) -> StreamingHttpResponse:
-    return StreamingHttpResponse(parts(name))
+    return lock_stream(aview if is_async else view)
 
 
 @lock_stream
@@ -94,13 +84,9 @@ async def afile(request: HttpRequest, name: str) -> FileResponse:
     return FileResponse(Path(__file__).open("rb"))  # noqa: ASYNC230
 
 
-@lock_stream
-def failing(request: HttpRequest, name: str) -> StreamingHttpResponse:
-    def parts() -> Iterator[str]:
-        yield "1"
-        raise ZeroDivisionError
-
-    return StreamingHttpResponse(parts())
+def broken(name: str) -> Iterator[str]:
+    yield "1"
+    raise ZeroDivisionError
 
 
 @lock_stream
@@ -123,16 +109,18 @@ async def endless(request: HttpRequest, name: str) -> StreamingHttpResponse:
 
 SYNC = ("stream", "class")
 ASYNC = ("astream", "aclass", "astream_of_sync_view")
+#: All that is sent to its end, by either handler: Django turns some of it over to the other side.
+WHOLE = (*SYNC, *ASYNC, "stream_of_async_view", "file", "afile")
 VIEWS: dict[str, Any] = {
-    "stream": stream,
-    "astream_of_sync_view": astream_of_sync_view,
-    "astream": astream,
-    "stream_of_async_view": stream_of_async_view,
+    "stream": view_of(parts, is_async=False),
+    "astream_of_sync_view": view_of(aparts, is_async=False),
+    "astream": view_of(aparts, is_async=True),
+    "stream_of_async_view": view_of(parts, is_async=True),
     "class": StreamClass.as_view(),
     "aclass": AsyncStreamClass.as_view(),
     "file": file,
     "afile": afile,
-    "failing": failing,
+    "failing": view_of(broken, is_async=False),
     "plain": plain,
     "endless": endless,
 }
@@ -156,6 +144,11 @@ def is_free(name: str) -> bool:
     return not holders(f"stream:{name}")
 
 
+def is_whole(kind: str, name: str, body: bytes) -> bool:
+    """Whether it was sent with the lock held at every part, and while the stream cleaned up."""
+    return body == SOURCE if "file" in kind else (body, CLEANED[name]) == (b"1;1;1;", 1)
+
+
 def environ(kind: str, name: str, **more: Any) -> dict[str, Any]:
     return {**RequestFactory().get(f"/{kind}/{name}/").environ, **more}
 
@@ -167,13 +160,13 @@ class TestWsgi:
         handler: Any = WSGIHandler()
         return handler(environ(kind, name, **more), lambda status, headers, exc_info=None: None)
 
-    @pytest.mark.parametrize("kind", SYNC)
+    @pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")
+    @pytest.mark.parametrize("kind", WHOLE)
     def test_whole(self, kind: str, name: str) -> None:
-        """Held at every part and while the stream cleans up, free at the end."""
+        """Held until the end, then free."""
         response = self.call(kind, name)
-        assert b"".join(response) == b"1;1;1;"
-        assert is_free(name)
-        assert CLEANED[name] == 1
+        assert not is_free(name)
+        assert is_whole(kind, name, b"".join(response))
         response.close()
         assert is_free(name)
 
@@ -192,32 +185,6 @@ class TestWsgi:
         """So does one that sends nothing at all."""
         response = self.call(kind, name)
         assert not is_free(name)
-        response.close()
-        assert is_free(name)
-
-    def test_busy(self, name: str) -> None:
-        """Meanwhile the lock is busy for others."""
-        response = self.call("stream", name)
-        answers: list[HttpResponseBase] = []
-        thread = threading.Thread(target=lambda: answers.append(plain(RequestFactory().get("/"), name)))
-        thread.start()
-        thread.join()
-        assert answers[0].status_code == 423
-        response.close()
-
-    @pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")
-    @pytest.mark.parametrize("kind", [*ASYNC, "stream_of_async_view"])
-    def test_async_streams(self, kind: str, name: str) -> None:
-        """Streams that Django has to turn over to the other side."""
-        response = self.call(kind, name)
-        assert b"".join(response) == b"1;1;1;"
-        response.close()
-        assert is_free(name)
-
-    def test_file(self, name: str) -> None:
-        """A file that Django reads."""
-        response = self.call("file", name)
-        assert b"".join(response) == Path(__file__).read_bytes()
         response.close()
         assert is_free(name)
 
@@ -244,7 +211,7 @@ class TestWsgi:
 
     def test_dropped(self, name: str) -> None:
         """A response that is dropped without being closed gives the lock back when it is collected."""
-        response = stream(RequestFactory().get("/"), name)
+        response = VIEWS["stream"](RequestFactory().get("/"), name)
         assert not is_free(name)
         with pytest.warns(ResourceWarning, match="was not released") as warned:  # noqa: PT031
             del response
@@ -252,10 +219,10 @@ class TestWsgi:
 
     def test_lost(self, name: str) -> None:
         """A lock that was lost breaks the stream off, so that nobody takes it for whole; then it is closed quietly."""
-        response = stream(RequestFactory().get("/"), name)
+        response = VIEWS["stream"](RequestFactory().get("/"), name)
         iterator = iter(response)
         next(iterator)
-        closers: list[Any] = response._resource_closers  # type: ignore[attr-defined]
+        closers: list[Any] = response._resource_closers
         (lock,) = (closer.__self__.lock for closer in closers if closer.__name__ == "release")
         lock._acquired()[0].lose("a test wants it so")
         with pytest.raises(LockLost):
@@ -308,31 +275,13 @@ class Browser:
 class TestAsgi:
     """Through Django's own handler, as an ASGI server calls it."""
 
-    @pytest.mark.parametrize("kind", ASYNC)
+    @pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")
+    @pytest.mark.parametrize("kind", WHOLE)
     async def test_whole(self, kind: str, name: str) -> None:
-        """Held at every part and while the stream cleans up, free at the end."""
+        """Held until the end, then free."""
         browser = Browser()
         await browser.get(f"/{kind}/{name}/")
-        assert b"".join(browser.body) == b"1;1;1;"
-        assert is_free(name)
-        assert CLEANED[name] == 1
-
-    @pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")
-    @pytest.mark.parametrize("kind", ["stream", "class", "stream_of_async_view"])
-    async def test_sync_streams(self, kind: str, name: str) -> None:
-        """Streams that Django has to turn over to the other side."""
-        browser = Browser()
-        await browser.get(f"/{kind}/{name}/")
-        assert b"".join(browser.body) == b"1;1;1;"
-        assert is_free(name)
-
-    @pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")
-    @pytest.mark.parametrize("kind", ["file", "afile"])
-    async def test_file(self, kind: str, name: str) -> None:
-        """Files."""
-        browser = Browser()
-        await browser.get(f"/{kind}/{name}/")
-        assert b"".join(browser.body) == SOURCE
+        assert is_whole(kind, name, b"".join(browser.body))
         assert is_free(name)
 
     @pytest.mark.parametrize("query", [b"", b"busy=1"])
@@ -345,28 +294,15 @@ class TestAsgi:
         assert CLEANED[name] == 1
 
 
-class TestClients:
-    """Through Django's test clients: the lock is held until the test has read the response, or closed it."""
-
-    def test_sync(self, name: str) -> None:
-        """Read to its end."""
-        response: Any = Client().get(f"/stream/{name}/")
-        assert not is_free(name)
-        assert response.getvalue() == b"1;1;1;"
-        assert is_free(name)
-
-    async def test_async(self, name: str) -> None:
-        """Read to its end, and closed early in the loop's own thread."""
-        response: Any = await AsyncClient().get(f"/astream/{name}/")
-        assert b"".join([part async for part in response.streaming_content]) == b"1;1;1;"
-        assert is_free(name)
-        response = await AsyncClient().get(f"/endless/{name}/")
-        await anext(aiter(response.streaming_content))
-        # Django would look at the connections of this thread, which it refuses to do inside of a loop.
-        request_finished.disconnect(close_old_connections)
-        try:
-            response.close()
-        finally:
-            request_finished.connect(close_old_connections)
-        assert await asyncio.to_thread(eventually, lambda: is_free(name))
-        assert CLEANED[name] == 1
+async def test_closed_in_its_loop(name: str) -> None:
+    """By Django's test client, which closes the response early in the loop's own thread: it cleans up soon after."""
+    response: Any = await AsyncClient().get(f"/endless/{name}/")
+    await anext(aiter(response.streaming_content))
+    # Django would look at the connections of this thread, which it refuses to do inside of a loop.
+    request_finished.disconnect(close_old_connections)
+    try:
+        response.close()
+    finally:
+        request_finished.connect(close_old_connections)
+    assert await asyncio.to_thread(eventually, lambda: is_free(name))
+    assert CLEANED[name] == 1

@@ -41,7 +41,7 @@ def test_both_pairs_are_run(runs: list[tuple[str, str]]) -> None:
 def test_a_failure_of_the_newest_pair_counts(runs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
     """The command fails, and writes no table."""
     monkeypatch.setattr(tested_versions, "pythons", lambda: iter([OLD, NEW._replace(path="/bad")]))
-    monkeypatch.setattr(tested_versions, "write_table", lambda rows: pytest.fail("a table of a failure"))
+    monkeypatch.setattr(tested_versions, "write_table", lambda rows, commit: pytest.fail("a table of a failure"))
     assert tested_versions.main(["--write"]) == 1
 
 
@@ -79,9 +79,8 @@ def test_the_table_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}old\n{END}after\n")
     monkeypatch.setattr(tested_versions, "PAGE", page)
-    monkeypatch.setattr(tested_versions, "git", lambda *arguments: "`abc1234` of 2026-11-24")
     rows = [tested_versions.row("newest", ["3.13.0", "6.1.3", "6.1.0", "4.20.0", "6.0.5"], 12)]
-    tested_versions.write_table(rows)
+    tested_versions.write_table(rows, "`abc1234` of 2026-11-24")
     assert page.read_text() == (
         f"before\n{BEGIN}{tested_versions.HEAD}| newest | 3.13.0 | 6.1.3 | 6.1.0 | 4.20.0 | 6.0.5 | 12 passed |\n\n"
         f"Run at commit `abc1234` of 2026-11-24.\n{END}after\n"

@@ -15,12 +15,10 @@ import pytest
 from django.db import DatabaseError, IntegrityError, connections, transaction
 from django.test import TestCase
 from django_mongodb_backend import transaction as mongo_transaction
-from pymongo import MongoClient
 from pytest_django import DjangoDbBlocker
 
 from django_mongolock import (
     LockLost,
-    LockMisused,
     LockReentry,
     MongoLock,
     mongo_lock,
@@ -30,7 +28,6 @@ from django_mongolock import (
 from django_mongolock.backends import transactions as module
 from django_mongolock.models import Lock
 from django_mongolock.signals import lock_released
-from django_mongolock.testing import MemoryLocks
 from tests.support.grants import own
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.looking import document, holders, new_key
@@ -97,32 +94,22 @@ class TestOnCommit:
         story.append(f"{len(rows())} rows")
         assert story == ["acquire", "release, 0 rows", "1 rows"]
 
-    def test_commit(self, rows: Rows, story: list[str]) -> None:
-        """After the commit."""
-        with transaction.atomic(using="file"):
-            work(rows, story, release="on_commit")
-            story.append("end of block")
-        assert story == ["acquire", "end of block", "release, 1 rows"]
-
-    def test_naive_on_commit_hook(self, rows: Rows, story: list[str]) -> None:
-        """Why it is no `transaction.on_commit`: a rolled back savepoint drops the hook, and the lock stays."""
-        lock = mongo_lock(new_key()).acquire()
-        with transaction.atomic(using="file"):
-            with pytest.raises(ZeroDivisionError), transaction.atomic(using="file"):
-                transaction.on_commit(lambda: story.append("hook"), using="file")
+    @pytest.mark.parametrize("inner", [None, True, False])
+    @pytest.mark.parametrize(("end", "written"), [("commit", 1), ("an error", 0), ("set_rollback", 0)])
+    def test_the_outermost_end(self, rows: Rows, story: list[str], end: str, written: int, inner: bool | None) -> None:
+        """After the commit, or the rollback, of the outermost block, whatever is inside of it, with a savepoint or
+        without; and the connection works as before."""
+        with contextlib.suppress(ZeroDivisionError), transaction.atomic(using="file"):
+            within = contextlib.nullcontext() if inner is None else transaction.atomic(using="file", savepoint=inner)
+            with within, transaction.atomic(using="file"):
+                work(rows, story, release="on_commit")
+            story.append("inner")
+            if end == "an error":
                 raise ZeroDivisionError
-            story.append("end of block")
-        assert story == ["end of block"]
-        lock.release()
-
-    def test_rollback(self, rows: Rows, story: list[str]) -> None:
-        """After the rollback; and the connection works as before."""
-        with pytest.raises(ZeroDivisionError), transaction.atomic(using="file"):
-            work(rows, story, release="on_commit")
-            raise ZeroDivisionError
-        assert story == ["acquire", "release, 0 rows"]
+            transaction.set_rollback(end == "set_rollback", using="file")
+        assert story == ["acquire", "inner", f"release, {written} rows"]
         rows.write("after")
-        assert rows() == ["after"]
+        assert rows() == ["a"] * written + ["after"]
 
     def test_rollback_from_inside_the_lock(self, rows: Rows, story: list[str]) -> None:
         """An error that leaves the lock's block as well."""
@@ -134,13 +121,6 @@ class TestOnCommit:
             raise ZeroDivisionError
         assert story == ["release, 0 rows"]
 
-    def test_set_rollback(self, rows: Rows, story: list[str]) -> None:
-        """A block that is marked for rollback and ends without an error."""
-        with transaction.atomic(using="file"):
-            work(rows, story, release="on_commit")
-            transaction.set_rollback(True, using="file")
-        assert story == ["acquire", "release, 0 rows"]
-
     def test_savepoint_rollback(self, rows: Rows, story: list[str]) -> None:
         """The lock was taken inside a savepoint that is rolled back: it stays until the outermost end."""
         with transaction.atomic(using="file"):
@@ -151,29 +131,12 @@ class TestOnCommit:
             story.append("after the savepoint")
         assert story == ["acquire", "after the savepoint", "release, 1 rows"]
 
-    @pytest.mark.parametrize("savepoint", [True, False])
-    def test_nested(self, rows: Rows, story: list[str], savepoint: bool) -> None:
-        """Blocks in blocks: only the outermost end counts."""
-        with transaction.atomic(using="file"):
-            with transaction.atomic(using="file", savepoint=savepoint):
-                with transaction.atomic(using="file"):
-                    work(rows, story, release="on_commit")
-                story.append("inner")
-            story.append("outer")
-        assert story == ["acquire", "inner", "outer", "release, 1 rows"]
-
-    def test_lock_around(self, rows: Rows, story: list[str]) -> None:
-        """With the transaction inside the lock there is nothing to wait for."""
-        with mongo_lock(new_key(), release="on_commit"):
-            with transaction.atomic(using="file"):
-                rows.write("a")
-            story.append("committed")
-        assert story == ["committed", "release, 1 rows"]
-
-    def test_without_a_transaction(self, rows: Rows, story: list[str]) -> None:
-        """Without one it is released at the end of its block."""
+    def test_nothing_to_wait_for(self, rows: Rows, story: list[str]) -> None:
+        """Without a transaction, or with one inside the lock, it is released at the end of its block."""
         work(rows, story, release="on_commit")
-        assert story == ["acquire", "release, 1 rows"]
+        with mongo_lock(new_key(), release="on_commit"), transaction.atomic(using="file"):
+            rows.write("a")
+        assert story == ["acquire", "release, 1 rows", "release, 2 rows"]
 
     def test_several_databases(self, rows: Rows, others: Rows, story: list[str]) -> None:
         """Transactions on two databases: released after the end of the last."""
@@ -210,6 +173,13 @@ class TestOnCommit:
             assert lock.release()
         assert story == ["release, 0 rows"]
         assert not lock.held
+
+    def test_released_early(self, rows: Rows, story: list[str]) -> None:
+        """`release(early=True)` also ends the minimum hold, after the commit."""
+        with transaction.atomic(using="file"):
+            lock = mongo_lock(new_key(), min_hold=100, release="on_commit").acquire()
+            assert lock.release(early=True)
+        assert holders(lock.key) == []
 
     def test_failing_hook(self, rows: Rows, story: list[str]) -> None:
         """A function given to `on_commit` that raises keeps no lock."""
@@ -399,12 +369,6 @@ class TestMongo:
             lose(lock)
         assert connection.session is None
         assert data.count_documents({"inside": True}) == 0
-
-
-def test_memory(mongolock: MemoryLocks) -> None:
-    """A lock that is kept in memory has no transaction with anything: told before anything is done."""
-    with mongo_lock("a") as lock, pytest.raises(LockMisused, match="not kept in MongoDB"):
-        lock.atomic(MongoClient[Any](connect=False)).__enter__()
 
 
 class TestWarning:

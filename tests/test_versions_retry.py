@@ -318,6 +318,31 @@ class TestTransactions:
         work()
         assert (len(calls), Thing.objects.count()) == (2, 2)
 
+    @pytest.mark.parametrize("in_a_group", [False, True])
+    def test_an_error_after_the_commit(self, db: str, in_a_group: bool) -> None:
+        """F124: what is committed is not done again because of what a function of `on_commit` raises."""
+
+        @retry_on_conflict
+        def work() -> None:
+            with all_or_nothing(db):
+                Thing.objects.create(title="a")
+                connections[db].on_commit(fail)
+
+        def fail() -> None:
+            conflict = VersionConflict("thing", 1, 1, 2)
+            raise ExceptionGroup("tasks", [conflict]) if in_a_group else conflict
+
+        with pytest.raises((VersionConflict, ExceptionGroup)):
+            work()
+        assert Thing.objects.count() == 1
+
+    def test_a_conflict_in_a_function_of_on_commit(self, db: str) -> None:
+        """F124: it may itself be retried, as any other function."""
+        function, calls = failing(1, VersionConflict("thing", 1, 1, 2))
+        with all_or_nothing(db):
+            connections[db].on_commit(retry_on_conflict(function))
+        assert len(calls) == 2
+
     @pytest.mark.django_db
     def test_the_transaction_around_a_test_does_not_count(self) -> None:
         """As for durable atomic blocks; one inside of it does."""

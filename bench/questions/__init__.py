@@ -15,7 +15,6 @@ from bench.questions.held import held
 from bench.questions.killed import killed
 from bench.questions.million import million
 from bench.questions.overhead import overhead
-from bench.questions.scale import scale
 
 Ask = Callable[[Bench], Iterator[Piece]]
 
@@ -40,5 +39,4 @@ QUESTIONS: Final[dict[str, Question]] = {
     "killed": Question(killed, 200),
     "overhead": Question(overhead, 120),
     "million": Question(million, 300),
-    "scale": Question(scale, 150),
 }

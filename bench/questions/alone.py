@@ -5,23 +5,24 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bench.bench import Bench, fresh_key, is_lock
 from bench.contend import prove
 from bench.contenders import ASYNC, BARE, IN_THREAD, NEW_KEYS, OTHERS, OURS, QUICK, Contender
-from bench.measure import Data, Goal, Piece, Spread, Table, interleaved, median, ratio
+from bench.measure import Data, Piece, Spread, Table, interleaved, median, ratio
 from bench.workers import State, Worker, workers
 from django_mongolock.engine import clock
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one acquire and release: milliseconds, and microseconds of CPU in this process."""
+    """Of one acquire and release: milliseconds, microseconds of CPU in this process, milliseconds of the server's."""
 
     milliseconds: float
     cpu: float
+    server_cpu: float = 0.0
 
 
 #: How long the lock is held where there is something to do under it, and how long it is not, in seconds.
@@ -61,7 +62,6 @@ def on_one_node(bench: Bench) -> Iterator[Piece]:
     yield table("One node", found)
     yield Data("one node", {name: [cost.milliseconds for cost in costs] for name, costs in found.items()})
     yield Data("cpu", {name: median([cost.cpu for cost in costs]) for name, costs in found.items()})
-    yield from goal("(a) one node, in multiples of two bare majority writes", found, 1.10)
 
 
 def on_three_nodes(bench: Bench) -> Iterator[Piece]:
@@ -71,12 +71,10 @@ def on_three_nodes(bench: Bench) -> Iterator[Piece]:
     found = compared(bench, [contender.at("mongo3") for contender in (OURS, IN_THREAD, ASYNC, BARE, *mongo)])
     yield table("Three nodes", found)
     yield Data("three nodes", {name: [cost.milliseconds for cost in costs] for name, costs in found.items()})
-    yield from goal("(a) three nodes, in multiples of two bare majority writes", found, 1.0)
     found = compared(bench, [contender.at("mongo3") for contender in (OURS, BARE, *mongo)], WORK)
     bench.world.stop("mongo3")
     yield table(f"Three nodes, {WORK * 1000:.0f} ms of work under the lock and as much without it", found)
     yield Data("three nodes, work", {name: [cost.milliseconds for cost in costs] for name, costs in found.items()})
-    yield from goal("(a) three nodes, with work in between, in multiples of two bare majority writes", found, 1.0)
 
 
 def compared(bench: Bench, contenders: list[Contender], work: float = 0.0) -> dict[str, list[Cost]]:
@@ -89,8 +87,9 @@ def compared(bench: Bench, contenders: list[Contender], work: float = 0.0) -> di
         def measure(name: str) -> Cost:
             if name not in crews:
                 crews[name] = begin(bench, ends, ready[name], key)
+            before = bench.world.cpu(ready[name].needs)
             cost: Cost = crews[name][0].call(run, key, count, work)
-            return cost
+            return replace(cost, server_cpu=(bench.world.cpu(ready[name].needs) - before) / count * 1000)
 
         return interleaved(ready, bench.some(2, 15), measure, bench.failed)
 
@@ -108,20 +107,13 @@ def begin(bench: Bench, ends: contextlib.ExitStack, contender: Contender, key: s
 def table(where: str, found: dict[str, list[Cost]]) -> Table:
     made = Table(
         f"{where}: acquire and release, uncontended",
-        ["lock", "ms", "times two bare writes", "client CPU, µs"],
+        ["lock", "ms", "times two bare writes", "client CPU, µs", "server CPU, ms"],
         note="The time that the program waits for both. Median of the rounds, with the lowest and the highest.",
     )
     bare = found.get(BARE.name)
     for name, costs in sorted(found.items(), key=lambda item: median([cost.milliseconds for cost in item[1]])):
         times = [cost.milliseconds for cost in costs]
         against = ratio(times, [cost.milliseconds for cost in bare]) if bare else None
-        made.rows.append([name, Spread.of(times), against, round(median([cost.cpu for cost in costs]))])
+        server = sum(cost.server_cpu for cost in costs) / len(costs)
+        made.rows.append([name, Spread.of(times), against, round(median([cost.cpu for cost in costs])), server])
     return made
-
-
-def goal(what: str, found: dict[str, list[Cost]], most: float) -> Iterator[Goal]:
-    bare = found.get(BARE.name)
-    for contender in (OURS, IN_THREAD):
-        if bare and (costs := found.get(contender.name)):
-            times = ratio([cost.milliseconds for cost in costs], [cost.milliseconds for cost in bare])
-            yield Goal(what if contender is OURS else f"{what}, in a thread", times.median, most)

@@ -9,11 +9,8 @@ from typing import Any, Final
 from bench.bench import Bench, fresh_key
 from bench.contend import at_once, in_a_loop, prove
 from bench.contenders import FEW, MAIN, OTHERS, OURS, POLLING, QUICK, Contender
-from bench.measure import Data, Goal, Piece, Spread, Table, interleaved, median, percentile, ratio
-from bench.recipes import BareWrites
+from bench.measure import Data, Piece, Spread, Table, interleaved, median, percentile, ratio
 from bench.workers import workers
-from bench.world import World
-from django_mongolock.engine import clock
 
 #: Processes: rounds, seconds of each, and who takes part.
 SIZES: Final[dict[int, tuple[int, float, tuple[Contender, ...]]]] = {
@@ -32,7 +29,6 @@ class Run:
     """One contender, one round. Times are in milliseconds, each cost is of one acquisition."""
 
     hand_over: float
-    loop_hand_over: float
     per_second: float
     mean_wait: float
     p99_wait: float
@@ -42,7 +38,6 @@ class Run:
     reads: float
     server_cpu: float
     client_cpu: float
-    bare: float
 
 
 def contended(bench: Bench) -> Iterator[Piece]:
@@ -62,8 +57,6 @@ def contended(bench: Bench) -> Iterator[Piece]:
             for name, runs in found.items()
         }
         yield Data("sizes", everything)
-        yield from goals(count, found)
-    yield from flat(everything)
 
 
 def run(bench: Bench, contender: Contender, count: int, seconds: float) -> Run:
@@ -83,7 +76,6 @@ def run(bench: Bench, contender: Contender, count: int, seconds: float) -> Run:
         waits = steady.waits
     return Run(
         hand_over=median(hand_overs),
-        loop_hand_over=median(turns.hand_overs),
         per_second=all_ / (max(turn.leaving for turn in turns.turns) - begin),
         mean_wait=sum(waits) / max(1, len(waits)),
         p99_wait=percentile(waits, 0.99),
@@ -93,7 +85,6 @@ def run(bench: Bench, contender: Contender, count: int, seconds: float) -> Run:
         reads=spent.get(READS, float("nan")),
         server_cpu=server / all_ * 1000,
         client_cpu=client / all_ * 1000,
-        bare=bare_write(world),
     )
 
 
@@ -101,18 +92,6 @@ def slack(count: int) -> float:
     """Seconds by which one must have asked before another to be overtaken: as many processes share a few cores, their
     commands are sent in another order than their clocks were read."""
     return 0.02 * max(1.0, count / 8)
-
-
-def bare_write(world: World, count: int = 60) -> float:
-    """Milliseconds that one bare majority write takes just now, when nobody contends."""
-    bare = BareWrites(world.uri("mongo"))
-    times = []
-    for _ in range(count):
-        before = clock.now()
-        bare.acquire("hand-over")
-        times.append((clock.now() - before) * 1000)
-    bare.close()
-    return median(times[3:])
 
 
 def spread(runs: list[Run], field: str) -> Spread:
@@ -154,33 +133,3 @@ def tables(count: int, found: dict[str, list[Run]], ready: dict[str, Contender])
         cpu = [spread(runs, "server_cpu").median, spread(runs, "client_cpu").median]
         cost.rows.append([name, commands, reads, *cpu])
     yield from (speed, fair, cost)
-
-
-def goals(count: int, found: dict[str, list[Run]]) -> Iterator[Goal]:
-    """What the issue asks of us at that size."""
-    ours = found.get(OURS.name)
-    if not ours:
-        return
-    yield Goal(f"(d) {count} processes: commands of a contended acquisition", spread(ours, "commands").median, 3)
-    uneven = Spread.of(r.longest_wait / r.mean_wait for r in ours if r.mean_wait).median
-    yield Goal(f"(c) {count} processes: longest wait, in multiples of the mean", uneven, 2)
-    yield Goal(f"(c) {count} processes: overtaken, %", spread(ours, "overtaken").high, 0)
-    polling = [c.name for c in OTHERS if c.make.waits.startswith("polls") and len(found.get(c.name, ())) == len(ours)]
-    if count <= 8 and polling:
-        fastest = min(polling, key=lambda name: spread(found[name], "hand_over").median)
-        times = ratio([r.hand_over for r in ours], [r.hand_over for r in found[fastest]])
-        yield Goal(
-            f"(b) {count} processes: hand-over, as a fraction of the fastest polling lock, {fastest}",
-            times.median,
-            0.1,
-        )
-    if count == 8:
-        loops = ratio([r.loop_hand_over for r in ours], [r.bare for r in ours])
-        yield Goal("(b) 8 processes: hand-over, in multiples of one bare majority write", loops.median, 1.3)
-
-
-def flat(sizes: dict[str, Any]) -> Iterator[Goal]:
-    """Throughput from 8 to 128 processes."""
-    rates = [median(found[OURS.name]["per_second"]) for n, found in sizes.items() if int(n) >= 8 and OURS.name in found]
-    if len(rates) > 1:
-        yield Goal("(b) throughput from 8 to 128 processes: loss, %", (1 - min(rates) / rates[0]) * 100, 20)

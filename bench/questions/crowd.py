@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from bench.bench import Bench, fresh_key
-from bench.contend import HEAD_START, checked, gather
+from bench.contend import HEAD_START, gather
 from bench.contenders import OURS
-from bench.load import in_threads, memory
-from bench.measure import Data, Goal, Piece, Spread, Table, Turn, Turns, interleaved, median
+from bench.load import in_threads
+from bench.measure import Data, Piece, Spread, Table, Turn, interleaved, median
 from bench.workers import State, workers
 from django_mongolock.engine import clock
 
@@ -41,10 +40,8 @@ def crowd(bench: Bench) -> Iterator[Piece]:
     )
     for name, runs in found.items():
         made.rows.append([name, *(Spread.of(run[n] for run in runs) for n in range(5))])
-        yield Goal(f"(d) {name}: commands of a contended acquisition", median([run[3] for run in runs]), 3)
     yield made
     yield Data("crowd", {name: [median(column) for column in zip(*runs, strict=True)] for name, runs in found.items()})
-    yield from very_many(bench)
 
 
 def shaped(bench: Bench, size: int, processes: int, kind: str) -> tuple[float, float, float, float, float]:
@@ -108,71 +105,3 @@ def with_coroutines(state: State, key: str, count: int, begin: float, end: float
 
 
 KINDS: Final = {"threads": with_threads, "coroutines": with_coroutines}
-
-
-def very_many(bench: Bench) -> Iterator[Piece]:
-    """A thousand threads, ten thousand coroutines, each of which wants it once."""
-    made = Table(
-        "Many waiters in one process, each acquiring once",
-        ["waiters", "KB each", "threads of ours", "ms each", "commands each"],
-        note="KB: memory for one waiter, with its thread or task.",
-    )
-    for count, kind, wait in (
-        (bench.some(100, 1_000), "threads", all_threads),
-        (bench.some(500, 10_000), "coroutines", all_coroutines),
-    ):
-        with workers(1) as (worker,):
-            bench.open([worker], OURS)
-            before = bench.world.commands("mongo")
-            figures = worker.call(wait, fresh_key("many"), count)
-            after = bench.world.commands("mongo")
-            commands = sum(after[name] - before[name] for name in after) / count
-            made.rows.append([f"{count:,} {kind}", *figures, commands])
-            yield Data(f"KB of a waiting {kind[:-1]}", figures[0])
-    yield made
-
-
-def all_threads(state: State, key: str, count: int) -> list[float]:
-    """In the worker: KB, threads, milliseconds each."""
-    peer = state["peer"]
-    holder = peer.make(key).acquire()
-    threads, bytes_ = threading.active_count(), memory()
-    turns: list[Turn] = []
-
-    def work() -> None:
-        with peer.make(key):
-            turns.append(Turn(0.0, now := clock.now(), now))
-
-    crew = [threading.Thread(target=work) for _ in range(count)]
-    for thread in crew:
-        thread.start()
-    time.sleep(1.0)
-    figures = [(memory() - bytes_) / count / 1024, float(threading.active_count() - threads - count)]
-    started = clock.now()
-    holder.release()
-    for thread in crew:
-        thread.join()
-    checked(Turns(turns))
-    return [*figures, (clock.now() - started) / count * 1000]
-
-
-def all_coroutines(state: State, key: str, count: int) -> list[float]:
-    """In the worker: KB, threads, milliseconds each."""
-    peer = state["peer"]
-
-    async def work() -> None:
-        async with peer.make(key):
-            pass
-
-    async def everybody() -> list[float]:
-        holder = await peer.make(key).aacquire()
-        threads, bytes_ = threading.active_count(), memory()
-        tasks = [asyncio.create_task(work()) for _ in range(count)]
-        await asyncio.sleep(2.0)
-        figures = [(memory() - bytes_) / count / 1024, float(threading.active_count() - threads)]
-        started = clock.now()
-        await holder.arelease()
-        await asyncio.gather(*tasks)
-        return [*figures, (clock.now() - started) / count * 1000]
-
-    return asyncio.run(everybody())

@@ -11,7 +11,7 @@ from typing import Any
 from bench.bench import Bench, fresh_key
 from bench.contenders import OURS
 from bench.load import memory
-from bench.measure import Data, Goal, Piece, Spread, Table
+from bench.measure import Piece, Spread, Table
 from bench.ours import ALIAS
 from bench.workers import State, workers
 from django_mongolock.backends.base import get_backend, mongo_store
@@ -47,12 +47,6 @@ def held(bench: Bench) -> Iterator[Piece]:
             columns = [Spread.of(column) for column in zip(*figures, strict=True)]
             worker.call(forget)
         made.rows.append([f"{count:,}", *columns, kilobytes if count > 1 else None])
-        if count > 1:
-            yield Goal(f"(e) {count:,} locks: commands per beat", columns[0].median, 2 * -(-count // 1000))
-        if count >= 10_000:
-            yield Goal("(e) 10,000 locks: client CPU, % of a core", columns[2].median, 10)
-        if count > 1:
-            yield Data("KB of a held lock", kilobytes)
     yield made
 
 

@@ -1,10 +1,8 @@
-"""A million keys: throughput, sizes, clearing what is stale, and what the admin asks."""
+"""A million keys: sizes, clearing what is stale, and what the admin asks."""
 
 from __future__ import annotations
 
 import io
-import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -12,12 +10,10 @@ from typing import Any, Final
 from django.core.management import call_command
 
 from bench.bench import Bench, fresh_key
-from bench.contenders import BARE, OTHERS, OURS
-from bench.load import in_threads
-from bench.measure import Data, Piece, Spread, Table, interleaved, median, ratio
+from bench.contenders import OURS
+from bench.measure import Piece, Spread, Table, interleaved
 from bench.ours import ALIAS
 from bench.peers import DATABASE
-from bench.recipes import InsertDelete
 from bench.workers import State, Worker, workers
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import mongo_store
@@ -32,13 +28,12 @@ THREADS: Final = (1, 4, 16, 64)
 
 
 def million(bench: Bench) -> Iterator[Piece]:
-    """1,000,000 keys: throughput with 1 to 64 threads, sizes, clear_stale_locks, the queries of the admin."""
+    """1,000,000 keys: sizes, clear_stale_locks, the queries of the admin."""
     count = bench.some(20_000, 1_000_000)
     with workers(1) as (worker,):
         bench.open([worker], OURS)
         try:
             yield from filled(worker, count)
-            yield from throughput(bench, count)
             yield from looking(bench, worker, count)
             yield from clearing(worker, count)
         finally:
@@ -47,7 +42,7 @@ def million(bench: Bench) -> Iterator[Piece]:
 
 
 def filled(worker: Worker, count: int) -> Iterator[Piece]:
-    seconds, size = worker.call(fill, count, patience=240)
+    _, size = worker.call(fill, count, patience=240)
     made = Table(
         f"{count:,} lock documents",
         ["what", "MB", "bytes a key"],
@@ -56,8 +51,6 @@ def filled(worker: Worker, count: int) -> Iterator[Piece]:
     for name, bytes_ in size.items():
         made.rows.append([name, bytes_ / 1e6, bytes_ / count])
     yield made
-    yield Data("sizes", size)
-    yield Data("seconds to fill", seconds)
 
 
 def fill(state: State, count: int) -> tuple[float, dict[str, int]]:
@@ -97,57 +90,6 @@ def fill(state: State, count: int) -> tuple[float, dict[str, int]]:
     sizes = {"documents": int(stats["size"]), "documents on the disk": int(stats["storageSize"])}
     sizes |= {f"index {name}": int(size) for name, size in stats["indexSizes"].items()}
     return clock.now() - started, sizes
-
-
-def throughput(bench: Bench, count: int) -> Iterator[Piece]:
-    recipe = next(other for other in OTHERS if other.make is InsertDelete)
-    ready = bench.ready([OURS, BARE, recipe])
-    seconds = 0.4 if bench.quick else 1.5
-    rates: dict[int, dict[str, list[float]]] = {}
-    for threads in THREADS[:2] if bench.quick else THREADS:
-
-        def measure(name: str, threads: int = threads) -> float:
-            with workers(1) as (worker,):
-                bench.open([worker], ready[name])
-                return float(worker.call(pairs_of_many, count, threads, seconds))
-
-        rates[threads] = interleaved(ready, bench.some(1, 3), measure, bench.failed)
-    names = list(ready)
-    made = Table(
-        "Acquire and release per second, of one process, with a different key each time",
-        ["threads", *names, "times two bare writes"],
-        note="Random keys among those that are not held.",
-    )
-    for threads, found in rates.items():
-        ours, bare = found.get(OURS.name), found.get(BARE.name)
-        cells = [Spread.of(found[name]) if name in found else None for name in names]
-        made.rows.append([str(threads), *cells, ratio(ours, bare) if ours and bare else None])
-    yield made
-    yield Data("throughput", {str(n): {name: median(runs) for name, runs in rates[n].items()} for n in rates})
-
-
-def pairs_of_many(state: State, count: int, threads: int, seconds: float) -> float:
-    """In the worker: acquire and release by chance, in so many threads; how many a second."""
-    peer, done, mutex = state["peer"], 0, threading.Lock()
-    first = int(count * (HELD + STALE))
-    peer.acquire(f"{PREFIX}{count - 1}")
-    peer.release(f"{PREFIX}{count - 1}")
-    started = clock.now()
-
-    def work(number: int) -> None:
-        nonlocal done
-        mine, chance = 0, random.Random()
-        while clock.now() < started + seconds:
-            # No two threads take the same key: that is another question.
-            key = f"{PREFIX}{chance.randrange(first + number, count, threads)}"
-            peer.acquire(key)
-            peer.release(key)
-            mine += 1
-        with mutex:
-            done += mine
-
-    in_threads(threads, work)
-    return done / (clock.now() - started)
 
 
 #: What the admin and the commands ask.

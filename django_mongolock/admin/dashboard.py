@@ -9,7 +9,7 @@ from typing import Any, Final
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import ngettext
 
 from ..inspection import display
 from ..inspection.monitoring import PERMISSION
@@ -21,15 +21,6 @@ from .lock_actions import LockActions
 
 #: Seconds between two refreshes.
 REFRESH_SECONDS: Final = 5
-
-ROLES: Final = {
-    "primary": gettext_lazy("primary"),
-    "secondary": gettext_lazy("secondary"),
-    "mongos": gettext_lazy("router (mongos)"),
-    "standalone": gettext_lazy("standalone server"),
-    "other": gettext_lazy("neither primary nor secondary"),
-    "away": gettext_lazy("does not answer"),
-}
 
 
 def view(admin: LockActions, request: HttpRequest) -> HttpResponse:
@@ -55,9 +46,7 @@ def facts(status: Status) -> dict[str, Any]:
     history = lanes.read_history(list(candidates))
     return {
         "locks": locks,
-        "servers": status.servers,
-        "members": [(member, ROLES[member.role], _ahead(member.ahead)) for member in status.servers.members],
-        "apart": None if status.servers.apart is None else display.milliseconds(status.servers.apart * 1000),
+        "server": status.server,
         "problems": [(problem, TEXTS[problem.alarm](problem)) for problem in status.problems],
         "recent": lanes.draw(candidates.values(), locks.now, history),
         "keeps_history": bool(history),
@@ -119,12 +108,6 @@ TEXTS: Final[dict[Alarm, Callable[[Problem], str]]] = {
         % {"count": problem.amount, "lock": problem.about}
     ),
     Alarm.DOCUMENTS_AWAY: lambda problem: _("Documents cannot be read: %s") % problem.about,
-    Alarm.MEMBER_AWAY: lambda problem: (
-        _("A member of the replica set does not answer: %s. Locks work as long as a majority answers.") % problem.about
-    ),
-    Alarm.CLOCKS: lambda problem: (
-        _("The clocks of the members differ by %s: synchronise them with NTP.") % display.duration(problem.amount)
-    ),
     Alarm.INDEXES: lambda problem: _("Indexes are missing: %s. Run manage.py migrate.") % problem.about,
     Alarm.STANDALONE: lambda _problem: _("MongoDB is not a replica set: a lock may not survive a crash of the server."),
     Alarm.POLLING: lambda _problem: _(
@@ -144,10 +127,3 @@ def _bars(contended: tuple[LockSnapshot, ...]) -> list[tuple[LockSnapshot, str, 
     counted = [lock for lock in contended if lock.contended > 0]
     most = max((lock.contended for lock in counted), default=1)
     return [(lock, f"{100 * lock.contended / most:.2f}%", lock.waited_ms / lock.contended / 1000) for lock in counted]
-
-
-def _ahead(seconds: float | None) -> str:
-    """The difference between a clock and the primary's."""
-    if seconds is None:
-        return "–"
-    return f"{'+' if seconds > 0 else '−' if seconds < 0 else '±'}{display.milliseconds(abs(seconds) * 1000)}"

@@ -8,4 +8,5 @@ from .opt_in import check_shared_locks as check_shared_locks
 from .project import check_deployment as check_deployment
 from .project import check_settings as check_settings
 from .server import check_server as check_server
+from .server import check_server_facts as check_server_facts
 from .views import check_views as check_views

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from itertools import chain
 from typing import Any, Final
 
 from django.apps import AppConfig, apps
@@ -26,17 +25,12 @@ REFUSED: Final = ' ."$/\\\0'
 @register()
 def check_settings(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Check every value of MONGOLOCK, the alias that it names, and the router."""
-    return list(chain.from_iterable(project_rules().values()))
-
-
-def project_rules() -> dict[str, Iterable[CheckMessage]]:
-    """What each rule finds, by its subject."""
     try:
         raw = raw_settings()
     except ImproperlyConfigured as problem:
-        return {"settings": [_unreadable(problem)], "apps": _check_contrib(), "database": (), "router": ()}
-    kept = {"database": _check_memory(), "router": ()} if raw.get("BACKEND") == MEMORY else _in_database(raw)
-    return {"settings": _check_values(raw), "apps": _check_contrib(), **kept}
+        return [_unreadable(problem), *_check_contrib()]
+    kept = _check_memory() if raw.get("BACKEND") == MEMORY else _check_database(raw)
+    return [*_check_values(raw), *_check_contrib(), *kept]
 
 
 def _unreadable(problem: ImproperlyConfigured) -> CheckMessage:
@@ -45,9 +39,8 @@ def _unreadable(problem: ImproperlyConfigured) -> CheckMessage:
     return error("E001", f"{problem}.", f'Write {NAME} = {{"DATABASE": "<alias of your MongoDB>"}}.')
 
 
-def _in_database(raw: Mapping[str, Any]) -> dict[str, Iterable[CheckMessage]]:
-    wrong = list(_check_database_alias(raw.get("DATABASE")))
-    return {"database": wrong, "router": () if wrong else _check_router(raw["DATABASE"])}
+def _check_database(raw: Mapping[str, Any]) -> list[CheckMessage]:
+    return list(_check_database_alias(raw.get("DATABASE"))) or list(_check_router(raw["DATABASE"]))
 
 
 def _check_values(raw: Mapping[str, Any]) -> list[CheckMessage]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 from django.apps import AppConfig
@@ -13,7 +14,7 @@ from django.core.checks import CheckMessage, Tags, register
 from ..backends.base import get_backend, mongo_store
 from ..backends.mongo import MongoBackend
 from ..conf import NAME, get_settings
-from .messages import error, warning
+from .messages import error, info, warning
 from .project import has_wrong_settings
 
 if TYPE_CHECKING:
@@ -30,33 +31,54 @@ def check_server(
     *, app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None, **kwargs: Any
 ) -> list[CheckMessage]:
     """Check that the server can be reached and is a replica set, and that rights and indexes are there."""
-    if not databases or has_wrong_settings():
-        return []
-    alias = get_settings().DATABASE
-    if alias not in databases or not isinstance(get_backend(alias), MongoBackend):
-        return []
-    return list(chain.from_iterable(server_rules(facts_of(alias), alias).values()))
+    return [] if (found := _look(databases)) is None else list(server_rules(*found))
 
 
-def facts_of(alias: str) -> ServerFacts:
-    """What the server behind *alias* says of itself."""
+@register(Tags.database, deploy=True)
+def check_server_facts(
+    *, app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Tell what the server said, with ``--deploy``: the tests and ``migrate`` run the other checks of the database."""
+    return [] if (found := _look(databases)) is None else list(_tell(*found))
+
+
+def _look(databases: Sequence[str] | None) -> tuple[ServerFacts, str] | None:
+    """What the server of the locks says of itself, and its alias; None if it is not to be asked."""
     from ..inspection.server_facts import inspect_server
 
-    return inspect_server(mongo_store(alias), get_settings().COMMAND_TIMEOUT)
+    if not databases or has_wrong_settings():
+        return None
+    alias = get_settings().DATABASE
+    if alias not in databases or not isinstance(get_backend(alias), MongoBackend):
+        return None
+    return inspect_server(mongo_store(alias), get_settings().COMMAND_TIMEOUT), alias
 
 
-def server_rules(facts: ServerFacts, alias: str) -> dict[str, Iterator[CheckMessage]]:
-    """What each rule finds, by its subject. Of a server that cannot be used, only the first has something to say."""
-    return {
-        "server": _check_reach(facts, alias),
-        "rights": _check_rights(facts, alias),
-        "replica set": _check_replica_set(facts, alias),
-        "bells": _check_bells(facts, alias),
-        "failover": _check_failover(facts),
-        "clock": _check_clock(facts, alias),
-        "collections": _check_collections(facts, alias),
-        "versions": _check_versions(facts, alias),
-    }
+def server_rules(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
+    """What each rule finds. Of a server that cannot be used, only the first has something to say."""
+    yield from _check_reach(facts, alias)
+    yield from _check_rights(facts, alias)
+    yield from _check_replica_set(facts, alias)
+    yield from _check_bells(facts, alias)
+    yield from _check_failover(facts)
+    yield from _check_clock(facts, alias)
+    yield from _check_collections(facts, alias)
+    yield from _check_versions(facts, alias)
+
+
+def _tell(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
+    if not facts.problem:
+        packages = ("Django", "django-mongodb-backend", "PyMongo")
+        said = [
+            f"{facts.address} answers",
+            f"replica set {facts.set_name!r}, members: {facts.members}" if facts.set_name else "no replica set",
+            f"a failover takes up to {facts.failover:g} s" if facts.failover else "there is no other member",
+            "the collections are made by migrate" if facts.new else "the collections are there",
+            f"MongoDB {facts.version}",
+            f"Python {platform.python_version()}",
+            *(f"{name} {version(name)}" for name in packages),
+        ]
+        yield info("I101", f"The locks are in DATABASES[{alias!r}]: {'; '.join(said)}.")
 
 
 def _check_reach(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:

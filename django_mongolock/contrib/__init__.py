@@ -19,7 +19,7 @@ def register() -> None:
     Where Celery is imported already, as in a worker, also connect to its signals.
     """
     register_policy("retry", _retry)
-    register_deliveries(_begin_delivery, _refuse_second_delivery)
+    register_deliveries(_find_deliveries)
     register_responder(_raise_api_exception)
     if "celery" in sys.modules:
         from . import celery  # noqa: F401 - connects to its signals
@@ -35,18 +35,12 @@ def _retry(error: LockError) -> Any:
     return retry_current_task(error)
 
 
-def _begin_delivery(using: str | None) -> None:
-    if "celery" in sys.modules:
-        from .celery import retry_task
+def _find_deliveries() -> Any:
+    if running_celery_task() is None:
+        return None
+    from .celery import retry_task
 
-        retry_task.begin_delivery(using)
-
-
-def _refuse_second_delivery(error: LockError, using: str | None) -> None:
-    if "celery" in sys.modules:
-        from .celery import retry_task
-
-        retry_task.refuse_second_delivery(error, using)
+    return retry_task
 
 
 def _raise_api_exception(error: Unlocked, arguments: list[object]) -> None:

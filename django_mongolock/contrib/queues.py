@@ -1,8 +1,7 @@
 """How a task of Dramatiq, Huey or RQ comes back while its lock is held: functions for ``MONGOLOCK["RETRY"]``; and a
 task of Django, by functions for ``on_contention=``.
 
-Each gets the error of the call. While MongoDB does not answer, and outside of a task as far as the queue can tell, it
-raises that.
+Each gets the error of the call. While MongoDB does not answer, it raises that; so does that of RQ outside of a job.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ SHORTEST, LONGEST = 0.5, 5.0
 
 
 def retry_in_dramatiq(error: LockError) -> Any:
-    """Have Dramatiq send the message again. This uses up one of its retries: give the actor ``max_retries=None``."""
-    from dramatiq.errors import Retry
-    from dramatiq.middleware import CurrentMessage
+    """Have Dramatiq send the message again, by its middleware Retries, which is one of its defaults.
 
-    if CurrentMessage.get_current_message() is None:
-        raise error
+    This uses up one of its retries: give the actor ``max_retries=None``.
+    """
+    from dramatiq.errors import Retry
+
     raise Retry(str(error), delay=round(1000 * _delay(error))) from error
 
 

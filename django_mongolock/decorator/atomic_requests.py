@@ -6,7 +6,7 @@ transaction, and opens it inside the lock: acquire, commit, release.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -58,3 +58,12 @@ def atomic(aliases: Sequence[str]) -> Iterator[None]:
         for alias in aliases:
             stack.enter_context(transaction.atomic(using=alias))
         yield
+
+
+def first_after_commit(alias: str, function: Callable[[], object]) -> None:
+    """Have *function* called after the commit on *alias*, before whatever was given to ``transaction.on_commit``."""
+    connection = connections[alias]
+    transaction.on_commit(function, using=alias)
+    waiting = connection.run_on_commit
+    if waiting and waiting[-1][1] is function:  # without a transaction, it was called at once
+        waiting.insert(0, waiting.pop())

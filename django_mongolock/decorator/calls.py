@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import _AsyncGeneratorContextManager, _GeneratorContextManager, aclosing
+from contextlib import _AsyncGeneratorContextManager, _GeneratorContextManager, aclosing, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from ..exceptions import LockBackendFailed, LockError, LockKeyInvalid, LockNotAc
 from ..keys import KeyTemplate, LockKey, call_arguments
 from ..locks import mongo_lock, mongo_semaphore
 from .atomic_requests import atomic, deferred_aliases
-from .contention import Policy, Unlocked, begin_delivery, find_request, refuse_second_delivery, resolve
+from .contention import Policy, Unlocked, deliveries, find_request, resolve
 from .streaming import hold_while_streaming
 
 #: Why a call has no lock: contention, a server that does not answer, a value of the call that makes no key.
@@ -58,7 +58,8 @@ class LockedCall:
             raise TypeError("a lambda has no name that could be the key: give a template, or pass the lambda as key=")
         for template in plan.templates:
             template.check(self.signature, self.name)
-        if not plan.templates and plan.key is None and _has_arguments(self.signature) and "<locals>" not in self.name:
+        keyless = plan.name == "mongo_locked" and not plan.templates and plan.key is None
+        if keyless and _has_arguments(self.signature) and "<locals>" not in self.name:
             shared_by_all.add(self.name)
 
     def lock(
@@ -110,11 +111,12 @@ class LockedCall:
 
     def function(self) -> Callable[..., Any]:
         def call(args: Arguments, kwargs: Keywords, request: HttpRequest | None, *, first: bool = True) -> Any:
+            found = deliveries()
             aliases = deferred_aliases(request, self.plan)
             trial, entered = first and (self._comes_back or is_redelivered()), False
             try:
-                if first:
-                    begin_delivery(self.options.get("using"))
+                if first and found is not None:
+                    found.begin_delivery(self.options.get("using"))
                 # No ExitStack: a signal that strikes in its Python would leave the lock behind.
                 with self.lock(args, kwargs, request, trial=trial) as lock:
                     entered = True
@@ -127,8 +129,8 @@ class LockedCall:
                 return self._refused(error, args, kwargs, trial=trial)
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            request = self._request(args, kwargs)
-            with serving(request):
+            request, found = self._request(args, kwargs), deliveries()
+            with serving(request), found.returning() if found is not None else nullcontext():
                 try:
                     return call(args, kwargs, request)
                 except _WaitAfterAll:
@@ -207,7 +209,8 @@ class LockedCall:
         """The result of a call that could not acquire its lock; or raise what is raised instead."""
         if isinstance(error, LockKeyInvalid):
             return resolve(self.policy, error, args, kwargs)
-        refuse_second_delivery(error, self.options.get("using"))
+        if (found := deliveries()) is not None and not isinstance(error, LockReentry):
+            found.refuse_second_delivery(error, self.options.get("using"))
         if trial and self._waits_after(error):
             raise _WaitAfterAll from None
         return resolve(self.policy, error, args, kwargs)

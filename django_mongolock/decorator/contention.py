@@ -116,7 +116,7 @@ def resolve(policy: Policy, error: Unlocked, args: tuple[Any, ...], kwargs: dict
 #: Registered by `contrib`: the policies that need another package, and what raises another framework's exceptions.
 _policies: Final[dict[str, Callable[[LockError], Any]]] = {}
 _responders: Final[list[Callable[[Unlocked, list[object]], None]]] = []
-_deliveries: Final[list[tuple[Callable[[str | None], None], Callable[[LockError, str | None], None]]]] = []
+_deliveries: Final[list[Callable[[], Any]]] = []
 
 
 def register_policy(name: str, act: Callable[[LockError], Any]) -> None:
@@ -133,23 +133,16 @@ def register_responder(responder: Callable[[Unlocked, list[object]], None]) -> N
         _responders.append(responder)
 
 
-def register_deliveries(begin: Callable[[str | None], None], refused: Callable[[LockError, str | None], None]) -> None:
-    """Have each decorated call of a task queue call *begin* before it acquires its lock, and *refused* with the error
-    of a refusal. Both get the alias of the lock, and may raise what ends a delivery."""
-    _deliveries[:] = [(begin, refused)]
+def register_deliveries(find: Callable[[], Any]) -> None:
+    """Have decorated calls ask *find* for the deliveries of the task queue whose task runs, if one does: for
+    ``returning()``, a context around each call; ``begin_delivery(using)``, before it acquires its lock; and
+    ``refuse_second_delivery(error, using)``. Each may raise what ends the running delivery."""
+    _deliveries[:] = [find]
 
 
-def begin_delivery(using: str | None) -> None:
+def deliveries() -> Any:
     """See `register_deliveries`."""
-    for begin, _refused in _deliveries:
-        begin(using)
-
-
-def refuse_second_delivery(error: LockError, using: str | None) -> None:
-    """See `register_deliveries`. A lock that this thread holds already is held by this delivery."""
-    for _begin, refused in _deliveries:
-        if not isinstance(error, LockReentry):
-            refused(error, using)
+    return _deliveries[0]() if _deliveries else None
 
 
 def _registered(policy: str) -> Callable[[LockError], Any]:

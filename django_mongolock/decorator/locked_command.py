@@ -84,6 +84,8 @@ def holding(lock: MongoLock) -> Iterator[MongoLock]:
                 raise CommandError(str(error), returncode=UNAVAILABLE) from error
             yield lock
     except LockLost as error:
+        if error.key not in lock.keys:
+            raise
         raise CommandError(str(error), returncode=LOST) from error
 
 

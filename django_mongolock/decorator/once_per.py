@@ -8,17 +8,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final, Never, TypeVar
 
-from asgiref.sync import iscoroutinefunction
-
-from ..context import redelivery_wait, running_celery_task, task_owner
+from ..context import redelivery_wait, running_celery_task
+from ..engine.commit_hooks import out_of_commit_hook
 from ..engine.lock import MongoLock
-from ..engine.logs import INFO, log
 from ..engine.options import Seconds
-from ..exceptions import LockNotAcquired
-from ..keys import KeyTemplate, LockKey, call_arguments, unexpected
-from ..locks import mongo_lock
-from ..signals import lock_skipped, send
-from .contention import SKIPPED, begin_delivery, refuse_second_delivery
+from ..keys import KeyTemplate, LockKey, unexpected
+from .calls import Arguments, Keywords, LockedCall, Plan
+from .mongo_locked import decorate
 
 __all__ = ["once_per"]
 
@@ -48,7 +44,8 @@ def once_per(
     The period counts from the start of a run, according to MongoDB's clock, and ends a tenth early, so that the next
     run is not skipped because it starts a moment sooner than the last one did. A run keeps the key for as long as it
     takes, also beyond its period. A run that raises or dies does not count: the key is free again, at the latest a
-    lease later. A task that is redelivered after the death of its worker waits for that instead of skipping.
+    lease later. But one counts whose error comes out of a function of ``transaction.on_commit``: its work is committed.
+    A task that is redelivered after the death of its worker waits for that instead of skipping.
 
     It decorates functions and coroutine functions; put it below ``@shared_task`` for a Celery task. It is not meant for
     periods of a few seconds, nor for exact ones. A job that must never run twice, whatever happens, needs a check of
@@ -65,79 +62,38 @@ def once_per(
         raise TypeError("@once_per needs the period of the schedule: @once_per(hours=24), @once_per('a:{b}', days=1)")
     # Whether the period is over, the server decides according to its own clock, in the command of the next caller.
     options: dict[str, Any] = {"min_hold": period.total_seconds() * PART, "lease": lease, "using": using}
-    return functools.partial(_decorate, KeyTemplate(template) if template is not None else None, options)
+    templates = () if template is None else (KeyTemplate(template),)
+    return functools.partial(decorate, Plan(templates, None, "skip", options, name="once_per"), make_call=OnceCall)
 
 
-def _decorate(template: KeyTemplate | None, options: dict[str, Any], function: Any) -> Any:
-    if not callable(function) or isinstance(function, type):
-        raise TypeError(f"@once_per goes on a function, not on {function!r}")
-    if hasattr(function, "apply_async"):
-        raise TypeError("put @once_per below the decorator that makes the Celery task, next to the function")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError("@once_per goes on a function, not on a generator, which runs when its caller consumes it")
-    name = f"{function.__module__}.{function.__qualname__}"
-    signature = inspect.signature(function)
-    if template is not None:
-        template.check(signature, name)
+class OnceCall(LockedCall):
+    """Wraps one function. Its lock has a minimum hold, which a run that fails gives up."""
 
-    def new_lock(args: tuple[Any, ...], kwargs: dict[str, Any]) -> MongoLock:
-        if template is None:
-            key = LockKey(f"once:{name}", f"once:{name}")
-        else:
-            key = template.fill(call_arguments(signature, args, kwargs))
-        begin_delivery(options["using"])
+    def __init__(self, plan: Plan, wrapped: Callable[..., Any]) -> None:
+        if inspect.isgeneratorfunction(wrapped) or inspect.isasyncgenfunction(wrapped):
+            raise TypeError("@once_per goes on a function, not on a generator, which runs when its caller consumes it")
+        super().__init__(plan, wrapped)
+
+    def _keys(self, args: Arguments, kwargs: Keywords) -> list[Any]:
+        return super()._keys(args, kwargs) if self.plan.templates else [LockKey(*[f"once:{self.name}"] * 2)]
+
+    def _wait(self, request: Any) -> float | None:
         task = running_celery_task()
-        wait = redelivery_wait(task, options["lease"]) if task is not None else 0
-        return mongo_lock(key, wait=wait, owner=task_owner(), label=name[-200:], **options)
+        return redelivery_wait(task, self.options["lease"]) if task is not None else 0.0
 
-    make = _coroutine if iscoroutinefunction(function) else _function
-    wrapper = make(new_lock, function, options["using"])
-    return functools.update_wrapper(wrapper, function)
-
-
-NewLock = Callable[[tuple[Any, ...], dict[str, Any]], MongoLock]
-
-
-def _function(new_lock: NewLock, function: Callable[..., Any], using: str | None) -> Callable[..., Any]:
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        entered = False
+    def _run(self, lock: MongoLock, args: Arguments, kwargs: Keywords, aliases: Any) -> Any:
         try:
-            with new_lock(args, kwargs) as lock:
-                entered = True
-                try:
-                    return function(*args, **kwargs)
-                except BaseException:
-                    lock.release(early=True)  # this run does not count
-                    raise
-        except LockNotAcquired as error:
-            if entered:
-                raise  # the function's own
-            return _skip(error, using)
+            return super()._run(lock, args, kwargs, aliases)
+        except BaseException as error:
+            if not out_of_commit_hook(error):
+                lock.release(early=True)  # this run does not count
+            raise
 
-    return wrapper
-
-
-def _coroutine(new_lock: NewLock, function: Callable[..., Any], using: str | None) -> Callable[..., Any]:
-    async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        entered = False
+    async def _arun(self, lock: MongoLock, args: Arguments, kwargs: Keywords) -> Any:
+        """See _run()."""
         try:
-            async with new_lock(args, kwargs) as lock:
-                entered = True
-                try:
-                    return await function(*args, **kwargs)
-                except BaseException:
-                    await lock.arelease(early=True)
-                    raise
-        except LockNotAcquired as error:
-            if entered:
-                raise
-            return _skip(error, using)
-
-    return wrapper
-
-
-def _skip(error: LockNotAcquired, using: str | None) -> Any:
-    refuse_second_delivery(error, using)
-    log(INFO, "skipped, the job has run in this period or is running", key=error.key, holder=error.holder)
-    send(lock_skipped, key=error.key, template=error.template, reason=error.holder or "")
-    return SKIPPED
+            return await super()._arun(lock, args, kwargs)
+        except BaseException as error:
+            if not out_of_commit_hook(error):
+                await lock.arelease(early=True)
+            raise

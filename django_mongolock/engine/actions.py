@@ -31,6 +31,15 @@ class ReleaseUncontended:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseAll:
+    """Remove grants, one of each key, as `ReleaseUncontended` does. Outcome: the keys where it did not."""
+
+    keys: tuple[str, ...]
+    grants: tuple[str, ...]
+    key: None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Read:
     """Read how a grant stands, and which other grant *owner* has, as the majority has it. Outcome: an `Answer`."""
 
@@ -70,7 +79,7 @@ class Pause:
     poll: float = FOREVER
 
 
-Action = Apply | ReleaseUncontended | Read | QueueNext | FindDeadlock | Pause
+Action = Apply | ReleaseUncontended | ReleaseAll | Read | QueueNext | FindDeadlock | Pause
 T = TypeVar("T")
 Protocol = Generator[Action, Any, T]
 

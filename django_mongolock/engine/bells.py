@@ -17,7 +17,6 @@ from typing import Any, Final
 import pymongo
 from pymongo import CursorType, WriteConcern
 from pymongo.collection import Collection
-from pymongo.cursor import Cursor
 from pymongo.errors import OperationFailure, PyMongoError
 
 from . import clock
@@ -36,21 +35,6 @@ AWAIT_MS: Final = 1_000
 LOOK_EVERY: Final = 60.0
 #: A message that cannot be sent within this time is not worth more, in seconds.
 RING_TIMEOUT: Final = 0.5
-
-
-class Listening:
-    """An open cursor: see `store.Listening`."""
-
-    def __init__(self, cursor: Cursor[Document]) -> None:
-        self._cursor = cursor
-
-    @property
-    def alive(self) -> bool:
-        return self._cursor.alive
-
-    def next(self) -> Bell | None:
-        """See store.Listening.next(). Raises PyMongoError."""
-        return read_bell(next(self._cursor, None))
 
 
 class Bells:
@@ -77,9 +61,8 @@ class Bells:
                 self._seen[number] = clock.now()
             self._unconfirmed[number].insert_one(bell.message)
 
-    @contextlib.contextmanager
-    def listen(self, session: str) -> Iterator[Listening]:
-        """Hear the messages to this session, also those that are there already. Raises PyMongoError."""
+    def listen(self, session: str) -> Iterator[Bell | None]:
+        """See Store.listen(). Raises PyMongoError."""
         number = _number(session)
         collection = self.collections[number]
         if number not in self._seen:
@@ -87,30 +70,22 @@ class Bells:
             self._seen[number] = clock.now()
         kind = CursorType.TAILABLE_AWAIT
         with collection.find({"to": session}, cursor_type=kind).max_await_time_ms(AWAIT_MS) as cursor:
-            yield Listening(cursor)
-            if not cursor.alive:  # the collection is not there any more, or is empty
-                self._seen.pop(number, None)
-
-    def make(self) -> None:
-        """Make those that are missing. Raises PyMongoError."""
-        for each in self.collections:
-            make(each)
-
-    def missing(self) -> list[str]:
-        """The names of those that are missing, or are not capped. Raises PyMongoError."""
-        return [each.name for each in self.collections if not is_good(each)]
+            while (message := next(cursor, None)) is not None or cursor.alive:
+                yield read_bell(message)
+        self._seen.pop(number, None)  # it is not there any more, or is empty
 
 
 def make(collection: Collection[Document]) -> None:
     """Make the collection, if it is missing, and leave a message to nobody in it: a cursor in an empty one ends at
-    once. Raises OperationFailure where the rights do not allow it.
+    once. Raises OperationFailure where the rights do not allow it, or would not allow to ring.
 
     A message that was sent after somebody had dropped the collection has made one that would grow for ever.
     """
-    try:
-        make_capped(collection, SIZE)
-    except OperationFailure:
-        collection.database.command("convertToCapped", collection.name, size=SIZE)
+    if not is_good(collection):
+        try:
+            make_capped(collection, SIZE)
+        except OperationFailure:
+            collection.database.command("convertToCapped", collection.name, size=SIZE)
     collection.with_options(write_concern=WriteConcern(w=1)).insert_one({"to": ""})
 
 

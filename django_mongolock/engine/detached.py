@@ -57,14 +57,6 @@ class Parked:
         step = keeping(self.grant, replace(self.terms, lease=lease), beat=1)
         return self.store.apply(self.key, step, timeout).held
 
-    def times(self, timeout: float = 5.0) -> tuple[float, float]:
-        """For how many seconds it lasts, and has lasted; 0 and 0 if it is gone. Raises LockBackendFailed."""
-        reply = self.store.read(self.key, self.grant, timeout)
-        if reply.mine is None or reply.now is None:
-            return 0.0, 0.0
-        moments = reply.mine["until"] - reply.now, reply.now - reply.mine["acquired_at"]
-        return moments[0].total_seconds(), moments[1].total_seconds()
-
     def give_up(self, timeout: float = 5.0) -> None:
         """See to it that it is gone. Raises LockBackendFailed: then it ends with its lease."""
         self.store.apply(self.key, leaving(self.grant, TOMBSTONE_TTL), timeout)

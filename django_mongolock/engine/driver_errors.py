@@ -108,9 +108,15 @@ def _describe(server: ServerDescription) -> str:
 def bare(error: PyMongoError) -> BaseException:
     """The error without its text, if that may quote the command, with everything in it; and without the many lines
     of the driver's code through which it came."""
-    if isinstance(error, OperationFailure):
-        return OperationFailure(_code_name(error), error.code)
-    return error.with_traceback(None)
+    forget_frames(error)
+    return OperationFailure(_code_name(error), error.code) if isinstance(error, OperationFailure) else error
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Let go the frames that the error came through. The driver keeps it, in a circle: they would be kept, and with
+    them all that called the driver, the lock object for one, until the garbage collector comes."""
+    while error is not None:
+        error.__traceback__, error = None, error.__context__
 
 
 def is_refusal(error: PyMongoError) -> bool:

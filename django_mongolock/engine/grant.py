@@ -62,7 +62,8 @@ class Lease:
     length: of the holder's lease; waiter_length: of the waiter's. until: the deadline; while it waits, the time until
     which its entry lives, even if it was granted since; 0 if unknown. since: when it was granted. last: when it has
     been held for *max_hold*, after which it is renewed no more. failures: how many renewals in a row failed. renewing:
-    one is under way. uncontended: when last heard of, it was the only grant of its key, and none waited.
+    one is under way. deferred: it is renewed as late as is safe, and not before that along with others. uncontended:
+    when last heard of, it was the only grant of its key, and none waited.
     """
 
     length: float
@@ -75,6 +76,7 @@ class Lease:
     last: float = FOREVER
     failures: int = 0
     renewing: bool = False
+    deferred: bool = False
     uncontended: bool = False
 
     def span(self, now: float) -> float:
@@ -82,8 +84,8 @@ class Lease:
         return self.waiter_length if self.until - now <= self.waiter_length else self.length
 
     def next_renewal(self, now: float) -> float:
-        """When a third of its time is over."""
-        return self.until - self.span(now) * 2 / 3
+        """When a third of its time is over, or two thirds if it is deferred."""
+        return self.until - self.span(now) * (1 if self.deferred else 2) / 3
 
     def put_off(self, seconds: float) -> None:
         """It was renewed all the time, for so long."""
@@ -195,6 +197,11 @@ class Grant:
         return self.state is State.HELD
 
     @property
+    def in_doubt(self) -> bool:
+        """Whether a command that adds it may still arrive: one without an answer, or of another grant's hand-over."""
+        return self.outcome_unknown or self.waiting.handover_reserved
+
+    @property
     def remaining(self) -> float:
         """Seconds until the deadline; 0 if it is not held."""
         return max(0.0, self.lease.until - self._now()) if self.state is State.HELD else 0.0
@@ -271,12 +278,13 @@ class Grant:
     def defer_renewals(self) -> None:
         """Leave its document alone for a while, as long as that is safe: a transaction is going to write to it."""
         with self._mutex:
-            lease = self.lease
-            lease.renew_at = max(lease.renew_at, lease.until - lease.span(self._now()) / 3)
+            self.lease.deferred = True
+            self.lease.renew_at = max(self.lease.renew_at, self.lease.next_renewal(self._now()))
 
     def resume_renewals(self) -> None:
         """Renew it as usual again."""
         with self._mutex:
+            self.lease.deferred = False
             self.lease.renew_at = min(self.lease.renew_at, self.lease.next_renewal(self._now()))
 
     def lose(self, reason: str) -> bool:

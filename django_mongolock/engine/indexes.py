@@ -1,8 +1,8 @@
-"""The indexes of the locks collection, and the one of the results that `idempotent` keeps."""
+"""The indexes of the locks collection, and those of what apps keep beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from pymongo import IndexModel
@@ -21,8 +21,10 @@ INDEXES: Final = {
 }
 
 
-#: That of the results, which are removed by it as well.
+#: That of other collections whose documents have a `purge_at`.
 PURGE: Final = "mongolock_purge_at"
+#: These collections: each is found for that of the locks.
+purged: Final[list[Callable[[Collection[Any]], Collection[Any]]]] = []
 
 
 def ensure_indexes(collection: Collection[dict[str, Any]], names: Iterable[str] = INDEXES) -> None:

@@ -87,17 +87,20 @@ class MongoLock(LockState):
         if (grant := self._own.wanted) is not None:
             self._session_now().waits.cancel(grant)
 
-    def try_acquire(self) -> bool:
-        """Acquire the lock if it is free now; return whether that was so. One command."""
+    def try_acquire(self, wait: Seconds | None = 0, **unknown: Never) -> bool:
+        """Acquire the lock, waiting at most *wait* seconds (0: one try; None: no end); return whether it is held now.
+
+        See acquire(), whose other errors it raises.
+        """
         try:
-            return bool(self.acquire(wait=0))
+            return bool(self.acquire(wait, **unknown))
         except LockNotAcquired:
             return False
 
-    async def atry_acquire(self) -> bool:
+    async def atry_acquire(self, wait: Seconds | None = 0, **unknown: Never) -> bool:
         """See try_acquire()."""
         try:
-            return bool(await self.aacquire(wait=0))
+            return bool(await self.aacquire(wait, **unknown))
         except LockNotAcquired:
             return False
 
@@ -209,6 +212,16 @@ class MongoLock(LockState):
         def __call__(self, *args: object, **kwargs: object) -> None:
             """Raise TypeError, which names the decorator for functions."""
             raise TypeError("mongo_lock() is for a block, `with mongo_lock(...):`; functions take @mongo_locked(...)")
+
+        def __getattr__(self, name: str) -> Never:
+            """Raise AttributeError, which names what there is in place of a `locked()`."""
+            cure = "; `held`: whether this object holds the lock; `lock_info(key)`: who holds it" * (name == "locked")
+            raise AttributeError(f"a lock has no attribute {name!r}{cure}", name=name, obj=self)
+
+    def __reduce__(self) -> Never:
+        raise TypeError(
+            f"a lock cannot be pickled or copied: pass its key, and make a new one there: mongo_lock({self._names})"
+        )
 
     def __enter__(self) -> Self:
         return self.acquire()

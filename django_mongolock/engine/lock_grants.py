@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import secrets
@@ -13,7 +14,7 @@ from typing import Final
 
 from ..exceptions import LockBackendFailed, LockMisused, LockNotAcquired, LockReentry
 from . import protocol
-from .actions import FOREVER, Protocol
+from .actions import FOREVER, Protocol, ReleaseAll
 from .document import Terms, milliseconds
 from .grant import TAKEN, Callback, Grant, OwnerRef, OwnerToken
 from .logs import WARNING, log
@@ -60,13 +61,13 @@ class LockGrants:
     def acquire(self, session: Session, wait: float | None, lock: object) -> Protocol[None]:
         """Acquire all keys, for *lock*, or none."""
         self._begin()
-        started = session.now()
+        deadline = FOREVER if wait is None else session.now() + wait
         grants: list[Grant] = []
         tokens: list[OwnerToken] = []
         try:
             for key in self.keys:
-                left = None if wait is None else max(0.0, wait - (session.now() - started))
-                grants.append((yield from self._acquire_one(session, key, left, lock, tokens)))
+                grant = yield from self._acquire_one(session, key, deadline, lock, tokens, trial=wait == 0)
+                grants.append(grant)
             self.session, self.grants, self._owner_tokens = session, tuple(grants), tuple(tokens)
             self.last = self.grants
             where = _calling_line()
@@ -74,17 +75,32 @@ class LockGrants:
                 grant.acquired_from = grant.acquired_from or where
         except LockNotAcquired:
             try:
-                for grant in grants:
-                    yield from self._release_one(session, grant, early=True)  # its caller never had it
-            except BaseException:
+                if session.now() < deadline + session.commands.timeout:
+                    yield from self._give_back(session, grants)
+            finally:
                 self._drop(session, grants)
-                raise
             raise
         except BaseException:
             self._drop(session, grants)
             raise
         finally:
             self._busy.release()
+
+    def _give_back(self, session: Session, grants: list[Grant]) -> Protocol[None]:
+        """Release those of *grants* that this object alone has, in one command, and take them out of the list."""
+        alone = [
+            grant
+            for grant in grants
+            if grant.users == (id(self),) and not grant.in_doubt and not grant.terms.min_hold and grant.release()
+        ]
+        if not alone:
+            return
+        with contextlib.suppress(LockBackendFailed):
+            left = yield ReleaseAll(tuple(grant.key for grant in alone), tuple(grant.id for grant in alone))
+            for grant in alone:
+                if grant.key not in left:
+                    session.released(grant)
+                    grants.remove(grant)
 
     def _begin(self) -> None:
         if not self._busy.acquire(blocking=False):
@@ -95,7 +111,7 @@ class LockGrants:
         self.grants = self.last = self._owner_tokens = ()
 
     def _acquire_one(
-        self, session: Session, key: str, wait: float | None, lock: object, tokens: list[OwnerToken]
+        self, session: Session, key: str, deadline: float, lock: object, tokens: list[OwnerToken], *, trial: bool
     ) -> Protocol[Grant]:
         worker = current_worker()
         mine = session.registry.held_by(worker).get(key)
@@ -105,9 +121,8 @@ class LockGrants:
         grant = self.new_grant(session, key, worker, lock)
         tokens.append(owned(session, grant))
         now = grant.waiting.began
-        deadline = FOREVER if wait is None else now + wait
         grant.waiting.back_by = deadline + session.commands.timeout
-        trial, answer = wait == 0, None
+        answer = None
         try:
             self.wanted = grant
             turn = session.queue.join(grant, trial=trial)
@@ -137,16 +152,20 @@ class LockGrants:
         mine, its = ((each.mode, each.capacity, each.weight) for each in (self.options.terms, grant.terms))
         if not (self.options.reentrant and mine == its):
             # It may have been taken away by force, which is not known yet.
-            if (yield from protocol.confirm(grant.acquisition)):
-                error = LockReentry(grant.key)
-                error.upgrade = (grant.terms.mode, self.options.terms.mode) == ("shared", "exclusive")
-                error.differs = self.options.reentrant
-                raise error
+            if (yield from protocol.confirm(grant.acquisition)) == grant.token:
+                raise self._reentry(grant)
             if grant.lose(TAKEN):
                 session.lost(grant)
             return None
         grant.users += (id(self),)
         return token
+
+    def _reentry(self, grant: Grant) -> LockReentry:
+        """The error. (Where it is raised no variable has it: it leads to the frames there, and they to a token.)"""
+        error = LockReentry(grant.key)
+        error.upgrade = (grant.terms.mode, self.options.terms.mode) == ("shared", "exclusive")
+        error.differs = self.options.reentrant
+        return error
 
     def new_grant(self, session: Session, key: str, worker: object, lock: object, terms: Terms | None = None) -> Grant:
         """A grant that has not been asked for yet. terms: if not those of the lock."""
@@ -193,14 +212,9 @@ class LockGrants:
             error.template = grant.reporting.template
         session.queue.leave(grant)
         waiting = grant.waiting
-        # In this order: `finish_handover` writes the other two before it says that the hand-over is over. And unless it
+        # In this order: `finish_handover` writes the others before it says that the hand-over is over. And unless it
         # was refused, nothing says whether the last command took effect, or still will.
-        if (
-            waiting.handover_reserved
-            or grant.outcome_unknown
-            or waiting.answer is not None
-            or (waiting.sent and not refused)
-        ):
+        if grant.in_doubt or waiting.answer is not None or (waiting.sent and not refused):
             session.abandon(grant)
         session.not_acquired(grant, reason)
 
@@ -232,7 +246,7 @@ class LockGrants:
             session.lost(grant)
             return False
         # While a hand-over to it is reserved, a command that queues it is on its way: that must not queue it again.
-        outcome_unknown = grant.waiting.handover_reserved or grant.outcome_unknown
+        outcome_unknown = grant.in_doubt
         stays = grant.terms.min_hold > 0 and not early
         next_waiter = session.queue.reserve_handover(grant) if grant.line in session.queue.lines else None
         try:
@@ -308,7 +322,8 @@ class LockGrants:
             length = max(wanted, grant.lease.length)
             server_lease = milliseconds(grant.terms.server_lease_of(length))
             answer = yield from protocol.extend(grant.key, grant.id, milliseconds(length), server_lease)
-            if not answer.reply.held:
+            # With another token, it was taken away, and a command of before that was held up has brought it back.
+            if answer.reply.token != grant.token:
                 grant.lose(TAKEN)
                 session.lost(grant)
                 return False

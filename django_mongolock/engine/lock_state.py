@@ -87,7 +87,7 @@ class LockState:
     @property
     def waited(self) -> float:
         """Seconds that it took to acquire the lock."""
-        return max(grant.reporting.waited for grant in self._acquired())
+        return sum(grant.reporting.waited for grant in self._acquired())  # one key after the other
 
     def ensure_held(self) -> None:
         """Raise LockLost unless the lock is held. Sends nothing to the server.
@@ -99,13 +99,19 @@ class LockState:
             raise self._loss(grants)
 
     def __repr__(self) -> str:
-        name = ", ".join(repr(key) for key in self.keys)
-        grants = self._own.grants
+        name, grants = self._names, self._own.grants
         if not grants:
             return f"<MongoLock {name} not held>"
         token = "/".join(str(grant.token) for grant in grants)
         state = f"held, token {token}, {self.remaining:.1f} s left" if self.held else f"lost, token {token}"
         return f"<MongoLock {name} {state}>"
+
+    @property
+    def _names(self) -> str:
+        return ", ".join(repr(key) for key in self.keys)
+
+    def _not_acquired(self) -> LockMisused:
+        return LockMisused(f"the lock {self._names} is not acquired: use `with`, or call acquire() first")
 
     def _session(self) -> Session:
         """The session that this object's grants belong to; without any, that of this process."""
@@ -118,13 +124,13 @@ class LockState:
         """What was acquired last."""
         grants = self._own.last
         if not grants:
-            raise LockMisused("this lock was not acquired")
+            raise self._not_acquired()
         return grants
 
     def _loss(self, grants: tuple[Grant, ...]) -> LockError:
         """The error that says why one of *grants* is not held."""
         if not grants:
-            return LockMisused("this lock is not acquired")
+            return self._not_acquired()
         if not self._own.is_ours:
             return LockLost(grants[0].key, grants[0].token, "a forked child does not hold its parent's locks")
         gone = [grant for grant in grants if not grant.held]

@@ -48,11 +48,11 @@ class MemoryServer:
 
     def __init__(self) -> None:
         self.documents: dict[str, Document] = {}
-        #: What `idempotent` keeps: see `kept_results`.
+        #: What `idempotency` keeps.
         self.results: dict[str, Document] = {}
         self.sessions: list[MemorySession] = []
         self.away: threading.Thread | None = None
-        self._listening: dict[MemoryListening, str] = {}
+        self._listening: dict[SimpleQueue[Bell], str] = {}
         self.mutex = threading.Lock()
         #: Held while the clock is moved: what is due meanwhile is done by the thread that moves it.
         self.clock_mutex = threading.RLock()
@@ -123,21 +123,25 @@ class MemoryServer:
         holders = self.documents.get(key, {}).get("holders", [])
         return bool(holders) and all(e["session"] not in others or "released" in e for e in holders)
 
-    @contextlib.contextmanager
-    def listen(self, session: str) -> Iterator[MemoryListening]:
+    def listen(self, session: str) -> Iterator[Bell | None]:
         """See Store.listen()."""
-        listening = MemoryListening()
-        self._listening[listening] = session
+        heard: SimpleQueue[Bell] = SimpleQueue()
+        self._listening[heard] = session
         try:
-            yield listening
+            yield None
+            while True:
+                try:
+                    yield heard.get(timeout=1.0)
+                except Empty:
+                    yield None
         finally:
-            del self._listening[listening]
+            del self._listening[heard]
 
     def ring(self, bell: Bell) -> None:
         """See Store.ring()."""
-        for listening, session in self._listening.copy().items():
+        for heard, session in self._listening.copy().items():
             if session == bell.session:
-                listening.bells.put(bell)
+                heard.put(bell)
 
 
 class ClockChores:
@@ -159,20 +163,29 @@ class ClockChores:
                 chore.do_due(now)
 
 
-class MemoryListening:
-    """See `store.Listening`."""
+class MemoryResults:
+    """See `idempotency.results.Results`."""
 
-    alive = True
+    def __init__(self, server: MemoryServer) -> None:
+        self._server, self._documents = server, server.results
 
-    def __init__(self) -> None:
-        self.bells: SimpleQueue[Bell] = SimpleQueue()
+    def find(self, key: str) -> Document | None:
+        document = self._documents.get(key, {})
+        return document if "result" in document and document["purge_at"] > self._server.time else None
 
-    def next(self) -> Bell | None:
-        """See Listening.next()."""
-        try:
-            return self.bells.get(timeout=1.0)
-        except Empty:
-            return None
+    def begin(self, key: str, token: int, seconds: float) -> Document:
+        with self._server.mutex:
+            if (found := self.find(key)) is None:
+                newest = self._documents.get(key, {}).get("token", 0)
+                found = self._documents[key] = {"token": max(newest, token)}
+            return found
+
+    def keep(self, key: str, token: int, result: Document, seconds: float) -> bool:
+        with self._server.mutex:
+            if mine := self._documents[key]["token"] <= token:
+                purge_at = self._server.time + timedelta(seconds=seconds)
+                self._documents[key] = {"token": token, "result": result, "purge_at": purge_at}
+            return bool(mine)
 
 
 class MemoryStore:
@@ -182,6 +195,11 @@ class MemoryStore:
         self.server = server
         self.limits = limits
         self._closed = False
+
+    @property
+    def results(self) -> MemoryResults:
+        self.answer()
+        return MemoryResults(self.server)
 
     def apply(self, key: str, step: Step, timeout: float) -> Reply:
         self.answer(key)
@@ -193,6 +211,10 @@ class MemoryStore:
         self.answer(key)
         document, now = self.server.apply(key, step, self.limits, partial(is_free, grant=step.ask))
         return None if document is None else reply_of(key, document, step.ask, now, step.owner)
+
+    def release_all(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
+        grant_of = dict(zip(keys, grants, strict=True))
+        return {key for key, grant in grant_of.items() if not self.release_uncontended(key, grant, timeout)}
 
     def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
         self.answer(key)
@@ -220,7 +242,7 @@ class MemoryStore:
     def ring(self, bell: Bell) -> None:
         self.server.ring(bell)
 
-    def listen(self, session: str) -> contextlib.AbstractContextManager[MemoryListening]:
+    def listen(self, session: str) -> Iterator[Bell | None]:
         self.answer()
         return self.server.listen(session)
 
@@ -310,7 +332,7 @@ class MemorySession(Session):
             grant = self.queue.waiting[action.grant]
             if self._server.is_hopeless(grant.key, thread):
                 return self._let_time_go_by(grant, action.timer)
-        return self.commands.call(action) if thread is threading.main_thread() else self.commands.send(action)
+        return self.commands.call(action) if thread is threading.main_thread() else self.commands.perform(action)
 
     def _let_time_go_by(self, grant: Grant, seconds: float) -> WaitResult:
         self.notifications.contended(grant)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -22,10 +21,10 @@ from pymongo.errors import ConfigurationError, InvalidName, InvalidURI, Operatio
 from pymongo.read_concern import ReadConcern
 
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
-from .bells import Bells, Listening
+from .bells import Bells
 from .deadlock import Cycle, chain_pipeline, cycle_of
 from .document import find_damage
-from .driver_errors import bare, is_refusal, translate
+from .driver_errors import bare, forget_frames, is_refusal, translate
 from .election import CLOCK, CLUSTER_TIME, ClockEncoder
 from .fast_path import IS_FREE, IS_UNCONTENDED, RELEASE_UNCONTENDED, TAKE_FREE
 from .history import History
@@ -51,9 +50,10 @@ UNNOTICED: Final = WriteConcern(w=1, j=False)
 #: With the journal, also where the replica set is set to confirm by memory alone.
 MAJORITY: Final = WriteConcern(w="majority", j=True)
 
-#: Listening keeps a connection busy all the time, and each command that waits for one delays the renewals. So however
-#: few connections the project allows its own client, in OPTIONS or in the URI, this one may open more.
-MIN_POOL_LIMIT: Final = 50
+#: Each command that waits for a connection delays the renewals. So however few connections the project allows its own
+#: client, in OPTIONS or in the URI, this one may open more: all threads of a session (`commands.MOST_THREADS`) may need
+#: one each, and so may threads of the program.
+MIN_POOL_LIMIT: Final = 160
 #: The driver closes a connection that was not used for so long. A process has more than one only while it waits, or
 #: while several of its threads take locks.
 MAX_IDLE_MS = 60_000
@@ -146,12 +146,6 @@ class MongoStore:
         name = f"{self.config.collection}_history"
         return self.collection.database.get_collection(name, codec_options=self.collection.codec_options)
 
-    @property
-    def results(self) -> Collection[Document]:
-        """The collection of what `idempotent` keeps (`kept_results`), beside that of the locks."""
-        name = f"{self.config.collection}_results"
-        return self.collection.database.get_collection(name, codec_options=self.collection.codec_options)
-
     @contextlib.contextmanager
     def bounded(self, timeout: float, key: str | None = None) -> Iterator[None]:
         """Give the commands inside *timeout* seconds, and raise the driver's errors as LockBackendFailed.
@@ -186,6 +180,7 @@ class MongoStore:
             except OperationFailure as error:
                 if error.timeout:
                     raise
+                forget_frames(error)
                 return None  # not free (a duplicate key), refused, or damaged: the whole rule says how
         return read_taken(key, found) if found and "mine" in found else None
 
@@ -218,6 +213,15 @@ class MongoStore:
         if step.trial:
             return reply.first_end is None or reply.first_end <= 0
         return reply.waiting < self.limits.waiters
+
+    def release_all(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
+        """See Store.release_all()."""
+        collection = self.collection.with_options(write_concern=UNNOTICED)
+        where = {"_id": {"$in": list(keys)}, "holders.grant": {"$in": list(grants)}}
+        with self.bounded(timeout):
+            done = collection.update_many({**where, **IS_UNCONTENDED}, RELEASE_UNCONTENDED)
+            left = [] if done.matched_count == len(keys) else list(self.latest.find(where, {"_id": 1}))
+        return {each["_id"] for each in left}
 
     def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
         """See Store.release_uncontended()."""
@@ -282,7 +286,7 @@ class MongoStore:
         """See Store.ring()."""
         self.bells.ring(bell)
 
-    def listen(self, session: str) -> AbstractContextManager[Listening]:
+    def listen(self, session: str) -> Iterator[Bell | None]:
         """See Store.listen(). Raises PyMongoError."""
         return self.bells.listen(session)
 

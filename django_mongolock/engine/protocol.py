@@ -217,6 +217,7 @@ def _refuse_the_rest(action: Apply | Read, reply: Reply, waited: float) -> None:
     if isinstance(action, Apply) and action.step.trial:
         error = LockNotAcquired(action.key, waited, reply.holder, max(0.0, reply.first_end or 0.0))
         error.held_for, error.waiting = reply.held_for, reply.waiting
+        error.owner = str((reply.theirs or {}).get("owner", ""))
         raise error
     if isinstance(action, Apply) and action.step.add and reply.place is None:
         raise LockQueueFull(action.key, waited, reply.holder)
@@ -335,9 +336,13 @@ def release(
     """
     if uncontended and not leave_tombstone and (yield ReleaseUncontended(key, grant)):
         return True
-    step = replace(_removal(grant, stays=stays, leave_tombstone=leave_tombstone), given=grant)
-    answer: Answer = yield Apply(key, step)
+    answer: Answer = yield releasing(key, grant, stays=stays, leave_tombstone=leave_tombstone)
     return answer.reply.found
+
+
+def releasing(key: str, grant: str, *, stays: bool = False, leave_tombstone: bool = False) -> Apply:
+    """The command that releases the grant: see `release`."""
+    return Apply(key, replace(_removal(grant, stays=stays, leave_tombstone=leave_tombstone), given=grant))
 
 
 def _removal(grant: str, *, stays: bool = False, leave_tombstone: bool = False) -> Step:
@@ -361,14 +366,15 @@ def downgrade(
     return _granted(answer.reply, answer, acquisition) if answer.reply.held else None
 
 
-def confirm(acquisition: Acquisition) -> Protocol[bool]:
-    """Renew the grant; return whether it still holds the key."""
+def confirm(acquisition: Acquisition) -> Protocol[int]:
+    """Renew the grant; return the token with which it holds the key, or 0."""
     answer: Answer = yield acquisition.confirm()
-    return answer.reply.held
+    return answer.reply.token
 
 
 def extend(key: str, grant: str, lease: int, server_lease: int) -> Protocol[Answer]:
-    """Push the end of the grant to *lease* milliseconds from now, never nearer. The answer says whether it is held."""
+    """Push the end of the grant to *lease* milliseconds from now, never nearer. The answer has the token with which it
+    is held, or 0."""
     answer: Answer = yield Apply(key, Step(ask=grant, renew=(grant,), lease=lease, server_lease=server_lease))
     return answer
 

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from .deadlock import Cycle
 from .replies import Bell, Found, Reply
 from .step import Limits, Step
-
-
-class Listening(Protocol):
-    """The bells that are rung for one session."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether further bells may come."""
-
-    def next(self) -> Bell | None:
-        """The next bell; None if there is none within about a second."""
 
 
 class Store(Protocol):
@@ -44,6 +32,12 @@ class Store(Protocol):
         Returns whether it did. Waits neither for the majority nor for the disk.
         """
 
+    def release_all(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
+        """The same for many: remove *grants*, of which each is held under the key that stands in its place in *keys*.
+
+        Returns the keys where it did not.
+        """
+
     def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
         """How *grant* stands, and which other grant of *owner* holds the key, as the majority has it."""
 
@@ -59,8 +53,11 @@ class Store(Protocol):
     def ring(self, bell: Bell) -> None:
         """Tell a session about one of its grants. The bell may get lost, come late, or come twice."""
 
-    def listen(self, session: str) -> AbstractContextManager[Listening]:
-        """Hear the bells for *session*."""
+    def listen(self, session: str) -> Iterator[Bell | None]:
+        """Hear the bells for *session*; yield None at first, and when there is none for about a second.
+
+        Ends when no more can be heard.
+        """
 
     def sent_to(self) -> str:
         """The primary that this thread's last command went to: its name until the next election; empty if unknown."""

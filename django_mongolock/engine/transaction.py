@@ -25,6 +25,7 @@ from pymongo.read_concern import ReadConcern
 
 from ..exceptions import LockBackendFailed, LockError, LockMisused, LockTransactionAborted
 from . import clock, runner
+from .commit_hooks import out_of_commit_hook
 from .grant import Grant
 from .mongo_store import MongoStore
 from .session.session import Session
@@ -120,8 +121,6 @@ class Atomic(Generic[S_co]):
 
     def _end(self, error: BaseException | None, confirm: Callable[[], object]) -> Calls[None]:
         """Commit, or abort if the block has raised *error*. *confirm* asks the server if the lock is held."""
-        for grant in self._grants:
-            grant.resume_renewals()
         try:
             if error is not None:
                 return
@@ -146,13 +145,16 @@ class Atomic(Generic[S_co]):
                 yield confirm
             raise LockTransactionAborted(self._key, self._grants[0].token, _reason(failure)) from failure
         finally:
+            for grant in self._grants:  # not before: a renewal would conflict with the commit
+                grant.resume_renewals()
             yield from self._abort()
 
     def _match(self) -> Calls[bool]:
         """Write to the document of every key; return whether all were there and held by our grants."""
         collection = self._client[self._store.config.database][self._store.config.collection]
         for grant in self._grants:
-            mine = {"grant": {"$eq": grant.id}, "released": {"$exists": False}}
+            # The token: once taken away, the grant may have come back by a command that was held up on its way.
+            mine = {"grant": {"$eq": grant.id}, "token": Int64(grant.token), "released": {"$exists": False}}
             where = {"_id": {"$eq": grant.key}, "holders": {"$elemMatch": mine}}
             change = {"$inc": {"changes": Int64(1)}}
             result = yield partial(collection.update_one, where, change, session=self._session)
@@ -235,6 +237,8 @@ class RetrySchedule:
 
 def is_transient(error: BaseException) -> bool:
     """Did MongoDB abort a transaction in a way that doing it all again may help?"""
+    if out_of_commit_hook(error):
+        return False
     if isinstance(error, LockError):
         return isinstance(error, LockTransactionAborted)
     # Django's backend raises its own errors from the driver's.

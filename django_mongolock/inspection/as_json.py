@@ -1,4 +1,4 @@
-"""Snapshots of locks and servers as JSON. Moments are in ISO 8601, according to the server's clock."""
+"""Snapshots of locks and of the server as JSON. Moments are in ISO 8601, according to the server's clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from .kinds import Counts
 from .overview import Overview, Process
-from .servers import Servers
+from .server_facts import ServerFacts
 from .snapshot import COUNTERS, LockSnapshot, Party
 from .status import Status
 
@@ -35,11 +35,10 @@ def as_json(lock: LockSnapshot) -> Json:
 
 
 def status_as_json(status: Status) -> Json:
-    """The locks, their servers, and the problems."""
+    """The locks, their server, and the problems."""
     problems = [problem_as_json(each.alarm, each.amount, each.about) for each in status.problems]
     documents = [_document_counts(counts) for counts in status.documents]
-    servers = _servers(status.servers)
-    return {"problems": problems, **_overview(status.locks), "documents": documents, "servers": servers}
+    return {"problems": problems, **_overview(status.locks), "documents": documents, "server": _server(status.server)}
 
 
 def problem_as_json(alarm: str, amount: float, about: str) -> Json:
@@ -71,19 +70,14 @@ def _overview(found: Overview) -> Json:
     }
 
 
-def _servers(found: Servers) -> Json:
-    members = [
-        {"address": member.address, "role": member.role, "clock_ahead_seconds": _rounded(member.ahead)}
-        for member in found.members
-    ]
+def _server(found: ServerFacts) -> Json:
     return {
-        "replica_set": found.name or None,
-        "primary": found.primary or None,
-        "bells": found.ringing,
-        "clocks_apart_seconds": _rounded(found.apart),
-        "problem": found.facts.problem or None,
-        "known_for_seconds": found.age,
-        "members": members,
+        "replica_set": found.set_name or None,
+        "members": found.members,
+        "primary": found.address or None,
+        "version": found.version or None,
+        "bells": not found.bells,
+        "problem": found.problem or None,
     }
 
 

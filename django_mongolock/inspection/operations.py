@@ -10,13 +10,14 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from datetime import datetime
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 from bson import Int64
 from pymongo import ReturnDocument
 
 from ..engine.election import CLOCK, CLUSTER_TIME
 from ..engine.history import FACTS, Happened
+from ..engine.indexes import purged
 from ..engine.logs import INFO, log
 from ..engine.mongo_store import MongoStore
 from ..engine.processes import CLAIM, fate
@@ -24,7 +25,7 @@ from ..engine.replies import Bell
 from ..engine.rule import IS_WHOLE, pipeline
 from ..engine.step import Step
 from ..engine.text_checks import check_fact
-from ..exceptions import LockDocumentDamaged
+from ..exceptions import LockBackendFailed, LockDocumentDamaged
 from .patterns import EVERY_KEY, KeyMatch
 from .queries import RELEASED, bounded_entries, snapshots
 from .snapshot import LockSnapshot, State
@@ -33,6 +34,8 @@ Document = dict[str, Any]
 
 #: The fields of a holder that are read, for the log and the history.
 _REPORTED = {f"holders.{name}": 1 for name in ("grant", "session", "token", "acquired_at", *FACTS)}
+#: What is over of the documents of `indexes.purged`.
+_IS_OVER: Final = {"purge_at": {"$type": "date"}, "$expr": {"$lt": ["$purge_at", "$$NOW"]}}
 #: The reasons of a release that no person forced.
 OWNER_GONE = "the process that held it has ended"
 OWNER_DONE = "all locks of its owner were released"
@@ -91,12 +94,19 @@ def clear_stale(store: MongoStore, keys: Sequence[str], which: Which, timeout: f
 def clear_all_stale(
     store: MongoStore, which: Which, batch: int = 1_000, *, dry_run: bool = False
 ) -> Iterator[tuple[list[LockSnapshot], Cleared]]:
-    """Find stale locks and clear them, batch by batch; yield the stale locks of a batch, and the result."""
+    """Find stale locks and clear them, batch by batch; yield the stale locks of a batch, and the result.
+
+    At the end, it removes what apps keep beside the locks and whose time is over.
+    """
     found = find_stale(store, which)
     while locks := list(islice(found, batch)):
         stale = [lock for lock in locks if lock.state is not State.DAMAGED]
         done = Cleared() if dry_run or not stale else clear_stale(store, [lock.key for lock in stale], which)
         yield stale, replace(done, found=len(stale), damaged=len(locks) - len(stale))
+    for find in () if dry_run else purged:
+        # Where the right is missing, a TTL index does it.
+        with suppress(LockBackendFailed), store.bounded(60.0):
+            find(store.collection).delete_many(_IS_OVER)
 
 
 def _apply(store: MongoStore, keys: Sequence[str], which: Which, clock: str, timeout: float) -> int:

@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import pymongo
 from pymongo.collection import Collection
 from pymongo.errors import OperationFailure, PyMongoError
 
-from ..engine import history
+from ..engine import bells, clock, history
 from ..engine.driver_errors import translate
-from ..engine.indexes import PURGE, missing_indexes
+from ..engine.indexes import PURGE, missing_indexes, purged
 from ..engine.mongo_store import MongoStore
 from ..exceptions import LockBackendFailed
 from .queries import ping
@@ -28,6 +29,8 @@ DOCUMENT_RIGHTS: Final = ("find", "update")
 #: Seconds that a failover takes beyond the election timeout, at most, until a write succeeds (measured: 10.3 to 16 s
 #: in all, with the default election timeout of 10 s).
 _ELECTION_OVERHEAD: Final = 10.0
+#: Seconds for which the dashboard uses an answer again: it changes seldom.
+CACHE_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,19 @@ class ServerFacts:
     bells: str = ""
     history: str = ""
     journaled: bool = True
+
+
+_known: WeakKeyDictionary[MongoStore, tuple[float, ServerFacts]] = WeakKeyDictionary()
+
+
+def known_server(store: MongoStore, timeout: float) -> ServerFacts:
+    """Return what `inspect_server` found, `CACHE_SECONDS` ago at most."""
+    now = clock.now()
+    at, found = _known.get(store, (0.0, None))
+    if found is None or now - at > CACHE_SECONDS:
+        found = inspect_server(store, timeout)
+        _known[store] = now, found
+    return found
 
 
 def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
@@ -99,8 +115,9 @@ def _ahead(there: float, asked: float, answered: float) -> float:
 
 def _missing_indexes(store: MongoStore) -> list[str]:
     try:
-        results = missing_indexes(store.results, [PURGE]) if history.exists(store.results) else []
-        return missing_indexes(store.collection) + [f"{name} of {store.results.name}" for name in results]
+        others = [find(store.collection) for find in purged]
+        missing = {each.name: missing_indexes(each, [PURGE]) for each in others if history.exists(each)}
+        return missing_indexes(store.collection) + [f"{name} of {home}" for home in missing for name in missing[home]]
     except OperationFailure:  # this user may not list them
         return []
 
@@ -118,8 +135,8 @@ def _bells(store: MongoStore, status: Mapping[str, Any]) -> str:
     for collection in store.bells.collections:
         if missing := _missing_rights(status, collection, BELL_RIGHTS):
             return f"the user lacks {' and '.join(missing)} on the collection {collection.name}"
-    if missing_bells := store.bells.missing():
-        return f"there is no capped collection {missing_bells[0]}"
+        if not bells.is_good(collection):
+            return f"there is no capped collection {collection.name}"
     return ""
 
 

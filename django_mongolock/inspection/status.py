@@ -1,4 +1,4 @@
-"""The locks and their servers at one moment, and the problems that need a person."""
+"""The locks and their server at one moment, and the problems that need a person."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from ..conf import get_settings
 from .kinds import Counts, count_all
 from .overview import Overview, overview
 from .patterns import starting
-from .servers import Servers, servers
+from .server_facts import ServerFacts, known_server
 
 #: A wait of more than so many seconds is a problem.
 LONG_WAIT: Final = 60.0
-#: Clocks that are more than so many seconds apart are not synchronised.
-FAR_APART: Final = 1.0
 
 
 class Alarm(StrEnum):
@@ -32,8 +30,6 @@ class Alarm(StrEnum):
     STALE_DOCUMENTS = "stale_documents"
     DAMAGED_DOCUMENTS = "damaged_documents"
     DOCUMENTS_AWAY = "documents_away"
-    MEMBER_AWAY = "member_away"
-    CLOCKS = "clocks"
     INDEXES = "indexes"
     STANDALONE = "standalone"
     POLLING = "polling"
@@ -50,16 +46,16 @@ class Problem:
 
 @dataclass(frozen=True)
 class Status:
-    """The locks, their servers, and the documents that have locks of their own."""
+    """The locks, their server, and the documents that have locks of their own."""
 
     locks: Overview
-    servers: Servers
+    server: ServerFacts
     documents: tuple[Counts, ...] = ()
 
     @cached_property
     def problems(self) -> list[Problem]:
         """The problems, the most urgent first."""
-        return [*_of_locks(self.locks), *_of_documents(self.documents), *_of_servers(self.servers)]
+        return [*_of_locks(self.locks), *_of_documents(self.documents), *_of_server(self.server)]
 
 
 def current_status() -> Status:
@@ -67,7 +63,7 @@ def current_status() -> Status:
     settings = get_settings()
     store = mongo_store()
     locks = overview(store, starting(settings.KEY_PREFIX), settings.COMMAND_TIMEOUT)
-    return Status(locks, servers(store), count_all())
+    return Status(locks, known_server(store, settings.COMMAND_TIMEOUT), count_all())
 
 
 def _of_locks(locks: Overview) -> Iterator[Problem]:
@@ -93,15 +89,10 @@ def _of_documents(found: Iterable[Counts]) -> Iterator[Problem]:
             yield Problem(Alarm.DOCUMENTS_AWAY, 1, f"{counts.lock}: {counts.error}")
 
 
-def _of_servers(found: Servers) -> Iterator[Problem]:
-    facts = found.facts
+def _of_server(facts: ServerFacts) -> Iterator[Problem]:
     if facts.problem:
         yield Problem(Alarm.SERVER, 1, facts.problem)
         return
-    if found.away:
-        yield Problem(Alarm.MEMBER_AWAY, len(found.away), ", ".join(member.address for member in found.away))
-    if found.apart is not None and found.apart > FAR_APART:
-        yield Problem(Alarm.CLOCKS, found.apart)
     if facts.missing_indexes:
         yield Problem(Alarm.INDEXES, len(facts.missing_indexes), ", ".join(facts.missing_indexes))
     if facts.standalone:

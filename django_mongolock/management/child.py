@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Final, Protocol
@@ -42,63 +41,73 @@ class Held(Protocol):
     def held(self) -> bool: ...
 
 
-def tied(command: list[str]) -> list[str]:
-    """The command as one whose program is killed when this process ends, where that is possible."""
-    if sys.platform != "linux":
-        return command
-    return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
-
-
 class Child:
     """The program. It has its own process group, so that its child processes are stopped with it; except at a terminal,
-    which sends its signals to one group only."""
+    which sends its signals to one group only.
 
-    def __init__(self, command: list[str], grace: float) -> None:
+    grace: gives the seconds between SIGTERM and SIGKILL. tied: whether the program is killed when this process ends,
+    where that is possible, and what it has started when the program ends.
+    """
+
+    def __init__(self, command: list[str], grace: Callable[[], float], *, tied: bool = False) -> None:
         self.command = command
         self.grace = grace
+        self.tied = tied
         self._is_at_terminal = sys.stdin is not None and sys.stdin.isatty()
         self._process: subprocess.Popen[bytes] | None = None
         #: Whether this process got a signal that ends programs.
         self.was_asked_to_end = False
-        self._stopping = threading.Event()
+        #: Held while the program is started, stopped or forgotten.
+        self._changing = threading.Lock()
         self._early: list[int] = []
 
-    def run(self, lock: Held) -> int:
-        """Run the program until it ends, and return its exit code as a shell would. If the lock is not held any more,
-        it does not begin."""
+    def run(self, lock: Held, ended: threading.Event) -> int:
+        """Run the program until it ends, and return its exit code as a shell would.
+
+        The program is stopped when *ended* is set. If the lock is not held any more, it does not begin.
+        """
         environment = {
             **os.environ,
             "MONGOLOCK_KEY": lock.key,
             "MONGOLOCK_FENCING_TOKEN": str(lock.fencing_token),
         }
         with self._forwarding():
-            held = lock.held
-            if not held:
-                return 1
-            try:
-                group = None if self._is_at_terminal else 0
-                self._process = subprocess.Popen(self.command, env=environment, process_group=group)
-            except FileNotFoundError as error:
-                raise CommandError(f"the program {self.command[0]!r} does not exist", returncode=127) from error
-            except OSError as error:
-                raise CommandError(f"{self.command[0]!r} cannot be run: {error.strerror}", returncode=126) from error
+            with self._changing:
+                threading.Thread(target=self._stop_when, args=(ended,), daemon=True).start()
+                if not lock.held:
+                    return 1
+                self._process = self._start(environment)
             while self._early:
                 self._send(self._early.pop(0))
-            if not lock.held:
-                self.stop(lock)  # it was lost before the program started
             code = self._process.wait()
+            with self._changing:  # a stop that has begun has its end first
+                if self.tied:
+                    self._send(signal.SIGKILL)
+                self._process = None
         return 128 - code if code < 0 else code
 
-    def stop(self, lock: Held) -> None:
-        """The lock was lost: end the program and its child processes in time."""
-        if self._process is None or self._stopping.is_set():
-            return
-        self._stopping.set()
-        self._send(signal.SIGTERM)
-        end = time.monotonic() + self.grace
-        while self._process.poll() is None and time.monotonic() < end:
-            time.sleep(0.05)
-        self._send(signal.SIGKILL)
+    def _start(self, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        command = self.command
+        if self.tied and sys.platform == "linux":
+            command = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
+        group = None if self._is_at_terminal else 0
+        try:
+            return subprocess.Popen(command, env=environment, process_group=group)
+        except FileNotFoundError as error:
+            raise CommandError(f"the program {command[0]!r} does not exist", returncode=127) from error
+        except OSError as error:
+            raise CommandError(f"{command[0]!r} cannot be run: {error.strerror}", returncode=126) from error
+
+    def _stop_when(self, ended: threading.Event) -> None:
+        """End the program and its child processes in time, when *ended* is set, unless it has ended by itself."""
+        ended.wait()
+        with self._changing:
+            if self._process is None:
+                return
+            self._send(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(self.grace())
+            self._send(signal.SIGKILL)
 
     def _send(self, number: int) -> None:
         if self._process is None:

@@ -1,4 +1,4 @@
-"""After ``migrate``, create what Django's API cannot: indexes of locks and results, capped collections."""
+"""After ``migrate``, create what Django's API cannot: indexes, capped collections."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pymongo.errors import OperationFailure, PyMongoError
 from ..backends.base import get_backend, mongo_store
 from ..backends.mongo import MongoBackend
 from ..conf import get_settings
-from ..engine import history
-from ..engine.indexes import PURGE, ensure_indexes
+from ..engine import bells, history
+from ..engine.indexes import PURGE, ensure_indexes, purged
 from ..exceptions import LockBackendFailed
 from ..inspection.queries import ping
 
@@ -34,10 +34,12 @@ def make_indexes_after_migrate(*, using: str, **kwargs: Any) -> None:
         ping(mongo_store(home), get_settings().COMMAND_TIMEOUT)  # an index may take long, an answer may not
         store = mongo_store(home)
         ensure_indexes(store.collection)
-        store.bells.make()
+        for collection in store.bells.collections:
+            bells.make(collection)
+        for find in purged:
+            with contextlib.suppress(OperationFailure):  # without the app, the right to it is not needed
+                ensure_indexes(find(store.collection), [PURGE])
         if size := store.config.history:
             history.make(store.events, size, resize=True)
-        with contextlib.suppress(OperationFailure):  # without `idempotent`, the right to it is not needed
-            ensure_indexes(store.results, [PURGE])
     except (LockBackendFailed, PyMongoError) as error:
         logger.warning("indexes not made database=%s error=%s", home, type(error).__name__)

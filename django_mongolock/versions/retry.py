@@ -17,6 +17,7 @@ from django.db import connections
 from django.db.transaction import TransactionManagementError
 
 from .. import signals
+from ..engine.commit_hooks import out_of_commit_hook
 from ..engine.options import Seconds, as_seconds
 from ..exceptions import DocumentChanged, DocumentHeld, VersionConflict
 from .passing import end_failed_commits, is_passing
@@ -48,7 +49,7 @@ class Attempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        if error is None or not all(map(is_conflict, errors := leaves(error))):
+        if error is None or out_of_commit_hook(error) or not all(map(is_conflict, errors := leaves(error))):
             return False
         if self.number == self.attempts:
             error.add_note(f"gave up after {self.attempts} attempts")
@@ -69,7 +70,9 @@ class Attempt:
 
 def is_conflict(error: BaseException) -> bool:
     """Return whether another attempt may succeed: a row or document was changed meanwhile, a document is held, or the
-    database says so."""
+    database says so. An error of a function that runs after the commit is none: the work is done."""
+    if out_of_commit_hook(error):
+        return False
     return isinstance(error, (VersionConflict, DocumentChanged, DocumentHeld)) or is_passing(error)
 
 
@@ -210,7 +213,8 @@ def retry_on_conflict(
 
     Raises TransactionManagementError if a transaction is open around the call (on the alias *using*, else on any): a
     second run in it would read the same again, or could not read at all. Open the transaction inside the function. The
-    transaction around a test of Django's TestCase does not count.
+    transaction around a test of Django's TestCase does not count. An error of a function given to
+    ``transaction.on_commit`` is raised and no conflict, whatever its kind: what it follows is committed.
     """
     retrying = retrying_on_conflict(attempts=attempts, backoff=backoff, longest=longest, using=using)
     return retrying_calls(function, retrying) if function else lambda given: retrying_calls(given, retrying)

@@ -5,18 +5,26 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from celery import Celery, Task
-from celery.exceptions import Reject
+from celery.exceptions import Ignore, Reject
 from celery.signals import task_postrun
 
-from django_mongolock import idempotent, mongo_lock, mongo_locked, once_per
+from django_mongolock import LockError, MongoLock, mongo_lock, mongo_locked, once_per
+from django_mongolock.contrib.celery import OnceTask, retry_current_task
 from django_mongolock.engine import mongo_store
 from django_mongolock.engine.session import listener
+from django_mongolock.idempotency import idempotent
 from tests.celery.records import DIRECTORY, Story, listen, note, work
+from tests.support.looking import holders
 
+#: What `keep` leaves behind.
+kept: list[MongoLock] = []
 HERE = Path(os.environ.get(DIRECTORY, "/nonexistent"))
 
 app = Celery("failures", set_as_current=False)
@@ -74,6 +82,108 @@ def die(args: Any, **facts: Any) -> None:
         os._exit(1)
 
 
+def nested(keys: list[str], clean_up: float, body: Callable[[], None], lease: float = 60) -> None:
+    """Hold all keys, one inside the other; a call that fails takes its time to clean up, under its lock."""
+
+    @mongo_locked(keys[0], lease=lease, on_contention="retry")
+    def call() -> None:
+        try:
+            nested(keys[1:], clean_up, body, lease) if len(keys) > 1 else body()
+        except BaseException:
+            time.sleep(clean_up)
+            raise
+
+    call()
+
+
+@app.task(bind=True)
+def several(self: Task[Any, Any], keys: list[str], name: str, clean_up: float) -> str:
+    """A task with several locks, the last of which may be busy."""
+
+    nested(keys, clean_up, partial(at_work, name, str(self.request.id)))
+    return name
+
+
+def at_work(name: str, task_id: str) -> None:
+    """The body of a task."""
+    with work(directory(), name, task_id):
+        pass
+
+
+@app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
+def inner_late(self: Task[Any, Any], keys: list[str], name: str, clean_up: float) -> str:
+    """The same, acknowledged when it has ended; its leases are short."""
+    nested(keys, clean_up, partial(at_work, name, str(self.request.id)), lease=6)
+    return name
+
+
+@app.task(bind=True)
+def by_hand(self: Task[Any, Any], keys: list[str], name: str, clean_up: float) -> str:
+    """The same, with blocks: it comes back by itself, and what it sends is sent while it holds its locks."""
+    try:
+        with ExitStack() as stack:
+            for key in keys[:-1]:
+                stack.enter_context(mongo_lock(key, wait=0, owner=self.request.id))
+            stack.callback(time.sleep, clean_up)
+            try:
+                stack.enter_context(mongo_lock(keys[-1], wait=0, owner=self.request.id))
+            except LockError as error:
+                retry_current_task(error)
+            stack.enter_context(work(directory(), name, str(self.request.id)))
+    except LockError as error:
+        retry_current_task(error)
+    return name
+
+
+def until_told(name: str, task_id: str) -> str:
+    """Work until the test says that it is enough."""
+    with work(directory(), name, task_id):
+        while not (directory() / f"enough-{name}").exists():
+            time.sleep(0.02)
+    return name
+
+
+def tell(name: str) -> None:
+    """Say that it is enough."""
+    (directory() / f"enough-{name}").touch()
+
+
+@app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
+@mongo_locked("{key}", lease=120, wait=None)
+def told(self: Task[Any, Any], key: str, name: str) -> str:
+    """A task that waits for its lock, and ends when it is told to."""
+    return until_told(name, str(self.request.id))
+
+
+@app.task(bind=True)
+@mongo_locked("{key}", lease=120, wait=None)
+def told_early(self: Task[Any, Any], key: str, name: str) -> str:
+    """The same, acknowledged when it begins, so that its message does not come twice."""
+    return until_told(name, str(self.request.id))
+
+
+@app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
+@once_per("told:{key}", hours=1)
+def told_once_per(self: Task[Any, Any], key: str, name: str) -> str:
+    """A task that runs once in an hour, and ends when it is told to."""
+    return until_told(name, str(self.request.id))
+
+
+@app.task
+@mongo_locked("{key}", wait=10)
+def facts(key: str) -> list[Any]:
+    """Where its lock is held, and on whose behalf."""
+    (found,) = holders(key)
+    return [found["place"], found["owner"]]
+
+
+@app.task
+def keep(key: str) -> int:
+    """Leaves a lock behind."""
+    kept.append(mongo_lock(key, lease=60, auto_renew=False).acquire())
+    return os.getpid()
+
+
 @app.task(bind=True)
 def plain(self: Task[Any, Any], name: str, seconds: float = 0) -> str:
     """A task without a lock."""
@@ -100,10 +210,28 @@ def once(self: Task[Any, Any], name: str, how: str = "", countdown: float | None
             raise ValueError(name)
         if how == "reject":
             raise Reject("no", requeue=False)
+        if how == "ignore":
+            raise Ignore
         if how == "die":
             os._exit(1)
         if how == "sleep":
             time.sleep(600)
+    return name
+
+
+@app.task(bind=True)
+def replaced(self: Task[Any, Any], name: str, seconds: float) -> str:
+    """A task that is enqueued once, and replaced by another one."""
+    with work(directory(), name, str(self.request.id)):
+        pass
+    return str(self.replace(plain.si(f"{name}-instead", seconds)))
+
+
+@app.task(bind=True, base=OnceTask, once_key="each:{name}", once_release="start")
+def each(self: Task[Any, Any], name: str, seconds: float = 0) -> str:
+    """A task whose every call is enqueued once, until it starts."""
+    with work(directory(), name, str(self.request.id)):
+        time.sleep(seconds)
     return name
 
 

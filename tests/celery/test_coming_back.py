@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,12 +17,13 @@ from pytest_django import Settings
 
 from django_mongolock import SKIPPED, LockBackendFailed, LockNotAcquired, mongo_locked, once_per
 from django_mongolock.backends.base import mongo_store
+from django_mongolock.context import RETURNED
 from django_mongolock.contrib.celery import retry_task
-from django_mongolock.contrib.celery.retry_task import HEADER, retry_current_task
+from django_mongolock.contrib.celery.retry_task import Note, retry_current_task
 from django_mongolock.engine.document import Terms, entry
 from django_mongolock.engine.step import Step
 from tests.celery.running import OtherRun, in_task
-from tests.support.looking import held_elsewhere
+from tests.support.looking import held_elsewhere, holder, holders
 
 app = Celery("coming_back", broker="memory://", set_as_current=False)
 BUSY = LockNotAcquired("key", retry_after=20)
@@ -53,10 +57,19 @@ def key() -> str:
     return uuid.uuid4().hex
 
 
-def comes_back(sent: list[Any], error: Exception, header: Any = None, **request: Any) -> Any:
+def carries(**facts: Any) -> dict[str, Any]:
+    """The headers of a message that came back."""
+    return {RETURNED: asdict(Note(sender="before", **facts))}
+
+
+def note(message: Any) -> Note:
+    """What a message remembers."""
+    return Note(**message.options["headers"][RETURNED])
+
+
+def comes_back(sent: list[Any], error: Exception, headers: Any = None, **request: Any) -> Any:
     """Let a task come back because of *error*; return the message."""
-    headers = {} if header is None else {HEADER: header}
-    with in_task(task, headers=headers, **request), pytest.raises(Retry):
+    with in_task(task, headers=headers or {}, **request), pytest.raises(Retry):
         retry_current_task(error)  # type: ignore[arg-type]
     return sent[-1].options
 
@@ -64,36 +77,40 @@ def comes_back(sent: list[Any], error: Exception, header: Any = None, **request:
 @pytest.mark.parametrize(("times", "longest"), [(0, 0.25), (1, 0.5), (3, 2), (5, 5), (90, 5)])
 def test_the_countdown_doubles(sent: list[Any], times: int, longest: float) -> None:
     """It comes back soon at first, and then every few seconds; never all at once."""
-    countdowns = {comes_back(sent, BUSY, [times, None, None])["countdown"] for _ in range(20)}
+    countdowns = {comes_back(sent, BUSY, carries(times=times))["countdown"] for _ in range(20)}
     assert len(countdowns) > 10
     assert all(longest / 2 <= each <= longest for each in countdowns)
-    assert sent[-1].options["headers"][HEADER] == [times + 1, None, None]
+    assert (note(sent[-1]).times, note(sent[-1]).number) == (times + 1, 1)
 
 
 def test_the_end_of_the_lease(sent: list[Any]) -> None:
     """It comes sooner where the lease of the holder ends sooner."""
-    assert comes_back(sent, LockNotAcquired("key", retry_after=1), [9, None, None])["countdown"] <= 1
+    assert comes_back(sent, LockNotAcquired("key", retry_after=1), carries(times=9))["countdown"] <= 1
 
 
 def test_the_visibility_timeout(sent: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """F95: a countdown is shorter than it, or the broker would deliver the waiting message twice."""
     monkeypatch.setitem(app.conf, "broker_transport_options", {"visibility_timeout": 4})
-    assert comes_back(sent, BUSY, [9, None, None])["countdown"] <= 2
+    assert comes_back(sent, BUSY, carries(times=9))["countdown"] <= 2
 
 
 def test_an_outage_is_bounded(sent: list[Any], settings: Settings) -> None:
     """F97: while MongoDB does not answer, it comes back for RETRY_OUTAGE seconds, and then it fails."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "RETRY_OUTAGE": 60}
-    _, since, _ = comes_back(sent, AWAY)["headers"][HEADER]
+    comes_back(sent, AWAY)
+    since = note(sent[-1]).away_since
+    assert since is not None
     assert since == pytest.approx(time.time(), abs=5)
-    assert comes_back(sent, AWAY, [5, since - 50, None])["headers"][HEADER][1] == since - 50
-    with in_task(task, headers={HEADER: [5, since - 70, None]}), pytest.raises(LockBackendFailed):
+    comes_back(sent, AWAY, carries(times=5, away_since=since - 50))
+    assert note(sent[-1]).away_since == since - 50
+    with in_task(task, headers=carries(times=5, away_since=since - 70)), pytest.raises(LockBackendFailed):
         retry_current_task(AWAY)
 
 
 def test_an_outage_that_is_over_is_forgotten(sent: list[Any]) -> None:
     """F97: if MongoDB answers that the lock is busy, the next outage has the whole time again."""
-    assert comes_back(sent, BUSY, [5, 1.0, None])["headers"][HEADER] == [6, None, None]
+    comes_back(sent, BUSY, carries(times=5, away_since=1.0))
+    assert (note(sent[-1]).times, note(sent[-1]).away_since) == (6, None)
 
 
 @pytest.mark.parametrize(("limit", "error"), [(0, AWAY), (600, LockBackendFailed("no rights", passing=False))])
@@ -107,15 +124,16 @@ def test_some_failures_are_final(sent: list[Any], settings: Settings, limit: flo
 
 def test_a_retry_of_its_own_starts_afresh() -> None:
     """What a message remembers of its wait is not carried on by what the task itself sends when it runs."""
-    with in_task(task, headers={HEADER: [7, None, None], "theirs": 1}) as request:
+    with in_task(task, headers={**carries(times=7), "theirs": 1}) as request:
         assert mongo_locked(uuid.uuid4().hex, on_contention="retry")(ran)() == "ran"
         assert request.headers == {"theirs": 1}
 
 
-@pytest.mark.parametrize("header", ["x", [1], [1, "x", None], [1, None, ["key"]], {"times": 1}, None])
+@pytest.mark.parametrize("header", ["x", [1], {**carries()[RETURNED], "former": ["key"]}, {"tries": 1}, None])
 def test_a_header_of_another_program(sent: list[Any], header: Any) -> None:
     """It is ignored."""
-    assert comes_back(sent, BUSY, header)["headers"][HEADER] == [1, None, None]
+    comes_back(sent, BUSY, {RETURNED: header})
+    assert (note(sent[-1]).number, note(sent[-1]).times) == (1, 1)
 
 
 @pytest.mark.parametrize("policy", ["raise", "skip", "retry", "call", "once_per"])
@@ -130,7 +148,7 @@ def test_a_second_delivery(sent: list[Any], key: str, policy: Any) -> None:
         with in_task(task), pytest.raises(Retry):
             function()
         (message,) = sent
-        assert message.options["headers"][HEADER] == [1, None, (key, 0)]
+        assert (note(message).times, note(message).former) == (1, (key, holder(key)["run"], 0))
         with in_task(task, headers=message.options["headers"]), pytest.raises(Retry):
             function()
         run.end()
@@ -155,7 +173,7 @@ def test_the_first_run_died(sent: list[Any], key: str, since: str) -> None:
     """F95: while a run on another machine has a lease, the second delivery comes back; when that ends, it runs."""
     function: Any = mongo_locked(key, on_contention="retry")(ran)
     terms = Terms(lease=0.5, margin=0, owner="the-id")
-    run = entry("there.1", "there", terms, {"retries": 0}, process="a machine elsewhere 7 7")
+    run = entry("there.1", "there", terms, {"run": "r", "delivery": "0.0.0"}, process="a machine elsewhere 7 7")
     assert mongo_store().apply(key, Step(ask="there.1", add=run), 5).held
     with in_task(task), pytest.raises(Retry):
         function()
@@ -195,9 +213,64 @@ def test_a_retry_that_overtakes(sent: list[Any], key: str) -> None:
     with OtherRun(key, task, "the-id", retries=0), in_task(task, retries=1), pytest.raises(Retry):
         function()
     (message,) = sent
-    assert message.options["headers"][HEADER] == [1, None, None]
+    assert note(message).former is None
     with in_task(task, retries=1, headers=message.options["headers"]):
         assert function() == "ran"
+
+
+def test_a_run_meets_its_sender(sent: list[Any], key: str) -> None:
+    """F122: it comes again, under any policy, and is never dropped, although its sender has ended by then."""
+    function: Any = mongo_locked(key, on_contention="skip")(ran)
+    headers: dict[str, Any] = carries(number=1)
+    with OtherRun(key, task, "the-id"):
+        for number in (2, 3):
+            with in_task(task, headers=headers), pytest.raises(Retry):
+                function()
+            assert (note(sent[-1]).number, note(sent[-1]).former) == (number, None)
+            headers = sent[-1].options["headers"]
+    with in_task(task, headers=headers):
+        assert function() == "ran"
+
+
+def test_it_is_sent_when_the_outermost_call_is_left(sent: list[Any], key: str) -> None:
+    """F122: until then, nothing is sent, so the next run meets no lock of this one. What is caught is not sent."""
+    outer: Any = mongo_locked(f"{key} outer", on_contention="retry")(lambda work: work())
+    inner: Any = mongo_locked(key, on_contention="retry")(ran)
+
+    def cleans_up() -> None:
+        try:
+            inner()
+        finally:
+            assert sent == []
+
+    def catches() -> str:
+        with pytest.raises(Retry):
+            inner()
+        return "ran something else"
+
+    with held_elsewhere(key):
+        for work, count in ((cleans_up, 1), (catches, 1)):
+            with in_task(task), suppress(Retry):
+                assert outer(work) == "ran something else"
+            assert len(sent) == count
+    assert holders(f"{key} outer") == []
+
+
+def test_the_broker_refuses_for_a_while(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F127: after a pause it is asked again; the task comes back, once."""
+    tries: list[float] = []
+
+    def send(message: Any) -> None:
+        tries.append(time.monotonic())
+        if len(tries) < 3:
+            raise ConnectionError
+
+    monkeypatch.setattr("celery.canvas.Signature.apply_async", send)
+    monkeypatch.setattr(retry_task, "SHORTEST_REFUSED", 0.05)
+    with in_task(task), pytest.raises(Retry):
+        retry_current_task(BUSY)
+    assert all(later - earlier > least for least, (earlier, later) in zip((0.05, 0.1), pairwise(tries), strict=True))
+    assert len(tries) == 3
 
 
 @pytest.mark.parametrize("wait", [0, 5, None])
@@ -235,6 +308,6 @@ def test_the_wait_goes_on_after_a_short_hold(sent: list[Any], key: str, settings
     """F98: a task that has waited in the pool in vain comes back as late as it would have otherwise."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "SHORT_WAIT": 0.3}
     function: Any = mongo_locked(key, on_contention="retry")(ran)
-    with OtherRun(key, task, "another"), in_task(task, headers={HEADER: [4, None, None]}), pytest.raises(Retry):
+    with OtherRun(key, task, "another"), in_task(task, headers=carries(times=4)), pytest.raises(Retry):
         function()
-    assert sent[-1].options["headers"][HEADER] == [5, None, None]
+    assert note(sent[-1]).times == 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from tests import parts
 from tests.celery import app as tasks
 from tests.celery.conftest import MakePlace
 from tests.celery.workers import Place
-from tests.support.looking import holders
+from tests.support.looking import document, holders
 from tests.support.waiting import eventually
 
 pytestmark = [
@@ -37,6 +38,7 @@ WAYS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "a retry with backoff": (tasks.backing_off, {}, {}),
     "expiry": (tasks.once, {}, {"expires": 0.0001}),
     "rejection": (tasks.once, {"how": "reject"}, {}),
+    "ignoring": (tasks.once, {"how": "ignore"}, {}),
     "a lost process": (tasks.once, {"how": "die"}, {}),
     "revocation": (tasks.once, {}, {"countdown": 2}),
 }
@@ -49,10 +51,12 @@ def stuck(here: Place, name: str, way: str, count: int) -> list[str]:
     for key in keys:
         result, sent = enqueue_once(task, (key,), kwargs, key=key, **options)
         assert sent
+        assert holders(key)[0]["owner"] == result.id
         if way == "revocation":
             result.revoke()
     free: Callable[[], bool] = lambda: not any(map(holders, keys))  # noqa: E731
     eventually(lambda: here.is_quiet() and free(), 10 + count)
+    assert not any(document(key)["expired"] for key in keys)  # they were given back, and did not just end
     return [key for key in keys if holders(key)]
 
 
@@ -87,6 +91,18 @@ def test_purged(place: MakePlace, name: str, count: int) -> None:
     assert last < 3 + 1 + 2  # the margin of the clock, and the time of the queries
 
 
+def test_a_retry(place: MakePlace, name: str) -> None:
+    """A task that waits for its retry is on its way."""
+    here = place()
+    here.start(concurrency=1)
+    result, _ = enqueue_once(tasks.once, (name, "retry", 3), key=name)
+    assert eventually(lambda: here.story.count("retry"), 60), here.logs()
+    again, sent = enqueue_once(tasks.once, (name,), key=name)
+    assert (again.id, sent) == (result.id, False)
+    assert eventually(lambda: not holders(name), 60), here.logs()
+    assert here.story.count("begin") == 2
+
+
 def test_a_killed_worker(place: MakePlace, name: str) -> None:
     """The key of a task that runs has the lease of a lock, and not of the queue: its worker may be killed whole."""
     here = place()
@@ -97,6 +113,61 @@ def test_a_killed_worker(place: MakePlace, name: str) -> None:
     (holder,) = holders(name)
     left = holder["until"] - datetime.now(UTC)
     assert left.total_seconds() < get_settings().LEASE * 1.1 + 1
+
+
+def test_replaced(place: MakePlace, name: str) -> None:
+    """F129: the key is taken until the task has ended that replaces it."""
+    here = place()
+    here.start(concurrency=2)
+    result, _ = enqueue_once(tasks.replaced, (name, 2), key=name)
+    assert eventually(lambda: here.story.count("begin", name=f"{name}-instead"), 60), here.logs()
+    assert enqueue_once(tasks.replaced, (name, 2), key=name)[0].id == result.id
+    assert eventually(lambda: not holders(name), 60), here.logs()
+    assert here.story.count("end", name=f"{name}-instead") == 1
+
+
+def test_released_at_the_start(place: MakePlace, name: str) -> None:
+    """Of calls while the task is in the queue, one message is sent; of those while it runs, one more."""
+    here = place()
+    first = {tasks.each.delay(name, 2).id for _ in range(5)}
+    here.start(concurrency=1)
+    assert eventually(lambda: here.story.count("begin"), 60), here.logs()
+    second = {tasks.each.delay(name, 2).id for _ in range(5)}
+    assert (len(first), len(second), len(first | second)) == (1, 1, 2)
+    assert eventually(lambda: here.story.count("end") == 2 and here.is_quiet(), 60), here.logs()
+    assert holders(f"each:{name}") == []
+
+
+#: What the processes of a deployment do. They have opened no connection before.
+FRESH = """
+import os, django, kombu.transport.redis; django.setup()
+from django_mongolock.contrib.celery import enqueue_once
+from tests.celery import app as tasks
+assert tasks.app.backend
+for _ in range(20):
+    if os.fork() == 0:
+        try:
+            result, sent = enqueue_once(tasks.plain, ({name!r},), key={name!r})
+            os.write(1, f"{{result.id}} {{sent}}\\n".encode())
+        finally:
+            os._exit(0)
+for _ in range(20):
+    os.wait()
+"""
+
+
+@pytest.mark.program
+@pytest.mark.timeout(300)
+def test_fresh_processes(place: MakePlace, name: str) -> None:
+    """F128: of 20 that enqueue one task at once, as at a deployment, each has the answer, and one message is sent."""
+    here = place()
+    command = [sys.executable, "-c", FRESH.format(name=name)]
+    done = subprocess.run(command, env=here.environment, capture_output=True, text=True, timeout=250, check=True)
+    answers = [line.split() for line in done.stdout.splitlines()]
+    assert len(answers) == 20, done.stderr
+    assert len({answer[0] for answer in answers}) == 1
+    assert [answer[1] for answer in answers].count("True") == 1
+    assert here.messages_left() == 1
 
 
 def free(key: str) -> bool:

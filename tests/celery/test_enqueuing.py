@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -12,20 +12,23 @@ from typing import Any, ClassVar
 from uuid import UUID
 
 import pytest
-from celery import Celery, shared_task, states
+from celery import Celery, chain, group, shared_task, states
 from celery.signals import task_postrun, task_prerun, task_revoked
+from kombu.exceptions import OperationalError
 
 from django_mongolock import MongoLock, mongo_lock
-from django_mongolock.contrib.celery import enqueue_once
+from django_mongolock.contrib.celery import OnceTask, enqueue, enqueue_once
 from django_mongolock.contrib.celery.enqueue import HEADER, call_key, once_key
+from django_mongolock.engine.detached import Parked
 from django_mongolock.exceptions import LockBackendFailed, LockKeyInvalid
+from tests.celery.running import in_task
 from tests.support.forking import FORKS, in_child
 from tests.support.looking import document, held_elsewhere, holder, holders, new_key
 
-app = Celery("enqueue_tests", broker="memory://", backend="cache+memory://", set_as_current=False)
+app: Any = Celery("enqueue_tests", broker="memory://", backend="cache+memory://", set_as_current=False)
 
 
-@app.task(name="tests.export")
+@app.task(name="tests.export")  # type: ignore[untyped-decorator]
 def export(*args: Any, **kwargs: Any) -> str:
     """Says what became of its lock."""
     return "done"
@@ -72,10 +75,98 @@ def test_a_task_that_cannot_be_sent_leaves_nothing(monkeypatch: pytest.MonkeyPat
         raise ConnectionError
 
     key = new_key()
-    monkeypatch.setattr(export, "apply_async", fail)
-    with pytest.raises(ConnectionError):
+    for broken in (export, app.amqp):
+        monkeypatch.setattr(broken, "apply_async" if broken is export else "send_task_message", fail)
+        with pytest.raises(ConnectionError):
+            enqueue_once(export, key=key)
+        monkeypatch.undo()
+        assert holders(key) == []
+
+
+def test_a_broker_that_cannot_be_reached() -> None:
+    """F128: the connection is made before the key is taken, as others wait for what is between that and the message."""
+    key = new_key()
+    away: Any = Celery("away", broker="redis://127.0.0.1:1", set_as_current=False)
+    with pytest.raises(OperationalError):
+        enqueue_once(away.task(export.run, name="tests.away", shared=False), key=key)
+    assert document(key) == {}
+
+
+def test_a_process_that_dies_before_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F105: it is not on its way, and its key is free after a lease. Nobody is told that nothing has to be done."""
+    key = new_key()
+    monkeypatch.setattr(enqueue, "SENDING", 0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Parked, "keep", lambda *args: True)  # it died before
         enqueue_once(export, key=key)
-    assert holders(key) == []
+    assert left(key) < 60
+    with pytest.raises(LockBackendFailed, match="or has died: try again"):
+        enqueue_once(export, key=key)
+
+
+class TestOnceTask:
+    """A task whose every call is enqueued once."""
+
+    @pytest.fixture
+    def task(self) -> Any:
+        return app.task(each_ad, name=f"tests.{new_key()}", base=OnceTask, once_key=f"{new_key()}:{{ad_id}}")
+
+    def test_every_way(self, task: Any) -> None:
+        """However it is called: the result is that of the message on its way."""
+        first = task.delay(1)
+        key = task.once_key.format(ad_id=1)
+        calls: list[Callable[[], Any]] = [
+            task.s(1).delay,
+            lambda: task.apply_async(kwargs={"ad_id": 1}),
+            lambda: enqueue_once(task, [1], key=key)[0],
+        ]
+        assert {call().id for call in calls} == {first.id}
+        assert holder(key)["owner"] == first.id
+        assert task.delay(2).id != first.id
+
+    def test_where_others_wait_for_it(self, task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In a chain, a group, or with a link, it is sent although an equal one is on its way: that calls no other."""
+        first = task.delay(1)
+        sent: list[Any] = []
+        monkeypatch.setattr(app.amqp, "send_task_message", lambda *args, **options: sent.append(args[1]))
+        chain(task.s(1), export.s()).apply_async()
+        group(task.s(1), task.s(1)).apply_async()
+        task.apply_async([1], link=export.s())
+        assert len(sent) == 4
+        assert holder(task.once_key.format(ad_id=1))["owner"] == first.id
+
+    def test_without_a_key(self) -> None:
+        """That of `enqueue_once`: the name and the arguments."""
+        task: Any = app.task(each_ad, name=f"tests.{new_key()}", base=OnceTask)
+        assert task.delay(1).id == task.delay(ad_id=1).id == enqueue_once(task, [1])[0].id
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [({"once_key": "a:{b}"}, "b"), ({"once_release": "x"}, '"end" or "start"'), ({"once_lease": 0}, "more than 0")],
+    )
+    def test_mistakes(self, options: Any, said: str) -> None:
+        """When the task is made."""
+        with pytest.raises((TypeError, ValueError), match=said):
+            app.task(each_ad, name=f"tests.{new_key()}", base=OnceTask, lazy=False, **options)
+
+
+def each_ad(ad_id: int) -> None: ...
+
+
+@pytest.mark.parametrize("meanwhile", [True, False])
+def test_released_at_the_start(meanwhile: bool) -> None:
+    """With release="start" the key is free when the task starts; one that comes back takes it again, if it is free."""
+    key = new_key()
+    first, _ = enqueue_once(export, key=key, release="start")
+    headers = {HEADER: [key, 3_600, None, "start"]}
+    with in_task(export, first.id, headers=headers):
+        task_prerun.send(sender=export, task_id=first.id, task=export)
+        assert holders(key) == []
+        second = enqueue_once(export, key=key, release="start")[0] if meanwhile else first
+        export.signature_from_request(export.request).apply_async()
+        task_postrun.send(sender=export, task_id=first.id, task=export, state=states.RETRY, retval=None)
+    (found,) = holders(key)
+    assert (found["owner"], found["process"]) == (second.id, "none")
 
 
 @pytest.mark.usefixtures("eager")
@@ -94,7 +185,7 @@ def test_revoked() -> None:
     key, other = new_key(), new_key()
     result, _ = enqueue_once(export, key=key)
     enqueue_once(export, key=other)
-    request = SimpleNamespace(id=result.id, headers={HEADER: [key, 3_600, None]})
+    request = SimpleNamespace(id=result.id, headers={HEADER: [key, 3_600, None, "end"]})
     task_revoked.send(sender=export, request=request, terminated=False, signum=None, expired=True)
     assert holders(key) == []
     assert holders(other)
@@ -127,7 +218,7 @@ def test_the_end_of_a_second_delivery() -> None:
 
 def running(task_id: str, key: str) -> Any:
     """A task as its worker has it."""
-    request = SimpleNamespace(id=task_id, headers={HEADER: [key, 3_600, None]}, delivery_info={})
+    request = SimpleNamespace(id=task_id, headers={HEADER: [key, 3_600, None, "end"]}, delivery_info={})
     return SimpleNamespace(name=export.name, request=request)
 
 
@@ -148,7 +239,7 @@ class TestForks:
         result, _ = enqueue_once(export, key=key)
         task = SimpleNamespace(
             name=export.name,
-            request=SimpleNamespace(id=result.id, headers={HEADER: [key, 3_600, None]}, delivery_info={}),
+            request=SimpleNamespace(id=result.id, headers={HEADER: [key, 3_600, None, "end"]}, delivery_info={}),
         )
         ended = partial(task_postrun.send, sender=export, task_id=result.id, task=task, state=state, retval=None)
         task_prerun.send(sender=export, task_id=result.id, task=task)

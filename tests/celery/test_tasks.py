@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from django.core.exceptions import ImproperlyConfigured
 from pymongo import MongoClient
+from pytest_django import Settings
 
 from django_mongolock import SKIPPED, LockNotAcquired, mongo_lock, mongo_semaphore
 from django_mongolock.backends.base import mongo_store
@@ -185,9 +186,11 @@ class TestWithoutWorker:
         assert result.get()["place"] == f"task tests.celery.tasks_app.facts {result.id}"
 
     @pytest.mark.parametrize("late", [True, False])
-    def test_broker_away(self, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    def test_broker_away(self, monkeypatch: pytest.MonkeyPatch, settings: Settings, late: bool) -> None:
         """F106: a task that cannot be sent again is handed back to the broker; acknowledged, it fails. It is never
         lost without a word."""
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "RETRY_OUTAGE": 0}
+        monkeypatch.setattr(retry_task, "GIVE_BACK", 0)
 
         def fail(self: Any, *args: Any, **kwargs: Any) -> None:
             raise ConnectionError
@@ -197,6 +200,7 @@ class TestWithoutWorker:
         with in_task(tasks_app.returning), pytest.raises(Reject if late else ConnectionError) as caught:
             retry_task.retry_current_task(LockNotAcquired("key"))
         assert getattr(caught.value, "requeue", False) is late
+        assert isinstance(caught.value, Ignore) is late  # F127: `autoretry_for=(Exception,)` leaves an Ignore alone
 
     def test_comes_back_as_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is sent again under its own id, with its own count of retries."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
@@ -42,6 +43,25 @@ InThread = Callable[..., threading.Thread]
 @pytest.fixture
 def key(world: World) -> str:
     return new_key("contract")
+
+
+def test_a_try_that_waits(key: str, face: Face, elsewhere: Elsewhere) -> None:
+    """F155: for as long as it is told, whatever the lock was made with; it returns whether the lock is held then."""
+    lock = mongo_lock(key, wait=0)
+    with elsewhere(key):
+        began = time.monotonic()
+        assert face.call(lock, "try_acquire", 0.2) is False
+        assert time.monotonic() - began >= 0.2
+    assert face.call(lock, "try_acquire", 0.2) is True
+    assert face.release(lock)
+
+
+def test_the_time_that_several_keys_took(world: World) -> None:
+    """One is waited for after the other."""
+    with mongo_lock(new_key("a"), new_key("b")) as lock:
+        for grant in own(lock).grants:
+            grant.reporting.waited = 2.0
+        assert lock.waited == 4.0
 
 
 class TestOne:

@@ -18,7 +18,7 @@ from pymongo.collection import Collection
 
 from django_mongolock import LockBackendFailed
 from django_mongolock.documents import DocumentLock, declared
-from django_mongolock.documents.document_lock import undeclare
+from django_mongolock.documents.document_lock import declare, undeclare
 from django_mongolock.engine.courier import Background, Courier, Task
 from django_mongolock.engine.field_paths import get_path, set_path
 from tests.documents.models import Advert
@@ -82,6 +82,8 @@ def forget() -> Iterator[None]:
     for lock in declared():
         if lock not in before:
             undeclare(lock)
+    for lock in before:
+        declare(lock)
 
 
 @pytest.fixture(autouse=True)

@@ -157,7 +157,7 @@ def test_another_backend(make: Callable[..., Ground], settings: Settings) -> Non
 
 
 def test_the_apps_that_are_missing(settings: Settings) -> None:
-    """E025: a document lock, a VersionField and an EditLockMixin each name their app."""
+    """E026: a document lock, a VersionField and an EditLockMixin each name their app."""
     from django.contrib import admin
 
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if not app.startswith("django_mongolock.")]
@@ -166,7 +166,7 @@ def test_the_apps_that_are_missing(settings: Settings) -> None:
         *Ad._meta.get_field("document_version").check(),
         *admin.site._registry[Ad].check(),
     ]
-    named = [str(message.hint) for message in found if message.id == "mongolock.E025"]
+    named = [str(message.hint) for message in found if message.id == "mongolock.E026"]
     assert named == [
         f'Put "django_mongolock.{app}" into INSTALLED_APPS.' for app in ("documents", "versions", "editing")
     ]

@@ -17,7 +17,6 @@ from pymongo.collection import Collection
 from pymongo.errors import OperationFailure
 from pymongo.read_concern import ReadConcern
 
-from bench.takeovers import Tally, Trials
 from django_mongolock.engine import transaction
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock
@@ -32,6 +31,7 @@ from django_mongolock.exceptions import (
     LockTransactionAborted,
 )
 from testproject.servers import Mongod, ReplicaSet
+from tests.engine.takeovers import Tally, Trials
 from tests.support.grants import grant_of
 from tests.support.waiting import eventually
 
@@ -472,7 +472,7 @@ class TestAsync:
 
 @pytest.mark.timeout(300)
 class TestTakeOvers:
-    """Take-overs at random moments of the holder's work; `python -m bench.takeovers` tries more of them."""
+    """Take-overs at random moments of the holder's work."""
 
     @pytest.fixture
     def trials(self, mongo_uri: str) -> Iterator[Trials]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import gc
 import threading
@@ -18,15 +19,16 @@ from django_mongolock.engine import rule_in_python
 from django_mongolock.engine.actions import Apply
 from django_mongolock.engine.document import LEAP, Terms, entry
 from django_mongolock.engine.grant import Grant
+from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.memory_server import MemoryServer, MemorySession, MemoryStore
 from django_mongolock.engine.protocol import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
 from django_mongolock.engine.replies import Found, Reply
 from django_mongolock.engine.rule_in_python import Moment, apply_rule
 from django_mongolock.engine.session.cleanup import TRY_AGAIN_AFTER, Removal
+from django_mongolock.engine.session.commands import REQUEST, SENDING_THREADS, SHARES
 from django_mongolock.engine.session.releases import LOOK_EVERY
-from django_mongolock.engine.session.session import RESERVED_FOR_RELEASES, SENDING_THREADS
 from django_mongolock.engine.step import Limits, Step
-from django_mongolock.exceptions import LockBackendFailed, LockMisused, LockNotAcquired
+from django_mongolock.exceptions import LockBackendFailed, LockError, LockMisused, LockNotAcquired
 from tests.engine.conftest import CALM, make_lock
 from tests.engine.waiters import InThread, Waiter
 from tests.support.grants import grant_of, new_grant
@@ -50,11 +52,11 @@ class Elected(MemoryStore):
     def primary(self) -> str:
         return self.name
 
-    def release(self, key: str, step: Step, timeout: float) -> bool:
+    def apply(self, key: str, step: Step, timeout: float) -> Reply:
         if self.down:
             self.tries += 1
             raise LockBackendFailed("no answer", key)
-        return super().release(key, step, timeout)
+        return super().apply(key, step, timeout)
 
 
 @pytest.fixture
@@ -170,6 +172,21 @@ def test_a_grant_that_was_taken_and_queued_again_is_lost(
     assert mine.lost
 
 
+@pytest.mark.parametrize("ask_for", [MongoLock.extend, lambda lock: make_lock(lock._session()).acquire(wait=0)])
+def test_a_grant_with_another_token_is_lost(
+    server: MemoryServer, session: MemorySession, ask_for: Callable[[MongoLock], object]
+) -> None:
+    """F120: an extension finds the grant with another token, or an attempt to acquire the key again does."""
+    mine = make_lock(session, terms=CALM).acquire()
+    grant = grant_of(mine)
+    grant.outcome_unknown = True
+    session.store.apply("k", Step(remove=(grant.id,), force=True), TIMEOUT)
+    session.store.apply("k", Step(ask=grant.id, add=entry(grant.id, "s", CALM, {})), TIMEOUT)
+    with contextlib.suppress(LockError):
+        ask_for(mine)
+    assert mine.lost
+
+
 def test_nothing_else_renews_while_the_clock_is_moved(server: MemoryServer, session: MemorySession) -> None:
     """A renewal that the heartbeat's thread has begun would be found late by a clock that is moved to its end."""
     make_lock(session, terms=CALM).acquire()
@@ -200,6 +217,8 @@ def test_a_transaction_puts_a_renewal_off_only_while_a_third_is_left(session: Me
     usual = grant.lease.renew_at
     grant.defer_renewals()
     assert usual < grant.lease.renew_at == pytest.approx(grant.lease.until - CALM.lease / 3)
+    grant.renewed(grant.lease.until, session.now())
+    assert usual < grant.lease.renew_at
     grant.resume_renewals()
     assert grant.lease.renew_at == usual
 
@@ -494,6 +513,44 @@ def test_only_the_first_in_the_queue_takes_itself_for_that(
         waiter.let_go().end()
 
 
+def test_a_wrong_guess_lengthens_no_wait(
+    server: MemoryServer, session: MemorySession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F118: the short form takes four of five seconds and finds the key held: one second is left for the whole rule."""
+    given: list[float] = []
+    apply = session.store.apply
+
+    def guess_wrong(*arguments: Any) -> None:
+        server._moved += 4.0
+
+    def note(key: str, step: Step, timeout: float) -> Reply:
+        given.append(timeout)
+        return apply(key, step, timeout)
+
+    monkeypatch.setattr(session.store, "take_free", guess_wrong)
+    monkeypatch.setattr(session.store, "apply", note)
+    session.commands._free_keys.released("k")
+    make_lock(session, terms=CALM).acquire()
+    assert given[0] <= 1.1
+
+
+@pytest.mark.parametrize(("apart", "order"), [(3.3, ["there", "new"]), (60.0, ["new", "there"])])
+def test_after_an_election_who_came_before_stands_before(apart: float, order: list[str]) -> None:
+    """F120: the last write was 3.3 s ago, and a waiter was queued by it. Who has waited for 2.3 s came later. Where the
+    clocks of the two primaries cannot be one, a place counts what it had waited at the last write."""
+    then = datetime(2026, 1, 1, tzinfo=UTC)
+    document: dict[str, Any] | None = None
+    for name in ("holder", "there"):
+        document = apply_rule(
+            document, Step(ask=name, add=entry(name, "s", CALM, {})), Limits(), Moment(then, "one", Timestamp(1, 1))
+        )
+    now = Moment(then + timedelta(seconds=apart), "two", Timestamp(9, 1))
+    step = Step(ask="new", add=entry("new", "s", CALM, {}), waited=2_300)
+    after = apply_rule(document, step, Limits(), now)
+    assert after is not None
+    assert [e["grant"] for e in after["waiters"]] == order
+
+
 # Clean-up
 
 
@@ -612,7 +669,7 @@ async def test_what_was_sent_once_stays_sent(session: MemorySession, monkeypatch
     grant = new_grant(session, make_lock(session, terms=LONG), object())
     session.registry.add(grant)
     await session.commands.acall(grant.acquisition.enter(trial=False))
-    gate, submitted = threading.Event(), SENDING_THREADS - RESERVED_FOR_RELEASES
+    gate, submitted = threading.Event(), SENDING_THREADS
     for _ in range(submitted):
         session.threads.submit(lambda: gate.wait(20))
     taken_back = asyncio.ensure_future(session.commands.acall(grant.acquisition.enter(trial=False)))
@@ -645,7 +702,7 @@ async def test_a_release_goes_before_what_asks_for_a_lock(
     for door in ("apply", "take_free"):
         monkeypatch.setattr(session.store, door, held_up)
     asking = [asyncio.create_task(lock.aacquire()) for lock in locks]
-    assert await asyncio.to_thread(eventually, lambda: len(waiting) >= SENDING_THREADS - RESERVED_FOR_RELEASES)
+    assert await asyncio.to_thread(eventually, lambda: len(waiting) >= SENDING_THREADS * SHARES[REQUEST])
     await mine.arelease()
     assert len(holders(server)) == (way == "hand-over")
     assert holders(server) != before

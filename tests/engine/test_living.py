@@ -20,7 +20,7 @@ from django_mongolock.engine.grant import Grant
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore
 from django_mongolock.engine.replies import Reply
-from django_mongolock.engine.session.notifications import CALLBACK_THREADS
+from django_mongolock.engine.session.notifications import MOST_CALLBACKS
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockBackendFailed, LockLost, LockNotAcquired
 from django_mongolock.inspection.operations import ask_to_release
@@ -499,10 +499,10 @@ def test_a_storm_of_signals_leaves_nothing() -> None:
     """F29: 300 cycles in the main thread while signals strike it every few milliseconds, also two in a row."""
     import os
 
-    from bench.signals import run
+    from tests.engine.signal_storm import run
 
     for seed in (1, 2):
-        result = run("ours", os.environ["MONGODB_URI"], 300, seed, 0.003)
+        result = run(os.environ["MONGODB_URI"], 300, seed, 0.003)
         assert result.get("strikes", 0) > 100, result
         assert (result["left"], result["known"], result["usable"], result["errors"]) == (0, 0, True, {}), result
 
@@ -515,7 +515,7 @@ def test_who_loses_its_lock_in_its_last_moment_is_told(
     error and by `on_lost`, which has its lock even so."""
     told: list[str] = []
     busy = threading.Event()
-    for _ in range(CALLBACK_THREADS):  # so that the call can only be made when everything else is over
+    for _ in range(MOST_CALLBACKS):  # so that the call can only be made when everything else is over
         session.notifications.threads.submit(busy.wait)
     with pytest.raises(LockLost), lock(terms=CALM, on_lost=lambda lost: told.append(lost.key)):
         collection.update_one({"_id": "k"}, {"$set": {"holders": []}})

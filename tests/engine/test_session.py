@@ -21,7 +21,7 @@ from django_mongolock.engine.document import Terms
 from django_mongolock.engine.grant import Grant, OwnerRef, State
 from django_mongolock.engine.memory_server import MemoryServer, MemorySession, MemoryStore
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
-from django_mongolock.engine.replies import Found
+from django_mongolock.engine.replies import Found, Reply
 from django_mongolock.engine.session import heartbeat as keeping
 from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
@@ -30,7 +30,7 @@ from django_mongolock.exceptions import LockBackendFailed, LockError, LockLost
 from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock, renewed
 from tests.engine.faces import Face
 from tests.engine.processes import processes
-from tests.support.grants import grant_of
+from tests.support.grants import grant_of, own
 from tests.support.waiting import eventually
 
 Entries = Callable[..., list[Any]]
@@ -540,9 +540,9 @@ def test_the_main_thread_sends_nothing_itself(
     senders: list[int] = []
     send = session.commands.send
 
-    def watched(*arguments: Any) -> Any:
+    def watched(*arguments: Any, **how: Any) -> Any:
         senders.append(threading.get_ident())
-        return send(*arguments)
+        return send(*arguments, **how)
 
     monkeypatch.setattr(session.commands, "send", watched)
     with lock():
@@ -655,3 +655,28 @@ def test_threads_that_come_first_together_get_one_session(config: StoreConfig) -
         first, second = pool.map(lambda _: sessions.current(), range(2))
     assert first is second
     sessions.close()
+
+
+def test_a_look_at_a_place_changes_no_deadline(lock: LockMaker, other: LockMaker, session: Session) -> None:
+    """P1, F62: only a command of its own gives a waiter time. What a read shows gives none."""
+    with other(terms=CALM):
+        thread = threading.Thread(target=lock(terms=CALM, wait=30).acquire, daemon=True)
+        thread.start()
+        assert eventually(lambda: any(grant.state is State.WAITING for grant in session.registry.grants.values()))
+        (waiting,) = (grant for grant in session.registry.grants.values() if grant.state is State.WAITING)
+        assert eventually(lambda: waiting.lease.until > 0)
+        deadline = waiting.lease.until
+        session.commands.answer(waiting.id, Reply(place=0, waiter_lease=500.0), clock.now() + 100)
+        assert waiting.lease.until == deadline
+    thread.join(10)
+
+
+def test_a_longer_lease_counts_when_its_command_is_answered(lock: LockMaker) -> None:
+    """P1, P9: while the command of extend() is under way, the deadline is what it was."""
+    with lock(terms=CALM) as held:
+        (grant,) = own(held).grants
+        deadline = grant.lease.until
+        steps = own(held).extend(500)
+        next(steps)  # it is sent
+        assert grant.lease.until == deadline
+        steps.close()

@@ -284,7 +284,7 @@ class Gate:
         session.store.apply = self  # type: ignore[method-assign]
 
     def __call__(self, key: str, step: Step, timeout: float) -> Any:
-        if not step.given:
+        if not (step.given and step.add):
             return self._apply(key, step, timeout)
         reply = self._apply(key, step, timeout) if self.where == "after" else None
         self.reached.set()
@@ -468,7 +468,7 @@ class Straggler:
         session.store.apply = self  # type: ignore[method-assign]
 
     def __call__(self, key: str, step: Step, timeout: float) -> Any:
-        if step.given and not self.key:
+        if step.given and step.add and not self.key:
             self.key, self.step = key, step
             raise self.error
         if self.key and not self._arrived.is_set() and self.step.given in step.remove:

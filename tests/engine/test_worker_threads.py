@@ -15,9 +15,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from django_mongolock.engine.actions import Answer
+from django_mongolock.engine.replies import Reply
 from django_mongolock.engine.session import worker_calls, worker_threads
 from django_mongolock.engine.session.worker_threads import WorkerThreads
 from django_mongolock.exceptions import LockBackendFailed
@@ -30,7 +33,7 @@ LONG = 60.0
 class Hold:
     """Keeps threads busy until it is let go."""
 
-    def __init__(self, threads: WorkerThreads, count: int, *, urgent: bool = False) -> None:
+    def __init__(self, threads: WorkerThreads, count: int, **how: Any) -> None:
         self._go = threading.Event()
         begun = threading.Semaphore(0)
 
@@ -39,7 +42,7 @@ class Hold:
             self._go.wait(LONG)
 
         for _ in range(count):
-            assert threads.submit(work, urgent=urgent)
+            assert threads.submit(work, **how)
         for _ in range(count):
             assert begun.acquire(timeout=LONG)
 
@@ -52,8 +55,8 @@ def new_threads() -> Iterator[Callable[..., WorkerThreads]]:
     """Makes worker threads, which end with the test."""
     made: list[WorkerThreads] = []
 
-    def new_threads(most: int, reserved: int = 0) -> WorkerThreads:
-        made.append(WorkerThreads(most, reserved))
+    def new_threads(*sizes: int, **how: Any) -> WorkerThreads:
+        made.append(WorkerThreads(*sizes, **how))
         return made[-1]
 
     yield new_threads
@@ -69,7 +72,7 @@ def threads(new_threads: Callable[..., WorkerThreads]) -> WorkerThreads:
 
 def waiting(threads: WorkerThreads) -> int:
     """How many calls wait for a thread."""
-    return len(threads._urgent) + len(threads._others)
+    return sum(map(len, threads._lanes))
 
 
 def fail(left: float) -> None:
@@ -160,47 +163,142 @@ def test_closing_ends_the_threads_after_their_work(new_threads: Callable[..., Wo
 # Lanes
 
 
-@pytest.mark.parametrize("reserved", [0, 1])
-def test_urgent_calls_are_begun_first(new_threads: Callable[..., WorkerThreads], reserved: int) -> None:
-    """Rule 3: renewals and releases are begun before what was asked for earlier; each lane keeps its order."""
-    threads = new_threads(1 + reserved, reserved)
-    hold = Hold(threads, 1)
-    also = Hold(threads, reserved, urgent=True)
-    order: list[str] = []
-    for number in range(3):
-        threads.submit(lambda number=number: order.append(f"other {number}"))  # type: ignore[misc]
-    for number in range(3):
-        threads.submit(lambda number=number: order.append(f"urgent {number}"), urgent=True)  # type: ignore[misc]
+def test_calls_are_begun_by_priority(new_threads: Callable[..., WorkerThreads]) -> None:
+    """Rule 3: renewals and releases are begun before what was asked for earlier; each priority keeps its order."""
+    threads = new_threads(1, shares=(1, 1))
+    hold, order = Hold(threads, 1), list[str]()
+    for number in range(6):
+        name = f"{'later' if number < 3 else 'sooner'} {number % 3}"
+        threads.submit(lambda name=name: order.append(name), priority=int(number < 3))  # type: ignore[misc]
     hold.let_go()
     assert eventually(lambda: len(order) == 6)
-    assert order == ["urgent 0", "urgent 1", "urgent 2", "other 0", "other 1", "other 2"]
-    also.let_go()
+    assert order == ["sooner 0", "sooner 1", "sooner 2", "later 0", "later 1", "later 2"]
 
 
-def test_reserved_threads_make_urgent_calls_only(new_threads: Callable[..., WorkerThreads]) -> None:
-    """F67: however many others are stuck, a release is begun at once; and the others get no reserved thread."""
-    threads = new_threads(4, reserved=1)
-    hold, done = Hold(threads, 3), []
-    threads.submit(lambda: done.append("other"))
+def test_a_share_of_the_threads_is_for_what_comes_first(new_threads: Callable[..., WorkerThreads]) -> None:
+    """F67, F110: however many others are stuck, a release is begun at once; and the others get no more than theirs."""
+    threads = new_threads(4, shares=(1, 0.75))
+    hold, done = Hold(threads, 3, priority=1), []
+    threads.submit(lambda: done.append("other"), priority=1)
     for _ in range(20):
-        assert threads.call(lambda left: "released", LONG, urgent=True) == "released"
+        assert threads.call(lambda left: "released", LONG) == "released"
     assert done == []
     hold.let_go()
     assert eventually(lambda: done == ["other"])
 
 
+def test_what_is_slow_counts_no_more(new_threads: Callable[..., WorkerThreads]) -> None:
+    """F110: after half a second another thread takes the place of one that is stuck, up to a bound; then those that
+    come wait until one of them ends. Nothing has to happen meanwhile for that."""
+    threads = new_threads(2, 5)
+    first, done = Hold(threads, 2), []
+    began = time.monotonic()
+    assert threads.call(lambda left: "soon", LONG) == "soon"
+    assert time.monotonic() - began > worker_threads.SLOW / 2
+    rest = Hold(threads, 3)
+    assert len(threads) == 5
+    threads.submit(lambda: done.append("late"))
+    time.sleep(worker_threads.SLOW * 1.5)
+    assert (done, len(threads)) == ([], 5)
+    first.let_go()
+    assert eventually(lambda: done == ["late"])
+    rest.let_go()
+
+
+# Keys
+
+
+def test_two_calls_of_a_key_are_made_at_a_time(new_threads: Callable[..., WorkerThreads]) -> None:
+    """F110: the others wait for it and keep no thread from other keys; then they are made in their order, what has
+    priority first."""
+    threads = new_threads(8, shares=(1, 1))
+    hold, order = Hold(threads, 2, priority=1, key="stuck"), list[str]()
+    for name, priority in (("a", 1), ("b", 1), ("first", 0)):
+        threads.submit(lambda name=name: order.append(name), priority=priority, key="stuck")  # type: ignore[misc]
+    for _ in range(20):
+        assert threads.call(lambda left: "other", LONG, key="other") == "other"
+    assert order == []
+    assert not threads.begin_own("stuck")
+    hold.let_go()
+    assert eventually(lambda: len(order) == 3 and not threads._under_way)
+    assert order[0] == "first"
+    assert not threads._parked
+
+
+def test_a_thread_that_makes_its_call_itself_counts_for_the_key(threads: WorkerThreads) -> None:
+    """The third has it made when one of them ends."""
+    assert threads.begin_own("k")
+    assert threads.begin_own("k")
+    assert not threads.begin_own("k")
+    done: list[int] = []
+    threads.submit(lambda: done.append(1), key="k")
+    assert threads.call(lambda left: "another key", LONG, key="other") == "another key"
+    assert done == []
+    threads.end_own("k")
+    assert eventually(lambda: done == [1])
+    threads.end_own("k")
+    assert eventually(lambda: not threads._under_way)
+
+
+async def test_what_waits_for_a_key_and_is_given_up_is_not_made(new_threads: Callable[..., WorkerThreads]) -> None:
+    """F67, F110: by a time limit, or by a cancellation; nothing of it is left, and the next one is made."""
+    threads = new_threads(8)
+    hold, begun = Hold(threads, 2, key="k"), list[float]()
+    with pytest.raises(LockBackendFailed, match="not sent"):
+        await threads.acall(begun.append, 0.1, key="k")
+    task = asyncio.create_task(threads.acall(begun.append, LONG, key="k"))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    await asyncio.wait([task])
+    assert not any(threads._parked["k"])
+    hold.let_go()
+    assert await threads.acall(lambda left: "next", LONG, key="k") == "next"
+    assert eventually(lambda: not threads._under_way)
+    assert begun == []
+
+
+async def test_a_refusal_is_that_of_all_who_asked_the_same_before(new_threads: Callable[..., WorkerThreads]) -> None:
+    """F110: one command answers them. It was sent after they had asked: an earlier answer may be out of date."""
+    threads, refused = new_threads(8), Answer(Reply(), 0.0, 0.0)
+    hold, sent, known = Hold(threads, 2, key="k"), list[str](), list[object]()
+
+    def ask(name: str, left: float, known_answer: Answer | None = None) -> Answer:
+        sent.append(name)
+        return refused
+
+    def call(name: str) -> Callable[..., Answer]:
+        def made(left: float, *, known: Answer | None = None) -> Answer:
+            return ask(name, left) if known is None else note(known)
+
+        return made
+
+    def note(answer: Answer) -> Answer:
+        known.append(answer)
+        return answer
+
+    same = [asyncio.create_task(threads.acall(call(f"same{n}"), LONG, key="k", same="x")) for n in range(5)]
+    other = asyncio.create_task(threads.acall(call("other"), LONG, key="k", same="y"))
+    await asyncio.sleep(0.05)
+    hold.let_go()
+    assert await asyncio.gather(*same, other) == [refused] * 6
+    assert 2 <= len(sent) <= 3
+    assert "other" in sent
+    assert len(known) == 6 - len(sent)
+    assert eventually(lambda: not threads._under_way)
+
+
 def test_no_call_is_left_lying(new_threads: Callable[..., WorkerThreads]) -> None:
     """Under contention for threads and slots, every call is made once, and at the end no thread has anything to do."""
-    threads = new_threads(4, reserved=2)
+    threads = new_threads(4, shares=(1, 0.5))
     rounds = 2_000
     made: list[None] = []
 
     def ask() -> None:
         for number in range(rounds):
             if number % 3:
-                threads.submit(lambda: made.append(None), urgent=number % 2 == 0)
+                threads.submit(lambda: made.append(None), priority=number % 2, key=f"{number % 5}")
             else:
-                threads.call(lambda left: made.append(None), LONG, urgent=number % 2 == 0)
+                threads.call(lambda left: made.append(None), LONG, priority=number % 2, key=f"{number % 5}")
 
     asking = [threading.Thread(target=ask) for _ in range(4)]
     for thread in asking:
@@ -209,48 +307,20 @@ def test_no_call_is_left_lying(new_threads: Callable[..., WorkerThreads]) -> Non
         thread.join(LONG)
     assert eventually(lambda: waiting(threads) == 0 and len(made) == 4 * rounds, LONG)
     assert eventually(lambda: len(threads._idle) == len(threads), LONG)
-    assert threads._tickets.qsize() == 0
-    assert len(threads._slots) == 2
+    assert eventually(lambda: threads._tickets.qsize() == 0)
+    assert not threads._under_way
+    assert not threads._parked
+    assert not threads._running
 
 
-def test_closing_does_what_reserved_threads_left(new_threads: Callable[..., WorkerThreads]) -> None:
-    """A reserved thread that came first has left the call to the others, which make it before they end."""
-    threads = new_threads(2, reserved=1)
-    hold, done = Hold(threads, 1), list[str]()
-    threads.call(lambda left: None, LONG, urgent=True)
-    threads.submit(lambda: done.append("left"))
-    assert eventually(lambda: threads._tickets.qsize() == 0 and threads._idle)
+def test_closing_does_what_waits_for_its_share(new_threads: Callable[..., WorkerThreads]) -> None:
+    """A call that waits for another one to end is made before the threads end."""
+    threads = new_threads(2, shares=(1, 0.5))
+    hold, done = Hold(threads, 1, priority=1), list[str]()
+    threads.submit(lambda: done.append("left"), priority=1)
     threads.close()
-    assert eventually(lambda: threads._tickets.qsize() == 1 and not threads._idle)
     hold.let_go()
     assert eventually(lambda: done == ["left"])
-
-
-def test_a_call_that_comes_while_a_slot_is_held_in_vain(
-    new_threads: Callable[..., WorkerThreads], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A thread has the only slot for a call that is withdrawn under its hands; another thread finds no slot for the
-    next one, and goes: the first one has to look again."""
-    threads = new_threads(2, reserved=1)
-    assert threads.call(lambda left: True, LONG)
-    hold = Hold(threads, 1)
-    threads.call(lambda left: None, LONG, urgent=True)  # both threads have started
-    hold.let_go()
-    assert eventually(lambda: len(threads._idle) == 2)
-    first, done = worker_calls.first, list[str]()
-    withdrawn = worker_calls.Submitted(lambda left: None, threads._others)
-
-    def in_vain(lane: worker_calls.Lane) -> worker_calls.Call | None:
-        monkeypatch.setattr(worker_threads, "first", first)
-        withdrawn.withdraw()
-        found = first(lane)
-        threads.submit(lambda: done.append("next"))
-        assert eventually(lambda: threads._tickets.qsize() == 0 and len(threads._idle) == 1)
-        return found
-
-    monkeypatch.setattr(worker_threads, "first", in_vain)
-    assert threads._enter(withdrawn)
-    assert eventually(lambda: done == ["next"])
 
 
 # Deadlines
@@ -275,7 +345,7 @@ def test_a_call_that_comes_too_late_is_never_begun(threads: WorkerThreads) -> No
     """F67: its caller is told so when its time is over, and not when a thread is free."""
     hold, begun, told = Hold(threads, 1), list[float](), list[bool]()
     started = time.monotonic()
-    with pytest.raises(LockBackendFailed, match=r"not sent: no thread was free for it within 0\.2 s"):
+    with pytest.raises(LockBackendFailed, match=r"not sent within 0\.2 s"):
         threads.call(begun.append, 0.2, on_withdrawn=lambda: told.append(True))
     assert time.monotonic() - started < LONG / 2
     assert told == [True]
@@ -312,7 +382,7 @@ def test_a_call_without_a_chance_is_not_begun(threads: WorkerThreads, monkeypatc
 def test_a_late_call_is_left_to_its_owner(threads: WorkerThreads) -> None:
     """A thread that comes to a call whose time is over leaves it alone, even if its owner sleeps on."""
     begun: list[float] = []
-    entry = worker_calls.Submitted(begun.append, threads._others, -1.0)
+    entry = worker_calls.Call(begun.append, -1.0)
     assert threads._enter(entry)
     threads.call(lambda left: None, LONG)
     assert begun == []
@@ -498,7 +568,7 @@ def test_signals_at_any_line_leave_the_threads_whole(
 ) -> None:
     """Struck anywhere, a call was begun, or withdrawn, or its owner was not told: never begun after it was told; and
     the threads serve the next one."""
-    threads = new_threads(3, reserved=1)
+    threads = new_threads(3, shares=(1, 0.5))
     rng = random.Random(1)
     begun: set[int] = set()
     told: set[int] = set()
@@ -510,7 +580,7 @@ def test_signals_at_any_line_leave_the_threads_whole(
                 threads.call(
                     lambda left, number=number: begun.add(number),  # type: ignore[misc]
                     LONG,
-                    urgent=number % 2 == 0,
+                    priority=number % 2,
                     on_withdrawn=lambda number=number: told.add(number),  # type: ignore[misc]
                 )
             except Struck:
@@ -518,11 +588,11 @@ def test_signals_at_any_line_leave_the_threads_whole(
             finally:
                 struck(0)
     assert hits > 100
-    for urgent in itertools.chain([True, False] * 20):
-        assert threads.call(lambda left: "whole", LONG, urgent=urgent) == "whole"
+    for number in range(40):
+        assert threads.call(lambda left: "whole", LONG, priority=number % 2, key="k") == "whole"
     assert eventually(lambda: waiting(threads) == 0)
     assert not begun & told
-    assert len(threads._slots) == 2
+    assert eventually(lambda: not threads._under_way and not threads._running)
 
 
 @pytest.mark.skipif(not hasattr(sys, "settrace"), reason="needs sys.settrace")

@@ -15,7 +15,7 @@ import pytest
 
 from django_mongolock import LockNotAcquired, LockReentry, MongoLock, mongo_lock, mongo_semaphore
 from django_mongolock.backends.base import get_backend
-from django_mongolock.engine.session.session import SENDING_THREADS
+from django_mongolock.engine.session.commands import SENDING_THREADS
 from tests.support.looking import new_key
 
 from .processes import Process
@@ -147,5 +147,5 @@ def prepare(monkeypatch: pytest.MonkeyPatch, *, exempt: bool) -> None:
     session = get_backend().session()
     all_at_work = threading.Barrier(SENDING_THREADS + 1, timeout=10)
     for _ in range(SENDING_THREADS):
-        session.threads.submit(all_at_work.wait, urgent=True)
+        session.threads.submit(all_at_work.wait)
     all_at_work.wait()

@@ -53,7 +53,6 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
         ["{key}", "--ask"], ["{key}", "--ask", "--by", "{owner}"], ["no such {key}", "--no-input"],
         ["{key}", "--no-input", "--token", "1"], ["{key}", "--no-input"], ["{key}"],
     ],
-    "check_locks": [[], ["--json"]],
     "run_leader": [["{key} other", "--", "true"], ["{key} other", "--", "/nowhere/{key}"]],
     "run_locked": [
         ["{key}", "--wait", "0", "--", "true"], ["{key}", "--wait", "0", "--on-contention", "skip", "--", "true"],

@@ -73,7 +73,7 @@ def test_giants(locks: Locks, settings: Settings) -> None:
     form = {"index": 0, "_selected_action": [f"k1 {name}" for name in kinds]}
     pages = ["", "?state=all", "?state=waited", "?state=stale", "?q=k", "dashboard/", "status/", "k1 label/change/"]
     commands = [
-        ["list_locks", "--all"], ["list_locks", "--json", "--all"], ["list_locks", "--deadlocks"], ["check_locks"],
+        ["list_locks", "--all"], ["list_locks", "--json", "--all"], ["list_locks", "--deadlocks"],
         ["clear_stale_locks", "--dry-run"], ["release_lock", "--owner", "me", "--no-input"],
     ]  # fmt: skip
     looks: dict[str, Any] = {page: (lambda page=page: client.get(f"{LIST}{page}").status_code) for page in pages}

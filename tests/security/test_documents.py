@@ -86,7 +86,7 @@ def test_giants(locks: Locks, ads: tuple[Collection[Document], DocumentLock[Docu
     looks["ask"] = lambda: client.post(documents, {"force": "x", "document": shown})
     looks["force"] = lambda: client.post(f"{documents}force-release/", {"document": shown[:1], "reason": "x"})
     for words in (
-        "list_locks", "list_locks --all --json", "list_locks --all --limit 0 --wide", "check_locks",
+        "list_locks", "list_locks --all --json", "list_locks --all --limit 0 --wide",
         "clear_stale_locks --dry-run", "release_lock --document-lock giants 0-5 --no-input",
         "clear_stale_locks --no-input",
     ):  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 import tracemalloc
 import uuid
@@ -17,7 +16,7 @@ from bson import ObjectId
 from django.core.checks import CheckMessage
 from django.db import models
 from django.http import HttpRequest, HttpResponse
-from django.test import AsyncClient, Client, RequestFactory
+from django.test import AsyncClient, Client
 from django.urls import include, path, re_path
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -34,7 +33,6 @@ from django_mongolock.keys import KeyTemplate
 from testproject.shop.models import Order
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.looking import held_elsewhere
-from tests.test_docs_topics import DOCS, run
 
 ID = uuid.UUID("0b9f7a4e-6f1c-4f5d-9a3e-0c1d2e3f4a5b")
 HEX = "65f0c0ffee65f0c0ffee65f0"
@@ -394,13 +392,3 @@ def test_no_server_is_asked(connect: Callable[..., None]) -> None:
         mongo_locked("x:{a:int}")(print_nothing)("no number")
     with pytest.raises(LockBackendFailed):
         mongo_locked("x:{a:int}", wait=0)(print_nothing)("5")
-
-
-def test_the_documented_examples(rf: RequestFactory) -> None:
-    """docs/howto/untrusted-keys.md"""
-    names = run("howto/untrusted-keys.md")
-    assert names["pay"](rf.get("/"), "01").content == b"paid order 01"
-    assert names["pay"](rf.get("/"), "1 OR 1").status_code == 400
-    said = re.search(r"reason = str\(error\) +# (.*)", (DOCS / "howto/untrusted-keys.md").read_text())
-    assert said
-    assert names["reason"] == said[1]

@@ -9,8 +9,9 @@ from typing import Any, assert_type
 from django.http import HttpRequest, HttpResponse
 from django.views import View
 
-from django_mongolock import LockNotAcquired, idempotent, mongo_locked
+from django_mongolock import LockNotAcquired, mongo_locked
 from django_mongolock.decorator.contention import Skipped
+from django_mongolock.idempotency import idempotent
 from testproject.shop.models import Order
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from datetime import datetime
 from typing import Any, assert_type
 
@@ -22,7 +24,7 @@ from django_mongolock import (
     mongo_semaphore,
 )
 from django_mongolock.inspection.snapshot import LockSnapshot, State
-from django_mongolock.leaders import Term
+from django_mongolock.leaders import AsyncTerm, Term
 from django_mongolock.models import Lock, LockQuerySet
 from testproject.shop.models import Ad, Order
 
@@ -41,7 +43,7 @@ async def check(order: Order, ad: Ad) -> None:
         assert_type(same, MongoLock)
     assert_type(mongo_semaphore("key", 3, wait=0.5).acquire(), MongoLock)
     assert_type(await mongo_lock("key").aacquire(wait=0), MongoLock)
-    assert_type(mongo_lock("key").try_acquire(), bool)
+    assert_type(mongo_lock("key").try_acquire(wait=5), bool)
     assert_type(await mongo_lock("key").arelease(), bool)
     with mongo_lock("key", release="on_commit") as lock, lock.atomic() as session:
         assert_type(session, ClientSession)
@@ -68,7 +70,7 @@ def lead(term: Term) -> int:
     return term.fencing_token
 
 
-async def alead(term: Term) -> str:
+async def alead(term: AsyncTerm) -> str:
     return term.key
 
 
@@ -76,9 +78,10 @@ async def leading() -> None:
     with leader("scheduler", lease=30, wait=None, label="beat") as term:
         assert_type(term, Term)
         assert_type(term.held, bool)
-        assert_type(term.sleep(5), bool)
-    async with leader("scheduler", on_start=lead, on_stop=print) as term:
-        assert_type(term, Term)
+        assert_type(term.ended, threading.Event)
+    async with leader("scheduler") as aterm:
+        assert_type(aterm, AsyncTerm)
+        assert_type(aterm.ended, asyncio.Event)
     assert_type(leader("scheduler").run(lead), int)
     assert_type(await leader("scheduler").arun(alead), str)
 
@@ -90,7 +93,6 @@ def wrong() -> int:
     mongo_semaphore("key")  # type: ignore[call-arg]
     mongo_semaphore("key", 3, weight="2")  # type: ignore[arg-type]
     leader("key", leese=3)  # type: ignore[call-arg]
-    leader("key", on_start=5)  # type: ignore[arg-type]
     lock_info(5)  # type: ignore[arg-type]
     mongo_locked("key", permits="3")  # type: ignore[call-overload]
     mongo_lock("key").fencing_token = 5  # type: ignore[misc]

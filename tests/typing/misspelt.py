@@ -8,13 +8,13 @@ from typing import ClassVar
 
 from django_mongolock import (
     LockedCommand,
-    idempotent,
     mongo_lock,
     mongo_locked,
     mongo_semaphore,
     once_per,
 )
 from django_mongolock.documents import DocumentLock
+from django_mongolock.idempotency import idempotent
 from django_mongolock.locks import LockOptions
 from django_mongolock.rows import locked
 from django_mongolock.versions import retry_on_conflict

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from django_mongolock.engine import clock, grant, mongo_store, protocol, rule, runner
-from django_mongolock.engine.document import Terms, entry
 from django_mongolock.engine.session import commands, listener, per_process, renewals, session, waits
-from django_mongolock.engine.step import Step
 from tests import parts
 from tests.engine.clusters import Cluster, cluster_with_a_dial
-from verify.faults.broken import VARIABLE, VARIANTS, NothingToBreak, Patches, broken, table
+from verify.faults.broken import DEFECTS, PATCHES, VARIABLE, NothingToBreak, Patches, broken
 from verify.faults.relay import Relay
 from verify.faults.scenarios import SCENARIOS, WITH_CLOCKS, Stage
+from verify.simulation.defects import DEFECTS as SIMULATED
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS: dict[str, str | int] = {"enableTestCommands": 1, "writePeriodicNoops": "false"}
@@ -56,12 +55,11 @@ def run(cluster: Cluster) -> Run:
 RUNS = [
     pytest.param(name, variant, id=f"{name}-{variant or 'healthy'}")
     for name in SCENARIOS
-    for variant in ("", *(variant.name for variant in VARIANTS.values() if variant.finder == name))
+    for variant in ("", *(defect.name for defect in DEFECTS.values() if defect.finder == f"`{name}`"))
 ]
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # it forks
 @pytest.mark.parametrize(("name", "variant"), RUNS)
 def test_each_broken_variant_is_found(run: Run, name: str, variant: str) -> None:
     """The library withstands each scenario, and that means something: the variant without the defence does not."""
@@ -72,17 +70,14 @@ def test_each_broken_variant_is_found(run: Run, name: str, variant: str) -> None
         assert run(name)
 
 
-def test_every_scenario_is_there_to_find_something() -> None:
-    """No scenario without a variant, and the other way round: a scenario that can find nothing proves nothing."""
-    assert {variant.finder for variant in VARIANTS.values()} == set(SCENARIOS)
+def test_the_table_in_the_docs() -> None:
+    """Every defect has its row, and each row is of a defect; no scenario is there that finds nothing."""
+    assert set(DEFECTS) == set(PATCHES) | set(SIMULATED)
+    assert {row.finder.strip("`") for row in DEFECTS.values()} == set(SCENARIOS) | {"simulation", "test"}
+    assert all(row.name in SIMULATED for row in DEFECTS.values() if row.finder == "simulation")
 
 
-def test_the_table_in_the_docs_is_that_of_the_registry() -> None:
-    """The page names the variants that are there, and what finds each."""
-    assert table() in (ROOT / "docs" / "evidence/mutants.md").read_text()
-
-
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", PATCHES)
 def test_a_variant_is_undone_without_a_trace(name: str) -> None:
     """After the block everything that a variant has changed is as it was."""
     before = engine()
@@ -92,7 +87,7 @@ def test_a_variant_is_undone_without_a_trace(name: str) -> None:
 
 
 def engine() -> list[object]:
-    """All that the modules and classes of the engine have, and the rule."""
+    """All that the modules and classes of the engine have."""
     owners: list[Any] = [clock, runner, grant, mongo_store, protocol, rule]
     owners += [commands, listener, per_process, renewals, session, waits]
     owners += [
@@ -101,10 +96,7 @@ def engine() -> list[object]:
         for value in vars(module).values()
         if isinstance(value, type) and value.__module__.startswith("django_mongolock")
     ]
-    members: list[object] = [(id(owner), name, id(value)) for owner in owners for name, value in vars(owner).items()]
-    return members + [
-        rule.pipeline(made)[0].raw for made in (Step(add=entry("g", "s", Terms(), {})), Step(remove=("g",)))
-    ]
+    return [(id(owner), name, id(value)) for owner in owners for name, value in vars(owner).items()]
 
 
 def test_a_patch_that_finds_nothing_is_an_error() -> None:
@@ -112,8 +104,6 @@ def test_a_patch_that_finds_nothing_is_an_error() -> None:
     patches = Patches()
     with pytest.raises(NothingToBreak, match="has no nowhere"):
         patches.set(mongo_store, "nowhere", None)
-    with pytest.raises(NothingToBreak, match="the rule has no"):
-        patches.swap({"$in": ["$$e.grant", "$$c.nobody"]}, True)
     patches.undo()
 
 

@@ -321,13 +321,6 @@ class TestLosses:
         assert self.lost("lost", None).end().rules() == {"told"}
         assert self.lost("lost", None).tell("kill", 12, "harness", group=1).end().rules() == set()
 
-    def test_a_lock_that_tells_nothing(self) -> None:
-        """Some do not promise it."""
-        story = self.lost("released", None).see(10.2, "a", 1.0, who="child")
-        assert story.rules() == {"told", "child"}
-        story.records[0]["tells"] = False
-        assert story.rules() == set()
-
     def test_a_release_after_somebody_else_s_grant(self) -> None:
         """Nobody looked, but somebody else had it before it was given back."""
         story = Story().ask(10, "a").got(10, "a", 1).ask(10, "b").got(12, "b", 2).leave(13, "a")
@@ -446,12 +439,6 @@ class TestOrder:
             else:
                 story.tell("starved", 14, who, u=16)
             assert story.end().rules() == found
-
-    def test_a_lock_that_is_not_fair(self) -> None:
-        """Some do not promise it."""
-        story = self.overtaken(3)
-        story.records[0]["fair"] = False
-        assert story.end().rules() == set()
 
 
 class TestNobodyElse:

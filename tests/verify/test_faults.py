@@ -1,18 +1,15 @@
 """The harness itself: a short run of many faults, and proof that it finds what is wrong with a lock that is."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from tests import parts
 from verify.faults import report
 from verify.faults.__main__ import main
 from verify.faults.injections import FAULTS
 from verify.faults.run import NAMES, WORKER_FAULTS, Outcome, Run
-from verify.faults.workers import _break
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="stops and kills process groups")
 
@@ -30,10 +27,10 @@ QUICK = [
 ]
 
 
-def run(folder: Path, seconds: float, names: list[str], lock: str = "mongolock", seed: int = 1) -> Outcome:
+def run(folder: Path, seconds: float, names: list[str], seed: int = 1) -> Outcome:
     folder /= str(seed)
     folder.mkdir()
-    return Run(folder, seed=seed, seconds=seconds, names=names, lock=lock)()
+    return Run(folder, seed=seed, seconds=seconds, names=names)()
 
 
 @pytest.mark.long
@@ -45,15 +42,6 @@ def test_no_promise_is_broken_in_a_short_run(tmp_path: Path) -> None:
     assert outcome.grants > 20
     assert set(outcome.injected) & set(FAULTS)
     assert set(outcome.injected) & set(WORKER_FAULTS)
-
-
-@pytest.mark.program
-@pytest.mark.timeout(240)
-def test_a_lock_that_goes_by_its_clients_clocks_is_found_out(tmp_path: Path) -> None:
-    """The same harness and checker find what is wrong with a lock that compares wall clocks of its clients; if not in
-    the first run, for it is chance who asks when, then in the next."""
-    runs = (run(tmp_path, 8, ["client-clocks"], lock="shedlock", seed=seed) for seed in range(1, 5))
-    assert any("overlap" in {violation["rule"] for violation in outcome.violations} for outcome in runs)
 
 
 def test_every_fault_is_explained() -> None:
@@ -68,13 +56,6 @@ def test_an_unknown_fault_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         main(["--fault", "flood"])
     assert "kill-primary" in capsys.readouterr().err
-
-
-def test_variants_need_their_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it nothing is broken, and a run that is to show something says so instead of showing nothing."""
-    monkeypatch.setitem(sys.modules, "verify.faults.broken", None)
-    with pytest.raises(SystemExit, match=r"tests\.faults\.broken"):
-        _break("no-deadline")
 
 
 class TestReport:
@@ -92,26 +73,3 @@ class TestReport:
         assert "| step-down | The primary steps down, by force or in order. | 9 | 40 | 0 | 2.5 s |" in text
         assert "| all-down | All members are killed, and started again. | 0 | 0 | not run |  |" in text
         assert "2 runs of 60 s (seeds 2, 3): 6 faults, 100 attempts, 80 grants" in text
-
-    def test_into_a_page(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What stands between the marks is replaced, and nothing else."""
-        file, page = tmp_path / "figures.json", tmp_path / "page.md"
-        file.write_text(json.dumps(self.outcomes))
-        page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
-        monkeypatch.setattr(sys, "argv", ["report", str(file), "--into", str(page)])
-        assert report.main() == 0
-        assert page.read_text() == f"before\n{report.BEGIN}\n\n{report.table(self.outcomes)}\n\n{report.END}\nafter\n"
-
-    def test_the_page_in_docs_has_a_place(self) -> None:
-        """docs/evidence/faults.md can be made anew."""
-        page = Path(__file__).parents[2] / "docs" / "evidence/faults.md"
-        assert report.BEGIN in page.read_text()
-        assert report.END in page.read_text()
-
-
-@pytest.mark.long
-@parts.needs("Redis")
-def test_redis_can_be_compared(tmp_path: Path) -> None:
-    """The harness knows redis-py's Lock on a Redis."""
-    outcome = run(tmp_path, 3, ["kill-worker"], lock="redis")
-    assert outcome.grants > 5

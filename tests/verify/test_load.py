@@ -11,11 +11,10 @@ def bad(rows: list[Row]) -> list[Row]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("part", ["crowd", "cycles", "pool", "restarts"])
+@pytest.mark.parametrize("part", ["cycles", "pool"])
 def test_nothing_grows(part: str, mongo_uri: str) -> None:
-    """P6, F9, F20, F44: no threads, connections, cursors, memory, documents or grants are left by some 1,600
-    acquisitions; 16 processes at one key each get it, alone; a client that may open one connection loses no lock; and
-    a server that is killed and comes back holds up nobody for good."""
+    """P6, F20: no threads, connections, cursors, memory, documents or grants are left by some 1,600 acquisitions; a
+    client that may open one connection loses no lock."""
     assert not bad(load.parts(mongo_uri, quick=True)[part]())
 
 

@@ -3,11 +3,9 @@
     python3 dev.py faults                                   60 s of all faults
     python3 dev.py faults --fault kill-primary --seconds 30
     python3 dev.py faults --each --json each.json           each fault alone
-    python3 dev.py faults --lock redis                      the same for redis-py's Lock on a real Redis
 
 Ends with 1 if a promise was broken, with 2 if the servers did not come up.
-The same seed
-makes the same choices; how the processes interleave is theirs.
+The same seed makes the same choices. How the processes interleave is up to them.
 """
 
 import argparse
@@ -23,7 +21,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from testproject.servers import ServerError
-from verify.faults.peers import SITES
 from verify.faults.run import NAMES, Outcome, Run
 
 
@@ -61,7 +58,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60.0, help="how long the faults of a run last (60)")
     parser.add_argument("--fault", action="append", choices=NAMES, metavar="NAME", help=f"only: {', '.join(NAMES)}")
     parser.add_argument("--each", action="store_true", help="a run for each fault alone")
-    parser.add_argument("--lock", choices=list(SITES), default="mongolock", help="which lock (mongolock)")
     parser.add_argument("--variant", metavar="NAME", help="break the lock on purpose, in verify.faults.broken's way")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, for verify.faults.report")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what the processes wrote down")
@@ -76,7 +72,7 @@ def _run(seed: int, names: list[str], options: argparse.Namespace) -> Outcome | 
             folder.mkdir(parents=True)
             began = time.monotonic()
             try:
-                outcome = Run(folder, seed=seed, seconds=options.seconds, names=names, lock=options.lock)()
+                outcome = Run(folder, seed=seed, seconds=options.seconds, names=names)()
             except ServerError as error:
                 print(f"seed {seed}: {error}", (folder / "workers.log").read_text()[-2000:], flush=True)
             else:
@@ -88,7 +84,7 @@ def _run(seed: int, names: list[str], options: argparse.Namespace) -> Outcome | 
 def _tell(outcome: Outcome, seconds: float) -> None:
     faults = ", ".join(f"{name} {count}" for name, count in sorted(outcome.injected.items()))
     print(
-        f"seed {outcome.seed}, {outcome.lock}: {sum(outcome.injected.values())} faults ({faults}), "
+        f"seed {outcome.seed}: {sum(outcome.injected.values())} faults ({faults}), "
         f"{outcome.attempts} attempts, {outcome.grants} grants, {outcome.looks} looks, "
         f"{len(outcome.violations)} violations, {seconds:.0f} s"
     )

@@ -100,7 +100,7 @@ def promises_hold(history: History) -> Iterator[Violation]:
         losses: list[float] = []
         for sample in attempt.samples:
             if sample.pid != attempt.pid:
-                if sample.held and history.meta.get("tells", True):
+                if sample.held:
                     yield Violation("child", sample.since, f"a forked child believed to hold {attempt}")
             elif sample.held and ended:
                 yield Violation("promise", sample.since, f"{attempt} was not held, and then it was")
@@ -126,8 +126,6 @@ def _early(history: History, attempt: Attempt, lost: float, promised: float) -> 
 
 def losses_are_told(history: History) -> Iterator[Violation]:
     """Who did not hold the lock any more is told on leaving, and by on_lost."""
-    if not history.meta.get("tells", True):
-        return
     for attempt in history.attempts.values():
         if attempt.kind == "document":  # nothing is told of it but by who writes; until then it may be finished late
             continue
@@ -200,8 +198,6 @@ def first_come_first_served(history: History) -> Iterator[Violation]:
     So all that counts is whether it was in the queue when the other one was granted the key: whether nothing had
     interfered for some time before that.
     """
-    if not history.meta.get("fair", True):
-        return
     for key, attempts in history.by_key().items():
         queue = [attempt for attempt in attempts if attempt.kind == "lock" and attempt.owner is None]
         asked = [attempt.asked for attempt in queue]
@@ -280,8 +276,6 @@ def nobody_else_suffers(history: History) -> Iterator[Violation]:
 
     A lock ends when it could not be renewed for all of its lease on the server, so all of that must have been calm.
     """
-    if not history.meta.get("tells", True):
-        return
     for attempt in history.attempts.values():
         if attempt.kind == "lock" and attempt.inner is None:
             yield from _suffering(history, attempt)

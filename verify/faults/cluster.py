@@ -1,4 +1,4 @@
-"""What the faults happen to: three mongods, or one Redis, behind a network that can misbehave."""
+"""What the faults happen to: three mongods behind a network that can misbehave."""
 
 import contextlib
 import shutil
@@ -11,7 +11,7 @@ from typing import Any, Final
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from testproject.servers import Mongod, Redis, ReplicaSet, Server, ServerError
+from testproject.servers import Mongod, ReplicaSet, Server, ServerError
 from testproject.servers.process import HOST, Runnable, patience
 from verify.faults.clocks import Dial, missing
 from verify.faults.proxy import CLIENT, Network
@@ -178,33 +178,3 @@ class MongoCluster(Cluster):
             self.command(member, "replSetStepUp")
             time.sleep(0.2)
         return True
-
-
-class RedisCluster(Cluster):
-    """One Redis; it is its own primary."""
-
-    def __init__(self, seed: int) -> None:
-        self.server = Redis()
-        self.members = [self.server]
-        self.network = Network([self.server.port], seed)
-        self.dials = []
-
-    def start(self) -> None:
-        self.server.start()
-        self.network.start()
-        self.uri = f"redis://{HOST}:{self.network.ports[0]}/0"
-
-    def close(self) -> None:
-        self.server.close()
-        self.network.close()
-
-    def primary(self) -> int:
-        return 0
-
-    def write(self) -> None:
-        self.server.answers()
-
-    def recover(self) -> None:
-        with patience(RECOVERY, "Redis does not recover") as still_time:
-            while not self.server.answers():
-                still_time()

@@ -1,6 +1,5 @@
 """What the workers ask for: every mode and manner, at random from a seed, over few keys."""
 
-import dataclasses
 import random
 from collections.abc import Callable
 from typing import Final
@@ -93,19 +92,13 @@ _PLANS: Final[list[tuple[int, Callable[[random.Random], Plan]]]] = [
     (1, _kept),
     (5, _document),
 ]
-#: What any lock can do.
-_PLAIN: Final[list[tuple[int, Callable[[random.Random], Plan]]]] = [(5, _exclusive), (2, _long)]
-
 #: All keys of named locks that are asked for.
 KEYS: Final = (
     "e0", "e1", "line", "rw", "sem", "m0", "m1", "m2", "own", "long", "w0", "w1", "w2", "bare", "kept", "again",
 )  # fmt: skip
 
 
-def choose(chance: random.Random, *, whole: bool) -> Plan:
-    """The next attempt; of a lock that is not *whole*, nothing but exclusive locks."""
-    plans = _PLANS if whole else _PLAIN
-    (make,) = chance.choices([make for _, make in plans], [weight for weight, _ in plans])
-    plan = make(chance)
-    # A lock that can be stuck for an hour is not waited for without end.
-    return plan if whole or plan.wait is not None else dataclasses.replace(plan, wait=5.0)
+def choose(chance: random.Random) -> Plan:
+    """Return the next attempt."""
+    (make,) = chance.choices([make for _, make in _PLANS], [weight for weight, _ in _PLANS])
+    return make(chance)

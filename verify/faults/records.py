@@ -16,7 +16,7 @@ lines behind. Times are by the one clock that all processes of the machine share
     force    key, tokens            somebody is about to take the lock from the holders with these tokens
     starved  t, u                   a thread of this process that does nothing but sleep woke so late
     end                             the process ends in order
-    run      seed, lock, …          the run begins; `tells`, `fair`: does this lock promise that?
+    run      seed, lock, …          the run begins
                                     timeout: the bound on a command, by which it promises when `acquire` is back
     fault    name, t, u, …          the harness (or a process, to itself) did this, from t until it was healed at u;
                                     order: may it change who comes first? servers: may it stop everybody?

@@ -1,20 +1,16 @@
-"""Make the table of docs/evidence/faults.md out of what runs have found.
+"""Print the table of docs/evidence/faults.md, out of what runs have found.
 
-`python -m verify.faults.report FILE... [--into PAGE]`; the files are what `--json` wrote.
+`python -m verify.faults.report FILE...`; the files are what `--json` wrote.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from verify.faults.injections import FAULTS
 from verify.faults.run import NAMES, WORKER_FAULTS
-
-BEGIN: Final = "<!-- measured: python -m verify.faults.report -->"
-END: Final = "<!-- end -->"
 
 Outcome = dict[str, Any]
 
@@ -53,22 +49,5 @@ def _summary(together: Sequence[Outcome]) -> list[str]:
     return [f"{runs}: {faults:,} faults, {found}."]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m verify.faults.report", description=__doc__.split("\n")[0])
-    parser.add_argument("files", type=Path, nargs="+")
-    parser.add_argument("--into", type=Path, metavar="PAGE", help="put it between the marks in this page")
-    options = parser.parse_args()
-    text = table([outcome for file in options.files for outcome in json.loads(file.read_text())])
-    if options.into is None:
-        print(text)
-        return 0
-    before, _, rest = options.into.read_text().partition(BEGIN)
-    _, mark, after = rest.partition(END)
-    if not mark:
-        sys.exit(f"{options.into} has no place for it: {BEGIN} … {END}")
-    options.into.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    print(table([outcome for file in sys.argv[1:] for outcome in json.loads(Path(file).read_text())]))

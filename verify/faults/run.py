@@ -20,11 +20,11 @@ from django_mongolock.engine.indexes import ensure_indexes
 from testproject.servers import ServerError
 from testproject.servers.process import patience
 from verify.faults.checker import Violation, check, progress
-from verify.faults.cluster import RECOVERY, Cluster, MongoCluster, RedisCluster
+from verify.faults.cluster import RECOVERY, Cluster, MongoCluster
 from verify.faults.documents import DOCUMENTS, STALE, OurDocument, make_documents
 from verify.faults.history import History
 from verify.faults.injections import FAULTS, SKEW, Scene, Skipped
-from verify.faults.peers import COLLECTION, DATABASE, ERRORS, SITES, TIMEOUT, Ours, Plan, Site
+from verify.faults.peers import COLLECTION, DATABASE, ERRORS, TIMEOUT, Ours, Plan
 from verify.faults.plans import HABITS, LONGEST
 from verify.faults.records import Journal, now, read
 from verify.faults.workers import work
@@ -64,7 +64,6 @@ class Outcome:
     """What came of a run. slowest: the longest time until somebody got a lock again after a fault, by its name."""
 
     seed: int
-    lock: str
     seconds: float
     faults: list[str]
     variant: str = ""
@@ -80,10 +79,9 @@ class Outcome:
 class Crew:
     """The workers of a run."""
 
-    def __init__(self, folder: Path, uri: str, lock: str, habits: Sequence[str], chance: random.Random) -> None:
+    def __init__(self, folder: Path, uri: str, habits: Sequence[str], chance: random.Random) -> None:
         self._folder = folder
         self._uri = uri
-        self._lock = lock
         self._habits = habits
         self._chance = chance
         self.journal = Journal(folder, "harness")
@@ -93,12 +91,12 @@ class Crew:
 
     def start(self) -> None:
         for kind, count in CREW:
-            for _ in range(count if kind in SITES[self._lock].kinds else 0):
+            for _ in range(count):
                 self._add(kind)
 
     def _add(self, kind: str) -> None:
         seed, variant = self._chance.randrange(2**32), os.environ.get("MONGOLOCK_BROKEN", "")
-        arguments = (kind, self._folder, self._uri, self._lock, seed, self._habits, variant, os.getpid())
+        arguments = (kind, self._folder, self._uri, seed, self._habits, variant, os.getpid())
         process = _NURSERY.Process(target=work, args=arguments, daemon=True)
         process.start()
         self.running[process] = kind
@@ -178,11 +176,10 @@ def _signal(process: BaseProcess, number: signal.Signals) -> None:
 class Run:
     """One run of *seconds*, with the faults that have these *names*."""
 
-    def __init__(self, folder: Path, *, seed: int, seconds: float, names: Sequence[str], lock: str) -> None:
+    def __init__(self, folder: Path, *, seed: int, seconds: float, names: Sequence[str]) -> None:
         self.folder = folder
         self.seed = seed
         self.seconds = seconds
-        self.lock = lock
         self.skipped = {name: why for name in names if name in FAULTS and (why := FAULTS[name].needs())}
         self.names = [name for name in names if name not in self.skipped]
         self._stop = threading.Event()
@@ -195,10 +192,8 @@ class Run:
     def __call__(self) -> Outcome:
         """Do it, and have it checked. Raises ServerError if the servers, not the lock, did not do their part."""
         with self._cluster() as cluster:
-            crew = Crew(self.folder, cluster.uri, self.lock, self._habits(), random.Random(self.seed))
-            whole = SITES[self.lock].whole
-            meta = {"tells": whole, "fair": whole, **({"timeout": TIMEOUT} if whole else {})}
-            crew.journal.write("run", seed=self.seed, lock=self.lock, names=self.names, **meta)
+            crew = Crew(self.folder, cluster.uri, self._habits(), random.Random(self.seed))
+            crew.journal.write("run", seed=self.seed, names=self.names, timeout=TIMEOUT)
             watch = threading.Thread(target=self._watch, args=(cluster, crew), daemon=True)
             try:
                 _make_collections(cluster)
@@ -221,8 +216,6 @@ class Run:
         return [name for name in self.names if name in (*HABITS, "force-release", "clear-stale")]
 
     def _cluster(self) -> Cluster:
-        if self.lock == "redis":
-            return RedisCluster(self.seed)
         return MongoCluster(self.seed, clocks=bool(SET_CLOCKS & set(self.names)))
 
     def _storm(self, cluster: Cluster, crew: Crew) -> None:
@@ -318,24 +311,23 @@ class Run:
             self._grants += whole.count(b'{"what":"got"')
 
     def _take_all(self, cluster: Cluster, crew: Crew) -> None:
-        """Take every key that was asked for, by somebody new, as soon as it is to be had."""
+        """Take every key that was asked for, by a new process, as soon as it is to be had."""
         asked = {key for record in read(self.folder) if record["what"] == "ask" for key in record["keys"]}
-        site = SITES[self.lock](cluster.uri)
+        site = Ours(cluster.uri)
         self._take(asked - set(DOCUMENTS), LONGEST + 7, site, crew)
-        if isinstance(site, Ours):
-            # A document is stale by the clock of the primary of the day, which has to be nearly right for that.
-            for dial in cluster.dials:
-                dial.set(0.0)
-            self._take(asked & set(DOCUMENTS), STALE + SKEW + 7, site, crew)
+        # A document is stale by the clock of the primary of the day, which has to be nearly right for that.
+        for dial in cluster.dials:
+            dial.set(0.0)
+        self._take(asked & set(DOCUMENTS), STALE + SKEW + 7, site, crew)
         site.close()
 
-    def _take(self, keys: set[str], seconds: float, site: Site, crew: Crew) -> None:
+    def _take(self, keys: set[str], seconds: float, site: Ours, crew: Crew) -> None:
         since = now()
         while keys and now() < since + seconds:
             for key in sorted(keys):
                 lock = site.lock(Plan((key,), document=key in DOCUMENTS, wait=0.0), lambda: None)
                 with contextlib.suppress(*ERRORS):
-                    if isinstance(site, Ours) and isinstance(lock, OurDocument):
+                    if isinstance(lock, OurDocument):
                         site.documents.sweep()
                     lock.acquire()
                     seen = {"seen": lock.seen} if isinstance(lock, OurDocument) else {}
@@ -346,7 +338,7 @@ class Run:
 
     def _outcome(self) -> Outcome:
         history = History(read(self.folder))
-        outcome = Outcome(self.seed, self.lock, self.seconds, self.names, os.environ.get("MONGOLOCK_BROKEN", ""))
+        outcome = Outcome(self.seed, self.seconds, self.names, os.environ.get("MONGOLOCK_BROKEN", ""))
         outcome.injected = dict(Counter(fault["name"] for fault in history.faults))
         outcome.attempts, outcome.grants = len(history.attempts), len(history.grants)
         outcome.looks = sum(len(attempt.samples) for attempt in history.attempts.values())

@@ -13,7 +13,6 @@ import logging
 import os
 import random
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -24,11 +23,14 @@ from types import FrameType
 from typing import Any, Final
 
 from django_mongolock.engine.mongo_store import MongoStore
+from django_mongolock.exceptions import LockLost
 from django_mongolock.inspection.operations import Which, clear_stale, force_release
 from verify.faults.documents import OurDocument
-from verify.faults.peers import ERRORS, LOSSES, SITES, TIMEOUT, Lock, OurLock, Ours, Plan, Site
+from verify.faults.peers import ERRORS, TIMEOUT, OurLock, Ours, Plan
 from verify.faults.plans import KEYS, choose, line
 from verify.faults.records import Journal, now
+
+Lock = OurLock | OurDocument
 
 #: Threads or tasks of a process that has several.
 MANY: Final = 4
@@ -53,7 +55,7 @@ class Death(BaseException):
 class Worker:
     """One process."""
 
-    def __init__(self, site: Site, journal: Journal, seed: int, habits: Collection[str]) -> None:
+    def __init__(self, site: Ours, journal: Journal, seed: int, habits: Collection[str]) -> None:
         self.site = site
         self.journal = journal
         self.chance = random.Random(seed)
@@ -66,8 +68,8 @@ class Worker:
     # One attempt: the same records, whoever waits and how
 
     def plan(self, *manners: str) -> Plan:
-        plan = choose(self.chance, whole=self.site.whole)
-        if self.site.whole and self.chance.random() < QUEUEING:
+        plan = choose(self.chance)
+        if self.chance.random() < QUEUEING:
             plan = line(self.chance)
         allowed = [manner for manner in manners if manner in self.habits]
         manner = "extend" if self.chance.random() < 0.1 else "release"
@@ -189,7 +191,7 @@ class Worker:
                 was = "released"
             else:
                 was = "released" if lock.release() else "lost"
-        except LOSSES:
+        except LockLost:
             was = "lost"
         except ERRORS:
             was = "unknown"
@@ -213,11 +215,11 @@ class Worker:
         signal.alarm(LEAVING)  # ends a child that hangs here, which its parent then tells
         with contextlib.suppress(*ERRORS):
             match self.chance.choice(["release", "leave", "fail", "exit"]):
-                case "leave" if isinstance(lock, OurLock | OurDocument):
+                case "leave":
                     lock.leave()
-                case "fail" if isinstance(lock, OurLock | OurDocument):
+                case "fail":
                     lock.leave(ArithmeticError())
-                case "exit" if isinstance(lock, OurLock | OurDocument):
+                case "exit":
                     lock.leave(SystemExit())
                 case _:
                     lock.release()
@@ -261,7 +263,7 @@ class Worker:
         """One thread, the main one."""
         while not self.stopping:
             plan = self.plan("fork", "cancel", "forget")
-            if self.site.whole and self.chance.random() < 0.5:
+            if self.chance.random() < 0.5:
                 plan = line(self.chance)
             self.cycle(plan)
             self.reap()
@@ -315,7 +317,6 @@ class Worker:
 
     async def _acycle(self, plan: Plan) -> None:
         name, lock = self.ask(plan)
-        assert isinstance(lock, OurLock | OurDocument)
         if plan.manner == "cancel" and (task := asyncio.current_task()) is not None:
             asyncio.get_running_loop().call_later(self.chance.uniform(0, 0.5), self._cancel_task, task)
         try:
@@ -338,7 +339,7 @@ class Worker:
         finally:
             await self._agive_back(name, lock)
 
-    async def _awork(self, name: str, lock: OurLock | OurDocument, plan: Plan) -> None:
+    async def _awork(self, name: str, lock: Lock, plan: Plan) -> None:
         end, extends = now() + plan.work, plan.manner == "extend"
         while self.look(name, lock) and now() < end:
             if extends and now() >= end - plan.work / 2:
@@ -347,12 +348,12 @@ class Worker:
                     await lock.aextend()
             await asyncio.sleep(self.pause())
 
-    async def _agive_back(self, name: str, lock: OurLock | OurDocument) -> None:
+    async def _agive_back(self, name: str, lock: Lock) -> None:
         was = "unknown"
         self.journal.write("leave", id=name)
         try:
             was = "released" if await lock.arelease() else "lost"
-        except LOSSES:
+        except LockLost:
             was = "lost"
         except ERRORS:
             was = "unknown"
@@ -367,7 +368,6 @@ class Worker:
 
     def janitor(self) -> None:
         """Frees stale documents, all the while; takes locks from their holders, and clears what is stale of those."""
-        assert isinstance(self.site, Ours)
         store = MongoStore(self.site.config)
         while not self.stopping:
             with contextlib.suppress(Exception):
@@ -402,15 +402,6 @@ def _jump(worker: Worker) -> None:
         worker.happened("client-clocks", since)
 
 
-def _break(name: str) -> None:
-    """Break the library on purpose, to see whether the checker finds it."""
-    try:
-        broken = importlib.import_module("verify.faults.broken")
-    except ImportError:
-        sys.exit(f"MONGOLOCK_BROKEN={name}: there is no module verify.faults.broken here to break the lock with")
-    broken.breaking(name)
-
-
 def _follow(harness: int) -> None:
     """End with the harness, however that ends."""
     while True:
@@ -422,7 +413,7 @@ def _follow(harness: int) -> None:
 
 
 def work(  # noqa: PLR0917 - passed on by multiprocessing
-    kind: str, folder: Path, uri: str, lock: str, seed: int, habits: Sequence[str], variant: str, harness: int
+    kind: str, folder: Path, uri: str, seed: int, habits: Sequence[str], variant: str, harness: int
 ) -> None:
     """Be a worker until SIGTERM. The process becomes the leader of a group of its own."""
     os.setpgid(0, 0)
@@ -433,10 +424,10 @@ def work(  # noqa: PLR0917 - passed on by multiprocessing
     faulthandler.register(signal.SIGUSR1, file=2)
     if variant:
         os.environ["MONGOLOCK_BROKEN"] = variant
-        _break(variant)
+        importlib.import_module("verify.faults.broken").breaking(variant)
     journal = Journal(folder, kind)
     journal.watch()
-    worker = Worker(SITES[lock](uri), journal, seed, habits)
+    worker = Worker(Ours(uri), journal, seed, habits)
 
     def stop(number: int, frame: FrameType | None) -> None:
         worker.stopping = True

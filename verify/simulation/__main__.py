@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Simulate; return the exit code."""
     options = _parser().parse_args(arguments)
     if options.list:
-        for name, defect in importlib.import_module("verify.simulation.defects").DEFECTS.items():
+        for name, defect in importlib.import_module("verify.faults.broken").DEFECTS.items():
             print(f"{name:<28}{defect.text}")
         return 0
     if options.count:

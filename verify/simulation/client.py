@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import astuple
 from functools import partial
 from typing import Any, Final
@@ -15,7 +14,7 @@ from django_mongolock.engine.step import Limits, Step
 from django_mongolock.exceptions import LockBackendFailed
 from verify.simulation.kernel import JITTER, Kernel, Process
 from verify.simulation.link import Exchange, Link
-from verify.simulation.server import Document, Listening, Parsed, Servers, Write
+from verify.simulation.server import ORIGIN, Document, Parsed, Servers, Write
 
 #: How long the document of a free lock is kept, in seconds: a held one is renewed within that.
 RETENTION: Final = 10.0
@@ -82,6 +81,18 @@ class SimStore:
         given, step = partial(is_uncontended, grant=grant), Step(remove=(grant,))
         return bool(self._send(partial(self._write, key, step, given, majority=False), timeout, key, once=True))
 
+    def release_all(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
+        def work(parsed: Parsed) -> Work:
+            left = set()
+            for key, grant in zip(keys, grants, strict=True):
+                given = partial(is_uncontended, grant=grant)
+                if not (yield from self._write(key, Step(remove=(grant,)), given, parsed, majority=False)):
+                    left.add(key)
+            return left
+
+        left: set[str] = self._send(work, timeout, once=True)
+        return left
+
     def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
         def work(parsed: Parsed) -> Work:
             yield 0.0
@@ -115,6 +126,7 @@ class SimStore:
         """Take the key from one of its holders, as `operations.force_release` does."""
         step = Step(remove=(grant,), force=True)
         self._send(partial(self._write, key, step, partial(is_held, grants=step.remove)), timeout, key)
+        self.ring_for([key])
 
     def request(self, key: str, grant: str, timeout: float) -> None:
         """Ask a holder to release the key, as `operations.request_release` does."""
@@ -129,6 +141,13 @@ class SimStore:
                 yield from self._write(key, Step(), lambda document: bool(document["holders"]), parsed)
 
         self._send(work, timeout)
+        self.ring_for(keys)
+
+    def ring_for(self, keys: Sequence[str]) -> None:
+        """See MongoStore.ring_for()."""
+        for key in keys:
+            for bell in reply_of(key, self._servers.committed.get(key), "", ORIGIN).granted:
+                self.ring(bell)
 
     def ring(self, bell: Bell) -> None:
         """See Store.ring(). It may get lost, come late, and come twice."""
@@ -142,18 +161,14 @@ class SimStore:
         if not self.link.cut:
             self._servers.ring(bell)
 
-    def listen(self, session: str) -> AbstractContextManager[Listening]:
+    def listen(self, session: str) -> Iterator[Bell | None]:
         """See Store.listen()."""
-        return self._listening(session)
 
-    @contextmanager
-    def _listening(self, session: str) -> Any:
         def work(parsed: Parsed) -> Work:
             yield 0.0
 
         self._send(work, 5.0)
-        with self._servers.listening(session) as listening:
-            yield listening
+        yield from self._servers.listen(session)
 
     def sent_to(self) -> str:
         """See Store.sent_to()."""

@@ -6,6 +6,7 @@
     python -m verify.simulation.mutants --list grant             # all mutants of a module
     python -m verify.simulation.mutants --find-again             # the known ones, after the engine has changed
     python -m verify.simulation.mutants --table                  # all results, as tables
+    python -m verify.simulation.mutants --fresh 60 --seed 29     # a new sample of the whole engine, short tests only
 
 The results are kept in mutants.json next to this file. The tests need a MongoDB, which they start.
 """
@@ -27,8 +28,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from verify.faults.broken import DEFECTS
 from verify.simulation import mutation
-from verify.simulation.defects import DEFECTS
 from verify.simulation.mutation import MODULES, VARIABLE, Mutant
 from verify.simulation.put_back import VARIABLE as DEFECT
 from verify.simulation.results import Book, Result, table, totals
@@ -102,12 +103,48 @@ def tested(name: str, seconds: float) -> str | None:
     return None
 
 
+def short(name: str) -> str | None:
+    """Return the short test that finds a mutant; None if none does.
+
+    First the test files that are named after its module, or that `TOUCHED_BY` names; then all of tests/engine and
+    tests/contract. A test counts if it fails again alone, and passes alone without the mutant.
+    """
+    stem = name.partition(":")[0].rpartition(".")[2]
+    likely = (stem, f"{stem}s", *TOUCHED_BY.get(name.partition(":")[0], ()), "in_memory", "rule", "session")
+    files = [path for file in likely if (path := f"tests/engine/test_{file}.py") and (ROOT / path).exists()]
+    for what in (list(dict.fromkeys(files)), ["tests/engine", "tests/contract"]):
+        skipped: list[str] = []
+        for _ in range(TRIES):
+            found = _failing(name, [*what, *skipped], TESTS)
+            if found is None:
+                break
+            if _failing(name, [found], TESTS) and not _failing("", [found], TESTS):
+                return found
+            skipped += ["--deselect", found]
+    return None
+
+
+def fresh(count: int, seed: int) -> None:
+    """Draw a sample of the whole engine, and say how many of it the short tests alone find."""
+    every = [mutant for module in mutation.engine() for mutant in mutation.mutants(module)]
+    drawn = random.Random(seed).sample(every, count)
+    survivors = []
+    for mutant in drawn:
+        started = time.monotonic()
+        found = short(mutant.name)
+        survivors += [] if found else [mutant]
+        sys.stdout.write(f"{mutant.name} ({mutant}): {found or 'NOT FOUND'}, {time.monotonic() - started:.0f} s\n")
+        sys.stdout.flush()
+    rate = 100 * (count - len(survivors)) / count
+    sys.stdout.write(f"{count} of {len(every)} mutants, seed {seed}: {count - len(survivors)} found, {rate:.0f} %\n")
+
+
 def _failing(name: str, what: list[str], seconds: float) -> str | None:
     """The first test that fails; the first file if the tests do not even end, as where all threads are blocked."""
     with tempfile.TemporaryDirectory() as startup:
         Path(startup, "sitecustomize.py").write_text(STARTUP)
         path = os.pathsep.join((str(ROOT), startup))
-        environment = {DEFECT: name} if name in DEFECTS else {VARIABLE: name}
+        environment = {DEFECT: name} if name in DEFECTS else {VARIABLE: name} if name else {}
         command = [sys.executable, "-m", "pytest", *PYTEST, *what]
         try:
             run = _run(command, {**environment, "PYTHONPATH": path}, seconds)
@@ -199,6 +236,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m verify.simulation.mutants")
     parser.add_argument("names", nargs="*")
     parser.add_argument("--sample", type=int, default=0)
+    parser.add_argument("--fresh", type=int, metavar="COUNT", help="a new sample of the whole engine, short tests only")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--list", choices=MODULES, dest="module")
     parser.add_argument("--seconds", type=float, default=SIMULATION, help="how long the simulation looks for each")
@@ -210,6 +248,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.module:
         sys.stdout.writelines(f"{mutant.name} {mutant}\n" for mutant in mutation.mutants(options.module))
+        return
+    if options.fresh:
+        fresh(options.fresh, options.seed)
         return
     book = Book(RESULTS)
     if options.table:

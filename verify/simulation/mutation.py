@@ -72,6 +72,13 @@ class Mutant:
         return f"{self.module}:{self.line}: {self.before} -> {self.after}"
 
 
+def engine() -> list[str]:
+    """Return the modules of the whole engine, without the servers in memory, which are for tests."""
+    found = sorted(SOURCE.rglob("*.py"))
+    names = [".".join(path.relative_to(SOURCE).with_suffix("").parts) for path in found if path.stem != "__init__"]
+    return [name for name in names if not name.startswith("memory_")]
+
+
 def mutants(module: str) -> list[Mutant]:
     """All mutants of a module."""
     found = enumerate(changes(_parse(module), ONLY.get(module)))
@@ -81,7 +88,7 @@ def mutants(module: str) -> list[Mutant]:
 def find(name: str) -> Mutant:
     """The mutant of that name. Raises KeyError."""
     module, _, number = name.partition(":")
-    if module not in MODULES or not number.isdecimal() or int(number) >= len(made := mutants(module)):
+    if module not in engine() or not number.isdecimal() or int(number) >= len(made := mutants(module)):
         raise KeyError(f"no mutant {name!r}")
     return made[int(number)]
 

@@ -125,9 +125,9 @@ def usual(chance: random.Random, queues: bool) -> SimPlan:
 
 
 def _of_the_fault_runs(chance: random.Random) -> Plan:
-    chosen = choose(chance, whole=True)
+    chosen = choose(chance)
     while chosen.document:
-        chosen = choose(chance, whole=True)
+        chosen = choose(chance)
     if chosen.min_hold:
         return replace(chosen, min_hold=chance.choice(HOLDS), work=chance.choice(HOLDS))
     return chosen

@@ -17,4 +17,4 @@ VARIABLE: Final = "MONGOLOCK_DEFECT"
 def pytest_configure(config: pytest.Config) -> None:
     """Put the defect back, in this process and for good. Raises KeyError."""
     if name := os.environ.get(VARIABLE):
-        DEFECTS[name].patch(Patches())
+        DEFECTS[name](Patches())

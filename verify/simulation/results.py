@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from verify.faults.broken import VARIANTS
-from verify.simulation.defects import DEFECTS
+from verify.faults.broken import DEFECTS
 
 
 @dataclass
@@ -80,7 +79,13 @@ def _mutants(results: Sequence[Result]) -> list[tuple[str, ...]]:
         ("---",) * 5,
     ]
     rows += [
-        (f"{r.name.partition(':')[0]}:{r.line}", _code(r.before), _code(r.after), _by_simulation(r), _else(r))
+        (
+            f"{r.name.partition(':')[0]}:{r.line}",
+            _code(r.before),
+            _code(r.after),
+            _by_simulation(r),
+            _by_test(r) or r.note,
+        )
         for r in sorted(results, key=lambda result: result.name)
     ]
     return rows
@@ -107,11 +112,4 @@ def _by_simulation(result: Result) -> str:
 
 
 def _by_test(result: Result) -> str:
-    """A test of the engine, or the scenario that each broken variant of docs/evidence/mutants.md is run in."""
-    if result.test:
-        return f"`{result.test.rpartition('::')[2]}`"
-    return f"scenario `{VARIANTS[result.name].finder}`" if result.name in VARIANTS else ""
-
-
-def _else(result: Result) -> str:
-    return f"`{result.test.rpartition('::')[2]}`" if result.test else result.note
+    return f"`{result.test.rpartition('::')[2]}`" if result.test else ""

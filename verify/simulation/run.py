@@ -77,9 +77,7 @@ def simulate(
             kernel.close()
     finally:
         logging.disable(logging.NOTSET)
-    world.records.append(
-        {"what": "run", "t": 0.0, "pid": 0, "seed": seed, "tells": True, "fair": True, "timeout": TIMEOUT}
-    )
+    world.records.append({"what": "run", "t": 0.0, "pid": 0, "seed": seed, "timeout": TIMEOUT})
     world.records.append({"what": "start", "t": 0.0, "pid": 100, "group": 100, "kind": "harness"})
     history = History(sorted(world.records, key=lambda record: float(record["t"])), VIRTUAL)
     violations = [*broken_writes, *(violation for rule in RULES for violation in rule(history))]

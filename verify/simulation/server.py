@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from queue import Empty
@@ -88,7 +87,7 @@ class Servers:
         self.counts: Counter[str] = Counter()
         self._pending: list[Write] = []
         self._bells: deque[Bell] = deque(maxlen=BELLS)
-        self._listening: dict[Listening, str] = {}
+        self._listening: list[Listening] = []
 
     @property
     def named(self) -> str:
@@ -189,26 +188,23 @@ class Servers:
 
     # Bells
 
-    @contextmanager
-    def listening(self, session: str) -> Iterator[Listening]:
-        """What is rung for *session*, also what was rung before and has not been overwritten."""
-        listening = Listening(self.kernel)
+    def listen(self, session: str) -> Iterator[Bell | None]:
+        """See Store.listen(). What was rung before is heard too, if it was not overwritten."""
+        listening = Listening(self.kernel, session)
+        self._listening.append(listening)
         for bell in self._bells:
-            if bell.session == session:
-                listening.hear(bell)
-        self._listening[listening] = session
+            listening.hear(bell)
         try:
-            yield listening
+            yield None
+            yield from listening
         finally:
-            del self._listening[listening]
+            self._listening.remove(listening)
 
     def ring(self, bell: Bell) -> None:
         """A bell has arrived."""
-        if not self.answers:
-            return
-        self._bells.append(bell)
-        for listening, session in self._listening.items():
-            if session == bell.session:
+        if self.answers:
+            self._bells.append(bell)
+            for listening in self._listening:
                 listening.hear(bell)
 
     def drop_bells(self) -> None:
@@ -219,22 +215,24 @@ class Servers:
 
 
 class Listening:
-    """See `store.Listening`."""
+    """What is heard by one session."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, session: str) -> None:
         self.alive = True
         self._kernel = kernel
+        self._session = session
         self._heard: SimQueue[Bell] = SimQueue(kernel)
         #: How long a bell takes to this client, in seconds.
-        self.delay = kernel.chance.uniform(0.000_5, 0.005)
+        self._delay = kernel.chance.uniform(0.000_5, 0.005)
 
     def hear(self, bell: Bell) -> None:
-        """A bell is on its way."""
-        self._kernel.at(self.delay, lambda: self._heard.put(bell))
+        """A bell is on its way, if it is for this session."""
+        if bell.session == self._session:
+            self._kernel.at(self._delay, lambda: self._heard.put(bell))
 
-    def next(self) -> Bell | None:
-        """See Listening.next()."""
-        try:
-            return self._heard.get(timeout=1.0)
-        except Empty:
-            return None
+    def __iter__(self) -> Iterator[Bell | None]:
+        while self.alive:
+            try:
+                yield self._heard.get(timeout=1.0)
+            except Empty:
+                yield None

@@ -69,11 +69,18 @@ class SimQueue(Generic[T]):
 class SimWorkerThreads:
     """`WorkerThreads` whose threads are strands. Each call is begun at once; the pool itself is tested elsewhere."""
 
-    def __init__(self, kernel: Kernel, most: int, reserved: int = 0) -> None:
+    def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._closed = False
 
-    def submit(self, call: Callable[[], object], *, urgent: bool = False) -> bool:
+    def begin_own(self, key: str | None) -> bool:
+        """See WorkerThreads.begin_own()."""
+        return True
+
+    def end_own(self, key: str | None) -> None:
+        """See WorkerThreads.end_own()."""
+
+    def submit(self, call: Callable[[], object], **how: object) -> bool:
         """See WorkerThreads.submit()."""
         if self._closed or self._kernel.current is None:
             return False
@@ -84,9 +91,7 @@ class SimWorkerThreads:
         self,
         call: Callable[[float], T],
         timeout: float | None = None,
-        *,
-        urgent: bool = False,
-        on_withdrawn: Callable[[], object] | None = None,
+        **how: object,
     ) -> T:
         """See WorkerThreads.call(). What strikes the caller does not strike the command, which goes on."""
         kernel, caller, outcome = self._kernel, self._kernel.current, _Outcome[T]()
@@ -190,7 +195,7 @@ def _stand_ins(kernel: Kernel) -> dict[str, Any]:
         "log_exception": log_exception,
         "time": types.SimpleNamespace(sleep=kernel.sleep, monotonic=kernel.now),
         "SimpleQueue": lambda: SimQueue[Any](kernel),
-        "WorkerThreads": lambda most, reserved=0: SimWorkerThreads(kernel, most, reserved),
+        "WorkerThreads": lambda *sizes, **how: SimWorkerThreads(kernel),
         "random": kernel.chance,
         "secrets": types.SimpleNamespace(token_hex=lambda size: f"{kernel.chance.getrandbits(8 * size):0{2 * size}x}"),
         "os": types.SimpleNamespace(getpid=lambda: kernel.pid),

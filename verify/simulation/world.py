@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from django_mongolock.engine import runner
-from django_mongolock.engine.actions import Pause, Protocol
+from django_mongolock.engine.actions import Protocol
 from django_mongolock.engine.processes import Fate
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockError
@@ -33,10 +33,7 @@ class SimSession(Session):
 
     def run(self, steps: Protocol[Any]) -> Any:
         """See Session.run()."""
-        return runner.run(steps, self.commands.call if self.in_main_thread else self._send)
-
-    def _send(self, action: Any) -> Any:
-        return self.waits.pause(action) if isinstance(action, Pause) else self.commands.send(action)
+        return runner.run(steps, self.commands.call if self.in_main_thread else self.commands.perform)
 
     def name_process(self) -> str:
         """See Session.name_process()."""

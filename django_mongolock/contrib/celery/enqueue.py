@@ -1,4 +1,4 @@
-"""`enqueue_once`: a task is not queued a second time while it is queued, runs, or waits for a retry.
+"""`enqueue_once` and `OnceTask`: a task is not queued a second time while it is queued, runs, or waits for a retry.
 
 The owner of the lock is the id of the task. While the message is in the queue, the lock is detached
 (`engine.detached`): no process renews it. The worker that starts the task resumes it, renews it while the task runs,
@@ -12,7 +12,8 @@ import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple
 
 from celery import Task, states
 from celery.exceptions import Reject
@@ -33,12 +34,11 @@ from ...engine.processes import NO_PROCESS
 from ...engine.replies import Reply
 from ...engine.text_checks import check_key, tidy_fact
 from ...exceptions import LockBackendFailed, LockError
-from ...keys import LockKey, as_key, escape
+from ...keys import KeyTemplate, LockKey, as_key, call_arguments, escape
 from ...locks import mongo_lock
 from ...owners import CLEANUP_TIMEOUT, release_holders
-from .debounce import Pause, send_later
 
-#: The header of the message: the key, the seconds that it may be in the queue, and the DATABASES alias.
+#: The header of the message: what `Once` says.
 HEADER: Final = "mongolock_once"
 #: How often to try if the lock is busy, but held for no task: its holder may release it at any moment.
 TRIES: Final = 5
@@ -46,9 +46,39 @@ TRIES: Final = 5
 #: For how long to wait for another process that is sending it, and how often to look, in seconds.
 SENDING: Final = 5.0
 LOOK_EVERY: Final = 0.1
+#: How often to try to connect to the broker before the key is taken.
+CONNECTS: Final = 3
 
-#: The attribute in which the request of a running task keeps its lock: a MongoLock, or a Parked once it is detached.
-LOCK: Final = "mongolock_once_lock"
+#: Attributes of the request of a running task. LOCK: its lock, a MongoLock, or a Parked once it is detached. SENT: that
+#: it was sent again.
+LOCK, SENT = "mongolock_once_lock", "mongolock_once_sent"
+
+Release = Literal["end", "start"]
+
+
+class Once(NamedTuple):
+    """What a message carries: the key, the seconds that it may be in the queue, the DATABASES alias, and whether the
+    key is free when the task has ended or when it starts."""
+
+    key: str
+    queue_lease: Any
+    using: str | None = None
+    release: Release = "end"
+
+    def checked(self) -> Once:
+        """Return this with seconds as a number. Raises TypeError and ValueError for wrong values."""
+        if self.release not in {"end", "start"}:
+            raise ValueError(f'release is "end" or "start", not {self.release!r}')
+        return self._replace(queue_lease=check_seconds("queue_lease", self.queue_lease))
+
+    @property
+    def stored(self) -> str:
+        return check_key(self.key, get_settings().KEY_PREFIX)
+
+    def park(self, task_id: str, name: str, lease: float) -> Parked | Reply:
+        """Take the key for a message of this task, if it is free."""
+        store = get_backend(self.using).session().store
+        return detached.park(store, self.stored, _terms(task_id, _until_sent(lease)), _facts(task_id, name))
 
 
 def enqueue_once(
@@ -58,20 +88,19 @@ def enqueue_once(
     *,
     key: str | None = None,
     queue_lease: Seconds = 3_600,
-    delay: Seconds | None = None,
-    longest: Seconds | None = None,
+    release: Release = "end",
     using: str | None = None,
     **options: Any,
 ) -> tuple[AsyncResult[Any], bool]:
     """Send *task* unless it is already on its way; return its result and whether it was sent.
 
     If it was not, the result is that of the task on its way. A task is on its way until it has ended, by success,
-    failure, revocation or rejection; one that will be retried has not ended. key: the same for equal tasks; without it,
-    the name of the task and its arguments. queue_lease: seconds, counted from the eta, after which the key is free if
-    the broker loses the message. options: those of `apply_async`.
+    failure, revocation or rejection; one that will be retried, or was replaced by another task, has not ended. To have
+    every call of a task be like this, see `OnceTask`.
 
-    delay: a debounce. The task starts when no equal one has been enqueued for that many seconds, but at most *longest*
-    seconds after the first, with the arguments of the first. A call that comes after the start is a first one.
+    key: the same for equal tasks; without it, the name of the task and its arguments. queue_lease: seconds, counted
+    from the eta, after which the key is free if the broker loses the message. release: with "start", the key is free
+    when the task starts, so that a call meanwhile sends one more. options: those of `apply_async`.
 
     This saves work; it does not keep two runs apart, since a message may outlast its *queue_lease*, and brokers may
     deliver it twice. For that, put `mongo_locked` on the task as well. In a transaction, call it after the commit
@@ -82,33 +111,78 @@ def enqueue_once(
         raise TypeError(f"enqueue_once() takes a Celery task, as in enqueue_once(export_ad, [5]), not {task!r}")
     given, named = tuple(args), dict(kwargs or {})
     name: Any = once_key(task, given, named) if key is None else as_key(key)
-    pause = Pause.check(delay, longest, options)
-    if pause is not None:
-        name = f"{name}:delayed"  # apart from runs that began before
-    stored = check_key(name, get_settings().KEY_PREFIX)
-    kept = check_seconds("queue_lease", queue_lease)
-    in_queue = kept + (pause.delay if pause else _delay(options.get("countdown"), options.get("eta")))
-    store = get_backend(using).session().store
-    task_id = options.pop("task_id", None) or uuid()
+    once = Once(str(name), queue_lease, using, release).checked()
+    return _enqueue(once, task, partial(task.apply_async, given, named), options)
 
-    def park() -> Parked | Reply:
-        return detached.park(store, stored, _terms(task_id, _until_sent(in_queue)), _facts(task_id, task.name))
 
-    parked = _take(name, park, lambda found: pause is None or pause.prolong(store, stored, found, kept))
-    if isinstance(parked, str):
-        return task.AsyncResult(parked), False
-    try:
-        if pause:
-            send_later(task.signature(given, named, task_id=task_id, **options), parked, pause, kept, using)
-            result = task.AsyncResult(task_id)
+class OnceTask(Task):  # type: ignore[type-arg]
+    """The base of tasks that are enqueued once, however they are sent: by `delay`, beat, a chain, or another canvas.
+
+        @shared_task(base=OnceTask, once_key="export:{ad_id}")
+
+    once_key: a template, filled from the arguments; without it, the key is made as by `enqueue_once`, whose other
+    arguments are once_lease (its queue_lease), once_release and once_using. A call while the task is on its way sends
+    nothing, and returns the result of that one. But where others wait for this very message (in a chain, a group or a
+    chord, by ``task_id=`` or ``link=``), it is sent all the same. ``app.send_task`` knows only the name of the task,
+    and sends as always.
+    """
+
+    abstract = True
+    once_key: str | None = None
+    once_lease: Seconds = 3_600
+    once_release: Release = "end"
+    once_using: str | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raise TypeError and ValueError for invalid options of the task."""
+        super().__init_subclass__(**options)
+        Once("", cls.once_lease, cls.once_using, cls.once_release).checked()
+        if cls.once_key is not None:
+            KeyTemplate(cls.once_key).check(inspect.signature(cls.run), cls.__qualname__)
+
+    def apply_async(  # type: ignore[override]  # those of Task, by name
+        self, args: Any = None, kwargs: Any = None, **options: Any
+    ) -> AsyncResult[Any]:
+        """Send the task unless it is on its way; return its result."""
+        send = super().apply_async
+        if HEADER in (options.get("headers") or {}) or _sent_again({"id": options.get("task_id")}):
+            return send(args, kwargs, **options)
+        given, named = tuple(args or ()), dict(kwargs or {})
+        if self.once_key is None:
+            key: object = once_key(self, given, named)
         else:
-            headers = {**(options.pop("headers", None) or {}), HEADER: [name, kept, using]}
-            result = task.apply_async(given, named, task_id=task_id, headers=headers, **options)
-    except BaseException:
-        _try("removed", name, parked.give_up)
-        raise
+            key = KeyTemplate(self.once_key).fill(call_arguments(inspect.signature(self.run), given, named))
+        once = Once(str(key), self.once_lease, self.once_using, self.once_release).checked()
+        waited_for = bool(
+            options.get("task_id") or options.get("link")
+        )  # in a canvas, each has an id before it is sent
+        return _enqueue(once, self, partial(send, given, named), options, waited_for=waited_for)[0]
+
+
+def _enqueue(
+    once: Once, task: Any, send: Callable[..., Any], options: dict[str, Any], *, waited_for: bool = False
+) -> tuple[AsyncResult[Any], bool]:
+    """See enqueue_once(). waited_for: send it although it is on its way."""
+    in_queue = once.queue_lease + _delay(options.get("countdown"), options.get("eta"))
+    task_id = options.pop("task_id", None) or uuid()
+    headers = {**(options.pop("headers", None) or {}), HEADER: list(once)}
+    with task.app.producer_or_acquire(options.pop("producer", None)) as producer:
+        # All that takes long in a fresh process, before the key is taken: others wait from then until it is sent.
+        if not task.app.conf.task_always_eager and not producer.connection.connected and task.backend is not None:
+            producer.connection.ensure_connection(max_retries=CONNECTS)
+        parked = _take(once.key, lambda: once.park(task_id, task.name, in_queue))
+        if isinstance(parked, str):
+            if waited_for:
+                headers.pop(HEADER)
+                return send(task_id=task_id, producer=producer, headers=headers, **options), True
+            return task.AsyncResult(parked), False
+        try:
+            result = send(task_id=task_id, producer=producer, headers=headers, **options)
+        except BaseException:
+            _try("removed", once.key, parked.give_up)
+            raise
     # Only now: if this process had died before, the key would have been free after a short lease.
-    _try("extended", name, lambda: parked.keep(in_queue))
+    _try("extended", once.key, lambda: parked.keep(in_queue))
     return result, True
 
 
@@ -155,7 +229,7 @@ def _joined(texts: Iterable[str]) -> str:
     return ",".join(text.replace("%", "%25").replace(",", "%2C") for text in texts)
 
 
-def _take(key: str, park: Callable[[], Parked | Reply], is_on_its_way: Callable[[Reply], bool]) -> Parked | str:
+def _take(key: str, park: Callable[[], Parked | Reply]) -> Parked | str:
     """Take the lock of *key*; or return the id of the task that is on its way. Raises LockBackendFailed."""
     tries, end = 0, time.monotonic() + SENDING
     while tries < TRIES:
@@ -168,7 +242,7 @@ def _take(key: str, park: Callable[[], Parked | Reply], is_on_its_way: Callable[
                 raise LockBackendFailed("another process is sending it, or has died: try again", key)
             time.sleep(LOOK_EVERY)
             continue
-        if (owner := theirs.get("owner")) is not None and is_on_its_way(found):
+        if (owner := theirs.get("owner")) is not None:
             return str(owner)
         tries += 1
     raise LockBackendFailed("its holder is not a task: choose another key=", key, passing=False)
@@ -205,54 +279,66 @@ def _try(what: str, key: str, call: Callable[[], object]) -> None:
         log(WARNING, f"not {what}: the lock ends with its lease", key=key, error=error)
 
 
-def _header(request: Any) -> tuple[str, float, str | None] | None:
-    match (getattr(request, "headers", None) or {}).get(HEADER):
-        case [str(key), int() | float() as lease, str() | None as using]:
-            return key, lease, using
-    return None
+def _once(request: Any) -> Once | None:
+    carried = (getattr(request, "headers", None) or {}).get(HEADER)
+    return Once(*carried) if isinstance(carried, (list, tuple)) and len(carried) == len(Once._fields) else None
 
 
 @task_prerun.connect(weak=False, dispatch_uid="django_mongolock.once.begin")
 def _begin(task_id: str, task: Any, **kwargs: object) -> None:
-    """A task starts: resume its lock."""
-    if (header := _header(task.request)) is None:
+    """A task starts: resume its lock, or release it."""
+    if (once := _once(task.request)) is None:
         return
-    key, _, using = header
+    if once.release == "start":
+        _try("released", once.key, lambda: _release(once, task_id))
+        return
     lock = mongo_lock(
-        LockKey(key, f"once:{task.name}"),
+        LockKey(once.key, f"once:{task.name}"),
         wait=redelivery_wait(task),
         owner=tidy_fact(task_id),
         label=task.name[-200:],
-        using=using,
+        using=once.using,
     )
     try:
         setattr(task.request, LOCK, lock.acquire())
     except LockError as error:
-        log(WARNING, "a task runs without the lock that it was sent with", key=key, task=task_id, error=error)
+        log(WARNING, "a task runs without the lock that it was sent with", key=once.key, task=task_id, error=error)
 
 
 @before_task_publish.connect(weak=False, dispatch_uid="django_mongolock.once.before")
-def _detach(headers: Mapping[str, Any], **kwargs: object) -> None:
-    """A running task is sent again. From now on its next run may start, which finds the lock detached.
+def _detach(headers: dict[str, Any], **kwargs: object) -> None:
+    """A running task is sent again, or another one that replaces it. From now on its next run may start, which finds
+    the lock detached, or if it was released at the start, taken again.
 
     Its lease is short until the message is sent: if this process died before, no run would release it.
     """
     task = _sent_again(headers)
-    lock, header = getattr(task and task.request, LOCK, None), _header(task and task.request)
-    if task is not None and header is not None and isinstance(lock, MongoLock):
-        setattr(task.request, LOCK, None)
-        _try("detached", header[0], lambda: setattr(task.request, LOCK, _park(task, lock, _until_sent(header[1]))))
+    if task is None or (once := _once(task.request)) is None:
+        return
+    headers.setdefault(HEADER, list(once))  # the message of a task that replaces it has none
+    lock, lease = getattr(task.request, LOCK, None), _until_sent(once.queue_lease)
+    setattr(task.request, LOCK, None)
+
+    def park() -> None:
+        if isinstance(lock, MongoLock):
+            parked: Any = _park(task, lock, lease)
+        else:
+            parked = once.park(task.request.id, task.name, lease) if once.release == "start" else None
+        setattr(task.request, LOCK, parked if isinstance(parked, Parked) else None)
+
+    _try("detached", once.key, park)
 
 
 @after_task_publish.connect(weak=False, dispatch_uid="django_mongolock.once.after")
 def _keep(headers: Mapping[str, Any], **kwargs: object) -> None:
     """The running task is sent: its key is taken for as long as the message may be in the queue."""
     task = _sent_again(headers)
-    parked, header = getattr(task and task.request, LOCK, None), _header(task and task.request)
-    if header is not None and isinstance(parked, Parked):
+    parked, once = getattr(task and task.request, LOCK, None), _once(task and task.request)
+    if once is not None and isinstance(parked, Parked):
         eta = headers.get("eta")
-        lease = header[1] + _delay(None, datetime.fromisoformat(eta) if isinstance(eta, str) else None)
-        _try("extended", header[0], lambda: parked.keep(lease))
+        lease = once.queue_lease + _delay(None, datetime.fromisoformat(eta) if isinstance(eta, str) else None)
+        setattr(task.request, SENT, True)
+        _try("extended", once.key, lambda: parked.keep(lease))
 
 
 def _sent_again(headers: object) -> Any:
@@ -264,26 +350,28 @@ def _sent_again(headers: object) -> Any:
 @task_postrun.connect(weak=False, dispatch_uid="django_mongolock.once.end")
 def _end(task_id: str, task: Any, state: str | None = None, retval: object = None, **kwargs: object) -> None:
     """A task has ended, or will come back: release its lock, or leave it detached."""
-    lock, header = getattr(task.request, LOCK, None), _header(task.request)
-    if header is None:
+    request = task.request
+    lock, once = getattr(request, LOCK, None), _once(request)
+    if once is None:
         return
-    setattr(task.request, LOCK, None)
+    setattr(request, LOCK, None)
     requeued = isinstance(retval, Reject) and bool(getattr(retval, "requeue", False))
     # A task that runs eagerly has ended, too, when its retries have: they ran inside of it.
-    comes_back = requeued or (state == states.RETRY and not getattr(task.request, "is_eager", False))
-    if lock is None or isinstance(lock, Parked):
-        if not comes_back:
-            # Without a lock, MongoDB did not answer when the task began: it may still be detached.
-            _try("released", header[0], lock.give_up if lock else lambda: _release(header, task_id, gone=True))
-    elif comes_back:
-        _try("detached", header[0], lambda: _park_requeued(task, lock, header[1]))
-    else:
-        _try("released", header[0], lock.release)
+    retried = state == states.RETRY and not getattr(request, "is_eager", False)
+    if requeued or retried or getattr(request, SENT, False):
+        if requeued or isinstance(lock, MongoLock):
+            _try("detached", once.key, lambda: _park_requeued(task, lock, once.queue_lease))
+    elif lock is not None:
+        _try("released", once.key, lock.give_up if isinstance(lock, Parked) else lock.release)
+    elif once.release == "end":
+        # MongoDB did not answer when the task began: its lock may still be detached.
+        _try("released", once.key, lambda: _release(once, task_id, gone=True))
 
 
-def _park_requeued(task: Any, lock: MongoLock, lease: float) -> None:
+def _park_requeued(task: Any, lock: MongoLock | Parked | None, lease: float) -> None:
     """Park the lock of a message that the broker delivers again: it needs no sending."""
-    if (parked := _park(task, lock, lease)) is not None:
+    parked = _park(task, lock, lease) if isinstance(lock, MongoLock) else lock
+    if parked is not None:
         parked.keep(lease)
 
 
@@ -294,12 +382,10 @@ def _park(task: Any, lock: MongoLock, lease: float) -> Parked | None:
 @task_revoked.connect(weak=False, dispatch_uid="django_mongolock.once.revoked")
 def _revoked(request: Any, **kwargs: object) -> None:
     """A task was revoked or has expired. Celery calls this in the worker's main process, which did not run it."""
-    if (header := _header(request)) is not None:
-        _try("released", header[0], lambda: _release(header, request.id))
+    if (once := _once(request)) is not None:
+        _try("released", once.key, lambda: _release(once, request.id))
 
 
-def _release(header: tuple[str, float, str | None], task_id: str, *, gone: bool = False) -> None:
+def _release(once: Once, task_id: str, *, gone: bool = False) -> None:
     """Release the key of a task. gone: not if another run of the task may hold it."""
-    key, _, using = header
-    stored, owner = check_key(key, get_settings().KEY_PREFIX), tidy_fact(task_id)
-    release_holders(owner, using, key=stored, gone=gone, timeout=CLEANUP_TIMEOUT)
+    release_holders(tidy_fact(task_id), once.using, key=once.stored, gone=gone, timeout=CLEANUP_TIMEOUT)

@@ -7,10 +7,11 @@ what must be remembered from one delivery to the next.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from time import time
 from typing import Any, Final, NoReturn, Self
 
 from celery import current_task
@@ -18,108 +19,137 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from ...backends.base import get_backend
 from ...conf import get_settings
-from ...context import running_celery_task, task_owner
-from ...engine.logs import INFO, log
+from ...context import RETURNED, task_owner, task_run
+from ...engine.logs import INFO, WARNING, log
 from ...engine.mongo_store import MongoStore
 from ...engine.processes import fate
 from ...exceptions import LockBackendFailed, LockError, LockNotAcquired
 
-#: The header of a message that came back: a `Note`.
-HEADER: Final = "mongolock_retry"
-#: The attribute in which the request of a running task keeps the note that it came with.
-NOTE: Final = "mongolock_note"
+#: Attributes of the request of a running task: the note that it came with; whether a locked call of it runs, and what
+#: is to be sent when that has been left.
+NOTE, INSIDE, UNSENT = "mongolock_note", "mongolock_inside", "mongolock_unsent"
 #: Bounds of the time until a task comes back, in seconds. It doubles from one to the next.
 SHORTEST, LONGEST = 0.25, 5.0
 #: The same while MongoDB does not answer, and for a message whose task runs already.
 LONGEST_AWAY, LONGEST_FORMER = 15.0, 60.0
+#: Bounds of the pause after the broker has refused a message, in seconds, and for how long it is asked again before a
+#: message that is not acknowledged is given back.
+SHORTEST_REFUSED, LONGEST_REFUSED, GIVE_BACK = 0.5, 5.0, 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
     """What a message remembers.
 
-    times: how often it came back. away_since: when MongoDB did not answer for the first time, in seconds since 1970.
-    former: the key of the lock with which an earlier delivery of it was found at work, and how many grants of that key
-    had expired by then.
+    number: that of the delivery, larger than that of the one before. sender: the id of the run that sent it. times: how
+    often it came back for the lock that it waits for. away_since: when MongoDB did not answer for the first time, in
+    seconds since 1970. former: the key of the lock with which an earlier run for the same delivery was found at work,
+    the id of that run, and how many grants of that key had expired by then.
     """
 
+    number: int = 0
+    sender: str = ""
     times: int = 0
     away_since: float | None = None
-    former: tuple[str, int] | None = None
+    former: Sequence[Any] | None = None
 
     @classmethod
     def of(cls, request: Any) -> Self:
-        """The note of a running task; an empty one for what this library did not write."""
-        match (getattr(request, "headers", None) or {}).get(HEADER):
-            case [int(times), (int() | float() | None) as away_since, None]:
-                return cls(times, away_since)
-            case [int(times), (int() | float() | None) as away_since, [str(key), int(expired)]]:
-                return cls(times, away_since, (key, expired))
-        return cls()
+        """Return the note of a running task; an empty one for what this library did not write."""
+        try:
+            return cls(**(request.headers or {})[RETURNED])
+        except (KeyError, TypeError):
+            return cls()
 
-    def header(self) -> dict[str, Any]:
-        """What a message carries."""
-        return {HEADER: [self.times, self.away_since, self.former]}
+
+class GivenBack(Reject, Ignore):
+    """The message is given back to the broker. As it is an Ignore, too, no ``autoretry_for`` catches it."""
 
 
 def retry_current_task(error: LockError) -> NoReturn:
     """Send the running task again, with a countdown, and end this run.
 
     The number of its retries does not change: neither a busy lock nor an outage of MongoDB is a failure of the task.
-    Raises Retry for Celery, or *error*: for a task that is called directly or runs eagerly, which cannot come back, and
-    once MongoDB has not answered for MONGOLOCK["RETRY_OUTAGE"] seconds.
+    Inside a locked call, the message is sent when the outermost one has been left. Raises Retry for Celery, or *error*:
+    for a task that is called directly or runs eagerly, which cannot come back, and once MongoDB has not answered for
+    MONGOLOCK["RETRY_OUTAGE"] seconds.
     """
     task: Any = current_task
     if not task or task.request.called_directly or task.request.is_eager:
         raise error
-    note = _note(task.request)
     if isinstance(error, LockNotAcquired):
-        _come_back(task, error, replace(note, away_since=None), min(LONGEST, max(SHORTEST, error.retry_after)))
-    since = note.away_since or time()
-    if not (isinstance(error, LockBackendFailed) and error.passing) or time() >= since + get_settings().RETRY_OUTAGE:
+        _come_back_soon(task, error)
+    note = _note(task.request)
+    since = note.away_since or time.time()
+    final = time.time() >= since + get_settings().RETRY_OUTAGE
+    if final or not (isinstance(error, LockBackendFailed) and error.passing):
         raise error
     _come_back(task, error, replace(note, away_since=since), LONGEST_AWAY)
 
 
+@contextmanager
+def returning() -> Iterator[None]:
+    """Around each locked call of a task: when the outermost has been left, send what is to be sent.
+
+    So the next run meets no lock of this one.
+    """
+    task: Any = current_task
+    request = task.request
+    if getattr(request, INSIDE, False):
+        yield
+        return
+    setattr(request, INSIDE, True)
+    try:
+        yield
+    except Retry as outcome:
+        unsent = getattr(request, UNSENT, None)
+        if unsent is not None and unsent is getattr(outcome, "sig", None):
+            _send(task, unsent)
+        raise
+    finally:
+        setattr(request, INSIDE, False)
+
+
 def begin_delivery(using: str | None) -> None:
-    """If an earlier delivery of this message was found at work, end this run, unless that run has died.
+    """If an earlier run for this delivery was found at work, end this one, unless that has died.
 
     Raises Ignore if that run has ended by itself, as it has reported its result; Retry while it is at work. If it died,
     its lock has expired or can be resumed, and this run goes on. Raises LockBackendFailed.
     """
-    task = running_celery_task()
-    if task is None or (former := _take_note(task.request).former) is None:
+    task: Any = current_task
+    if (former := _take_note(task.request).former) is None:
         return
-    key, expired = former
-    found = _Found.read(key, using, task)
+    key, run, expired = former
+    found = _Found.read(key, using, {"run": run})
     if found.left is not None:
         _come_back_later(task, LockNotAcquired(key, holder="an earlier delivery", retry_after=found.left), former)
-    if not found.runs and found.expired == expired:
+    if found.run is None and found.expired == expired:
         _ignore(task, key)
 
 
 def refuse_second_delivery(error: LockError, using: str | None) -> None:
     """If another run of this very task holds the lock, come back, whatever the policy is.
 
-    Its message was delivered twice: Redis does that with a task that runs longer than the visibility timeout. To drop
-    this delivery would lose the task if its first run dies, since both acknowledge the same message. Or this is a retry
-    that the other run has sent, which is about to end.
+    A run for the same delivery: the message was delivered twice. Redis does that with a task that runs longer than the
+    visibility timeout. To drop this delivery would lose the task if that run dies, since both acknowledge the same
+    message. A run for another delivery has sent this one, or what sent it, and is about to end: it is no reason to drop
+    anything.
     """
-    task, owner = running_celery_task(), task_owner()
-    if task is None or task.request.is_eager or not isinstance(error, LockNotAcquired):
-        return
-    if f" owner {owner}," not in f" {error.holder},":
+    task: Any = current_task
+    owner = str(task_owner())
+    if task.request.is_eager or not isinstance(error, LockNotAcquired) or error.owner not in {owner, None}:
         return
     try:
-        found = _Found.read(error.key, using, task)
+        found = _Found.read(error.key, using, {"owner": owner, "delivery": task_run(task.request)["delivery"]})
     except LockError:
         return
     if found.left is not None:
         log(INFO, "a second delivery of a task that runs", key=error.key, task=task.request.id)
-        _come_back_later(task, error, (error.key, found.expired))
-    if found.has_just_ended:
+        _come_back_later(task, error, (error.key, str(found.run), found.expired))
+    if error.owner == owner and found.has_just_ended:
         _ignore(task, error.key)
-    _come_back(task, error, _note(task.request), SHORTEST)
+    if owner in {error.owner, *found.owners}:
+        _come_back_soon(task, error)
 
 
 def _ignore(task: Any, key: str) -> NoReturn:
@@ -129,58 +159,68 @@ def _ignore(task: Any, key: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What the document of a key says about other runs of a task, with the same number of retries.
+    """What the document of a key says about a run of a task.
 
-    runs: whether one is among the holders. left: the seconds that are left of its lease, unless it is proven dead or
-    the lease is over. has_just_ended: whether the last grant that ended was one of them, and was released.
+    run: its id, if it is among the holders. left: the seconds that are left of its lease, unless it is proven dead or
+    the lease is over. has_just_ended: whether the last grant that ended was such a run's, and was released. owners: of
+    the holders.
     """
 
-    runs: bool = False
+    run: str | None = None
     left: float | None = None
     has_just_ended: bool = False
     expired: int = 0
+    owners: frozenset[str] = frozenset()
 
     @classmethod
-    def read(cls, key: str, using: str | None, task: Any) -> Self:
-        """Read the document. Raises LockBackendFailed."""
+    def read(cls, key: str, using: str | None, which: Mapping[str, str]) -> Self:
+        """Read the document. which: the fields of the run. Raises LockBackendFailed."""
         store = get_backend(using).session().store
         if not isinstance(store, MongoStore):
             return cls()
         fields = {f"{entry}.{name}": 1 for entry in ("holders", "last_holder") for name in _ENTRY}
         with store.bounded(get_settings().COMMAND_TIMEOUT):
             document = store.latest.find_one({"_id": {"$eq": key}}, {"expired": 1, "now": "$$NOW", **fields})
-        return cls() if document is None else cls._of(document, task)
+        return cls() if document is None else cls._of(document, which)
 
     @classmethod
-    def _of(cls, document: Mapping[str, Any], task: Any) -> Self:
-        now, owner, retries = document["now"], task_owner(), task.request.retries
-        holders, last = document.get("holders"), document.get("last_holder")
-        entries = [*(holders if isinstance(holders, list) else ()), last]
-        *mine, ended = [_left(entry, now, owner, retries) for entry in entries]
-        runs = [each for each in mine if each is not None]
-        lives = [left for left, process in runs if left > 0 and fate(process) != "gone"]
-        return cls(bool(runs), max(lives, default=None), ended is not None and ended[0] > 0, int(document["expired"]))
+    def _of(cls, document: Mapping[str, Any], which: Mapping[str, str]) -> Self:
+        found, last = document.get("holders"), document.get("last_holder")
+        holders = [each for each in (found if isinstance(found, list) else ()) if isinstance(each, dict)]
+        runs = {str(each["run"]): _left(each, document["now"]) for each in holders if _is(each, which)}
+        run, left = max(runs.items(), key=lambda each: each[1] or 0.0, default=(None, None))
+        has_just_ended = last is not None and _is(last, which) and last["until"] > document["now"]
+        owners = frozenset(str(each.get("owner")) for each in holders)
+        return cls(run, left, has_just_ended, int(document["expired"]), owners)
 
 
 #: What is read of an entry.
-_ENTRY: Final = ("owner", "retries", "process", "until", "released")
+_ENTRY: Final = ("owner", "run", "delivery", "process", "until", "released")
 
 
-def _left(entry: Any, now: datetime, owner: str | None, retries: int) -> tuple[float, str] | None:
-    """How many seconds the lease of a run has left, and its process; None if it is not a run that is looked for, or is
-    only kept for its minimum hold."""
+def _is(entry: Any, which: Mapping[str, str]) -> bool:
+    """Whether an entry is that of a run with these fields, and not only kept for its minimum hold."""
     match entry:
-        case {"owner": str(name), "retries": int(number), "process": str(process), "until": datetime() as until}:
-            if (name, number) == (owner, retries) and "released" not in entry:
-                return (until - now).total_seconds(), process
-    return None
+        case {"run": str(), "process": str(), "until": datetime()} if "released" not in entry:
+            return all(entry.get(name) == value for name, value in which.items())
+    return False
+
+
+def _left(entry: Mapping[str, Any], now: datetime) -> float | None:
+    """How many seconds the lease of a run has left; None if that is over, or the run is proven dead."""
+    left: float = (entry["until"] - now).total_seconds()
+    return left if left > 0 and fate(entry["process"]) != "gone" else None
 
 
 def _take_note(request: Any) -> Note:
     """Take the note off the message, so that a retry of the task's own does not carry it. A second call in one run, for
     another lock, finds none: it is another wait."""
-    note = Note.of(request)
-    request.headers = {name: value for name, value in (request.headers or {}).items() if name != HEADER}
+    note = _note(request)
+    headers = request.headers or {}
+    if RETURNED not in headers:
+        note = Note(note.number)
+    task_run(request)  # it reads the number
+    request.headers = {name: value for name, value in headers.items() if name != RETURNED}
     setattr(request, NOTE, note)
     return note
 
@@ -190,29 +230,57 @@ def _note(request: Any) -> Note:
     return taken if taken is not None else Note.of(request)
 
 
-def _come_back_later(task: Any, error: LockNotAcquired, former: tuple[str, int]) -> NoReturn:
-    """Come back when the run of an earlier delivery may have ended."""
+def _come_back_soon(task: Any, error: LockNotAcquired) -> NoReturn:
+    """Come back for a busy lock."""
+    note = replace(_note(task.request), away_since=None)
+    _come_back(task, error, note, min(LONGEST, max(SHORTEST, error.retry_after)))
+
+
+def _come_back_later(task: Any, error: LockNotAcquired, former: Sequence[Any]) -> NoReturn:
+    """Come back when the other run for this delivery may have ended."""
     note = replace(_note(task.request), former=former)
     _come_back(task, error, note, min(LONGEST_FORMER, max(LONGEST, error.retry_after)))
 
 
 def _come_back(task: Any, error: LockError, note: Note, longest: float) -> NoReturn:
     """Send *task* again, with *note*, in at most *longest* seconds, and end this run."""
-    countdown = _jittered(min(longest, SHORTEST * 2 ** min(note.times, 16), half_of_visibility(task)))
-    again = task.signature_from_request(task.request, countdown=countdown, retries=task.request.retries)
-    headers = {**(again.options.get("headers") or {}), **replace(note, times=note.times + 1).header()}
-    try:
-        again.set(headers=headers).apply_async()
-    except Exception as failure:
-        if not task.acks_late:  # this message is acknowledged: rejecting it would end the task without a word
-            raise
-        # The broker does not answer: have it deliver this message again, so that the task is not lost.
-        raise Reject(failure, requeue=True) from failure
+    request = task.request
+    countdown = _jittered(min(longest, SHORTEST * 2 ** min(note.times, 16), _half_of_visibility(task)))
+    again = task.signature_from_request(request, countdown=countdown, retries=request.retries)
+    sent = replace(note, number=note.number + 1, sender=task_run(request)["run"], times=note.times + 1)
+    again.set(headers={**(again.options.get("headers") or {}), RETURNED: asdict(sent)})
+    if getattr(request, INSIDE, False):
+        setattr(request, UNSENT, again)
+    else:
+        _send(task, again)
     outcome: Exception = Retry(str(error), error, countdown, sig=again)  # type: ignore[arg-type]
     raise outcome
 
 
-def half_of_visibility(task: Any) -> float:
+def _send(task: Any, again: Any) -> None:
+    """Send a message, and pause while the broker refuses it.
+
+    After a while, a message that is not acknowledged is given back, which keeps the task. One that is acknowledged
+    would be lost, so it is tried for MONGOLOCK["RETRY_OUTAGE"] seconds.
+    """
+    begun, pause = time.monotonic(), SHORTEST_REFUSED
+    end = begun + (GIVE_BACK if task.acks_late else get_settings().RETRY_OUTAGE)
+    while True:
+        try:
+            again.apply_async()
+        except Exception as failure:
+            if time.monotonic() + pause > end:
+                if not task.acks_late:
+                    raise
+                raise GivenBack(failure, requeue=True) from failure
+            log(WARNING, "the broker refuses a task that comes back", task=task.request.id, error=failure)
+            time.sleep(pause)
+            pause = min(LONGEST_REFUSED, 2 * pause)
+        else:
+            return
+
+
+def _half_of_visibility(task: Any) -> float:
     """A message that waits in a worker for longer than the visibility timeout would be delivered twice."""
     timeout = (task.app.conf.broker_transport_options or {}).get("visibility_timeout")
     return timeout / 2 if isinstance(timeout, (int, float)) and timeout > 0 else float("inf")

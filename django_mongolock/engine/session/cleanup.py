@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ...exceptions import LockError
 from .. import protocol
-from ..actions import Apply
+from ..actions import FOREVER, Apply
 from ..grant import Grant
 from ..logs import DEBUG, WARNING, log
-from .commands import Commands
-from .worker_threads import WorkerThreads
+from .commands import BACKGROUND, RELEASE, Commands
 
-#: Threads that remove grants: a thousand of these must not keep a command of the program waiting.
-CLEANUP_THREADS: Final = 4
 #: How long to wait before a grant is removed again where that failed, in seconds.
 TRY_AGAIN_AFTER: Final = 1.0
+#: How many locks one command releases at exit, and in how many parts that is done again if it fails.
+AT_EXIT_BATCH, AT_EXIT_PARTS = 1_000, 10
 
 
 @dataclass(slots=True)
@@ -41,7 +43,8 @@ class Cleanup:
         self.pending: dict[str, Removal] = {}
         self._commands = commands
         self._now = commands.now
-        self._threads = WorkerThreads(CLEANUP_THREADS)
+        #: One for each command of `finish` that has not ended.
+        self._unfinished: list[None] = []
         self._mutex = threading.Lock()
 
     def ensure_removed(self, grant: Grant, *, stays: bool = False) -> None:
@@ -57,12 +60,17 @@ class Cleanup:
 
     def do_due(self, now: float) -> None:
         """Have what is due removed by other threads."""
-        for grant_id, removal in self.pending.copy().items():  # copied at once: list() of items lets other threads in
-            if removal.try_at <= now:
-                under_way = self._threads.submit(functools.partial(self.remove, grant_id))
-                removal.try_at = float("inf") if under_way else now + TRY_AGAIN_AFTER
+        self._remove_due(now, BACKGROUND)
         if self._commands.releases.look_at <= now:
             self.repeat_releases()
+
+    def _remove_due(self, now: float, priority: int) -> None:
+        for grant_id, removal in self.pending.copy().items():  # copied at once: list() of items lets other threads in
+            if removal.try_at <= now:
+                removal.try_at = FOREVER
+                remove = functools.partial(self.remove, grant_id)
+                if not self._commands.threads.submit(remove, priority=priority, key=removal.action.key):
+                    remove()
 
     def repeat_releases(self) -> None:
         """Release again what an election may have undone."""
@@ -90,9 +98,39 @@ class Cleanup:
             if self.pending.get(grant_id) is removal:
                 del self.pending[grant_id]
 
-    def close(self) -> None:
-        """End the threads."""
-        self._threads.close()
+    def finish(self, held: Sequence[Grant], end: float) -> None:
+        """Release what is *held*, in bulk, and remove what is pending, side by side, until *end*."""
+        self._have_released([grant for grant in held if not grant.terms.min_hold], AT_EXIT_BATCH, end)
+        self._have_released([grant for grant in held if grant.terms.min_hold], 1, end)
+        while (self._unfinished or self.pending) and (now := self._now()) < end:
+            self._remove_due(now, RELEASE)
+            time.sleep(0.005)
+        for grant_id in list(self.pending):
+            log(WARNING, "not released at exit, its lease ends by itself", key=self.pending.pop(grant_id).action.key)
+
+    def _have_released(self, held: Sequence[Grant], size: int, end: float) -> None:
+        """Have grants released by other threads, *size* of them in one command."""
+        if size == 1:
+            for grant in held:
+                self._add(grant.id, protocol.releasing(grant.key, grant.id, stays=grant.terms.min_hold > 0), end)
+            return
+        for start in range(0, len(held), size):
+            self._unfinished.append(None)
+            release = functools.partial(self._release_all, held[start : start + size], end)
+            if not self._commands.threads.submit(release, priority=RELEASE):
+                release()
+
+    def _release_all(self, held: Sequence[Grant], end: float) -> None:
+        """Release grants in one command. If that fails, a part of them each, which leaves out what is stuck."""
+        keys, ids = [grant.key for grant in held], [grant.id for grant in held]
+        try:
+            left = self._commands.store.release_all(keys, ids, max(0.0, (end - self._now()) / 4))
+            self._have_released([grant for grant in held if grant.key in left], 1, end)
+        except LockError as error:
+            log(DEBUG, "not released in bulk", keys=len(keys), error=error)
+            self._have_released(held, -(-len(held) // AT_EXIT_PARTS), end)
+        finally:
+            self._unfinished.pop()
 
     def _add(self, grant_id: str, action: Apply, give_up: float) -> None:
         with self._mutex:

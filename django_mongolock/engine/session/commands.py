@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from ...exceptions import LockBackendFailed, LockError
-from ..actions import FOREVER, Action, Answer, Apply, FindDeadlock, Pause, QueueNext, Read, ReleaseUncontended
+from ...exceptions import LockBackendFailed, LockError, LockMisused
+from ..actions import (
+    FOREVER,
+    Action,
+    Answer,
+    Apply,
+    FindDeadlock,
+    Pause,
+    QueueNext,
+    Read,
+    ReleaseAll,
+    ReleaseUncontended,
+)
 from ..document import milliseconds
 from ..grant import Grant, State
 from ..logs import DEBUG, log
@@ -27,6 +38,14 @@ from .waits import Waits
 JUST_CAME: Final = 0.05
 #: However little time is left for it, a command that may still help gets so many seconds.
 SHORTEST_COMMAND: Final = 0.1
+#: The most seconds that a command gets which releases many locks: what it has left is released one by one.
+BULK_LIMIT: Final = 0.5
+#: The priorities of what a session has sent, and how many of its threads each may use: so what waits for an answer
+#: never keeps what is more urgent from being sent.
+RENEWAL, RELEASE, REQUEST, BACKGROUND = range(4)
+SHARES: Final = (1.0, 0.75, 0.5, 0.25)
+#: How many commands the threads of a session send at a time, and how many with those that have taken half a second.
+SENDING_THREADS, MOST_THREADS = 24, 80
 
 
 class Commands:
@@ -50,6 +69,7 @@ class Commands:
         self.store = store
         self.timeout = timeout
         self.heartbeat = heartbeat
+        self.threads = heartbeat.threads
         self.now = heartbeat.now
         self.numbers = itertools.count(1)
         self.releases = Releases()
@@ -58,28 +78,45 @@ class Commands:
         self._waits = waits
         self._fate = fate
         self._free_keys = FreeKeys()
+        self._closed = False
+
+    def perform(self, action: Action) -> Any:
+        """Carry out *action* in this thread, which is not the main one, unless two commands of its key are under
+        way."""
+        if isinstance(action, Pause) or not self.threads.begin_own(action.key):
+            return self.call(action)
+        try:
+            return self.send(action)
+        finally:
+            self.threads.end_own(action.key)
 
     def call(self, action: Action) -> Any:
         """Have another thread send *action*, and wait for it. For the main thread: see `worker_threads`."""
         if isinstance(action, Pause):
             return self._waits.pause(action)
-        return self.heartbeat.threads.call(functools.partial(self.send, action), **self._terms_of(action))
+        return self.threads.call(functools.partial(self.send, action), **self._terms_of(action))
 
     def acall(self, action: Action) -> Awaitable[Any]:
         """See call(). A coroutine holds a thread only while its command is on its way."""
         if isinstance(action, Pause):
             return self._waits.apause(action)
-        return self.heartbeat.threads.acall(functools.partial(self.send, action), **self._terms_of(action))
+        return self.threads.acall(functools.partial(self.send, action), **self._terms_of(action))
 
     def _terms_of(self, action: Action) -> dict[str, Any]:
         """How a thread is to make the call that sends *action*."""
-        withdrawn, timeout = self._about_to_send(action), self._seconds_for(action)
-        return {"timeout": timeout, "urgent": _is_release(action), "on_withdrawn": withdrawn}
+        return {
+            "timeout": self._seconds_for(action),
+            "priority": RELEASE if _is_release(action) else REQUEST,
+            "key": action.key,
+            "same": _question(action),
+            "on_withdrawn": self._about_to_send(action),
+        }
 
     def close(self, timeout: float) -> None:
         """What is sent from now on is the last: it must not take longer than *timeout*, nor is it remembered."""
         self.releases.close()
         self.timeout = min(self.timeout, timeout)
+        self._closed = True
 
     def _about_to_send(self, action: Action) -> Callable[[], object] | None:
         """Note that the grant which *action* adds may be on its way from now on; return what takes that back."""
@@ -94,6 +131,8 @@ class Commands:
         match action:
             case Apply(_, step) if not step.given:
                 grant = self._queue.waiting.get(step.ask)
+            case ReleaseAll():
+                return min(self.timeout, BULK_LIMIT)
             case Read(_, grant_id) | QueueNext(_, grant_id) | FindDeadlock(_, grant_id):
                 grant = self._queue.waiting.get(grant_id)
             case _:
@@ -103,12 +142,15 @@ class Commands:
 
     # What is sent
 
-    def send(self, action: Action, left: float = FOREVER) -> Any:
-        """Carry out *action*, in at most *left* seconds. Returns its outcome, as `protocol` says."""
+    def send(self, action: Action, left: float = FOREVER, *, known: Answer | None = None) -> Any:
+        """Carry out *action*, in at most *left* seconds. Returns its outcome, as `protocol` says.
+
+        known: the answer to a command that asked the same, and was sent since. Then this one is not sent.
+        """
         timeout = min(left, self._seconds_for(action))
         match action:
             case Apply(key, step):
-                return self._apply(key, step, timeout)
+                return self._apply(key, step, timeout, known)
             case ReleaseUncontended(key, grant_id):
                 return self._release(key, grant_id, timeout)
             case QueueNext(key, grant_id):
@@ -118,21 +160,36 @@ class Commands:
             case Read(key, grant_id, owner):
                 sent = self.now()
                 return self.answer(grant_id, self.store.read(key, grant_id, timeout, owner), sent)
-            case Pause():
-                return self._waits.pause(action)
+            case ReleaseAll(keys, grants):
+                return self._release_all(keys, grants, timeout)
         raise TypeError(f"not a command: {action!r}")
 
     def _release(self, key: str, grant_id: str, timeout: float) -> bool:
         done = self.store.release_uncontended(key, grant_id, timeout)
         if done:
-            self._free_keys.released(key)
-            again = Apply(key, Step(remove=(grant_id,), force=True, given=grant_id))
-            if self.releases.made(UnconfirmedRelease(again, self.store.sent_to(), self.now())):
-                self.heartbeat.see_to(self.releases.look_at)
+            self._released(key, grant_id)
         return done
 
-    def _apply(self, key: str, step: Step, timeout: float) -> Answer:
+    def _release_all(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
+        left = self.store.release_all(keys, grants, timeout)
+        for key, grant_id in zip(keys, grants, strict=True):
+            if key not in left:
+                self._released(key, grant_id)
+        return left
+
+    def _released(self, key: str, grant_id: str) -> None:
+        """Remember that the primary alone has confirmed a release, which an election may undo."""
+        self._free_keys.released(key)
+        again = Apply(key, Step(remove=(grant_id,), force=True, given=grant_id))
+        if self.releases.made(UnconfirmedRelease(again, self.store.sent_to(), self.now())):
+            self.heartbeat.see_to(self.releases.look_at)
+
+    def _apply(self, key: str, step: Step, timeout: float, known: Answer | None) -> Answer:
         """Send a step with a number of its own: only what carries that number was given by this very command."""
+        if known is not None:
+            return self.answer(step.ask, known.reply, known.sent)
+        if self._closed and step.add is not None:
+            raise LockMisused("the session was closed before the lock was asked for")
         grant, sent = self._registry.grants.get(step.ask), self.now()
         step = replace(step, beat=next(self.numbers))
         if step.add is not None and grant is not None:
@@ -208,4 +265,13 @@ class Commands:
 
 def _is_release(action: Action) -> bool:
     """Whether it lets another grant in. Then it goes before what asks for a lock."""
-    return isinstance(action, ReleaseUncontended) or (isinstance(action, Apply) and bool(action.step.remove))
+    return isinstance(action, ReleaseUncontended | ReleaseAll) or (
+        isinstance(action, Apply) and bool(action.step.remove)
+    )
+
+
+def _question(action: Action) -> object:
+    """What a single try asks; None for all else."""
+    if not (isinstance(action, Apply) and action.step.trial and action.step.only_adds and action.step.add):
+        return None
+    return tuple(action.step.add.get(name) for name in ("mode", "capacity", "more_permits", "owner"))

@@ -59,7 +59,7 @@ class Heartbeat:
     def elsewhere(self, call: Callable[[], None]) -> None:
         """Make the call, but not in the main thread, for what a signal may not strike: starting a `Thread`."""
         if threading.current_thread() is threading.main_thread():
-            self.threads.call(lambda _: call(), urgent=True)
+            self.threads.call(lambda _: call())
         else:
             call()
 

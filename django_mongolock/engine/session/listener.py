@@ -90,13 +90,12 @@ class Listener:
     def _listen(self) -> str:
         """Listen for as long as it is wanted, and can be done. Return why it ended."""
         try:
-            with self._store.listen(self._session) as bells:
-                self.listening, self._complained = True, False
-                while self._goes_on():
-                    bell = bells.next()
+            with contextlib.closing(self._store.listen(self._session)) as bells:
+                for bell in bells:
+                    self.listening, self._complained = True, False
                     if bell is not None:
                         self._on_bell(bell)
-                    elif not bells.alive:
+                    if not self._goes_on():
                         break
         except (PyMongoError, LockBackendFailed) as error:
             return f"{type(error).__name__}, code {getattr(error, 'code', None)}"

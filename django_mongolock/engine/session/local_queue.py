@@ -26,7 +26,7 @@ class LocalQueue:
         self.waiting: dict[str, Grant] = {}
         self.lines: dict[LineKey, OrderedDict[str, Grant]] = {}
         self._limit = limit
-        self._registry = registry
+        self.registry = registry
         self._mutex = threading.Lock()
 
     def join(self, grant: Grant, *, trial: bool) -> Turn:
@@ -57,7 +57,7 @@ class LocalQueue:
         first = self._first(grant.line)
         if first is not None and first is not grant:
             return "behind", first
-        return ("next" if grant.line in self._registry.by_line else "now"), None
+        return ("next" if grant.line in self.registry.by_line else "now"), None
 
     def leave(self, grant: Grant) -> None:
         """Stand in line no more: it is held, or is waited for no longer."""
@@ -93,14 +93,22 @@ class LocalQueue:
                 while next_waiter is not None and next_waiter is not grant:
                     next_waiter = next(line, None)
                 next_waiter = next(line, None)
-            # Reserved twice, a second command would be on its way after the first has been answered.
-            if next_waiter is None or next_waiter.waiting.cancelled or next_waiter.waiting.handover_reserved:
+            while next_waiter is not None and self._is_served(next_waiter):
+                next_waiter = next(line, None)
+            if next_waiter is None or next_waiter.waiting.cancelled:
                 return None
             next_waiter.waiting.handover_reserved = True
             # Under the mutex: its caller forgets it only after it has left the line.
-            self._registry.add(next_waiter)
-        self._registry.see_to(next_waiter)
+            self.registry.add(next_waiter)
+        self.registry.see_to(next_waiter)
         return next_waiter
+
+    def _is_served(self, waiter: Grant) -> bool:
+        """Whether another command sees to that waiter. Reserved twice, a second one would be on its way after the first
+        has been answered; and where several may hold the key, one that asks for itself may be granted by that."""
+        waiting = waiter.waiting
+        asks = waiting.sent and not waiter.lease.until and waiter.terms.mode != "exclusive"
+        return waiting.handover_reserved or asks
 
     def finish_handover(self, next_waiter: Grant, answer: Answer | None) -> None:
         """Pass the *answer* on to the waiter that the hand-over was reserved for; None if it is not known."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Final
 
 from ..grant import CLOSED, Callback, Grant, State
 from ..logs import DEBUG, INFO, WARNING, is_enabled_for, log, log_exception
 from .worker_threads import WorkerThreads
 
-#: Threads that call `on_lost` and `on_release_requested`.
-CALLBACK_THREADS: Final = 4
+#: How many callbacks and observers are called at a time, and how many with those that have taken half a second.
+CALLBACK_THREADS, MOST_CALLBACKS = 8, 64
 
 #: Called with what happens to a grant: "contended" if it must wait, then "acquired" or "not_acquired"; after "acquired"
-#: also "release_requested", and once either "released" or "lost". It must not raise. Nothing is caught here: it runs in
-#: the caller's thread, where what a signal handler raises must reach the caller.
+#: also "release_requested", and once either "released" or "lost". It must not raise. Nothing is caught here: what the
+#: caller does is reported in the caller's thread, where what a signal handler raises must reach the caller. What the
+#: session notices itself is reported in a thread of the callbacks.
 Observer = Callable[[str, Grant], object]
 
 
@@ -23,9 +23,11 @@ class Notifications:
     """Reports each event of a grant once."""
 
     def __init__(self, observer: Observer | None) -> None:
+        #: Whether what the session notices is reported in another thread.
+        self.in_threads = True
         self._observer = observer
-        #: Callbacks may take their time, and no command waits for them.
-        self.threads = WorkerThreads(CALLBACK_THREADS)
+        #: What is the program's may take its time, and no command waits for it.
+        self.threads = WorkerThreads(CALLBACK_THREADS, MOST_CALLBACKS)
 
     def contended(self, grant: Grant) -> None:
         """Report, once, that another grant has what *grant* is about to wait for, or was tried for."""
@@ -46,11 +48,14 @@ class Notifications:
             grant.reporting.reported, grant.reason, grant.reporting.waited = "end", reason, waited
             self._report("not_acquired", grant)
 
-    def ended(self, grant: Grant) -> None:
-        """Report, once, that what was reported to be acquired is not held any more, however it ended."""
+    def ended(self, grant: Grant, *, noticed: bool = False) -> None:
+        """Report, once, that what was reported to be acquired is not held any more, however it ended.
+
+        noticed: the session has noticed it, rather than the caller.
+        """
         if grant.reporting.reported == "acquired":
             grant.reporting.reported = "end"
-            self._report("lost" if grant.state is State.LOST else "released", grant)
+            self._report("lost" if grant.state is State.LOST else "released", grant, noticed=noticed)
 
     def lost(self, grant: Grant) -> None:
         """Have the program called. `ended` reports the loss to all others."""
@@ -62,19 +67,21 @@ class Notifications:
         if reporting.release_requested_by is None:
             reporting.release_requested_by, reporting.held_for = requested_by, grant.held_for
             log(INFO, "release requested", key=grant.key, by=requested_by)
-            self._report("release_requested", grant)
+            self._report("release_requested", grant, noticed=True)
             self._call(reporting.on_release_requested, grant)
 
     def close(self) -> None:
         """End the threads, when they have made the calls that there are."""
         self.threads.close()
 
-    def _report(self, event: str, grant: Grant) -> None:
+    def _report(self, event: str, grant: Grant, *, noticed: bool = False) -> None:
         level = WARNING if event == "lost" and grant.reason != CLOSED else DEBUG
         if is_enabled_for(level):
             log(level, f"lock {event.replace('_', ' ')}", **_facts(event, grant))
         if self._observer is not None:
-            self._observer(event, grant)
+            observe = functools.partial(self._observer, event, grant)
+            if not (noticed and self.in_threads and self.threads.submit(observe)):
+                observe()
 
     def _call(self, callback: Callback | None, grant: Grant) -> None:
         """Have the program called, in another thread. Its lock may be about to go: from here on it stays."""

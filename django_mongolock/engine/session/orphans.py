@@ -7,8 +7,10 @@ would outlive its soft time limit.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 
 from ..grant import Grant, OwnerRef, State
@@ -43,7 +45,11 @@ class Orphans:
             if (owner_ref := grant.owner_ref) is not None and owner_ref() is None:
                 self._clean_up(grant)
             elif grant.state is State.HELD and grant.held and _has_ended(grant.worker):
-                self._release(grant, "its thread has ended")
+                self._release(grant, "its thread or event loop has ended")
+        for grant in list(self._queue.waiting.values()):
+            if _has_ended(grant.worker):
+                self._queue.leave(grant)
+                self._abandon(grant)
 
     def _clean_up(self, grant: Grant) -> None:
         """Do the clean-up in which a signal interrupted the caller."""
@@ -67,7 +73,13 @@ class Orphans:
 
 
 def _has_ended(worker: object) -> bool:
-    """Whether it is a thread that has ended. The main thread has when the interpreter exits; then `close` releases."""
+    """Whether it is a thread that has ended, or a task whose event loop is closed.
+
+    The main thread has ended when the interpreter exits; then `close` releases.
+    """
     if isinstance(worker, ForeignThread):
         return worker() is None
+    if isinstance(worker, weakref.ref):
+        task = worker()
+        return isinstance(task, asyncio.Task) and task.get_loop().is_closed()
     return isinstance(worker, threading.Thread) and worker is not threading.main_thread() and not worker.is_alive()

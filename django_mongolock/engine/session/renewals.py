@@ -11,18 +11,17 @@ from ..grant import TAKEN, Grant, State
 from ..logs import DEBUG, WARNING, log
 from ..replies import Found
 from ..step import Step
-from .commands import Commands
+from .commands import RENEWAL, REQUEST, Commands
 from .grant_registry import GrantRegistry
 from .notifications import Notifications
-from .worker_threads import WorkerThreads
 
-#: How many keys one renewal takes. One that did not get through is made again key by key: so a document that cannot be
-#: written costs the others of its process no more than the time of one command.
+#: How many keys one renewal takes. One that did not get through is made again key by key, with a short limit first: so
+#: documents that cannot be written cost the others of their process little more than the time of one command.
 RENEWAL_BATCH: Final = 1_000
-#: Threads that send renewals, each a batch at a time.
-RENEWAL_THREADS: Final = 8
 #: However short the leases are, a renewal gets so many seconds.
 SHORTEST_RENEWAL: Final = 0.1
+#: A renewal that failed in bulk gets so many seconds at first, for each key: enough for those that are not stuck.
+SECOND_RENEWAL: Final = 0.3
 
 
 class Renewals:
@@ -45,7 +44,6 @@ class Renewals:
         self._registry = registry
         self._notifications = notifications
         self._lost = lost
-        self._threads = WorkerThreads(RENEWAL_THREADS)
 
     def next_due(self) -> float:
         """When a grant is to be renewed, or is lost."""
@@ -64,30 +62,40 @@ class Renewals:
         for state in (State.HELD, State.WAITING):
             self._renew_due([grant for grant in grants if grant.state is state and grant.renewable], now)
 
-    def close(self) -> None:
-        """End the threads."""
-        self._threads.close()
-
     def _renew_due(self, grants: list[Grant], now: float) -> None:
         """Renew those of *grants* that are late, all of them holders or all of them waiters."""
         late = [grant for grant in grants if grant.lease.renew_at <= now]
         if not late:
             return
+        again = [grant for grant in late if grant.lease.failures]
         # Take along what would be due before these are again: one command instead of many, from then on too.
         soon = now + min(grant.length / 3 for grant in late)
-        due = [grant for grant in grants if grant.lease.renew_at <= soon and not grant.lease.failures]
+        # But not what is deferred: a renewal would conflict with its transaction (F117).
+        due = [
+            grant
+            for grant in grants
+            if grant.lease.renew_at <= (now if grant.lease.deferred else soon) and not grant.lease.failures
+        ]
         due.sort(key=lambda grant: grant.key)
         for start in range(0, len(due), RENEWAL_BATCH):
             self._have_renewed(due[start : start + RENEWAL_BATCH])
-        for grant in late:
-            if grant.lease.failures:
-                self._have_renewed([grant])
+        for grant in again:
+            self._have_renewed([grant])
 
     def _have_renewed(self, grants: list[Grant]) -> None:
+        """Have a batch renewed, or again a single grant: what has failed twice leaves most of the threads to others."""
+        failures = grants[0].lease.failures
+        how = {"priority": RENEWAL if failures < 2 else REQUEST, "key": grants[0].key if failures else None}
         for grant in grants:
             grant.lease.renewing = True
-        if not (self.in_threads and self._threads.submit(functools.partial(self.renew, grants))):
+        if not (self.in_threads and self._commands.threads.submit(functools.partial(self.renew, grants), **how)):
             self.renew(grants)
+
+    def _limit(self, grants: list[Grant]) -> float:
+        """How many seconds the renewal of *grants* may take: so many that enough are left for the next ones."""
+        failures, length = grants[0].lease.failures, min(grant.length for grant in grants)
+        limit = min(self._commands.timeout, max(SHORTEST_RENEWAL, length / (3 if failures else 6)))
+        return min(limit, SECOND_RENEWAL) if failures == 1 else limit
 
     def renew(self, grants: list[Grant]) -> None:
         """Renew a batch, and distinguish what is lost for good from what may only be late."""
@@ -97,10 +105,9 @@ class Renewals:
         behind = tuple(grant.waiting.behind for grant in grants)
         counts = any(grant.waiting.counted or count for grant, count in zip(grants, behind, strict=True))
         step = Step(renew=tuple(grant.id for grant in grants), beat=number, behind=behind if counts else ())
-        timeout = min(self._commands.timeout, *(max(SHORTEST_RENEWAL, length / 3) for length in lengths))
         found: dict[str, Found] = {}
         try:
-            found = self._commands.store.renew(sorted({grant.key for grant in grants}), step, timeout)
+            found = self._commands.store.renew(sorted({grant.key for grant in grants}), step, self._limit(grants))
         except LockBackendFailed as error:
             news = any(not grant.lease.failures for grant in grants)
             log(WARNING if news else DEBUG, "renewal failed", grants=len(grants), error=error)
@@ -136,7 +143,7 @@ class Renewals:
             if grant.lose(TAKEN):
                 self._lost(grant)
         else:
-            grant.postpone(self._now(), at_once=not grant.lease.failures)
+            grant.postpone(self._now(), at_once=grant.lease.failures < 2)
         if grant.state is State.WAITING and found is not None:
             self._look_at_queue(grant, found)
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
-from ...exceptions import LockError
-from .. import clock, processes, protocol, runner
+from .. import clock, processes, runner
 from ..actions import Granted, Protocol
 from ..grant import CLOSED, TAKEN, Grant, State
-from ..logs import WARNING, log
 from ..store import Store
 from .cleanup import Cleanup
-from .commands import Commands
+from .commands import MOST_THREADS, SENDING_THREADS, SHARES, Commands
 from .grant_registry import GrantRegistry
 from .heartbeat import Heartbeat
 from .local_queue import LocalQueue
@@ -26,10 +25,6 @@ from .waits import Waits
 from .worker_threads import WorkerThreads
 
 T = TypeVar("T")
-
-#: Threads that send commands for coroutines and for the main thread, and how many of them are kept for releases.
-SENDING_THREADS: Final = 24
-RESERVED_FOR_RELEASES: Final = 8
 
 
 class Session:
@@ -52,19 +47,12 @@ class Session:
         self.pid = os.getpid()
         self.store = store
         self.now = now
-        self.threads = WorkerThreads(SENDING_THREADS, reserved=RESERVED_FOR_RELEASES)
+        self.threads = WorkerThreads(SENDING_THREADS, MOST_THREADS, shares=SHARES)
         self.heartbeat = Heartbeat(self.threads, now)
         self.registry = GrantRegistry(self.heartbeat)
         self.queue = LocalQueue(store.limits.waiters, self.registry)
         self.notifications = Notifications(observer)
-        self.waits = Waits(
-            store,
-            self.id,
-            self.heartbeat,
-            registry=self.registry,
-            queue=self.queue,
-            notifications=self.notifications,
-        )
+        self.waits = Waits(store, self.id, self.heartbeat, self.queue, self.notifications)
         self.commands = Commands(
             store,
             command_timeout,
@@ -74,9 +62,10 @@ class Session:
             waits=self.waits,
             fate=self.fate,
         )
-        self.renewals = Renewals(self.commands, self.registry, self.notifications, lost=self.lost)
+        lost, abandon = functools.partial(self.lost, noticed=True), functools.partial(self.abandon, noticed=True)
+        self.renewals = Renewals(self.commands, self.registry, self.notifications, lost=lost)
         self.cleanup = Cleanup(self.commands)
-        self.orphans = Orphans(self.registry, self.queue, self.abandon)
+        self.orphans = Orphans(self.registry, self.queue, abandon)
         self.heartbeat.serve((self.orphans, self.renewals, self.cleanup), self.orphans.adopt)
 
     def __repr__(self) -> str:
@@ -112,7 +101,7 @@ class Session:
         """
         if threading.current_thread() is threading.main_thread():
             return runner.run(steps, self.commands.call)
-        return runner.run(steps, self.commands.send)
+        return runner.run(steps, self.commands.perform)
 
     def arun(self, steps: Protocol[T]) -> Coroutine[Any, Any, T]:
         """See run(). A waiting coroutine holds no thread; only a command on its way does."""
@@ -145,10 +134,10 @@ class Session:
         grant.owner_ref = None
         self.notifications.ended(grant)
 
-    def abandon(self, grant: Grant, *, stays: bool = False) -> None:
+    def abandon(self, grant: Grant, *, stays: bool = False, noticed: bool = False) -> None:
         """Give up a grant of which it is not known how it stands: have it removed in the background, for sure.
 
-        stays: see `protocol.removal_for_good`.
+        stays: see `protocol.removal_for_good`. noticed: see `Notifications.ended`.
         """
         grant.release()
         self.forget(grant)
@@ -156,17 +145,20 @@ class Session:
             return
         self.cleanup.ensure_removed(grant, stays=stays)
         grant.owner_ref = None
-        self.notifications.ended(grant)
+        self.notifications.ended(grant, noticed=noticed)
 
-    def lost(self, grant: Grant) -> None:
-        """Report, once, that it was lost, and see to it that it does not keep others waiting."""
+    def lost(self, grant: Grant, *, noticed: bool = False) -> None:
+        """Report, once, that it was lost, and see to it that it does not keep others waiting.
+
+        noticed: see `Notifications.ended`.
+        """
         if not self.forget(grant):
             return
         # Taken away, but a copy of its command may be on its way still: it must not bring the grant back.
         if grant.reason != TAKEN or grant.outcome_unknown:
-            self.abandon(grant)
+            self.abandon(grant, noticed=noticed)
         grant.owner_ref = None
-        self.notifications.ended(grant)
+        self.notifications.ended(grant, noticed=noticed)
         self.notifications.lost(grant)
 
     def forget(self, grant: Grant) -> bool:
@@ -191,30 +183,17 @@ class Session:
         self.heartbeat.close()
         self.cleanup.repeat_releases()
         self.commands.close(timeout)
-        pending = list(self.cleanup.pending)
-        for grant in list(self.registry.grants.values()):
-            if self.now() < end:
-                self._release_at_exit(grant)
-            else:
-                log(WARNING, "not released at exit, its lease ends by itself", key=grant.key)
-        for grant_id in pending:
-            if self.now() < end:
-                self.cleanup.remove(grant_id)
+        # What is being asked for, and what is being released, too: those commands may never be sent.
+        ended = list(self.registry.grants.values())
+        held = [grant for grant in ended if grant.state is not State.WAITING and not grant.in_doubt]
+        for grant in ended:
+            grant.lose(CLOSED)
+            if grant not in held:
+                self.cleanup.ensure_removed(grant, stays=grant.token > 0 and grant.terms.min_hold > 0)
+        self.cleanup.finish(held, end)
+        for grant in ended:
+            self.forget(grant)
+            self.notifications.ended(grant)
         self.waits.look()
-        for part in (self.threads, self.renewals, self.cleanup, self.notifications, self.store):
+        for part in (self.threads, self.notifications, self.store):
             part.close()
-
-    def _release_at_exit(self, grant: Grant) -> None:
-        steps: Protocol[object]
-        if grant.state is State.WAITING:
-            # Its command may be on its way still: its place in the queue must not come back.
-            steps = protocol.ensure_removed(grant.key, grant.id)
-        else:
-            steps = protocol.release(grant.key, grant.id, stays=grant.terms.min_hold > 0)
-        if grant.lose(CLOSED):
-            try:
-                runner.run(steps, self.commands.send)
-            except LockError as error:
-                log(WARNING, "not released at exit", key=grant.key, error=error)
-        self.forget(grant)
-        self.notifications.ended(grant)

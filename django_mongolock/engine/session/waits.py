@@ -10,7 +10,6 @@ from ..actions import FOREVER, Pause, WaitResult
 from ..grant import Grant
 from ..replies import Bell
 from ..store import Store
-from .grant_registry import GrantRegistry
 from .heartbeat import Heartbeat
 from .listener import Listener
 from .local_queue import LocalQueue
@@ -24,21 +23,13 @@ class Waits:
     """Carries out the pauses of a session's protocols."""
 
     def __init__(
-        self,
-        store: Store,
-        session: str,
-        heartbeat: Heartbeat,
-        *,
-        registry: GrantRegistry,
-        queue: LocalQueue,
-        notifications: Notifications,
+        self, store: Store, session: str, heartbeat: Heartbeat, queue: LocalQueue, notifications: Notifications
     ) -> None:
         self._now = heartbeat.now
         self.listener = Listener(store, session, self.hear, self._is_waited, self.look, now=self._now)
         self._store = store
         self._session = session
         self._heartbeat = heartbeat
-        self._registry = registry
         self._queue = queue
         self._notifications = notifications
         self._closed = False
@@ -70,7 +61,7 @@ class Waits:
     def hear(self, bell: Bell) -> None:
         """Wake the waiter that was granted the lock; look at a lock that is to be released."""
         if bell.news is None:
-            if (held := self._registry.grants.get(bell.grant)) is not None:
+            if (held := self._queue.registry.grants.get(bell.grant)) is not None:
                 held.lease.renew_at = self._now()
                 self._heartbeat.see_to(held.lease.renew_at)
         elif (grant := self._queue.waiting.get(bell.grant)) is not None:
@@ -95,8 +86,8 @@ class Waits:
 
     def _is_waited(self) -> bool:
         """Whether bells may concern this session."""
-        held = list(self._registry.grants.values())
-        return bool(self._queue.waiting) or any(grant.reporting.on_release_requested for grant in held)
+        grants = list(self._queue.registry.grants.values())
+        return bool(self._queue.waiting) or any(grant.reporting.on_release_requested for grant in grants)
 
     def _seconds(self, pause: Pause, grant: Grant) -> float:
         if pause.poll == FOREVER:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import _thread
 import asyncio
 import contextlib
-import functools
 import math
 import time
 from collections import OrderedDict
@@ -25,33 +24,62 @@ LEAST: Final = 0.05
 
 
 class Call:
-    """A call that waits for its turn. The first to lock `_decided`, a thread or the owner, has decided about it."""
+    """A call that waits for its turn. The first to lock `decided`, a thread or the owner, has decided about it.
 
-    __slots__ = ("_call", "_decided", "_least", "_on_withdrawn", "_until", "lane")
+    key: of this, only two calls are made at a time. priority: the lower, the sooner it is made. same: what it asks.
+    Where another call that asks the same is made after this one was entered, the result may be passed on to this one,
+    as the argument *known* of the call. since: when it was entered.
+    """
+
+    __slots__ = (
+        "_call",
+        "_least",
+        "_on_withdrawn",
+        "_until",
+        "decided",
+        "key",
+        "lane",
+        "priority",
+        "same",
+        "since",
+    )
 
     def __init__(
         self,
-        call: Callable[[float], Any],
-        lane: Lane,
+        call: Callable[..., Any],
         timeout: float | None = None,
+        *,
+        priority: int = 0,
+        key: str | None = None,
+        same: object = None,
         on_withdrawn: Callable[[], object] | None = None,
     ) -> None:
-        self.lane = lane
+        self.lane: Lane = OrderedDict()
+        self.key, self.priority, self.same = key, priority, same
+        self.since = time.monotonic()
+        self.decided = _thread.allocate_lock()
         self._call = call
-        self._until = time.monotonic() + seconds(timeout)
+        self._until = self.since + seconds(timeout)
         self._least = 0.0 if timeout is None else LEAST * timeout
-        self._decided = _thread.allocate_lock()
         self._on_withdrawn = on_withdrawn
 
-    def begin(self) -> None:
-        """Make the call, unless it was taken back or comes too late: then its owner takes it back."""
+    def begin(self, **known: object) -> object:
+        """Make the call, unless it was taken back or comes too late: then its owner takes it back. Return its result,
+        None if there is none."""
         left = self._until - time.monotonic()
-        if left > self._least and self._decided.acquire(blocking=False):
-            self._make(left)
+        if left <= self._least or not self.decided.acquire(blocking=False):
+            return None
+        try:
+            result: object = self._call(left, **known)
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for; no variable here keeps it
+            self._settle(None, error)
+            return None
+        self._settle(result, None)
+        return result
 
     def take_back(self) -> bool:
         """Return whether it was not begun; it will not be then."""
-        if not self._decided.acquire(blocking=False):
+        if not self.decided.acquire(blocking=False):
             return False
         self.lane.pop(self, None)
         return True
@@ -64,24 +92,12 @@ class Call:
             self._on_withdrawn()
         return True
 
-    def _make(self, left: float) -> None:
-        raise NotImplementedError
+    def _settle(self, result: Any, error: BaseException | None) -> None:
+        """Report the outcome to its caller. Without one there is nothing to do."""
 
 
 #: Those that wait for their turn, in its order.
 Lane = OrderedDict[Call, None]
-
-
-class Submitted(Call):
-    """A call without a caller that waits."""
-
-    __slots__ = ()
-
-    def _make(self, left: float) -> None:
-        try:
-            self._call(left)
-        except BaseException:  # noqa: BLE001 - it is logged, and the thread goes on
-            log_exception("a call in the background failed")
 
 
 class Blocking(Call, Generic[T]):
@@ -89,20 +105,19 @@ class Blocking(Call, Generic[T]):
 
     __slots__ = ("_errors", "_results", "ended")
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **how: Any) -> None:
+        super().__init__(*arguments, **how)
         self._results: list[T] = []
         self._errors: list[BaseException] = []
         self.ended = _thread.allocate_lock()
         self.ended.acquire()
 
-    def _make(self, left: float) -> None:
-        try:
-            self._results.append(self._call(left))
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+    def _settle(self, result: T, error: BaseException | None) -> None:
+        if error is None:
+            self._results.append(result)
+        else:
             self._errors.append(error)
-        finally:
-            self.ended.release()
+        self.ended.release()
 
     def wait(self, timeout: float | None) -> T:
         """Return or raise what the call does."""
@@ -121,18 +136,14 @@ class Awaited(Call, Generic[T]):
 
     __slots__ = ("future", "loop")
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **how: Any) -> None:
+        super().__init__(*arguments, **how)
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[T] = self.loop.create_future()
 
-    def _make(self, left: float) -> None:
-        try:
-            report = functools.partial(_set_outcome, self.future, self._call(left))
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-            report = functools.partial(_set_outcome, self.future, None, error)
+    def _settle(self, result: T, error: BaseException | None) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits there
-            self.loop.call_soon_threadsafe(report)
+            self.loop.call_soon_threadsafe(_set_outcome, self.future, result, error)
 
     def expire(self, timeout: float) -> None:
         """The timeout is over. Called by the event loop."""
@@ -155,6 +166,14 @@ def seconds(timeout: float | None) -> float:
     return math.inf if timeout is None else timeout
 
 
+def logged(call: Callable[[], object], left: float) -> None:
+    """Make a call that no caller waits for."""
+    try:
+        call()
+    except BaseException:  # noqa: BLE001 - it is logged, and the thread goes on
+        log_exception("a call in the background failed")
+
+
 def _set_outcome(future: asyncio.Future[Any], result: Any, error: BaseException | None = None) -> None:
     """Set the outcome of a call, unless its caller waits for it no more."""
     if not future.done():
@@ -162,7 +181,9 @@ def _set_outcome(future: asyncio.Future[Any], result: Any, error: BaseException 
 
 
 def _not_begun(timeout: float) -> LockBackendFailed:
-    return LockBackendFailed(f"the command was not sent: no thread was free for it within {timeout:.1f} s")
+    return LockBackendFailed(
+        f"the command was not sent within {timeout:.1f} s: earlier ones, of this key or of many, are without an answer"
+    )
 
 
 def _not_ended(timeout: float) -> LockBackendFailed:

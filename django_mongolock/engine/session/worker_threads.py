@@ -4,7 +4,7 @@ Signal handlers run in the main thread, between any two lines of Python. `Event`
 futures and pools made of them are Python: struck there they leave their inner lock taken for ever, or complain of one
 that is not (seen: 1 of 8 processes with 150 interrupts each hung or got a RuntimeError for their KeyboardInterrupt).
 A bare lock, a SimpleQueue, a list and an OrderedDict whose keys are hashed by identity are single operations of the
-interpreter: they have happened, or they have not. Nothing else is used here, and no lock is held over other code.
+interpreter: they have happened, or they have not. The main thread uses nothing else here, and no lock over other code.
 """
 
 from __future__ import annotations
@@ -12,18 +12,35 @@ from __future__ import annotations
 import _thread
 import asyncio
 import contextlib
-from collections import OrderedDict
-from collections.abc import Callable
-from queue import SimpleQueue
-from typing import TypeVar
+import functools
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, Final, TypeVar
 
-from .worker_calls import Awaited, Blocking, Call, Lane, Submitted, first, seconds
+from ..actions import Answer
+from .worker_calls import Awaited, Blocking, Call, Lane, first, logged, seconds
 
 T = TypeVar("T")
 
+#: How many calls of one key are made at a time.
+PER_KEY: Final = 2
+#: A call that has taken longer, in seconds, waits for something of its own: another thread takes its place.
+SLOW: Final = 0.5
+
 
 class WorkerThreads:
-    """At most *most* daemon threads, started as they are needed; *reserved* of them make urgent calls only.
+    """Daemon threads, started as they are needed, that make at most *size* calls at a time, and two of each key.
+
+    A call that has taken half a second does not count any more, up to *most* calls (*size* if not given). What comes
+    then waits until one of them ends.
+
+    shares: for each priority of calls, the first one first, of how many of the threads these may have use; the others
+    are for those before.
+
+    Where a call returns an `Answer` that refuses, it is passed on to the calls that wait for its key, ask the `same`,
+    and were entered before that one was begun.
 
     A call gets the number of seconds that are left of its *timeout* (infinity if it has none) and must end within
     them. A call that has not begun when its timeout is over (or so nearly that it has no chance, see `LEAST`) is never
@@ -33,54 +50,47 @@ class WorkerThreads:
     begun. `on_withdrawn` is called, in the caller's thread, for every call that was withdrawn and for no
     other, before the error is raised: where it was not called, assume that the call was begun.
 
-    Urgent calls are begun before all others.
+    how: more arguments of `worker_calls.Call`.
     """
 
-    def __init__(self, most: int, reserved: int = 0) -> None:
-        self._most = most
-        self._urgent: Lane = OrderedDict()
-        self._others: Lane = OrderedDict()
-        #: One for each call that entered a lane. A thread which gets one makes a call, if there still is one: there may
-        #: be too many of these, for calls that were withdrawn. False ends a thread.
+    def __init__(self, size: int, most: int = 0, *, shares: Sequence[float] = (1.0,)) -> None:
+        self._size, self._most = size, max(size, most)
+        self._limits = [(max(1, int(size * share)), max(1, int(self._most * share))) for share in shares]
+        self._lanes: list[Lane] = [OrderedDict() for _ in shares]
+        #: One for each call that entered a lane. A thread which gets one makes what calls there are: there may be too
+        #: many of these. False ends a thread.
         self._tickets: SimpleQueue[bool] = SimpleQueue()
-        #: One for each call, of those that are not urgent, that may be begun now.
-        self._slots: list[None] = [None] * (most - reserved)
-        self._started: list[None] = []
+        self._unstarted: list[None] = [None] * self._most
         self._idle: list[None] = []
         self._closed = False
+        # What follows is changed under the mutex, and never by the main thread.
+        self._mutex = _thread.allocate_lock()
+        #: Since when each call is being made, and how many of them are slow.
+        self._running: dict[Call, float] = {}
+        self._slow = 0
+        #: How many calls of a key are being made or are admitted, and those that wait for it, by priority.
+        self._under_way: dict[str, int] = {}
+        self._parked: dict[str, list[Lane]] = {}
+        self._admitted: list[deque[Call]] = [deque() for _ in shares]
 
     def __len__(self) -> int:
-        return len(self._started)
+        return self._most - len(self._unstarted)
 
-    def submit(self, call: Callable[[], object], *, urgent: bool = False) -> bool:
+    def submit(self, call: Callable[[], object], **how: Any) -> bool:
         """Have *call* made. Return False, and do nothing, where there is no thread for it, nor can be one."""
-        return self._enter(Submitted(lambda _left: call(), self._lane(urgent)))
+        return self._enter(Call(functools.partial(logged, call), **how))
 
-    def call(
-        self,
-        call: Callable[[float], T],
-        timeout: float | None = None,
-        *,
-        urgent: bool = False,
-        on_withdrawn: Callable[[], object] | None = None,
-    ) -> T:
+    def call(self, call: Callable[..., T], timeout: float | None = None, **how: Any) -> T:
         """Have *call* made by one of the threads, and wait for what it returns or raises."""
-        entry: Blocking[T] = Blocking(call, self._lane(urgent), timeout, on_withdrawn)
+        entry: Blocking[T] = Blocking(call, timeout, **how)
         try:
             return entry.wait(timeout) if self._enter(entry) else call(seconds(timeout))
         finally:
             entry.withdraw()
 
-    async def acall(
-        self,
-        call: Callable[[float], T],
-        timeout: float | None = None,  # noqa: ASYNC109 - the thread has to know it
-        *,
-        urgent: bool = False,
-        on_withdrawn: Callable[[], object] | None = None,
-    ) -> T:
+    async def acall(self, call: Callable[..., T], timeout: float | None = None, **how: Any) -> T:  # noqa: ASYNC109 - the thread has to know it
         """See call(). A call that has begun goes on when the coroutine is cancelled."""
-        entry: Awaited[T] = Awaited(call, self._lane(urgent), timeout, on_withdrawn)
+        entry: Awaited[T] = Awaited(call, timeout, **how)
         timer: asyncio.TimerHandle | None = None
         try:
             if timeout is not None:
@@ -96,57 +106,127 @@ class WorkerThreads:
         self._closed = True
         self._tickets.put(False)
 
-    def _lane(self, urgent: bool) -> Lane:
-        return self._urgent if urgent else self._others
+    # Calls that a thread makes itself. Not for the main thread.
+
+    def begin_own(self, key: str | None) -> bool:
+        """Note that this thread is going to make a call of *key*. Return False where it must have it made instead."""
+        with self._mutex:
+            return self._is_admitted(key)
+
+    def end_own(self, key: str | None) -> None:
+        """Note that the call has ended."""
+        with self._mutex:
+            is_next = self._leave(key)
+        if is_next:
+            self._start_if_needed()
+            self._tickets.put(True)
+
+    # How a call finds a thread
 
     def _enter(self, entry: Call) -> bool:
         """Put *entry* into its lane. Return False if no thread will ever begin it."""
+        entry.lane = self._lanes[entry.priority]
         if self._closed:
             entry.take_back()
             return False
         entry.lane[entry] = None
-        if len(self._started) < self._most and len(self._idle) < len(self._urgent) + len(self._others):
-            self._start()
+        self._start_if_needed()
         self._tickets.put(True)  # last: a thread that wakes while this one has more to do costs two switches
-        if self._started and not self._closed:
+        if len(self) and not self._closed:
             return True
         # No thread, or closed just now: the threads may have ended without having seen it.
         return not entry.take_back()
 
-    def _start(self) -> None:
-        # Not a Thread: starting one waits for it by an Event.
-        with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
-            _thread.start_new_thread(self._work, ())
-            self._started.append(None)
+    def _start_if_needed(self) -> None:
+        waiting = sum(map(len, (*self._lanes, *self._admitted)))
+        # One more than make calls: it sees when one of these has become slow.
+        if len(self._idle) < waiting and len(self) <= self._size + self._slow and self._unstarted:
+            with contextlib.suppress(IndexError):  # another thread was faster
+                self._unstarted.pop()
+                try:
+                    _thread.start_new_thread(self._work, ())  # not a Thread: starting one waits for it by an Event
+                except RuntimeError:  # the interpreter is shutting down
+                    self._unstarted.append(None)
 
     def _work(self) -> None:
         goes_on = True
         while goes_on:
-            # Where no ticket is left there may be calls without one: a signal struck between the two, or there was no
-            # slot when a thread came with it.
-            while self._serve() and not self._tickets.qsize():
-                pass
+            pause = self._serve()
             self._idle.append(None)
-            goes_on = self._tickets.get()
+            with contextlib.suppress(Empty):
+                goes_on = self._tickets.get(timeout=pause)
             self._idle.pop()
-        while self._serve():
-            pass
+        self._serve()
         self._tickets.put(False)  # for the next one
 
-    def _serve(self) -> bool:
-        """Begin the call whose turn it is, if there is one. Return whether there was."""
-        if self._urgent and (entry := first(self._urgent)) is not None:
-            entry.begin()
+    def _serve(self) -> float | None:
+        """Make the calls that may be made. Return after how many seconds to look again, None if there is no need."""
+        while True:
+            with self._mutex:
+                entry, pause = self._next(time.monotonic())
+            if entry is None:
+                return pause
+            self._start_if_needed()
+            result = entry.begin()
+            with self._mutex:
+                shared = self._end(entry, result)
+            for other in shared:
+                other.begin(known=result)
+
+    def _next(self, now: float) -> tuple[Call | None, float | None]:
+        """Take out the call whose turn it is. If there is none: None, and how long there is none at least."""
+        quick = [began for began in self._running.values() if began > now - SLOW]
+        self._slow = len(self._running) - len(quick)
+        for lane, admitted, (size, most) in zip(self._lanes, self._admitted, self._limits, strict=True):
+            if len(quick) >= size or len(self._running) >= most:
+                return None, max(0.0, quick[0] + SLOW - now) if quick else None
+            entry = admitted.popleft() if admitted else self._first_of(lane)
+            if entry is not None:
+                self._running[entry] = now
+                return entry, None
+        return None, None
+
+    def _first_of(self, lane: Lane) -> Call | None:
+        """Take out the first call that may be made. Those before it wait for their keys from now on."""
+        while (entry := first(lane)) is not None and not self._is_admitted(entry.key):
+            parked = self._parked.setdefault(str(entry.key), [OrderedDict() for _ in self._lanes])
+            entry.lane = parked[entry.priority]
+            entry.lane[entry] = None
+            if entry.decided.locked():  # taken back meanwhile, perhaps from the lane before
+                entry.lane.pop(entry, None)
+        return entry
+
+    def _is_admitted(self, key: str | None) -> bool:
+        """Count a call of *key*, if it may be made."""
+        if key is None:
             return True
-        while self._others:  # again after a slot was put back: another thread may have missed it
-            try:
-                self._slots.pop()
-            except IndexError:
-                return False
-            try:
-                if (entry := first(self._others)) is not None:
-                    entry.begin()
+        count = self._under_way.get(key, 0)
+        self._under_way[key] = min(count + 1, PER_KEY)
+        return count < PER_KEY
+
+    def _end(self, entry: Call, result: object) -> list[Call]:
+        """The call has ended. Return those that its result is passed on to."""
+        began = self._running.pop(entry)
+        shared: list[Call] = []
+        if entry.same is not None and isinstance(result, Answer) and not result.reply.held:
+            waiting = [other for lane in self._parked.get(entry.key or "", ()) for other in list(lane)]
+            shared = [other for other in waiting if other.same == entry.same and other.since <= began]
+            for other in shared:
+                other.lane.pop(other, None)
+        self._leave(entry.key)
+        return shared
+
+    def _leave(self, key: str | None) -> bool:
+        """A call of *key* has ended: admit the next one. Return whether there is one."""
+        if key is None:
+            return False
+        for lane in self._parked.get(key, ()):
+            while (entry := first(lane)) is not None:
+                if not entry.decided.locked():
+                    self._admitted[entry.priority].append(entry)
                     return True
-            finally:
-                self._slots.append(None)
+        self._parked.pop(key, None)
+        self._under_way[key] -= 1
+        if not self._under_way[key]:
+            del self._under_way[key]
         return False

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandError
 
 from ...decorator.locked_command import UNAVAILABLE, terminated_as_exit
 from ...exceptions import LockBackendFailed
 from ...leaders import Term, leader
-from ..child import Child, tied
-from ..lock_command import seconds
-from . import run_locked
+from ..child import Child
+from ..program_command import ProgramCommand
 
 HELP = """\
 Runs a program on one of many servers: manage.py run_leader scheduler -- celery -A shop beat
@@ -26,7 +24,7 @@ MONGOLOCK_FENCING_TOKEN in its environment. On stderr it says when it waits, lea
 """
 
 
-class Command(run_locked.Command):
+class Command(ProgramCommand):
     """Runs a program on the one process that leads."""
 
     help = HELP
@@ -40,59 +38,31 @@ exit codes:
   127  the program does not exist
 """
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("lock", metavar="KEY", help="the key, without MONGOLOCK['KEY_PREFIX']")
-        parser.add_argument("program", nargs="+", metavar="-- PROGRAM", help="what to run, with its arguments")
-        parser.add_argument(
-            "--lease", type=seconds, metavar="TIME", help="how long this process leads after it has died"
-        )
-        parser.add_argument(
-            "--grace",
-            type=seconds,
-            default=10.0,
-            metavar="TIME",
-            help="between SIGTERM and SIGKILL (default: 10); less where the lease leaves less",
-        )
-        parser.add_argument("--label", default="leader", help="a note for people who look at the locks")
-        parser.add_argument("--database", metavar="ALIAS", help="a DATABASES alias, if not MONGOLOCK['DATABASE']")
-
     def handle(self, **options: Any) -> None:
-        child = Child([], 0)
-
         def say(text: str) -> None:
             if options["verbosity"]:
                 self.stderr.write(f"run_leader {options['lock']}: {text}", str)
 
         def work(term: Term) -> int:
-            nonlocal child
             say(f"leads, with fencing token {term.fencing_token}")
-            child = Child(tied(options["program"]), options["grace"])
-            code = child.run(term)
+            child = Child(options["program"], lambda: min(options["grace"], term.lock.remaining * 0.8), tied=True)
+            code = child.run(term, term.ended)
+            say("leads no more")
+            if child.was_asked_to_end:
+                raise SystemExit(code)
             if not term.held:
-                if child.was_asked_to_end:
-                    raise SystemExit(code)
                 say("waits to be elected again")
             return code
 
-        def stop(term: Term) -> None:
-            say("leads no more")
-            child.grace = min(child.grace, term.lock.remaining * 0.8)
-            child.stop(term)
-
-        with terminated_as_exit():
+        with terminated_as_exit(), self.reporting_mistakes():
+            candidate = leader(
+                options["lock"],
+                lease=options["lease"],
+                label=options["label"] or "leader",
+                using=options["database"],
+            )
+            say("waits to be elected")
             try:
-                candidate = leader(
-                    options["lock"],
-                    on_stop=stop,
-                    lease=options["lease"],
-                    label=options["label"],
-                    using=options["database"],
-                )
-                say("waits to be elected")
                 self.code = candidate.run(work)
-            except (ValueError, TypeError) as error:
-                raise CommandError(str(error), returncode=2) from error
-            except ImproperlyConfigured as error:
-                raise CommandError(str(error)) from error
             except LockBackendFailed as error:
                 raise CommandError(str(error), returncode=UNAVAILABLE) from error

@@ -1,0 +1,67 @@
+"""F122: a task whose inner lock is busy comes back, also if its next run arrives before it has left the outer one."""
+
+from __future__ import annotations
+
+import sys
+import time
+from itertools import product
+from typing import Any
+
+import pytest
+
+from django_mongolock import mongo_lock
+from tests import parts
+from tests.celery import app as tasks
+from tests.celery.conftest import MakePlace
+from tests.celery.workers import Place
+from tests.support.waiting import eventually
+
+pytestmark = [
+    parts.needs("Redis"),
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes are gone"),
+]
+
+#: How long a task cleans up under its locks, in seconds; and how many locks it has.
+CLEAN_UPS, DEPTHS = (0, 0.1, 0.3, 1, 5), (1, 2, 3)
+
+
+def all_run_once(here: Place, name: str, kind: str, rows: list[tuple[float, int]], **options: Any) -> None:
+    """Send a task for each row, whose innermost lock is held for a while. Each does its work once, and has a result."""
+    task, results = getattr(tasks, kind), {}
+    with mongo_lock(f"{name}-inner"):
+        for clean_up, depth in rows:
+            own = f"{name}-{kind}-{clean_up}-{depth}"
+            keys = [f"{own}-{number}" for number in range(depth - 1)]
+            results[own] = task.apply_async(([*keys, f"{name}-inner"], own, clean_up), **options)
+        assert eventually(lambda: here.story.count("retry") >= 2 * len(rows), 120), here.logs()
+    assert eventually(lambda: all(here.story.count("end", name=own) for own in results), 120), here.logs()
+    assert eventually(here.is_quiet, 30)
+    assert {own: here.story.count("begin", name=own) for own in results} == dict.fromkeys(results, 1)
+    # None is left in STARTED: a state is stored after the run has ended.
+    assert eventually(lambda: {result.state for result in results.values()} == {"SUCCESS"}, 30), here.logs()
+
+
+@pytest.mark.witness
+def test_an_idle_pool(place: MakePlace, name: str) -> None:
+    """Two locks and three, and an idle pool of threads: the task runs."""
+    here = place(task_track_started=True)
+    here.start(pool="threads", concurrency=8)
+    all_run_once(here, name, "several", [(1, 2), (0.3, 3)])
+    all_run_once(here, f"{name}-by-hand", "by_hand", [(1, 2)])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("acks_late", [True, False])
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("full", [True, False])
+def test_all(place: MakePlace, name: str, pool: str, acks_late: bool, full: bool) -> None:
+    """Each length of a clean-up with each number of locks, in each kind of pool."""
+    here = place(task_track_started=True, task_acks_late=acks_late)
+    here.start(pool=pool, concurrency=2 if full else 8)
+    begun = time.monotonic()
+    for kind in ("several", "by_hand"):
+        for clean_ups in [CLEAN_UPS] if full else [CLEAN_UPS[:2], CLEAN_UPS[2:4], CLEAN_UPS[4:]]:
+            all_run_once(here, f"{name}-{clean_ups[0]}", kind, list(product(clean_ups, DEPTHS)))
+    messages, done = here.story.count("message"), here.story.count("end")
+    print(f"\n{messages / done:.1f} messages for a task, {time.monotonic() - begun:.0f} s")  # noqa: T201 - figures

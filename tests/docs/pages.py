@@ -1,0 +1,101 @@
+"""The examples of a page, and the comments that say what to do with them.
+
+A block of Python is run with what the blocks before it have defined. Readers do not see these comments:
+
+    <!-- invisible-code-block: python        run as well, in this place: what an example needs, and what it has to do
+    <!-- fixtures: app, settings -->         what the blocks of the page have beside the names of `test_examples`
+    <!-- skip: next (NAME) -->               the next block is run by the test of that name instead
+    <!-- long -->                            the page takes longer than a short test may
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+#: The pages that other tests run, each as a project of its own.
+ELSEWHERE: Final = {
+    "docs/howto/containers.md": "tests/test_containers.py",
+    "docs/howto/dashboard.md": "tests/test_dashboard.py",
+    "docs/howto/environment.md": "tests/test_environment.py",
+    "docs/howto/security.md": "tests/test_authentication.py",
+    "docs/howto/testing.md": "tests/docs/test_projects.py",
+    "docs/tutorial/index.md": "tests/docs/test_projects.py",
+}
+STEP: Final = re.compile(
+    r"(?P<skip><!-- skip: next .*? -->\n)?"
+    r"^(?:```(?P<kind>python|pycon)\n(?P<shown>.*?)^```$|<!-- invisible-code-block: python\n(?P<hidden>.*?)^-->$)",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A block: what it is, its text, its line in the page."""
+
+    kind: str
+    text: str
+    line: int
+
+    def run(self, path: str, names: dict[str, Any]) -> None:
+        """Run a block of Python. An error shows the page and its line."""
+        code = compile("\n" * self.line + self.text, path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        result = eval(code, names)  # noqa: S307 - our own pages
+        if inspect.iscoroutine(result):
+            asyncio.run(result)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of the documentation, by its path below the root."""
+
+    name: str
+
+    @property
+    def path(self) -> str:
+        return str(ROOT / self.name)
+
+    @property
+    def text(self) -> str:
+        return Path(self.path).read_text()
+
+    @property
+    def fixtures(self) -> list[str]:
+        """Names of pytest's fixtures that the examples use."""
+        return [
+            name
+            for found in re.findall(r"^<!-- fixtures: (.*) -->$", self.text, re.MULTILINE)
+            for name in found.split(", ")
+        ]
+
+    @property
+    def marks(self) -> list[pytest.MarkDecorator]:
+        return [pytest.mark.long] if "\n<!-- long -->" in self.text else []
+
+    def steps(self) -> Iterator[Step]:
+        """The blocks that are run, from top to bottom."""
+        for found in STEP.finditer(self.text):
+            if not found["skip"]:
+                part = "shown" if found["kind"] else "hidden"
+                yield Step(found["kind"] or part, found[part], self.text[: found.start(part)].count("\n"))
+
+
+def pages() -> list[Page]:
+    """README.md and what is below docs/."""
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [Page(str(path.relative_to(ROOT))) for path in found]
+
+
+def blocks(name: str, kind: str = "python") -> list[str]:
+    """The blocks of a page that readers see: *name* below docs/."""
+    text = (ROOT / "docs" / name).read_text()
+    return re.findall(rf"^```{kind}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

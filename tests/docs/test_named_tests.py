@@ -1,0 +1,144 @@
+"""The pages that name tests: each exists, and is about what the page says of it."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT
+
+FAILURES = ROOT / "docs" / "evidence/failures.md"
+PROMISES = ROOT / "docs" / "explanation/promises.md"
+THREATS = ROOT / "SECURITY.md"
+ORIGINS = ROOT / "docs" / "evidence/origins.md"
+NAME = re.compile(r"`(tests/[\w/]+\.py)::([\w:]+)`")
+
+
+@cache
+def docstrings(path: str) -> dict[str, str]:
+    """What the tests of a file promise, by their names; their class and their file promise for them as well."""
+    found: dict[str, str] = {}
+
+    def walk(node: ast.Module | ast.ClassDef, name: str, promised: str) -> None:
+        for inner in node.body:
+            if isinstance(inner, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                own = f"{promised} {ast.get_docstring(inner) or ''}"
+                found[f"{name}{inner.name}"] = own
+                if isinstance(inner, ast.ClassDef):
+                    walk(inner, f"{name}{inner.name}::", own)
+
+    file = ROOT / path
+    if file.is_file():
+        module = ast.parse(file.read_text())
+        walk(module, "", ast.get_docstring(module) or "")
+    return {name: text for name, text in found.items() if name.split("::")[-1].startswith(("test_", "Test"))}
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of every row of the tables in a page, without their heads."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    heads = {number + shift for number, line in enumerate(lines) if set(line) <= set("|-") for shift in (-1, 0)}
+    return [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for number, line in enumerate(lines)
+        if number not in heads
+    ]
+
+
+def complaints(text: str) -> list[str]:
+    """What is wrong with a page that names tests."""
+    wrong = []
+    for cells in rows(text):
+        named = NAME.findall(cells[-1])
+        row = re.fullmatch(r"[FP]\d+", cells[0])
+        if not named:
+            wrong.append(f"{cells[0]} names no test")
+        for path, name in named:
+            promise = docstrings(path).get(name)
+            if promise is None:
+                wrong.append(f"there is no {path}::{name}")
+            elif row and not re.search(rf"\b{row[0]}\b", promise):
+                wrong.append(f"{path}::{name} does not say that it is about {row[0]}")
+    return wrong
+
+
+def tables_of_tests(page: Path) -> str:
+    """The text of a page, from the first table that has a column of tests."""
+    text = page.read_text()
+    return text if page != ORIGINS else text[text.index("\n## ") :]
+
+
+@pytest.mark.parametrize("page", [FAILURES, PROMISES, THREATS, ORIGINS], ids=lambda page: page.name)
+def test_every_row_names_its_tests(page: Path) -> None:
+    """A line that nobody tests, a test that was renamed, a test that is about something else."""
+    assert complaints(tables_of_tests(page)) == []
+
+
+def test_every_origin_has_its_table() -> None:
+    """Each of the five systems has a table of what it had, and a line that leads there."""
+    text = ORIGINS.read_text()
+    sections = text.split("\n## ")[1:]
+    assert len(sections) == len(rows(text.split("\n## ")[0])) == 5
+    assert all(len(rows(section)) >= 4 for section in sections)
+
+
+def test_no_failure_is_left_out() -> None:
+    """F1 to F69, F71 to F80, F86, F89, F91 to F93 and F95 to F106, and what was found since: each once, in order."""
+    numbers = [int(cells[0].removeprefix("F")) for cells in rows(FAILURES.read_text())]
+    assert numbers == sorted(set(numbers))
+    assert {*range(1, 70), *range(71, 81), 86, 89, *range(91, 94), *range(95, 107)} <= set(numbers)
+
+
+def test_no_promise_is_left_out() -> None:
+    """P1 to P9, each with its tests."""
+    assert [cells[0] for cells in rows(PROMISES.read_text())] == [f"P{number}" for number in range(1, 10)]
+
+
+#: The lists of surfaces over which a test runs, by what the table of threats calls them.
+PLACES = {
+    "pages": ("PAGES", "addresses"),
+    "commands": ("COMMANDS",),
+    "edit locks": ("EDITED",),
+    "own admins": ("OWN_ADMINS",),
+}
+
+
+@cache
+def names_in(path: str, name: str) -> set[str]:
+    """The names that a test uses, its decorators included."""
+    node: ast.AST = ast.parse((ROOT / path).read_text())
+    for part in name.split("::"):
+        node = next(each for each in ast.iter_child_nodes(node) if getattr(each, "name", "") == part)
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def without_a_list(text: str) -> list[str]:
+    """The rows that name places over whose list none of their tests runs."""
+    wrong = []
+    for attack, _, where, tests in rows(text):
+        used = set().union(*(names_in(path, name) for path, name in NAME.findall(tests)))
+        places = filter(None, where.split(", "))
+        wrong += [f"{attack}: {place}" for place in places if not used & set(PLACES[place])]
+    return wrong
+
+
+def test_threats_are_tried_at_every_place() -> None:
+    """Where the table of threats says pages or commands, all of them are meant: a test of the row runs over the list,
+    which `tests/security/test_surfaces.py::test_no_surface_is_missing` keeps complete."""
+    text = THREATS.read_text()
+    assert without_a_list(text) == []
+    assert {place for row in rows(text) for place in row[2].split(", ")} == {*PLACES, ""}
+    row = "| a | b | commands | `tests/security/test_surfaces.py::TestShown::test_pages` |"
+    assert without_a_list(f"| | | | |\n|---|---|---|---|\n{row}") == ["a: commands"]
+
+
+def test_drift_is_found() -> None:
+    """The judgement can fail: in each of the ways that it is for."""
+    head = "| | a | b |\n|---|---|---|\n"
+    good = "`tests/engine/test_failover.py::test_half_a_second_each_way`"
+    assert complaints(f"{head}| F19 | slow | {good} |") == []
+    assert complaints(f"{head}| F20 | slow | {good} |") == [f"{good.strip('`')} does not say that it is about F20"]
+    assert complaints(f"{head}| F19 | slow | nothing |") == ["F19 names no test"]
+    assert complaints(f"{head}| F19 | x | `tests/no.py::test_x` |") == ["there is no tests/no.py::test_x"]

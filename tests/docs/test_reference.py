@@ -1,0 +1,365 @@
+"""The reference has an entry for everything that has a name, and none for what there is not."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.contrib import admin
+from django.core.management import load_command_class
+from django.core.management.base import BaseCommand
+from django.dispatch import Signal
+from django.template import engines
+
+import django_mongolock
+from django_mongolock import conf, exceptions, signals
+from django_mongolock.engine import history
+from django_mongolock.engine.indexes import INDEXES
+from django_mongolock.models import Lock, LockEvent
+from tests.docs.pages import ROOT
+from tests.tested_versions import BEGIN, END, HEAD
+
+PACKAGE = ROOT / "django_mongolock"
+REFERENCE = "docs/reference"
+#: The options that every command of Django has.
+DJANGOS = {action.dest for action in BaseCommand().create_parser("manage.py", "x")._actions}
+
+
+def section(page: str, heading: str | None = None) -> str:
+    """The text of a page below docs/, or what stands under one of its headings."""
+    text = (ROOT / "docs" / page).read_text()
+    if heading is None:
+        return text
+    parts = re.split(r"(?m)^## ", text)
+    return next((part for part in parts if part.partition("\n")[0] == heading), "")
+
+
+def rows(page: str, heading: str | None = None, table: str | None = None) -> dict[str, list[str]]:
+    """The tables of a page: what stands in `code` at the start of a row, and the other cells. table: only the one
+    whose first column has this title."""
+    found: dict[str, list[str]] = {}
+    title = ""
+    for line in section(page, heading).splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if not cells:
+            title = ""
+        elif not title:
+            title = cells[0]
+        elif table in {None, title}:
+            for name in re.findall(r"`([^`]+)`", cells[0]):
+                found[name] = cells[1:]
+    return found
+
+
+def compare(documented: set[str], real: set[str], page: str, where: str) -> None:
+    """Fail with what is to be added or taken out, and where."""
+    todo = [f"docs/{page}: add a row for `{name}` {where}" for name in sorted(real - documented)]
+    todo += [f"docs/{page}: take out `{name}` {where}, it is not in the code" for name in sorted(documented - real)]
+    assert not todo, "\n".join(todo)
+
+
+@cache
+def sources() -> list[tuple[Path, ast.Module]]:
+    """The modules of the package, parsed."""
+    return [(path, ast.parse(path.read_text())) for path in sorted(PACKAGE.rglob("*.py"))]
+
+
+# Settings, checks, signals, errors
+
+
+def test_settings() -> None:
+    """Each with its default."""
+    documented = rows("reference/settings.md")
+    compare(set(documented), set(conf.KNOWN), "reference/settings.md", "in the table")
+    for name, (default, _) in documented.items():
+        value = getattr(conf.LockSettings(), name)
+        assert eval(default.strip("`")) == value, f"docs/reference/settings.md: the default of {name} is {value!r}"  # noqa: S307 - our own page
+
+
+def check_ids() -> set[str]:
+    """The ids of all system checks: they are written out, whole or as a number that `checks` completes."""
+    texts = {
+        node.value
+        for _, tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    found = (re.fullmatch(r"(?:mongolock\.)?([EIW]\d{3})", text) for text in texts)
+    return {f"mongolock.{match[1]}" for match in found if match}
+
+
+def test_checks() -> None:
+    """Every id, once."""
+    ids = rows("reference/checks.md")
+    compare(set(ids), check_ids(), "reference/checks.md", "in the table")
+    assert list(ids) == sorted(ids), "docs/reference/checks.md: sort the ids"
+    page = section("reference/checks.md")
+    assert [each for each in ids if page.count(f"| `{each}` |") != 1] == [], "an id is used twice"
+
+
+def test_signals() -> None:
+    """Every signal."""
+    real = {name for name, value in vars(signals).items() if isinstance(value, Signal)}
+    compare(set(rows("reference/signals.md")), real, "reference/signals.md", "in the table")
+
+
+def test_what_signals_send() -> None:
+    """The facts of those that one line of code sends are those of the row."""
+    documented = rows("reference/signals.md")
+    for path, tree in sources():
+        for node in ast.walk(tree):
+            match node:
+                case ast.Call(func=ast.Name("send"), args=[ast.Name(signal)], keywords=facts) if signal in documented:
+                    told = {word for word in re.findall(r"`(\w+)`", documented[signal][1]) if word != "sender"}
+                    assert {fact.arg for fact in facts} == told, f"docs/reference/signals.md: {signal}, see {path}"
+
+
+def test_errors() -> None:
+    """Every error, with what its docstring says."""
+    real = {f"django_mongolock.{name}" for name in exceptions.__all__}
+    documented = re.findall(r"(?m)^\.\. autoexception:: (\S+)$", section("reference/errors.md"))
+    todo = [f"docs/reference/errors.md: add `.. autoexception:: {name}`" for name in sorted(real - set(documented))]
+    todo += [f"docs/reference/errors.md: take out {name}" for name in sorted(set(documented) - real)]
+    assert not todo, "\n".join(todo)
+    for name in exceptions.__all__:
+        assert getattr(django_mongolock, name) is getattr(exceptions, name)
+        assert inspect.getdoc(getattr(exceptions, name)), f"{name} needs a docstring: the reference shows it"
+
+
+# Python names
+
+
+def public_modules() -> dict[str, Any]:
+    """What users import from: the modules that say so by `__all__`, below engine/ excepted."""
+    found: dict[str, Any] = {"django_mongolock": django_mongolock}
+    for info in pkgutil.walk_packages(django_mongolock.__path__, "django_mongolock."):
+        if not re.match(r"django_mongolock\.(engine|management|migrations)\b", info.name):
+            module = importlib.import_module(info.name)
+            if hasattr(module, "__all__"):
+                found[info.name] = module
+    return found
+
+
+def documented_names() -> dict[str, str]:
+    """The dotted names that have an entry, each with the heading that it stands under."""
+    found: dict[str, str] = {}
+    for part in re.split(r"(?m)^## ", section("reference/api.md"))[1:]:
+        for name in re.findall(r"(?m)^\.\. auto(?:class|function|data):: (\S+)$", part):
+            assert name not in found, f"docs/reference/api.md: {name} is there twice"
+            found[name] = part.partition("\n")[0].strip("`")
+    return found
+
+
+def resolve(name: str) -> Any:
+    """What a dotted name stands for; None if for nothing."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute, None)
+
+
+def test_every_public_name_has_its_entry() -> None:
+    """In the module that it is imported from, or in one of several."""
+    entries = documented_names()
+    known = [resolve(name) for name in entries] + [getattr(exceptions, name) for name in exceptions.__all__]
+    todo = []
+    for module_name, module in public_modules().items():
+        for name in module.__all__:
+            thing, dotted = getattr(module, name), f"{module_name}.{name}"
+            if dotted in entries or (not isinstance(thing, int) and any(thing is other for other in known)):
+                continue
+            kind = "class" if inspect.isclass(thing) else "function" if callable(thing) else "data"
+            todo.append(f"docs/reference/api.md: under the heading ## `{module_name}` add `.. auto{kind}:: {dotted}`")
+            assert kind == "data" or inspect.getdoc(thing), f"{dotted} needs a docstring: the reference shows it"
+    assert not todo, "\n".join(todo)
+
+
+def test_every_entry_is_a_public_name() -> None:
+    """An entry stands under the heading of its module, which says by `__all__` that the name is public."""
+    modules = public_modules()
+    for name, heading in documented_names().items():
+        module, _, attribute = name.rpartition(".")
+        assert module == heading, f"docs/reference/api.md: {name} stands under {heading}"
+        assert module in modules, f"docs/reference/api.md: {module} has no __all__, so it is not public"
+        assert attribute in modules[module].__all__, f"docs/reference/api.md: {name} is not in {module}.__all__"
+
+
+# Commands
+
+
+def commands() -> dict[str, BaseCommand]:
+    """All of the app."""
+    names = [info.name for info in pkgutil.iter_modules([str(PACKAGE / "management/commands")])]
+    return {name: load_command_class("django_mongolock", name) for name in names}
+
+
+def test_commands() -> None:
+    """Every command has a section."""
+    documented = set(re.findall(r"(?m)^## `(\w+)`$", section("reference/commands.md")))
+    compare(documented, set(commands()), "reference/commands.md", "as a section: ## `name`, and its two tables")
+
+
+@pytest.mark.parametrize("name", commands())
+def test_options(name: str) -> None:
+    """Every option of a command, by all its spellings."""
+    parser = commands()[name].create_parser("manage.py", name)
+    actions = [action for action in parser._actions if action.dest not in DJANGOS]
+    real = {text for action in actions for text in (action.option_strings or [str(action.metavar or action.dest)])}
+    documented = {
+        text for text in rows("reference/commands.md", f"`{name}`", "option") if text.startswith("-") or text.isupper()
+    }
+    compare(documented, real, "reference/commands.md", f"in the table of options of `{name}`")
+
+
+@pytest.mark.parametrize("name", commands())
+def test_exit_codes(name: str) -> None:
+    """Every exit code that the module of a command names, and those that its help names."""
+    module = importlib.import_module(f"django_mongolock.management.commands.{name}")
+    used = re.findall(r"(?:sys\.exit\(|returncode=|returncode [!=]= )([A-Z]+|\d+)", inspect.getsource(module))
+    real = {str(getattr(module, code, code)) for code in used}
+    help_text = commands()[name].create_parser("manage.py", name).format_help()
+    real |= set(re.findall(r"(?m)^ {1,4}(\d+)  ", help_text))
+    documented = {code for code in rows("reference/commands.md", f"`{name}`", "exit code") if code.isdecimal()}
+    missing = sorted(real - documented, key=int)
+    assert not missing, f"docs/reference/commands.md: add {missing} to the exit codes of `{name}`"
+
+
+# What is told: log lines, metrics
+
+
+def logged() -> Iterator[tuple[Path, str, list[str]]]:
+    """Every call that logs: where, the event, and the names of its facts."""
+    for path, tree in sources():
+        for node in ast.walk(tree):
+            match node:
+                case (
+                    ast.Call(func=ast.Name("log"), args=[_, text, *_])
+                    | ast.Call(func=ast.Name("log_exception"), args=[text, *_])
+                    | ast.Call(func=ast.Attribute(value=ast.Name("logger")), args=[text, *_])
+                ):
+                    facts = [each.arg for each in node.keywords if each.arg not in {None, "exc_info"}]
+                    yield path, event(text), [fact for fact in facts if fact]
+
+
+def event(text: ast.expr) -> str:
+    """The words of a line before its facts; "…" for what is put in."""
+    parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+    words = "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts)
+    return re.split(r" \w+=%", words)[0]
+
+
+def test_log_events() -> None:
+    """Every event that is logged."""
+    real = {words for path, words, _ in logged() if path.name != "logs.py"}
+    compare(set(rows("reference/logs.md", "Events")), real, "reference/logs.md", "under ## Events")
+
+
+def test_log_fields() -> None:
+    """Every fact that is logged by name."""
+    inline = {"key", "template", "holder", "token", "reason", "document", "place", "error"}  # put together before
+    real = {f"lock_{fact}" for _, _, facts in logged() for fact in facts} | {f"lock_{fact}" for fact in inline}
+    compare(set(rows("reference/logs.md", "Fields")), real, "reference/logs.md", "under ## Fields")
+
+
+def test_metrics() -> None:
+    """Every instrument, by the name that Prometheus shows, with its labels."""
+    metrics = importlib.import_module("django_mongolock.contrib.metrics")
+    ends = {"counter": "_total", "gauge": "", "histogram": "_seconds"}
+    real = {f"mongolock_{name}{ends[each.kind]}": each for name, each in metrics.INSTRUMENTS.items()}
+    documented = {
+        name: cells for name, cells in rows("howto/monitoring.md", "Prometheus").items() if name.startswith("mongolock")
+    }
+    compare(set(documented), set(real), "howto/monitoring.md", "under ## Prometheus")
+    for name, instrument in real.items():
+        assert documented[name][0] == ", ".join(instrument.labels), f"docs/howto/monitoring.md: the labels of {name}"
+
+
+# Names outside of Python
+
+
+def permissions() -> set[str]:
+    """Every permission of the app's models."""
+    found = set()
+    for model in apps.get_app_config("django_mongolock").get_models():
+        meta = model._meta
+        found |= {f"django_mongolock.{action}_{meta.model_name}" for action in meta.default_permissions}
+        found |= {f"django_mongolock.{codename}" for codename, _ in meta.permissions}
+    return found
+
+
+def templates() -> set[str]:
+    """Every template."""
+    folder = PACKAGE / "templates"
+    return {str(path.relative_to(folder)) for path in folder.rglob("*.html")}
+
+
+def template_filters() -> set[str]:
+    """Every filter and tag."""
+    library = engines["django"].engine.template_libraries["mongolock"]  # type: ignore[attr-defined]
+    return {*library.filters, *library.tags}
+
+
+def addresses() -> set[str]:
+    """Every page of the admin that has a name."""
+    pages = [page for model in (Lock, LockEvent) for page in admin.site.get_model_admin(model).get_urls()]
+    return {pattern.name for pattern in pages if pattern.name}
+
+
+def extras() -> set[str]:
+    """Every extra of the package."""
+    return set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+
+
+def celery_tasks() -> set[str]:
+    """Every task that the app brings."""
+    return {
+        node.value.value
+        for _, tree in sources()
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "shared_task"
+        for node in call.keywords
+        if node.arg == "name" and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    }
+
+
+def in_mongodb() -> set[str]:
+    """The collections and their indexes."""
+    locks, events = str(Lock._meta.db_table), str(LockEvent._meta.db_table)
+    return {locks, f"{locks}_results", events, *INDEXES, *(str(index.document["name"]) for index in history.INDEXES)}
+
+
+@pytest.mark.parametrize(
+    ("heading", "real"),
+    [
+        ("Permissions", permissions),
+        ("Templates", templates),
+        ("Template filters", template_filters),
+        ("URL names of the admin", addresses),
+        ("Extras", extras),
+        ("Celery tasks", celery_tasks),
+        ("In MongoDB", in_mongodb),
+    ],
+)
+def test_names(heading: str, real: Callable[[], set[str]]) -> None:
+    """Each table of names has every name, and no other."""
+    documented = rows("reference/names.md", heading, "extra" if heading == "Extras" else None)
+    compare(set(documented), real(), "reference/names.md", f"under ## {heading}")
+
+
+def test_compatibility() -> None:
+    """The table of tested versions is what `dev.py versions --write` writes: both pairs, and a commit."""
+    table = section("reference/compatibility.md", "Tested versions").partition(BEGIN)[2].partition(END)[0]
+    assert table.startswith(HEAD)
+    pairs = re.findall(r"(?m)^\| (\w+) \| (\d+\.\d+)\.\d+ \| (\d+\.\d+)\S* \|.* \| \d+ passed \|$", table)
+    assert [name for name, _python, _django in pairs] == ["oldest", "newest"]
+    assert pairs[0][1:] == ("3.11", "5.2")
+    assert [int(part) for part in pairs[1][2].split(".")] >= [6, 1]
+    assert re.search(r"\nRun at commit `[0-9a-f]{7,}` of \d{4}-\d\d-\d\d\.\n$", table)

@@ -1,0 +1,126 @@
+"""The documentation as a site: it can be built, and what its pages link to, name and quote exists."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+from django.apps import apps
+
+from testproject.celery import app as shop
+from tests.docs import __main__ as docs
+from tests.docs.pages import ROOT
+
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+IMAGE = re.compile(r'(?:src|srcset)="([^":]+)"')
+LINK = re.compile(r"\]\((?!https?:|#|mailto:|\.\./\.\./actions/)([^)#\s]+)(?:#([\w-]+))?\)")
+
+#: A path below one of these folders, and a name below one of these packages.
+FILE = re.compile(r"(?<![\w/.<…])((?:django_mongolock|tests|testproject|docs|engine)/[\w./-]*\w)")
+DOTTED = re.compile(r"(?<![\w/.-])(?:(?:django_mongolock|tests|testproject)(?:\.[a-zA-Z_]\w*)+)")
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as GitHub and MyST name them in links."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = [title.lower() for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    return {re.sub(r"[^\w\- ]", "", title).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=str)
+def test_links_lead_somewhere(page: Path) -> None:
+    """In the repository, as it is shown on GitHub: to a file, and to a heading of it."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target, anchor in [*LINK.findall(text), *((image, "") for image in IMAGE.findall(text))]:
+        file = page.parent / target
+        assert file.exists(), f"{page}: {target}"
+        assert not anchor or anchor in anchors(file), f"{page}: {target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "project"], ids=str)
+def test_each_page_begins_with_what_it_is_for(page: Path) -> None:
+    """In a sentence, before any heading, table, list or example."""
+    title, purpose, *_ = page.read_text().split("\n\n")
+    assert title.startswith("# ")
+    assert re.match(r"[A-Z`]", purpose)
+    assert purpose.rstrip().endswith((".", ":"))
+
+
+@pytest.mark.long
+def test_the_site_builds_without_a_warning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Every page has its place in a table of contents, and every link its end."""
+    assert docs.build(tmp_path) == 0, capfd.readouterr().err
+    for page in PAGES:
+        assert (tmp_path / page.relative_to(ROOT / "docs").with_suffix(".html")).exists()
+
+
+@pytest.mark.long
+def test_a_warning_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that leads nowhere fails the build."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/conf.py").write_text('extensions = ["myst_parser"]\n')
+    (tmp_path / "docs/index.md").write_text("# A\n\n[b](b.md)\n")
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
+    assert docs.build(tmp_path / "site") != 0
+    (tmp_path / "docs/index.md").write_text("# A\n")
+    assert docs.build(tmp_path / "site") == 0
+
+
+def test_the_pictures_are_what_the_script_draws() -> None:
+    """They can be made anew, and every page shows one that there is."""
+    images = ROOT / "docs" / "images"
+    draw = runpy.run_path(str(images / "draw.py"))["PICTURES"]
+    assert {name: (images / name).read_text() for name in draw} == {name: function() for name, function in draw.items()}
+
+
+def exists(dotted: str) -> bool:
+    """Whether a dotted name is a module or something in a module."""
+    try:
+        pkgutil.resolve_name(dotted)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def test_files_and_import_paths_exist() -> None:
+    """Of every page. Permissions, tasks and loggers, which look alike, are not import paths."""
+    package = ROOT / "django_mongolock"
+    homes = (ROOT, package, package / "static", package / "templates")
+    meta = [model._meta for model in apps.get_app_config("django_mongolock").get_models()]
+    codes = {code for each in meta for code, _ in each.permissions}
+    codes |= {f"{action}_{each.model_name}" for each in meta for action in each.default_permissions}
+    others = {f"django_mongolock.{code}" for code in codes} | set(shop.tasks)
+    wrong = []
+    for page in [*ROOT.glob("*.md"), *PAGES]:
+        text = page.read_text()
+        wrong += [(page.name, name) for name in FILE.findall(text) if not any((home / name).exists() for home in homes)]
+        wrong += [(page.name, name) for name in DOTTED.findall(text) if name not in others and not exists(name)]
+    assert wrong == []
+    assert DOTTED.findall("`tests.nothing.at_all()`") == ["tests.nothing.at_all"]
+    assert not exists("tests.nothing.at_all")
+
+
+def test_messages_of_troubleshooting() -> None:
+    """Each text in the first column is one that the library, SQLite or Django's test runner has."""
+    source = "".join(path.read_text() for path in (ROOT / "django_mongolock").rglob("*.py"))
+    source = re.sub(r"\{[^{}]*\}", "…", re.sub(r'"\s*\n\s*f?"', "", source))  # each string in one piece
+    source += "no such table: … Database queries to '…' are not allowed in this test"
+    table = (ROOT / "docs/howto/troubleshooting.md").read_text().partition("## By message")[2].partition("\n## ")[0]
+    messages = [text for line in table.splitlines() for text in re.findall(r"`([^`]+)`", line.partition(" | ")[0])]
+    assert len(messages) > 15
+    for text in messages:
+        plain = re.sub(r"'[^']*'|\"django_mongolock\.router[^\"]*\"|mongolock_locks$|\d+", "…", text)
+        assert [piece for piece in plain.split("…") if piece.strip(" :;,.?'") not in source] == [], text
+
+
+def test_readme_in_the_order_of_a_newcomer() -> None:
+    """One sentence, badges, why, a picture, installation, use, promises, the two commands, links."""
+    text = (ROOT / "README.md").read_text()
+    headings = ["Installation", "Use", "Promises", "Try it", "Links"]
+    marks = ["Named locks", "[![Tests]", "take turns", "<picture>", *(f"## {name}" for name in headings)]
+    assert sorted(marks, key=text.index) == marks
+    assert re.findall(r"^\$ python3 dev\.py (\w+)", text, re.MULTILINE) == ["demo", "test"]
+    assert "python3 dev.py test" in (ROOT / ".ci/run").read_text()

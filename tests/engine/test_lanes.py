@@ -1,0 +1,326 @@
+"""Who does not pay for another key, and for the program's own code: F108 to F112, F116, F157, F158."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from pymongo.collection import Collection
+
+from django_mongolock.engine import clock
+from django_mongolock.engine.document import Terms
+from django_mongolock.engine.grant import Grant
+from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.options import Options
+from django_mongolock.engine.session.notifications import CALLBACK_THREADS
+from django_mongolock.engine.session.session import Session
+from django_mongolock.exceptions import LockBackendFailed, LockError, LockNotAcquired
+from tests.engine.conftest import Document
+from tests.engine.parties import Parties, Party
+from tests.engine.stuck import stuck
+from tests.engine.waiters import InThread
+from tests.support.waiting import eventually
+
+SHORT = Terms(lease=8, margin=0.8, waiter_lease=8)
+CALM = Terms(lease=60, margin=1)
+
+
+@pytest.fixture
+def parties(mongo_uri: str, collection: Collection[Document], in_thread: InThread) -> Iterator[Parties]:
+    """Makes processes."""
+    parties = Parties(mongo_uri, collection.name, in_thread)
+    yield parties
+    parties.close()
+
+
+@pytest.fixture
+def process(parties: Parties) -> Party:
+    """A process."""
+    return parties.new()
+
+
+@contextlib.contextmanager
+def all_stuck(collection: Collection[Document], keys: list[str]) -> Iterator[None]:
+    """See stuck()."""
+    with contextlib.ExitStack() as transactions:
+        for key in keys:
+            transactions.enter_context(stuck(collection, key))
+        yield
+
+
+async def took(lock: MongoLock) -> float:
+    """How long it takes to acquire the lock and to release it, or to fail."""
+    began = clock.now()
+    with contextlib.suppress(LockError):
+        async with lock:
+            pass
+    return clock.now() - began
+
+
+# Other keys
+
+
+@pytest.mark.long
+async def test_tries_of_a_stuck_key(process: Party, collection: Collection[Document]) -> None:
+    """F110: sixteen coroutines try a key whose document is in a transaction. Two commands are under way; other keys go
+    on at once, and everybody is back in the time of one command."""
+    process.lock(CALM, "k").acquire().release()
+    process.lock(CALM, "free").acquire().release()
+    with stuck(collection, "k"):
+        trying = [asyncio.create_task(took(process.lock(CALM, "k", wait=0))) for _ in range(16)]
+        await asyncio.sleep(0.1)
+        assert await took(process.lock(CALM, "free")) < 2
+        assert max(await asyncio.gather(*trying)) < 5 + 2
+
+
+@pytest.mark.long
+async def test_tries_that_wait_share_an_answer(
+    process: Party, parties: Parties, collection: Collection[Document]
+) -> None:
+    """F110: when the transaction ends, those who wait for the answer to the same question get one."""
+    holder = parties.new().lock(CALM, "k").acquire()
+    with stuck(collection, "k"):
+        trying = [asyncio.create_task(process.lock(CALM, "k", wait=0).aacquire()) for _ in range(40)]
+        await asyncio.sleep(1)
+        before = collection.find_one({"_id": "k"})
+    errors = await asyncio.gather(*trying, return_exceptions=True)
+    after = collection.find_one({"_id": "k"})
+    assert all(isinstance(error, LockNotAcquired) and error.holder for error in errors)
+    assert before is not None
+    assert after is not None
+    assert after["changes"] - before["changes"] <= 8
+    assert holder.release()
+
+
+@pytest.mark.long
+async def test_releases_of_stuck_keys(process: Party, collection: Collection[Document]) -> None:
+    """F110: twenty-four keys that cannot be released delay no other release, and no acquisition."""
+    keys = [f"k{number}" for number in range(24)]
+    locks = [await process.lock(CALM, key).aacquire() for key in keys]
+    mine = await process.lock(CALM, "mine").aacquire()
+    with all_stuck(collection, keys):
+        releasing = [asyncio.create_task(lock.arelease()) for lock in locks]
+        await asyncio.sleep(0.1)
+        began = clock.now()
+        assert await mine.arelease()
+        assert await took(process.lock(CALM, "free")) < 3
+        assert clock.now() - began < 3
+    await asyncio.gather(*releasing)
+
+
+@pytest.mark.long
+def test_many_stuck_keys_and_a_few_others(process: Party, collection: Collection[Document]) -> None:
+    """F111: thirty-two documents that cannot be renewed cost no other lock of their process its lease."""
+    keys = [f"k{number:02}" for number in range(32)]
+    held = [process.lock(SHORT, key).acquire() for key in keys]
+    others = [process.lock(SHORT, key).acquire() for key in ("a", "b", "k15b", "y", "z")]
+    with all_stuck(collection, keys):
+        end = clock.now() + 2 * SHORT.lease
+        while clock.now() < end:
+            assert [lock.key for lock in others if not lock.held] == []
+            time.sleep(0.05)
+        assert not any(lock.held for lock in held)
+    assert all(lock.release() for lock in others)
+
+
+# The end of a process
+
+
+def left_at_exit(process: Party, collection: Collection[Document], count: int, stuck_keys: list[str]) -> set[str]:
+    """Take so many locks, end the process while those are stuck, and return what is left."""
+    held = [process.lock(CALM, f"k{number}").acquire() for number in range(count)]
+    with all_stuck(collection, stuck_keys):
+        process.session.close(4)  # on a quiet machine a fraction of that is enough
+        left = {each["_id"] for each in collection.find({"holders": {"$ne": []}}, {"_id": 1})}
+    assert not any(lock.held for lock in held)
+    return left
+
+
+@pytest.mark.witness
+def test_three_hundred_locks_at_exit(process: Party, collection: Collection[Document]) -> None:
+    """F108: one of them cannot be released in the time allowed; all others are."""
+    assert left_at_exit(process, collection, 300, ["k0"]) == {"k0"}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_ten_thousand_locks_at_exit(process: Party, collection: Collection[Document]) -> None:
+    """F108: the same with three of ten thousand."""
+    stuck_keys = ["k0", "k5000", "k9999"]
+    assert left_at_exit(process, collection, 10_000, stuck_keys) == set(stuck_keys)
+
+
+def test_all_kinds_at_exit(process: Party, parties: Parties, collection: Collection[Document]) -> None:
+    """F108: waiters, permits and minimum holds: places go, permits are free, a minimum hold lasts."""
+    holder = parties.new().lock(CALM, "queue").acquire()
+    waiter = parties.waiter(process.lock(CALM, "queue"))
+    permits = Terms(lease=60, margin=1, mode="semaphore", capacity=3)
+    for terms, key in ((permits, "permits"), (permits, "permits"), (CALM, "plain")):
+        process.lock(terms, key).acquire()
+    process.lock(Terms(lease=60, margin=1, min_hold=30), "minimum").acquire()
+    assert eventually(lambda: collection.find_one({"_id": "queue", "waiters.0": {"$exists": True}}))
+    process.session.close()
+    documents = {each["_id"]: each for each in collection.find()}
+    assert documents["queue"]["waiters"] == documents["permits"]["holders"] == documents["plain"]["holders"] == []
+    assert "released" in documents["minimum"]["holders"][0]
+    assert waiter.end().error is not None
+    assert holder.release()
+
+
+# The program's own code
+
+
+@pytest.mark.long
+def test_a_slow_receiver(new_session: Callable[..., Session], collection: Collection[Document]) -> None:
+    """F109: a receiver of `lock_lost` that takes its time delays no renewal, no release and no other event."""
+    told: list[str] = []
+    go = threading.Event()
+
+    def observe(event: str, grant: Grant) -> None:
+        if event == "lost":
+            told.append(grant.key)
+            go.wait(30)
+
+    session = new_session(observer=observe)
+    locks = [MongoLock(lambda: session, (f"k{number}",), Options(SHORT)).acquire() for number in range(6)]
+    collection.update_many({"_id": {"$in": ["k0", "k1"]}}, {"$set": {"holders": []}})
+    try:
+        assert eventually(lambda: sorted(told) == ["k0", "k1"])
+        time.sleep(SHORT.lease * 1.2)
+        assert all(lock.held for lock in locks[2:])
+        assert all(lock.release() for lock in locks[2:])
+    finally:
+        go.set()
+
+
+def test_many_slow_callbacks(new_session: Callable[..., Session], collection: Collection[Document]) -> None:
+    """F112: more of them are called than there are threads at first, and none waits for the others."""
+    told: list[str] = []
+    go = threading.Event()
+
+    def on_lost(lock: MongoLock) -> None:
+        told.append(lock.key)
+        go.wait(30)
+
+    session, count = new_session(), CALLBACK_THREADS + 1
+    options = Options(Terms(lease=1, margin=0.1), on_lost=on_lost)
+    locks = [MongoLock(lambda: session, (f"k{number}",), options).acquire() for number in range(count)]
+    collection.update_many({}, {"$set": {"holders": []}})
+    try:
+        assert eventually(lambda: len(told) == count, 5)
+    finally:
+        go.set()
+    assert not any(lock.held for lock in locks)
+
+
+# Closed event loops
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["holding", "waiting"])
+def test_a_task_of_a_closed_loop(
+    process: Party, parties: Parties, collection: Collection[Document], held: bool
+) -> None:
+    """F116: a task whose event loop was closed goes on never more. Somebody refers to it still; its lock and its place
+    in the queue go even so."""
+    short = Terms(lease=1.5, margin=0.1, waiter_lease=1.5)
+    holder = None if held else parties.new().lock(CALM).acquire()
+    loop = asyncio.new_event_loop()
+
+    async def take() -> None:
+        async with process.lock(short):
+            await asyncio.sleep(60)
+
+    task = loop.create_task(take())
+    where = {"_id": "k", "holders.session" if held else "waiters.session": process.session.id}
+    end = clock.now() + 10
+    while not collection.count_documents(where) and clock.now() < end:
+        loop.run_until_complete(asyncio.sleep(0.02))
+    loop.close()
+    assert collection.count_documents(where)
+    assert eventually(lambda: not collection.count_documents(where), 5)
+    assert not process.session.queue.waiting
+    del task
+    if holder is not None:
+        assert holder.release()
+
+
+# Several keys
+
+
+@contextlib.contextmanager
+def slow(collection: Collection[Document], appname: str, seconds: float) -> Iterator[None]:
+    """Every command of that client takes so long."""
+    admin = collection.database.client.admin
+    data = {
+        "failCommands": ["findAndModify", "update"],
+        "appName": appname,
+        "blockConnection": True,
+        "blockTimeMS": int(seconds * 1000),
+    }
+    admin.command("configureFailPoint", "failCommand", mode="alwaysOn", data=data)
+    try:
+        yield
+    finally:
+        admin.command("configureFailPoint", "failCommand", mode="off")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("wait", [0, 1])
+def test_eight_keys_have_one_deadline(parties: Parties, collection: Collection[Document], wait: float) -> None:
+    """F157: back within the wait and the time of one command; what it had goes in the background."""
+    process, other = parties.new(timeout=2.0), parties.new()
+    holder = other.lock(CALM, "k7").acquire()
+    lock = MongoLock(lambda: process.session, tuple(f"k{number}" for number in range(8)), Options(CALM, wait))
+    with slow(collection, process.appname, 0.8):
+        began = clock.now()
+        with pytest.raises(LockBackendFailed):
+            lock.acquire()
+        assert clock.now() - began < wait + 2 + 1.5
+    assert eventually(lambda: collection.count_documents({"holders": {"$ne": []}}) == 1)
+    assert holder.release()
+
+
+def test_what_is_given_back_is_given_back_at_once(process: Party, parties: Parties, commands: Any) -> None:
+    """F157: in one command, so that a try of one of these keys that follows finds it free."""
+    holder = parties.new().lock(CALM, "k7").acquire()
+    keys = tuple(f"k{number}" for number in range(8))
+    lock = MongoLock(lambda: process.session, keys, Options(CALM, 0))
+    with pytest.raises(LockNotAcquired):
+        lock.acquire()
+    for key in keys[:7]:
+        assert process.lock(CALM, key, wait=0).acquire().release()
+    assert holder.release()
+
+
+# Permits
+
+
+def test_permits_are_handed_to_those_whom_no_other_command_serves(
+    process: Party, parties: Parties, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F158: while the first of the line asks for itself, a permit that is released goes to the one behind it. Handed to
+    the first, it would be free until that has been answered."""
+    terms = Terms(lease=60, margin=1, mode="semaphore", capacity=2)
+    apply, asks, go = process.session.store.apply, threading.Event(), threading.Event()
+    held = process.lock(terms).acquire()
+
+    def slow(key: str, step: Any, timeout: float) -> Any:
+        if step.add is not None and not step.given and not asks.is_set():
+            asks.set()
+            go.wait(10)
+        return apply(key, step, timeout)
+
+    monkeypatch.setattr(process.session.store, "apply", slow)
+    monkeypatch.setattr(process.session.store, "take_free", lambda *arguments: None)
+    first = parties.waiter(process.lock(terms))
+    assert asks.wait(10)
+    second = parties.waiter(process.lock(terms))
+    assert eventually(lambda: len(process.session.queue.waiting) == 2)
+    assert held.release()
+    assert second.end(5).has_it
+    assert not first.done
+    go.set()
+    assert first.end().has_it

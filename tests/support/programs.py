@@ -1,0 +1,59 @@
+"""Starts a management command as a cron job would: without a terminal, and with the test's databases."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from django.db import connections
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+def heed_signals() -> None:
+    """A shell starts what it runs in the background with signals ignored, and everybody inherits that."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def starting() -> Iterator[Start]:
+    """Gives what starts a command. Afterwards all are ended."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, module: str = "django", **environment: str) -> subprocess.Popen[str]:
+        env = {
+            **os.environ,
+            "MONGODB_NAME": str(connections["mongo"].settings_dict["NAME"]),
+            "DJANGO_SETTINGS_MODULE": "testproject.settings",
+            **environment,
+        }
+        command = [sys.executable, "-m", module, *arguments]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        made = subprocess.Popen(command, env=env, text=True, preexec_fn=heed_signals, **pipes)  # type: ignore[call-overload]  # noqa: PLW1509
+        started.append(made)
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.send_signal(signal.SIGCONT)
+        process.terminate()  # so that it ends the program too, which would keep the pipes open
+    for process in started:
+        try:
+            process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def runs(pid: int) -> bool:
+    """Whether it is there and no zombie, which has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
