@@ -103,7 +103,7 @@ def measure(world: World) -> dict[str, float]:
     return {
         "threads": threading.active_count(),
         "connections": status["connections"]["current"],
-        "cursors and change streams": status["metrics"]["cursor"]["open"]["total"],
+        "cursors": status["metrics"]["cursor"]["open"]["total"],
         "memory, bytes": memory(),
         "objects of ours": ours,
         "grants, waiting, removals": sum(session.known for session in world.sessions),
@@ -116,7 +116,7 @@ def measure(world: World) -> dict[str, float]:
 
 
 #: By how much each may grow. The pools open connections when they happen to need them.
-ROOM: Final[dict[str, float]] = {"connections": 4, "cursors and change streams": 2, "objects of ours": 20}
+ROOM: Final[dict[str, float]] = {"connections": 4, "cursors": 2, "objects of ours": 20}
 
 
 def grown(before: dict[str, float], after: dict[str, float]) -> list[Row]:
@@ -211,7 +211,7 @@ def cycles(uri: str, count: int) -> list[Row]:
 
 
 def pool(uri: str, seconds: float) -> list[Row]:
-    """The project allows its clients a single connection, which the change stream alone would use up."""
+    """The project allows its clients a single connection, which listening alone would use up."""
     world = World(uri)
     session = world.session(maxPoolSize=1)
     lost = 0

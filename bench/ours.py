@@ -28,7 +28,7 @@ class Ours(Peer):
     """`mongo_lock`, as a project uses it."""
 
     package = "django-mongolock"
-    waits = "woken (change stream)"
+    waits = "woken (bell)"
 
     def open(self) -> None:
         use(self.uri)
@@ -79,17 +79,17 @@ class OursAsync(Ours):
 
 
 class OursPolling(Ours):
-    """The same where there are no change streams: a standalone server, or no right to watch."""
+    """The same where nobody may listen."""
 
     waits = "polls, with backoff"
 
     def open(self) -> None:
         super().open()
         logging.getLogger("django_mongolock").setLevel(logging.ERROR)  # it warns of what is meant here
-        MongoStore.watch = refuse_to_watch  # type: ignore[method-assign, assignment]
+        MongoStore.listen = refuse_to_listen  # type: ignore[method-assign, assignment]
 
 
-def refuse_to_watch(store: MongoStore, session: str) -> Any:
+def refuse_to_listen(store: MongoStore, session: str) -> Any:
     raise OperationFailure("not in this measurement", 13)
 
 

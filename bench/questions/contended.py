@@ -64,7 +64,7 @@ def run(bench: Bench, contender: Contender, count: int, seconds: float) -> Run:
     key, world, needs = fresh_key("hot"), bench.world, contender.needs
     with workers(count) as crew:
         bench.open(crew, contender)
-        prove(crew, key)  # and all are connected then, and their streams open
+        prove(crew, key)  # and all are connected then, and all listen
         before, cpu = world.commands(needs), world.cpu(needs)
         turns, begin, client = in_a_loop(crew, key, seconds)
         after, server = world.commands(needs), world.cpu(needs) - cpu

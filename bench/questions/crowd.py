@@ -49,7 +49,7 @@ def shaped(bench: Bench, size: int, processes: int, kind: str) -> tuple[float, f
     seconds, key = bench.some(1, 2), fresh_key("crowd")
     with workers(processes) as crew:
         bench.open(crew, OURS)
-        for worker in crew:  # the change streams are open then
+        for worker in crew:  # all listen then
             worker.begin(KINDS[kind], key, size // processes, clock.now(), clock.now() + 0.3)
         gather(crew, 0.3)
         begin = clock.now() + HEAD_START

@@ -79,7 +79,8 @@ class Pause:
     poll: float = FOREVER
 
 
-Action = Apply | ReleaseUncontended | ReleaseAll | Read | QueueNext | FindDeadlock | Pause
+Command = Apply | ReleaseUncontended | ReleaseAll | Read | QueueNext | FindDeadlock
+Action = Command | Pause
 T = TypeVar("T")
 Protocol = Generator[Action, Any, T]
 

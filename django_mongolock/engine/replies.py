@@ -94,7 +94,9 @@ def read_bell(message: object) -> Bell | None:
 
 def read_bells(document: Document) -> tuple[Bell, ...]:
     """Read what an answer says of others that the command has granted the key to."""
-    return tuple(bell for item in document.get("granted", ()) if (bell := read_bell(item)) is not None)
+    granted = document.get("granted")
+    items = granted if isinstance(granted, list) else ()  # null, where the holders are damaged
+    return tuple(bell for item in items if (bell := read_bell(item)) is not None)
 
 
 @dataclass(frozen=True, slots=True)

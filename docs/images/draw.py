@@ -142,7 +142,7 @@ def queue() -> str:
     parts += [
         box(245, 200, 170, 30, GREEN, "removes 1, grants 2", size=13),
         line(415, 215, 536, 250, arrow=True),
-        text(532, 194, "change stream: granted", size=12, fill=SOFT, anchor="end"),
+        text(532, 194, "bell: granted", size=12, fill=SOFT, anchor="end"),
         box(490, 254, 100, 30, BLUE, "holds", size=13),
         box(632, 254, 96, 30, AMBER, "is next", size=13),
     ]

@@ -187,8 +187,8 @@ class TestWithoutWorker:
 
     @pytest.mark.parametrize("late", [True, False])
     def test_broker_away(self, monkeypatch: pytest.MonkeyPatch, settings: Settings, late: bool) -> None:
-        """F106: a task that cannot be sent again is handed back to the broker; acknowledged, it fails. It is never
-        lost without a word."""
+        """F106, F127: a task that cannot be sent again is handed back to the broker; acknowledged, it fails. It is
+        never lost without a word."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "RETRY_OUTAGE": 0}
         monkeypatch.setattr(retry_task, "GIVE_BACK", 0)
 

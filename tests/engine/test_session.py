@@ -178,9 +178,9 @@ def test_a_reply_older_than_the_grant_is_no_loss(lock: LockMaker, session: Sessi
     """F6: what a primary that was left behind still has, from before the grant, says nothing about it."""
     mine = lock().acquire()
     grant = grant_of(mine)
-    session.renewals.judge(grant, Found(grant.token - 1, {}, {}), number=1, until=clock.now())
+    session.renewals.judge(grant, Found(grant.token - 1, {}, {}), number=1, sent=clock.now(), length=0.0)
     assert mine.held
-    session.renewals.judge(grant, Found(grant.token, {}, {}), number=1, until=clock.now())
+    session.renewals.judge(grant, Found(grant.token, {}, {}), number=1, sent=clock.now(), length=0.0)
     assert mine.lost
 
 
@@ -666,7 +666,7 @@ def test_a_look_at_a_place_changes_no_deadline(lock: LockMaker, other: LockMaker
         (waiting,) = (grant for grant in session.registry.grants.values() if grant.state is State.WAITING)
         assert eventually(lambda: waiting.lease.until > 0)
         deadline = waiting.lease.until
-        session.commands.answer(waiting.id, Reply(place=0, waiter_lease=500.0), clock.now() + 100)
+        session.commands.answer(waiting.id, Reply(place=0), clock.now() + 100)
         assert waiting.lease.until == deadline
     thread.join(10)
 

@@ -578,10 +578,10 @@ def test_signals_at_any_line_leave_the_threads_whole(
             try:
                 struck(rng.uniform(0.000_005, 0.000_150))
                 threads.call(
-                    lambda left, number=number: begun.add(number),  # type: ignore[misc]
+                    lambda left, number=number: begun.add(number),
                     LONG,
                     priority=number % 2,
-                    on_withdrawn=lambda number=number: told.add(number),  # type: ignore[misc]
+                    on_withdrawn=lambda number=number: told.add(number),
                 )
             except Struck:
                 hits += 1

@@ -14,6 +14,7 @@ from ..actions import (
     Action,
     Answer,
     Apply,
+    Command,
     FindDeadlock,
     Pause,
     QueueNext,
@@ -102,7 +103,7 @@ class Commands:
             return self._waits.apause(action)
         return self.threads.acall(functools.partial(self.send, action), **self._terms_of(action))
 
-    def _terms_of(self, action: Action) -> dict[str, Any]:
+    def _terms_of(self, action: Command) -> dict[str, Any]:
         """How a thread is to make the call that sends *action*."""
         return {
             "timeout": self._seconds_for(action),
