@@ -21,6 +21,8 @@ from ..models import Lock
 from .document_lock import DocumentLock
 from .kind import DocumentKind
 
+__all__ = ["DocumentLockAdminMixin"]
+
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
 else:

@@ -10,10 +10,8 @@ from typing import Any, Final
 from bson.int64 import Int64
 
 from ..engine.field_paths import LAST_VERSION, Document, aware, get_path
-from ..inspection.kinds import Row, Swept
+from ..inspection.kinds import Row
 from .rules import TOO_LARGE, Rules
-
-__all__ = ["DocumentSnapshot", "LockState", "Swept", "read_snapshot", "read_state"]
 
 #: A document under a lock, as lists, pages and JSON have it.
 DocumentSnapshot = Row
