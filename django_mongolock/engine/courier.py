@@ -119,14 +119,12 @@ class Courier:
 
     def run(self, steps: Steps[T]) -> T:
         """Run *steps*, blocking. In the main thread another one sends the commands: see `engine.session.session`."""
-        self._refuse_child()
         in_main_thread = threading.current_thread() is threading.main_thread()
         send = self._send_elsewhere if in_main_thread else self.send
         return runner.run(steps, lambda step: time.sleep(step.seconds) if isinstance(step, Pause) else send(step))
 
     async def arun(self, steps: Steps[T]) -> T:
         """See run()."""
-        self._refuse_child()
         return await runner.arun(
             steps, lambda step: asyncio.sleep(step.seconds) if isinstance(step, Pause) else self._asend(step)
         )
@@ -149,9 +147,11 @@ class Courier:
             raise LockMisused("another process started this: a forked child cannot continue it")
 
     def _send_elsewhere(self, command: Command) -> Any:
+        self._refuse_child()  # these threads are the parent's
         return self._threads.call(functools.partial(self.send, command), self._timeout)
 
     async def _asend(self, command: Command) -> Any:
+        self._refuse_child()
         return await self._threads.acall(functools.partial(self.send, command), self._timeout)
 
 
