@@ -130,12 +130,14 @@ def circles(root: Path) -> list[tuple[str, ...]]:
     return sorted(groups - {()})
 
 
+@pytest.mark.long
 def test_imports_go_one_way() -> None:
     """Every module has a floor, and imports only from below."""
     assert modules(ROOT)
     assert wrong_arrows(ROOT) == []
 
 
+@pytest.mark.long
 def test_no_modules_import_one_another() -> None:
     """Not even by way of others, inside functions or for type checkers."""
     assert circles(ROOT) == []

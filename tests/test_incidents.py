@@ -81,20 +81,6 @@ class TestThePage:
         done = admin.post(ACTIONS[action], {**fields_of(page), "reason": "x"})
         assert done["Location"] == page_of(key)
 
-    def test_no_way_back_to_elsewhere(self, locks: Locks, admin: Client) -> None:
-        """Nobody is sent to another site."""
-        locks.held("k")
-        shown = {"lock": json.dumps(["k", [TOKEN + 1]]), "reason": "x"}
-        for back in ("//evil.example/", "https://evil.example/", "\\\\evil.example"):
-            assert admin.post(RELEASE, {**shown, "back": back})["Location"].startswith(LIST)
-
-    @pytest.mark.parametrize("action", ACTIONS)
-    def test_nothing_selected(self, locks: Locks, admin: Client, action: str) -> None:
-        """Django says so; nothing is shown."""
-        locks.held("k")
-        response = admin.post(LIST, {"action": action, "index": 0}, follow=True)
-        assert "Items must be selected" in notes(response)
-
     @pytest.mark.parametrize("action", ACTIONS)
     def test_no_holder_chosen(self, locks: Locks, admin: Client, action: str) -> None:
         """All ticks were taken away: nothing is done, and that is said."""
@@ -339,18 +325,6 @@ class TestTheHistory:
         assert admin.get(f"{EVENTS}?key__regex=x").status_code == 400
         assert page_of("order:1") in response.content.decode()
 
-    @pytest.mark.long
-    def test_local_time(self, admin: Client, settings: Settings) -> None:
-        """Also a project without time zones has the list, and the events on the page of a lock."""
-        with mongo_lock("order:1"):
-            pass
-        assert eventually(lambda: LockEvent.objects.count() == 2)
-        settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Tokyo"
-        for address in (EVENTS, page_of("order:1")):
-            text = text_of(admin.get(address))
-            assert re.search(r"\d s ago \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text)
-            assert "● granted" in text
-
     def test_empty_and_off(self, admin: Client, settings: Settings) -> None:
         """An empty list says why, and what to do."""
         assert "There are no such events" in text_of(admin.get(EVENTS))
@@ -358,20 +332,6 @@ class TestTheHistory:
         text = text_of(admin.get(EVENTS))
         assert "No history is kept" in text
         assert '"HISTORY": 100' in text
-
-    @pytest.mark.long
-    def test_a_cleared_lock(self, admin: Client, locks: Locks) -> None:
-        """Who cleared a stale lock."""
-        locks.stale("k")
-        select(admin, "clear_stale", "k")
-        assert eventually(lambda: [event.event for event in LockEvent.objects.filter(key="k").recent()] == ["cleared"])
-
-
-def test_the_list_of_events_while_mongodb_is_away(away: None, admin: Client) -> None:
-    """A page and status 503."""
-    response = admin.get(EVENTS)
-    assert response.status_code == 503
-    assert "cannot be shown now" in text_of(response)
 
 
 class TestTheCommand:
@@ -410,14 +370,6 @@ class TestTheCommand:
         assert refusal.value.returncode == 3
         run("release_lock", "k", "--ask", "--token", str(TOKEN + 1))
         assert locks.read("k")["holders"][0]["release_requested_by"]
-
-    @pytest.mark.parametrize("option", ["--by", "--reason"])
-    def test_what_cannot_be_stored(self, locks: Locks, option: str) -> None:
-        """A text with control characters is refused before anything is done."""
-        locks.held("k")
-        with pytest.raises(CommandError, match=f"{option}.*control characters"):
-            run("release_lock", "k", "--no-input", option, "a\nb")
-        assert locks.read("k")["holders"]
 
 
 def test_the_model_takes_one_holder(locks: Locks) -> None:

@@ -264,6 +264,7 @@ class TestLeftBehind:
             assert get_backend().settings.LEASE == 40
 
 
+@pytest.mark.long
 def test_strict_by_the_configuration(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """F94: ``mongolock_strict = true``, for all tests with the fixture."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent.parent))

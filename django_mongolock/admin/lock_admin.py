@@ -65,8 +65,13 @@ class LockAdmin(Columns, LockActions):
 
     def get_ordering(self, request: HttpRequest) -> tuple[str | OrderBy]:
         """What has been held or waited for longest comes first; among all locks, what an index finds first."""
-        since = Computed("since").asc() if sorts_all(request) else "expires_at"
-        orders = {"all": "key", "free": "key", "stale": "expires_at", "waited": Computed("waited").asc()}
+        since: str | OrderBy = Computed("since").asc() if sorts_all(request) else "expires_at"
+        orders: dict[str, str | OrderBy] = {
+            "all": "key",
+            "free": "key",
+            "stale": "expires_at",
+            "waited": Computed("waited").asc(),
+        }
         return (orders.get(request.GET.get("state", ""), since),)
 
     def get_sortable_by(self, request: HttpRequest) -> tuple[str, ...]:

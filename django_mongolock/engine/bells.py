@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any, Final
 
 import pymongo
@@ -61,7 +61,7 @@ class Bells:
                 self._seen[number] = clock.now()
             self._unconfirmed[number].insert_one(bell.message)
 
-    def listen(self, session: str) -> Iterator[Bell | None]:
+    def listen(self, session: str) -> Generator[Bell | None, None, None]:
         """See Store.listen(). Raises PyMongoError."""
         number = _number(session)
         collection = self.collections[number]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -123,7 +123,7 @@ class MemoryServer:
         holders = self.documents.get(key, {}).get("holders", [])
         return bool(holders) and all(e["session"] not in others or "released" in e for e in holders)
 
-    def listen(self, session: str) -> Iterator[Bell | None]:
+    def listen(self, session: str) -> Generator[Bell | None, None, None]:
         """See Store.listen()."""
         heard: SimpleQueue[Bell] = SimpleQueue()
         self._listening[heard] = session
@@ -242,7 +242,7 @@ class MemoryStore:
     def ring(self, bell: Bell) -> None:
         self.server.ring(bell)
 
-    def listen(self, session: str) -> Iterator[Bell | None]:
+    def listen(self, session: str) -> Generator[Bell | None, None, None]:
         self.answer()
         return self.server.listen(session)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -286,7 +286,7 @@ class MongoStore:
         """See Store.ring()."""
         self.bells.ring(bell)
 
-    def listen(self, session: str) -> Iterator[Bell | None]:
+    def listen(self, session: str) -> Generator[Bell | None, None, None]:
         """See Store.listen(). Raises PyMongoError."""
         return self.bells.listen(session)
 

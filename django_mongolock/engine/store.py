@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Protocol
 
 from .deadlock import Cycle
@@ -53,7 +53,7 @@ class Store(Protocol):
     def ring(self, bell: Bell) -> None:
         """Tell a session about one of its grants. The bell may get lost, come late, or come twice."""
 
-    def listen(self, session: str) -> Iterator[Bell | None]:
+    def listen(self, session: str) -> Generator[Bell | None, None, None]:
         """Hear the bells for *session*; yield None at first, and when there is none for about a second.
 
         Ends when no more can be heard.

@@ -165,10 +165,10 @@ def test_extend_does_not_go_beyond_the_longest_hold(lock: LockMaker, timer: Time
 
 
 def told(lock: LockMaker, other: LockMaker, in_thread: InThread, session: Session, **options: Any) -> Waiter:
-    """Somebody who was granted the lock by another's release, and heard of it by the stream."""
+    """Somebody who was granted the lock by another's release, and heard of it by a bell."""
     theirs = other(terms=CALM).acquire()
     waiter = Waiter(in_thread, lock(wait=None, **options))
-    assert eventually(lambda: session.waits.stream.listening)
+    assert eventually(lambda: session.waits.listener.listening)
     assert not eventually(lambda: waiter.done, 0.2)
     theirs.release()
     return waiter.end()
@@ -402,7 +402,7 @@ def test_a_told_holder_that_is_stopped_past_its_first_deadline(
     theirs = other(terms=CALM).acquire()
     mine = lock(wait=None, terms=terms)
     waiter = Waiter(in_thread, mine)
-    assert eventually(lambda: session.waits.stream.listening)
+    assert eventually(lambda: session.waits.listener.listening)
     time.sleep(0.2)
     monkeypatch.setattr(session.store, "renew", stop)
     theirs.release()

@@ -584,7 +584,7 @@ def test_a_process_gives_back_what_it_holds_when_it_ends(collection: Collection[
         assert entries() == []
 
 
-@pytest.mark.long
+@pytest.mark.witness
 def test_the_key_of_a_killed_holder_is_free_within_its_lease(
     lock: LockMaker, collection: Collection[Document], stored: Callable[..., Document]
 ) -> None:

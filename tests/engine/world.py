@@ -112,8 +112,8 @@ class Rough(MongoStore):
     def take_free(self, *arguments: Any) -> Any:
         return self.weather.carry(functools.partial(super().take_free, *arguments))
 
-    def release(self, *arguments: Any) -> Any:
-        return self.weather.carry(functools.partial(super().release, *arguments))
+    def release_all(self, *arguments: Any) -> Any:
+        return self.weather.carry(functools.partial(super().release_all, *arguments))
 
     def release_uncontended(self, *arguments: Any) -> Any:
         return self.weather.carry(functools.partial(super().release_uncontended, *arguments))
@@ -282,7 +282,7 @@ class World:
 
     @contextlib.contextmanager
     def _failing(self, point: str) -> Iterator[None]:
-        with failpoint(self.client, point, {"nss": self.collection.full_name}):
+        with failpoint(self.client, point, {"nss": self.documents.full_name}):
             yield
 
     def _process(self, number: int) -> Process:

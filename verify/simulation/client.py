@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import astuple
 from functools import partial
 from typing import Any, Final
@@ -161,7 +161,7 @@ class SimStore:
         if not self.link.cut:
             self._servers.ring(bell)
 
-    def listen(self, session: str) -> Iterator[Bell | None]:
+    def listen(self, session: str) -> Generator[Bell | None, None, None]:
         """See Store.listen()."""
 
         def work(parsed: Parsed) -> Work:

@@ -7,7 +7,7 @@ majority a little later; what the majority does not have yet may be rolled back 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from queue import Empty
@@ -188,7 +188,7 @@ class Servers:
 
     # Bells
 
-    def listen(self, session: str) -> Iterator[Bell | None]:
+    def listen(self, session: str) -> Generator[Bell | None, None, None]:
         """See Store.listen(). What was rung before is heard too, if it was not overwritten."""
         listening = Listening(self.kernel, session)
         self._listening.append(listening)
