@@ -17,9 +17,9 @@ from django.http import HttpResponse
 from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory
 
+from django_mongolock.versions.admin import VersionedAdmin, VersionedForms
 from django_mongolock.versions.forms import VersionedModelForm
 from django_mongolock.versions.sent_back import sent_back
-from django_mongolock.versions.version_admin import VersionedAdmin, VersionedForms
 from testproject.rates.admin import RateAdmin
 from testproject.rates.models import PlainRate, Rate
 from tests.support.lock_fixtures import WITH_MONGO

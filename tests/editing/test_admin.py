@@ -13,9 +13,9 @@ from django.test import Client, RequestFactory
 from django.urls import reverse
 from pytest_django import Settings
 
-from django_mongolock.admin import EditedFilter
 from django_mongolock.backends.base import close_backends, mongo_store
 from django_mongolock.editing import edit_key
+from django_mongolock.editing.admin import EditedFilter
 from django_mongolock.inspection import operations
 from testproject.rates.models import PastRate, PlainRate, Rate
 from testproject.shop.models import Ad, Order
