@@ -303,18 +303,3 @@ def test_asking_while_mongodb_is_away_is_an_error_of_ours() -> None:
     with pytest.raises(LockBackendFailed, match="did not answer"):
         operations.ask_to_release(away, "k", "anna", 0.3)
     away.close()
-
-
-@pytest.mark.long
-def test_dates_beyond_everything(world: World, session: Session) -> None:
-    """F55: a holder who asked for it in the year 300,000 says nothing that Python can hold; the key is an error, and
-    nothing of ours stays in its document."""
-    world.collection.insert_one(
-        document("bad", [entry(1, left=-5, acquired_at=DatetimeMS(2**52))], change={"clock": world.clock})
-    )
-    with contextlib.suppress(LockError):
-        make_lock(session, "bad", wait=0).acquire().release()
-    assert eventually(lambda: not session.cleanup.pending)
-    left = world.collection.find_one({"_id": "bad"}, {"waiters": 1})
-    assert left is not None
-    assert left["waiters"] == []

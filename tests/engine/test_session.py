@@ -40,18 +40,6 @@ NOW = datetime.now(UTC)
 # Renewal
 
 
-@pytest.mark.long
-def test_renewal_keeps_a_short_lease_alive(lock: LockMaker, other: LockMaker) -> None:
-    """P6: held for longer than two leases, with nobody let in."""
-    with lock(terms=QUICK) as mine:
-        token, end = mine.fencing_token, time.monotonic() + 2 * (QUICK.lease + QUICK.margin)
-        while time.monotonic() < end:
-            assert mine.held
-            assert not other(terms=CALM).try_acquire()
-            time.sleep(0.02)
-        assert mine.fencing_token == token
-
-
 def test_a_lease_is_renewed_three_times_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """P6, P8: for as long as it is held; three commands a lease, not one a poll."""
     server = MemoryServer()
@@ -71,22 +59,6 @@ def test_a_lease_is_renewed_three_times_in_its_time(monkeypatch: pytest.MonkeyPa
             assert mine.held
         assert 3 * 5 - 1 <= renewals <= 3 * 5 + 1
     session.close()
-
-
-@pytest.mark.long
-def test_the_place_in_the_queue_is_kept_as_well(
-    lock: LockMaker, other: LockMaker, entries: Entries, in_thread: Callable[..., threading.Thread]
-) -> None:
-    """P5: whoever waits longer than a waiter's lease still is where it was in the queue."""
-    theirs = other().acquire()
-    waiting = lock(terms=QUICK)
-    thread = in_thread(lambda: waiting.acquire(30).release())
-    assert eventually(lambda: len(entries()) == 2)
-    place = entries()[1]["since"]
-    time.sleep(QUICK.waiter_lease + 0.5)
-    assert entries()[1]["since"] == place
-    theirs.release()
-    thread.join()
 
 
 def test_a_loss_is_told_at_the_next_beat(lock: LockMaker, timer: Timer, take_away: Callable[..., None]) -> None:
@@ -115,20 +87,6 @@ def test_a_lost_lock_whose_first_command_got_no_answer_is_removed(
     assert eventually(lambda: not session.cleanup.pending)
     session.store.apply("k", grant.acquisition.enter(trial=False).step, 5)
     assert entries() == []
-
-
-@pytest.mark.long
-def test_one_of_many_is_lost_and_the_others_are_renewed(
-    lock: LockMaker, timer: Timer, take_away: Callable[..., None]
-) -> None:
-    """F40: the right one is told."""
-    locks = [lock(f"k{number}", terms=CALM).acquire() for number in range(50)]
-    take_away("k7")
-    for _ in range(4):
-        timer.move(CALM.lease / 3)
-        assert eventually(lambda: all(renewed(mine) for mine in locks if mine.key != "k7"))
-    assert eventually(lambda: locks[7].lost)
-    assert [mine.key for mine in locks if mine.lost] == ["k7"]
 
 
 @pytest.mark.long
@@ -263,21 +221,6 @@ def test_locks_are_renewed_together_whenever_they_were_acquired(
         assert eventually(lambda: not any(grant.lease.renewing for grant in grants), 20)
         assert commands.names == ["update", "find"]
         assert abs(grants[0].lease.renew_at - grants[1].lease.renew_at) < 10
-
-
-@pytest.mark.long
-def test_the_heartbeat_sleeps_while_there_is_nothing_to_do(
-    lock: LockMaker, session: Session, commands: Commands
-) -> None:
-    """Nobody pays for locks that nobody holds, nor for one whose release the majority has."""
-    with lock(terms=QUICK):
-        pass
-    session.commands.releases.confirmed(session.store.primary(), session.now())
-    assert eventually(lambda: session.heartbeat.wakes_at == float("inf"))  # it looks for a failover
-    commands.clear()
-    time.sleep(QUICK.lease / 2)
-    assert commands.names == []
-    assert session.heartbeat.wakes_at == float("inf")
 
 
 def test_a_grant_that_comes_while_the_heartbeat_lies_down_is_seen(
@@ -551,9 +494,6 @@ def test_the_main_thread_sends_nothing_itself(
     assert len(senders) == 2
 
 
-# The end
-
-
 def test_closing_gives_back_what_is_held_and_what_waits(
     new_session: Callable[..., Session], other: LockMaker, entries: Entries, in_thread: Callable[..., threading.Thread]
 ) -> None:
@@ -574,29 +514,7 @@ def test_closing_gives_back_what_is_held_and_what_waits(
         assert len(entries()) == 1
 
 
-@pytest.mark.long
-def test_a_process_gives_back_what_it_holds_when_it_ends(collection: Collection[Document], entries: Entries) -> None:
-    """P6: at the interpreter's exit, without waiting for the lease."""
-    with processes(1, "hold", collection.name, 60) as (holder,):
-        holder.hear()
-        assert len(entries()) == 1
-        assert holder.say().end() == 0
-        assert entries() == []
-
-
-@pytest.mark.long
-def test_the_key_of_a_killed_holder_is_free_within_its_lease(
-    lock: LockMaker, collection: Collection[Document], stored: Callable[..., Document]
-) -> None:
-    """F27: and whoever waits gets it then, not when its place in the queue is renewed."""
-    with processes(1, "hold", collection.name, 2) as (holder,):
-        token = holder.hear()["token"]
-        holder.send(signal.SIGKILL)
-        holder.popen.wait(10)
-        end = stored()["holders"][0]["until"]
-        with lock(terms=CALM, wait=20) as mine:
-            assert 0 <= (stored()["holders"][0]["acquired_at"] - end).total_seconds() < CALM.waiter_lease / 6
-            assert mine.fencing_token > token
+# The end
 
 
 @pytest.mark.long

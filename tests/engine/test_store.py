@@ -8,17 +8,14 @@ from typing import Any
 import pymongo.errors
 import pytest
 from pymongo import MongoClient
-from pymongo.collection import Collection
 from pymongo.synchronous.database import Database
 
-from django_mongolock.engine import clock
 from django_mongolock.engine.document import Terms, entry
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Step
-from django_mongolock.exceptions import LockBackendFailed, LockError
-from tests.engine.conftest import CALM, Commands, Document, LockMaker, make_lock, store_of
-from tests.support.grants import own
+from django_mongolock.exceptions import LockBackendFailed
+from tests.engine.conftest import CALM, Commands, Document, LockMaker, make_lock
 from tests.support.waiting import eventually
 
 SECRET = "hunter2-very-secret"
@@ -193,17 +190,6 @@ def test_the_servers_words_are_not_shown(store: MongoStore, monkeypatch: pytest.
     assert str(refusal.value.__cause__).startswith("Unauthorized")
 
 
-@pytest.mark.long
-def test_a_failing_diagnosis_does_not_hide_behind_the_drivers_error(
-    store: MongoStore, collection: Collection[Document], failpoint: Callable[..., None]
-) -> None:
-    """Whatever happens while a puzzling answer is looked into, only errors of the library come out."""
-    collection.insert_one({"_id": "k", "lockedBy": "somebody"})
-    failpoint(["find"], closeConnection=True)
-    with pytest.raises(LockError):
-        store.apply("k", ADD, 2)
-
-
 # Unknown outcomes
 
 
@@ -272,41 +258,6 @@ def test_a_copy_of_a_command_that_arrives_after_the_release_is_refused(
     assert entries() == []
 
 
-def test_a_copy_that_arrives_after_a_failed_try_is_refused(
-    new_session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch, entries: Callable[..., list[Any]]
-) -> None:
-    """F17: likewise where the second copy found the lock taken."""
-    session, owner = new_session(), new_session()
-    held_up: list[Any] = []
-    apply = session.store.apply
-
-    def hold_up(*arguments: Any) -> Any:
-        if held_up:
-            return apply(*arguments)
-        held_up.append(arguments)
-        raise LockBackendFailed("no answer", "k")
-
-    monkeypatch.setattr(session.store, "apply", hold_up)
-    with make_lock(owner):
-        assert not make_lock(session).try_acquire()
-        assert eventually(lambda: not session.cleanup.pending)
-    apply(*held_up[0])
-    assert entries() == []
-
-
-@pytest.mark.long
-def test_a_release_that_got_no_answer_is_given_back_all_the_same(
-    lock: LockMaker, session: Session, failpoint: Callable[..., None], entries: Callable[..., list[Any]]
-) -> None:
-    """F15: the driver sends a release again; where that fails too, it is done in the background."""
-    for times in (1, 4):
-        mine = lock().acquire()
-        failpoint(["update"], times=times, closeConnection=True)
-        assert mine.release()
-        assert eventually(lambda: not session.cleanup.pending, 8)
-        assert entries() == []
-
-
 # Counting
 
 
@@ -325,34 +276,6 @@ def test_a_failed_try_costs_one_command(lock: LockMaker, other: LockMaker, comma
         assert commands.names == ["findAndModify"]
 
 
-@pytest.mark.long
-def test_a_thousand_locks_are_renewed_by_one_update_and_one_read(
-    lock: LockMaker, session: Session, commands: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """P8: the price of a beat does not grow with the number of locks."""
-    terms = Terms(lease=3_000, margin=1, waiter_lease=60)  # no beat is due before ours, however slow the machine is
-    locks = [lock(f"k{number}", terms=terms) for number in range(1_000)]
-    for mine in locks:
-        mine.acquire()
-    assert eventually(lambda: session.heartbeat.wakes_at > clock.now())
-    monkeypatch.setattr(session, "run", None)
-    commands.clear()
-    before = locks[0].remaining
-    for grant in session.registry.grants.values():
-        grant.lease.renew_at = 0.0
-    session.heartbeat.do_due()
-    assert eventually(lambda: not any(grant.lease.renewing for grant in session.registry.grants.values()), 20)
-    assert commands.names == ["update", "find"]
-    assert all(mine.remaining > before for mine in locks)
-    assert all(grant.lease.renew_at > 0 for grant in session.registry.grants.values())
-    monkeypatch.undo()
-    collection = store_of(session).collection
-    collection.update_many({}, {"$set": {"holders": []}})
-    for mine in locks:
-        own(mine).grants = ()
-    session.registry.grants.clear()
-
-
 @pytest.mark.parametrize(("given", "had"), [({"maxPoolSize": 1}, 50), ({"maxPoolSize": 60}, 60), ({}, 100)])
 def test_however_few_connections_are_allowed_renewals_have_theirs(mongo_uri: str, given: Document, had: int) -> None:
     """F20: listening would take the only connection; also where the URI allows no more."""
@@ -360,11 +283,3 @@ def test_however_few_connections_are_allowed_renewals_have_theirs(mongo_uri: str
         store = MongoStore(StoreConfig({"host": host, **options}, "d"))
         assert store.client.options.pool_options.max_pool_size == had
         store.close()
-
-
-@pytest.mark.parametrize(("given", "had"), [({}, 60), ({"maxIdleTimeMS": 5_000}, 5)])
-def test_idle_connections_are_closed(mongo_uri: str, given: Document, had: int) -> None:
-    """After a minute, or when the project's own options say so."""
-    store = MongoStore(StoreConfig({"host": mongo_uri, **given}, "d"))
-    assert store.client.options.pool_options.max_idle_time_seconds == had
-    store.close()
