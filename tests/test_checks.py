@@ -247,8 +247,8 @@ def guarded() -> Iterator[Mongod]:
         with server.client() as client:
             client.admin.command("createUser", "root", pwd=PASSWORD, roles=["root"])
         with MongoClient[Document](server.uri, username="root", password=PASSWORD) as client:
+            names = ["mongolock_locks", *(f"mongolock_locks_bells_{number}" for number in range(8))]
             for user, actions in (("full", ["find", "insert", "update"]), ("least", ["find"]), ("nothing", [])):
-                names = ["mongolock_locks", *(f"mongolock_locks_bells_{number}" for number in range(8))]
                 places = [{"db": "guarded", "collection": name} for name in names]
                 privileges = [{"resource": place, "actions": actions} for place in places] if actions else []
                 client.guarded.command("createRole", user, privileges=privileges, roles=[])

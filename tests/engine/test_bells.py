@@ -53,6 +53,11 @@ def queued(
     waiter.end().let_go()
 
 
+def thread_of(session: Session) -> threading.Thread | None:
+    """The thread that listens."""
+    return session.waits.listener._thread
+
+
 def mine(session: Session) -> Any:
     """The grant that the session waits for."""
     (grant,) = session.queue.waiting.values()
@@ -161,8 +166,12 @@ def test_a_bell_is_heard_that_was_rung_before_anybody_listened(
         return listen(self, session_id)
 
     monkeypatch.setattr(MongoStore, "listen", listen_late)
-    # Nobody finds it by looking.
-    monkeypatch.setattr(session.waits, "_seconds", lambda pause, grant: session.waits.listen() or 60.0)
+
+    def listens_only(*_: object) -> float:
+        session.waits.listen()
+        return 60.0
+
+    monkeypatch.setattr(session.waits, "_seconds", listens_only)  # nobody finds it by looking
     theirs = other(terms=CALM).acquire()
     waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
     assert eventually(lambda: bool(session.queue.waiting) and mine(session).lease.until > 0)
@@ -311,19 +320,19 @@ def test_one_listener_for_a_process_and_only_while_somebody_waits(
     """P8: a thread and a cursor with the first waiter, one for all keys, and none a moment after the last."""
     monkeypatch.setattr(listener, "LINGER", 0.2)
     with lock("free"), lock("free2"):
-        assert session.waits.listener._thread is None
+        assert thread_of(session) is None
     with other("a", terms=CALM), other("b", terms=CALM):
         waiters = [Waiter(in_thread, lock(key, terms=CALM, wait=None)) for key in ("a", "b", "a")]
         assert listening(session)
         time.sleep(1.0)  # longer than it lingers
         assert session.waits.listener.listening
-        thread = session.waits.listener._thread
+        thread = thread_of(session)
         assert thread is not None
     for waiter in [waiter.let_go() for waiter in waiters]:
         waiter.end()
     thread.join(10)
     assert not thread.is_alive()
-    assert session.waits.listener._thread is None
+    assert thread_of(session) is None
     assert len([command for command in commands.documents if command.get("tailable")]) <= 3
     with other("a", terms=CALM, wait=5):
         Waiter(in_thread, lock("a", terms=CALM, wait=None)).let_go()
