@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from bson import ObjectId, Regex
 from bson.int64 import Int64
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_mongolock.engine.document import LAST_TOKEN, Terms, describe, entry, find_damage, is_holder, is_waiter
@@ -82,6 +82,7 @@ def test_the_longest_key_has_512_bytes_with_its_prefix() -> None:
         check_key("k" * 10_000_000)
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.one_of(st.text(), st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")))))
 def test_a_key_that_is_taken_can_be_stored_and_stays_what_it_is(text: str) -> None:
     """Whatever is taken is composed, fits, is valid UTF-8, and is taken again as the very same key."""

@@ -76,14 +76,6 @@ def join_queue(other: LockMaker) -> Callable[..., None]:
     return join_queue
 
 
-def test_commits(hold: LockMaker, data: Pieces, mongo: Client) -> None:
-    """What is done with the session is there afterwards, and was not before."""
-    with hold() as lock, lock.atomic(mongo) as session:
-        data.insert_one({"x": 1}, session=session)
-        assert data.count_documents({}) == 0
-    assert data.count_documents({}) == 1
-
-
 def test_majority(hold: LockMaker, mongo: Client) -> None:
     """Committed by the majority and read from one snapshot, whatever the client's defaults are."""
     with hold() as lock, lock.atomic(mongo) as session:
@@ -182,23 +174,6 @@ def test_joined_queue(hold: LockMaker, join_queue: Callable[[], None], data: Pie
         assert caught.value.token == lock.fencing_token
         lock.ensure_held()
     assert data.count_documents({}) == 0
-
-
-@pytest.mark.long
-def test_run_atomic(hold: LockMaker, join_queue: Callable[[], None], data: Pieces, mongo: Client) -> None:
-    """`run_atomic` does it again until it gets through, and returns the result."""
-    attempts: list[int] = []
-
-    def work(session: Any) -> int:
-        data.insert_one({"x": 1}, session=session)
-        attempts.append(1)
-        if len(attempts) < 3:
-            join_queue()
-        return len(attempts)
-
-    with hold() as lock:
-        assert lock.run_atomic(work, mongo) == 3
-    assert data.count_documents({}) == 1
 
 
 def test_run_atomic_conflict_in_data(hold: LockMaker, data: Pieces, mongo: Client) -> None:

@@ -187,7 +187,7 @@ def test_text_that_is_no_text(
     assert "failed" not in caplog.text
 
 
-@pytest.mark.parametrize("field", [b"granted", b"clock"])
+@pytest.mark.parametrize("field", [b"clock", b"mode"])
 def test_a_type_that_looks_like_text(world: World, session: Session, field: bytes) -> None:
     """F55: a symbol is text to the driver and is none to the server: the lock is damaged, its queue is not full; and
     nobody is told that it was taken from its holder."""

@@ -100,7 +100,7 @@ async def test_releases_of_stuck_keys(process: Party, collection: Collection[Doc
 
 @pytest.mark.long
 def test_many_stuck_keys_and_a_few_others(process: Party, collection: Collection[Document]) -> None:
-    """F111: thirty-two documents that cannot be renewed cost no other lock of their process its lease."""
+    """F111, F66: thirty-two documents that cannot be renewed cost no other lock of their process its lease."""
     keys = [f"k{number:02}" for number in range(32)]
     held = [process.lock(SHORT, key).acquire() for key in keys]
     others = [process.lock(SHORT, key).acquire() for key in ("a", "b", "k15b", "y", "z")]

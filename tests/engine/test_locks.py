@@ -26,12 +26,23 @@ from django_mongolock.exceptions import (
     LockQueueFull,
     LockReentry,
 )
-from tests.engine.conftest import QUICK, Document, LockMaker, make_lock
+from tests.engine.conftest import QUICK, Document, LockMaker, Timer, make_lock
 from tests.engine.faces import ASYNC, BLOCKING, Face
 from tests.support.grants import grant_of, own
 from tests.support.waiting import eventually
 
 Entries = Callable[..., list[Any]]
+
+
+@pytest.fixture
+def lose(take_away: Callable[..., None], timer: Timer) -> Callable[..., None]:
+    """Takes a key away, and lets time go by until a lock with short terms is to be renewed."""
+
+    def lose(key: str = "k") -> None:
+        take_away(key)
+        timer.move(QUICK.lease / 3)
+
+    return lose
 
 
 # How it stands
@@ -58,14 +69,6 @@ def test_a_lock_tells_how_it_stands(lock: LockMaker, face: Face) -> None:
     assert (mine.held, mine.lost, repr(mine)) == (False, False, "<MongoLock 'k' not held>")
 
 
-def test_the_wait_may_be_given_to_acquire(lock: LockMaker, other: LockMaker, face: Face) -> None:
-    """The argument of acquire() outweighs the lock's own."""
-    with other(), pytest.raises(LockNotAcquired):
-        face.acquire(lock(wait=60), 0)
-    mine = face.acquire(lock(wait=0), None)
-    assert face.release(mine)
-
-
 @pytest.mark.parametrize("wait", [True, "1", [], object(), float("nan"), float("inf"), -1, -0.001, 10**10])
 def test_a_wait_is_a_number_of_seconds_or_none(lock: LockMaker, face: Face, wait: Any) -> None:
     """Whatever else is a TypeError or a ValueError, and the lock can be used afterwards."""
@@ -78,12 +81,12 @@ def test_a_wait_is_a_number_of_seconds_or_none(lock: LockMaker, face: Face, wait
 # Loss
 
 
-def test_a_loss_is_told_at_the_end_of_the_block(lock: LockMaker, face: Face, take_away: Callable[..., None]) -> None:
+def test_a_loss_is_told_at_the_end_of_the_block(lock: LockMaker, face: Face, lose: Callable[..., None]) -> None:
     """P7: LockLost names key, token and reason."""
     mine = lock()
     with pytest.raises(LockLost) as loss, face.block(mine):  # noqa: PT012
         token = mine.fencing_token
-        take_away()
+        lose()
         assert eventually(lambda: mine.lost)
         assert not mine.held
         assert repr(mine) == f"<MongoLock 'k' lost, token {token}>"
@@ -103,12 +106,11 @@ def test_a_loss_that_only_the_release_finds_out_is_told_too(
         take_away()
 
 
-@pytest.mark.long
-def test_the_error_of_the_block_is_never_hidden(lock: LockMaker, face: Face, take_away: Callable[..., None]) -> None:
+def test_the_error_of_the_block_is_never_hidden(lock: LockMaker, face: Face, lose: Callable[..., None]) -> None:
     """P7: the loss becomes a note on it."""
     mine = lock()
     with pytest.raises(ZeroDivisionError) as error, face.block(mine):  # noqa: PT012
-        take_away()
+        lose()
         assert eventually(lambda: mine.lost)
         raise ZeroDivisionError
     assert any("was lost" in note for note in error.value.__notes__)
@@ -246,14 +248,11 @@ def test_a_reentrant_lock_is_held_until_the_last_release(lock: LockMaker, other:
 # Several keys
 
 
-@pytest.mark.long
-def test_one_key_lost_is_all_lost(
-    lock: LockMaker, face: Face, take_away: Callable[..., None], entries: Entries
-) -> None:
+def test_one_key_lost_is_all_lost(lock: LockMaker, face: Face, lose: Callable[..., None], entries: Entries) -> None:
     """P7: the loss of one is told, and the others are given back."""
     both = lock("a", "b")
     with pytest.raises(LockLost) as loss, face.block(both):  # noqa: PT012
-        take_away("b")
+        lose("b")
         assert eventually(lambda: both.lost)
     assert loss.value.key == "b"
     assert entries("a") == []
@@ -286,11 +285,11 @@ def test_interrupted_while_giving_back_what_it_had(
 # Callbacks and observers
 
 
-def test_on_lost_is_called_once(lock: LockMaker, session: Session, face: Face, take_away: Callable[..., None]) -> None:
+def test_on_lost_is_called_once(lock: LockMaker, session: Session, face: Face, lose: Callable[..., None]) -> None:
     """P7: with the lock, in another thread, not again at the release."""
     told: list[MongoLock] = []
     mine = face.acquire(lock(on_lost=told.append))
-    take_away()
+    lose()
     assert eventually(lambda: told)
     assert not face.release(mine)
     session.heartbeat.do_due()
@@ -327,7 +326,7 @@ def test_a_loss_is_told_also_where_the_grant_was_in_doubt(
 
 
 def test_a_callback_that_fails_does_no_harm(
-    session: Session, face: Face, take_away: Callable[..., None], caplog: pytest.LogCaptureFixture
+    session: Session, face: Face, lose: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its error is logged, and that is all."""
 
@@ -335,7 +334,7 @@ def test_a_callback_that_fails_does_no_harm(
         raise RuntimeError("callback")
 
     lost = face.acquire(make_lock(session, on_lost=on_lost))
-    take_away()
+    lose()
     assert eventually(lambda: "callback failed" in caplog.text)
     assert lost.lost
 
@@ -402,12 +401,12 @@ def test_errors_survive_pickling_with_their_facts(error: LockError) -> None:
 
 
 def test_nothing_secret_is_logged(
-    lock: LockMaker, session: Session, caplog: pytest.LogCaptureFixture, take_away: Callable[..., None]
+    lock: LockMaker, session: Session, caplog: pytest.LogCaptureFixture, lose: Callable[..., None]
 ) -> None:
     """F57: key and token, never a grant id or a URI."""
     caplog.set_level(logging.DEBUG, "django_mongolock")
     mine = lock().acquire()
-    take_away()
+    lose()
     assert eventually(lambda: "lock lost" in caplog.text)
     assert grant_of(mine).id not in caplog.text + repr(mine) + repr(session) + repr(grant_of(mine))
     assert "mongodb://" not in caplog.text

@@ -85,7 +85,7 @@ def test_an_older_copy_of_the_document(twin: Twin, way: str) -> None:
 
 @pytest.mark.long
 def test_a_document_that_was_removed(twin: Twin) -> None:
-    """F78, P2: as often as somebody removes it, in use or not."""
+    """F78, F10, P2: as often as somebody removes it, in use or not."""
     given = []
     for number in range(12):
         given.append(twin.add(f"g{number}").token)

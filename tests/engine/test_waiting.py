@@ -253,7 +253,7 @@ class Gate:
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
-@pytest.mark.parametrize("how", ["cancel", "deadline", "task"])
+@pytest.mark.parametrize("how", ["cancel", pytest.param("deadline", marks=pytest.mark.long), "task"])
 def test_a_next_waiter_that_goes_while_the_lock_is_handed_to_it(
     session: Session,
     lock: LockMaker,
@@ -478,7 +478,16 @@ def test_a_hand_over_without_an_answer_does_not_bring_back_its_next_waiter(
 # Cancel
 
 
-@pytest.mark.parametrize("phase", ["in line", "next", "in the queue", "in flight", "in trouble"])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        "in line",
+        "next",
+        "in the queue",
+        pytest.param("in flight", marks=pytest.mark.long),
+        pytest.param("in trouble", marks=pytest.mark.long),
+    ],
+)
 def test_another_thread_ends_the_wait(
     session: Session,
     lock: LockMaker,
@@ -689,7 +698,7 @@ def overtaken(turns: list[Document]) -> list[tuple[Document, Document]]:
 def test_a_stampede_is_served_in_order(
     new_session: Callable[..., Session], commands: Commands, in_thread: InThread, stored: Stored
 ) -> None:
-    """F44, F69: 40 sessions with five threads each rush at one key: the queue is as long as there are sessions, and
+    """P5, F44, F69: 40 sessions with five threads each rush at one key: the queue is as long as there are sessions, and
     counts all threads; everybody is served in the order of arrival, and there is no storm of commands."""
     sessions = [new_session() for _ in range(40)]
     turns: list[Document] = []
@@ -817,7 +826,7 @@ def test_a_line_may_change_while_somebody_looks_at_it(session: Session, in_threa
     """Threads come and go while another one asks whether it is its turn: it gets an answer, not a RuntimeError."""
     first = new_grant(session, make_lock(session), object())
     session.queue.join(first, trial=False)
-    end = clock.now() + 1.0
+    end = clock.now() + 0.3
 
     def come_and_go() -> None:
         while clock.now() < end:
