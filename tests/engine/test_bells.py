@@ -47,7 +47,6 @@ def queued(
     waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
     assert eventually(lambda: bool(stored()["waiters"]))
     assert listening(session)
-    time.sleep(0.2)
     yield theirs, waiter
     theirs.release()
     waiter.end().let_go()
@@ -73,7 +72,7 @@ def test_a_bell_tells_and_nobody_asks(queued: tuple[MongoLock, Waiter], commands
     """P8, F121: a waiter sends nothing while it waits, and its grant reaches it by the bell alone."""
     theirs, waiter = queued
     commands.clear()
-    time.sleep(0.5)
+    time.sleep(0.2)
     assert set(commands.names) <= {"getMore"}
     released = clock.now()
     theirs.release()
@@ -111,12 +110,12 @@ def test_what_is_no_news(queued: tuple[MongoLock, Waiter], session: Session, kin
     if kind == "damaged":
         number = bells._number(session.id)
         store.bells.collections[number].insert_one({"to": session.id, "grant": bell.grant, "token": "9", "at": 5})
-    assert not eventually(lambda: waiter.done, 0.5)
+    assert not eventually(lambda: waiter.done, 0.2)
     token = theirs.fencing_token
     theirs.release()
     assert waiter.end().lock.fencing_token > token
     store.ring(bell)  # and once more, when it holds the lock
-    time.sleep(0.3)
+    time.sleep(0.1)
     assert waiter.lock.fencing_token > token
 
 
@@ -145,7 +144,7 @@ def test_a_bell_for_an_earlier_grant_that_comes_late(
         session.heartbeat.see_to(clock.now())
         assert eventually(lambda: grant.lease.until > until)
         ring(store_of(session), held_back[0])
-        time.sleep(0.5)
+        time.sleep(0.2)
         assert not waiter.done
         monkeypatch.undo()
         third.release()
@@ -200,6 +199,7 @@ def kill_cursor(mongo: MongoClient[Document], appname: str, collection: Collecti
         collection.database.command("killCursors", name, cursors=[cursor])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["killed", "dropped", "emptied", 136, 13])
 def test_listening_that_ends_comes_back_and_nobody_is_forgotten(
     queued: tuple[MongoLock, Waiter],
@@ -308,6 +308,7 @@ def test_a_server_without_a_replica_set_rings_too(in_thread: InThread) -> None:
             session.close()
 
 
+@pytest.mark.long
 def test_one_listener_for_a_process_and_only_while_somebody_waits(
     session: Session,
     lock: LockMaker,

@@ -203,6 +203,7 @@ def test_a_slow_receiver(new_session: Callable[..., Session], collection: Collec
         go.set()
 
 
+@pytest.mark.long
 def test_many_slow_callbacks(new_session: Callable[..., Session], collection: Collection[Document]) -> None:
     """F112: more of them are called than there are threads at first, and none waits for the others."""
     told: list[str] = []

@@ -12,7 +12,7 @@ from pymongo.collection import Collection
 
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock
-from tests.engine.conftest import Commands, Document, LockMaker
+from tests.engine.conftest import Commands, Document, LockMaker, Timer
 from tests.engine.twins import Twin
 from tests.engine.waiters import InThread
 from tests.support.waiting import eventually
@@ -87,11 +87,12 @@ def lasts(entries: Callable[..., list[Any]]) -> bool:
 
 
 def test_a_thread_that_ends_while_it_holds_leaves_the_hold_alone(
-    lock: LockMaker, in_thread: InThread, entries: Callable[..., list[Any]]
+    lock: LockMaker, in_thread: InThread, timer: Timer, entries: Callable[..., list[Any]]
 ) -> None:
     """F64: its lock is released for it, and kept until the hold ends."""
     mine = lock(terms=HELD)
     in_thread(mine.acquire).join(10)
+    timer.move(HELD.lease / 3)
     assert eventually(lambda: lasts(entries))
 
 
