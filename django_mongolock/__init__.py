@@ -4,7 +4,6 @@ from .claims import Claim, claim
 from .decorator.locked_command import LockedCommand
 from .decorator.mongo_locked import SKIPPED, mongo_locked
 from .decorator.once_per import once_per
-from .documents import DocumentLock
 from .engine.lock import MongoLock
 from .exceptions import (
     DocumentChanged,
@@ -42,7 +41,6 @@ __all__ = [
     "DocumentChanged",
     "DocumentDamaged",
     "DocumentHeld",
-    "DocumentLock",
     "DocumentLockLost",
     "DocumentNotFound",
     "DocumentRefused",

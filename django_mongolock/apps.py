@@ -11,13 +11,15 @@ class MongoLockConfig(AppConfig):
     default_auto_field = "django_mongodb_backend.fields.ObjectIdAutoField"
 
     def ready(self) -> None:
-        from . import checks, owners  # noqa: F401 - they register themselves
+        from . import checks  # noqa: F401 - they register themselves
         from .backends.base import load_backends
         from .contrib import register
         from .management.migrate import make_indexes_after_migrate
+        from .owners import watch_sessions
         from .router import add_router
 
         add_router()
+        watch_sessions()
         register()
         load_backends()
         post_migrate.connect(

@@ -25,11 +25,11 @@ from .engine.processes import CLAIM
 from .engine.replies import Reply
 from .engine.session.session import Session
 from .engine.step import Step
-from .engine.text_checks import check_fact, check_key
+from .engine.text_checks import check_fact, check_key, tidy_fact
 from .exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired
 from .keys import as_key
 from .locks import Key
-from .owners import asession_owner, keep_session, session_owner
+from .owners import asession_is_gone, asession_owner, keep_session, session_is_gone, session_owner
 
 __all__ = ["Claim", "claim"]
 
@@ -158,12 +158,15 @@ class Claim(Detached):
         return await self._arun(self._acquire())
 
     def renew(self) -> Self:
-        """Keep the lock for a whole lease from now. Raises LockLost if its owner has lost it, and LockBackendFailed."""
-        return self._run(self._renew())
+        """Keep the lock for a whole lease from now. Raises LockLost if its owner has lost it, or its session has ended,
+        and LockBackendFailed."""
+        gone = self._request is not None and session_is_gone(self._request)
+        return self._run(self._renew(gone=gone))
 
     async def arenew(self) -> Self:
         """See renew()."""
-        return await self._arun(self._renew())
+        gone = self._request is not None and await asession_is_gone(self._request)
+        return await self._arun(self._renew(gone=gone))
 
     def release(self) -> bool:
         """Give the lock back; return whether its owner had it until then. Raises LockBackendFailed."""
@@ -199,9 +202,11 @@ class Claim(Detached):
                 break
         raise LockNotAcquired(self._stored, 0.0, reply.holder, reply.first_end or 0.0)
 
-    def _renew(self) -> Protocol[Self]:
+    def _renew(self, *, gone: bool = False) -> Protocol[Self]:
+        if gone:
+            yield from self._release()
         reply = yield from self._look()
-        if self._is_ours(reply) and (yield from self._keep(reply.theirs)):
+        if not gone and self._is_ours(reply) and (yield from self._keep(reply.theirs)):
             return self
         token = None if self._held is None else self.fencing_token
         self._held, self._belief = None, Belief()
@@ -238,7 +243,12 @@ class Claim(Detached):
 
     def _facts(self) -> dict[str, str | int]:
         facts = holder_facts(self._label or "claim")
-        return {name: value for name, value in facts.items() if name in ("label", "place", "user")} | {"host": CLAIMED}
+        user = getattr(self._request, "user", None)
+        if user is not None and user.is_authenticated:
+            facts["editor"] = tidy_fact(user.pk)  # by which all claims of a user are found
+        return {name: value for name, value in facts.items() if name in ("label", "place", "user", "editor")} | {
+            "host": CLAIMED
+        }
 
     @property
     def _known(self) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, Final
 
+from django.apps import apps
 from django.conf import settings
+from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
@@ -243,3 +245,11 @@ def _forget(*, setting: str, **kwargs: object) -> None:
 
 
 setting_changed.connect(_forget)
+
+
+def missing_app(app: str, what: str, obj: object = None) -> list[checks.CheckMessage]:
+    """Return the error that an app of this package, which *what* needs, is not installed."""
+    if apps.is_installed(app):
+        return []
+    hint = f'Put "{app}" into INSTALLED_APPS.'
+    return [checks.Error(f"{what} needs the app {app}.", hint=hint, obj=obj, id="mongolock.E026")]

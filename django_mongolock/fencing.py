@@ -16,13 +16,20 @@ from django.db import models
 from django.db.models import Model, Q, QuerySet
 from pymongo.collection import Collection
 
-from .conf import get_settings
-from .documents import updates
-from .documents.rules import LAST_VERSION, check_changes, check_path, check_version
-from .documents.sender import Sender
-from .documents.source import Source, make_source
-from .documents.steps import Steps, get_path, send
-from .documents.updates import Document
+from .backends.places import Source, make_source
+from .engine.courier import Courier, Steps, send
+from .engine.field_paths import (
+    LAST_VERSION,
+    Document,
+    check_changes,
+    check_path,
+    check_version,
+    get_path,
+    has,
+    is_type,
+    is_version,
+    literal,
+)
 from .engine.lock import MongoLock
 from .engine.session.per_process import PerProcess
 from .exceptions import DocumentDamaged, StaleToken
@@ -66,8 +73,8 @@ def fenced_update(
     number, made = _number(token), {**(changes or {}), **values}
     if isinstance(target, (QuerySet, models.Manager)):
         return _update_rows(target, number, made, field, filter)
-    sender, steps = _plan(_source(target, using), number, made, field, filter)
-    return sender.run(steps)
+    courier, steps = _plan(_source(target, using), number, made, field, filter)
+    return courier.run(steps)
 
 
 async def afenced_update(
@@ -85,8 +92,8 @@ async def afenced_update(
     number, made = _number(token), {**(changes or {}), **values}
     if isinstance(target, (QuerySet, models.Manager)):
         return await sync_to_async(_update_rows)(target, number, made, field, filter)
-    sender, steps = _plan(_source(target, using), number, made, field, filter)
-    return await sender.arun(steps)
+    courier, steps = _plan(_source(target, using), number, made, field, filter)
+    return await courier.arun(steps)
 
 
 class _Writer:
@@ -132,13 +139,12 @@ def _source(target: object, using: str | None) -> Source:
 
 def _plan(
     source: Source, token: int, changes: dict[str, Any], field: str, given: Mapping[str, Any] | None
-) -> tuple[Sender, Steps[int]]:
+) -> tuple[Courier, Steps[int]]:
     if not isinstance(given, Mapping):
         raise TypeError('name the documents: filter={"_id": 5}; of a model, filter={"pk": 5}; {} for all of them')
     column = check_path("the field of the token", source.column(field, must_exist=False))
     made = check_changes(source.changes(changes), [column, f"{column}_write"])
-    sender = Sender(source.collection(), get_settings().COMMAND_TIMEOUT)
-    return sender, _update_documents(source, source.filter(given), token, column, made)
+    return source.courier(), _update_documents(source, source.filter(given), token, column, made)
 
 
 def _update_documents(
@@ -146,7 +152,7 @@ def _update_documents(
 ) -> Steps[int]:
     stamp, writer = f"{column}_write", _writer.current()
     number = next(writer.numbers)
-    may_write = updates.may_write(column, stamp, token, writer.name, number)
+    may_write = _may_write(column, stamp, token, writer.name, number)
     update = {"$set": {**changes, column: token, stamp: {"by": writer.name, "number": number}}}
 
     def write(collection: Collection[Document]) -> int:
@@ -166,3 +172,14 @@ def _update_documents(
         problem = f"its field {column!r} is {type(newest).__name__}, not a token"
         raise DocumentDamaged(source.name, found["_id"], problem)
     raise StaleToken(token, newest, column, f"{source.name} {found['_id']!r}")
+
+
+def _may_write(field_of_token: str, field_of_write: str, token: int, writer: str, number: int) -> Document:
+    """No token later than *token* stands in the document, and nothing that is no token; nor a later write of the same
+    *writer* with this token. The writer counts its writes."""
+    name, stamp = field_of_token, field_of_write
+    older = {"$lt": [f"${name}", literal(token)]}
+    later_write = {"$and": [has(f"{stamp}.by", [writer]), {"$gt": [f"${stamp}.number", literal(number)]}]}
+    same = {"$and": [{"$eq": [f"${name}", literal(token)]}, {"$not": [later_write]}]}
+    not_later = {"$and": [is_version(name), {"$or": [older, same]}]}
+    return {"$or": [is_type(name, "null", "missing"), not_later]}

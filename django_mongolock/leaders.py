@@ -230,6 +230,10 @@ class Leader:
         return term.lock
 
 
+def _hear(lock: MongoLock) -> None:
+    """Do nothing: the term looks at its lock. A lock with a function for requests hears of them at once."""
+
+
 def leader(key: Key, **options: Unpack[LeaderOptions]) -> Leader:
     """Lead under *key*, as one of all processes: ``with leader("scheduler") as term:``, `Leader.run`, or async.
 
@@ -245,5 +249,5 @@ def leader(key: Key, **options: Unpack[LeaderOptions]) -> Leader:
     A block stands for election once. `run` and `arun` stand again.
     """
     check_options(options, LeaderOptions.__annotations__)
-    own = {"wait": None, "label": "leader", "release": "now", **options}
+    own = {"wait": None, "label": "leader", "release": "now", "on_release_requested": _hear, **options}
     return Leader(partial(make_lock, (key,), "exclusive", 1, own, whole=True))

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
+from functools import partial, wraps
 from typing import Any, Final
 
-from django.contrib.auth import SESSION_KEY
-from django.contrib.auth.signals import user_logged_in, user_logged_out
+from django.conf import settings
+from django.contrib.auth.signals import user_logged_out
+from django.contrib.sessions.backends import signed_cookies
+from django.contrib.sessions.backends.base import SessionBase
+from django.db.models.signals import post_save
 from django.http import HttpRequest
+from django.utils.crypto import salted_hmac
 
-from .backends.base import mongo_store
+from .backends.base import get_backend, mongo_store
 from .conf import get_settings
 from .engine.logs import WARNING, log
 from .engine.text_checks import check_fact
@@ -69,18 +75,40 @@ def keep_session(request: HttpRequest) -> float:
 def session_owner(request: HttpRequest) -> str:
     """The owner that stands for the session of *request*, for ``mongo_lock(..., owner=session_owner(request))``.
 
-    It is random and kept in the session, so it does not reveal the session key; a login, a logout or a change of the
-    user makes a new one. A logout releases what it holds in MONGOLOCK["DATABASE"], and a login what it holds there by
-    a claim. Raises TypeError without a session.
+    It is made of the session's key and the project's secret, so all requests of a session have the same one, and it
+    does not reveal the key. A login keeps it. What it holds in MONGOLOCK["DATABASE"] is released when the session ends:
+    on logout, or when it is flushed. Its claims also end when its user gets another password, or is deactivated. Raises
+    TypeError without a session.
     """
     session = _session(request)
-    return _owner(session, session.get(OWNER_KEY), session.get(SESSION_KEY))
+    if (owner := session.get(OWNER_KEY)) is None:
+        if session.session_key is None:
+            session.save()
+        session[OWNER_KEY] = owner = _derived(session)
+    return str(owner)
 
 
 async def asession_owner(request: HttpRequest) -> str:
     """See session_owner()."""
     session = _session(request)
-    return _owner(session, await session.aget(OWNER_KEY), await session.aget(SESSION_KEY))
+    if (owner := await session.aget(OWNER_KEY)) is None:
+        if session.session_key is None:
+            await session.asave()
+        owner = _derived(session)
+        await session.aset(OWNER_KEY, owner)
+    return str(owner)
+
+
+def session_is_gone(request: HttpRequest) -> bool:
+    """Return whether the session of *request* was ended by another request."""
+    session = _session(request)
+    return not (_is_cookie(session) or session.exists(session.session_key))
+
+
+async def asession_is_gone(request: HttpRequest) -> bool:
+    """See session_is_gone()."""
+    session = _session(request)
+    return not (_is_cookie(session) or await session.aexists(session.session_key))
 
 
 def _session(request: HttpRequest | None) -> Any:
@@ -90,41 +118,54 @@ def _session(request: HttpRequest | None) -> Any:
     return session
 
 
-def _owner(session: Any, kept: object, user: object) -> str:
-    """The owner that the session *kept* for this *user*, or a new one. The session is loaded, so nothing waits here."""
-    match kept:
-        case [str(owner), known] if known == user:
-            return owner
-    owner = f"session:{secrets.token_urlsafe(16)}"
-    session[OWNER_KEY] = [owner, user]
-    return owner
+def _is_cookie(session: object) -> bool:
+    return isinstance(session, signed_cookies.SessionStore)
+
+
+def _derived(session: Any) -> str:
+    # A session that is kept in the cookie has no key that stays.
+    key = secrets.token_urlsafe(16) if _is_cookie(session) else session.session_key
+    return f"session:{salted_hmac('django_mongolock.owners', key, algorithm='sha256').hexdigest()[:32]}"
 
 
 def _release_on_logout(sender: object, request: HttpRequest | None, **kwargs: object) -> None:
     """Release what the session holds. For a session that never was an owner, nothing is sent."""
-    if kept := _kept(request):
-        _release(kept[0])
-
-
-def _release_on_login(sender: object, request: HttpRequest | None, **kwargs: object) -> None:
-    """Release the claims of the session from before the login: no one could give them back. What a process holds for
-    it goes on."""
-    kept = _kept(request)
-    if kept and kept[1] != _session(request).get(SESSION_KEY):
-        _release(kept[0], claims=True)
-
-
-def _kept(request: HttpRequest | None) -> Any:
     session = getattr(request, "session", None)
-    return session.get(OWNER_KEY) if session is not None else None
+    if session is not None and (owner := session.pop(OWNER_KEY, None)) is not None:
+        _release(owner)
 
 
-def _release(owner: str, **which: Any) -> None:
+def _release_of_user(sender: object, instance: Any, created: bool = False, raw: bool = False, **kwargs: object) -> None:
+    """Release the claims of a user who gets another password, or may not log in any more."""
+    new_password = getattr(instance, "_password", None) is not None
+    if not (created or raw) and (new_password or not getattr(instance, "is_active", True)):
+        _release(str(instance.pk), field="editor", claims=True)
+
+
+def _releasing(clear: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Wrap SessionBase.clear(), which every end of a session calls: a flush has no signal."""
+
+    @wraps(clear)
+    def cleared(self: Any) -> None:
+        owner = getattr(self, "_session_cache", {}).get(OWNER_KEY)
+        clear(self)
+        if owner is not None:
+            # Not here: it may be an event loop that flushes.
+            get_backend().session().threads.submit(partial(_release, owner))
+
+    return cleared
+
+
+def _release(value: str, **which: Any) -> None:
     try:
-        release_holders(owner, timeout=CLEANUP_TIMEOUT, **which)
+        release_holders(value, timeout=CLEANUP_TIMEOUT, **which)
     except LockError as error:
         log(WARNING, "the locks of an ended session are not released: they end with their leases", error=error)
 
 
-user_logged_in.connect(_release_on_login, dispatch_uid="django_mongolock.login")
-user_logged_out.connect(_release_on_logout, dispatch_uid="django_mongolock.logout")
+def watch_sessions() -> None:
+    """Have the ends of sessions release what they hold. Called once, when the apps are ready."""
+    user_logged_out.connect(_release_on_logout, dispatch_uid="django_mongolock.logout")
+    post_save.connect(_release_of_user, sender=settings.AUTH_USER_MODEL, dispatch_uid="django_mongolock.user")
+    if not hasattr(SessionBase.clear, "__wrapped__"):
+        SessionBase.clear = _releasing(SessionBase.clear)  # type: ignore[assignment,method-assign]

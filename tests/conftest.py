@@ -10,13 +10,11 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 
 from django_mongolock.pytest_plugin import mongolock  # as the installed plugin has it
-from tests.support.lock_fixtures import away, commands, connect, locks
+from tests.support import DATABASE
+from tests.support.lock_fixtures import away, commands, connect, face, in_thread, locks
 from tests.support.packages import packages
 
-__all__ = ["away", "commands", "connect", "locks", "mongolock", "packages"]
-
-#: Of this process of the run.
-DATABASE = f"mongolock_tests{os.environ.get('PYTEST_XDIST_WORKER', '')}"
+__all__ = ["away", "commands", "connect", "face", "in_thread", "locks", "mongolock", "packages"]
 
 
 @pytest.fixture(scope="session")

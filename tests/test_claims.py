@@ -241,18 +241,51 @@ class TestSession:
         assert taken(claim(key, owner="b"))
 
     def test_login(self, key: str, locks: Locks) -> None:
-        """On login the session gets another owner: what a visitor claimed before is free at once, for that user too.
-
-        A process that holds a lock for the session goes on.
-        """
+        """A login changes the session's key, and carries its claims over: a visitor's basket is the user's."""
         request, other = request_of(), new_key("claim")
         claim(key, owner=request).acquire()
+        before = request.session.session_key
         with mongo_lock(other, owner=session_owner(request)) as held:
             sign_in(request, User.objects.create_user("anna"))
-            assert claim(key, owner=request).acquire().held
+            assert request.session.session_key != before
+            assert claim(key, owner=request).renew().held
             held.extend()
-        sign_in(request, User.objects.get(username="anna"))  # again, as the same: it keeps its claim
-        assert claim(key, owner=request).renew().held
+
+    @pytest.mark.parametrize("end", ["password", "deactivated", "flush", "another user", "flushed elsewhere", "logout"])
+    def test_ends(self, key: str, locks: Locks, end: str) -> None:
+        """F139: a new password, a deactivated user, a flush, another login: the claims of the session are free."""
+        request, anna = request_of(), User.objects.create_user("anna")
+        sign_in(request, anna)
+        request.user = anna
+        made = claim(key, owner=request).acquire()
+        if end == "password":
+            anna.set_password("another")
+            anna.save()
+        elif end == "deactivated":
+            anna.is_active = False
+            anna.save()
+        elif end == "flush":
+            request.session.flush()
+        elif end == "another user":
+            sign_in(request, User.objects.create_user("bert"))
+        elif end == "logout":
+            logout(request)
+        else:
+            request.session.save()
+            Session.objects.all().delete()
+            with pytest.raises(LockLost):
+                made.renew()
+        assert eventually(lambda: taken(claim(key, owner="b")))
+
+    def test_other_changes_of_the_user(self, key: str, locks: Locks) -> None:
+        """What is neither ends no claim."""
+        request, anna = request_of(), User.objects.create_user("anna")
+        sign_in(request, anna)
+        request.user = anna
+        made = claim(key, owner=request).acquire()
+        anna.first_name = "Anna"
+        anna.save()
+        assert made.renew().held
 
     def test_another_request_of_the_session(self, key: str, locks: Locks) -> None:
         """The session that was stored by the first request knows the owner."""

@@ -126,6 +126,7 @@ def fresh(mongo: MongoClient[dict[str, Any]], tmp_path: Path) -> Iterator[dict[s
 class TestMigrate:
     """``migrate`` on both aliases."""
 
+    @pytest.mark.long
     def test_both(self, fresh: dict[str, str], mongo: MongoClient[dict[str, Any]]) -> None:
         """The default alias alone makes the indexes of the locks; the other alias can be migrated, too."""
         database = mongo[fresh["MONGODB_NAME"]]

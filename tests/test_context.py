@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,10 +153,6 @@ class TestUser:
         assert client.get("/ainside/").json()["user"] is None
         assert client.get("/ainside-known/").json()["user"] == "ann@example.org"
 
-    def test_no_vary(self) -> None:
-        """A response to somebody without a session does not come to vary by cookie because of a lock."""
-        assert "Cookie" not in Client().get("/inside/").get("Vary", "")
-
     @pytest.mark.parametrize(("user", "name"), [(User(username="bob"), "bob"), (AnonymousUser(), None), (None, None)])
     def test_set_by_others(self, user: Any, name: str | None) -> None:
         """A user that token authentication has put on the request is told; no session is needed."""
@@ -222,10 +216,3 @@ class TestWorker:
         with mongo_lock(key, label="spring sale"):
             assert holder(key)["label"] == "spring sale"
         assert facts_of_a_lock()["label"] is None
-
-    def test_something_called_celery(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without Celery, or with another module of that name, there is no task."""
-        monkeypatch.setitem(sys.modules, "celery", SimpleNamespace())
-        assert "place" not in holder_facts()
-        monkeypatch.delitem(sys.modules, "celery")
-        assert "place" not in holder_facts()

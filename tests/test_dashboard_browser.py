@@ -119,6 +119,7 @@ class TestLive:
             assert page.locator("#mongolock-pulse rect").count() >= 2
             assert page.inner_text("#mongolock-refreshing") == "Refreshed every 0.2 s"
 
+    @pytest.mark.witness
     def test_keeps_focus_and_scroll(self, visit: Visit, locks: Locks) -> None:
         """The link that has the focus stays the same link of the same lock, wherever it moves."""
         fill(locks)

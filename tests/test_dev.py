@@ -99,6 +99,7 @@ def one_line(result: subprocess.CompletedProcess[str]) -> str:
     return lines[0]
 
 
+@pytest.mark.long
 def test_help_names_every_command(project: Path) -> None:
     """Without arguments and with --help the commands are listed, and nothing is installed."""
     for arguments in [(), ("--help",), ("-h",)]:
@@ -171,6 +172,7 @@ def test_arguments_exit_code_and_time(installed: Path) -> None:
     assert re.fullmatch(r"tests: \d+ s", result.stdout.splitlines()[-1])
 
 
+@pytest.mark.long
 def test_the_last_line_says_what_was_left_out(installed: Path) -> None:
     """It is of this run: the next one, which leaves nothing out, does not say it again."""
     for arguments, end in [(["some"], "; left out: some"), ([], "")]:

@@ -105,6 +105,7 @@ def test_a_project_from_the_environment(shop: Path) -> None:
         assert (done.stdout, done.returncode) == ("35 True\n", 0), done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("settings", "variables", "id_"),
     [

@@ -141,12 +141,14 @@ def run(*parts: str, host: str = "", **environment: str) -> dict[str, Any]:
     return said
 
 
+@pytest.mark.long
 def test_what_it_needs_is_there_when_django_is_set_up() -> None:
     """F76: the database backend, and the driver."""
     imported = run(PROJECT, SAY)["imported"]
     assert {"django_mongodb_backend.base", "pymongo.mongo_client", "django_mongolock.backends.mongo"} <= set(imported)
 
 
+@pytest.mark.long
 def test_the_first_lock_imports_nothing() -> None:
     """F76: nothing of ours, of Django's or of the driver's; and it starts no program to look for libraries."""
     said = run(PROJECT, FIRST_LOCK, SAY)
@@ -154,6 +156,7 @@ def test_the_first_lock_imports_nothing() -> None:
     assert (said["late"], said["programs"]) == ([], [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "host", ["mongodb://127.0.0.1:9/?directConnection=true", "mongodb+srv://user:secret@nowhere.invalid/"]
 )
@@ -163,6 +166,7 @@ def test_setting_up_connects_to_nothing(host: str) -> None:
     assert (said["network"], said["threads"]) == ([], ["MainThread"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "environment",
     [{"TEST_ALIAS": "nowhere"}, {"TEST_ALIAS": "default"}, {"TEST_ENGINE": "no.such.engine"}],
@@ -173,6 +177,7 @@ def test_wrong_settings_are_for_the_checks(environment: dict[str, str]) -> None:
     assert run(PROJECT, SAY, **environment)["network"] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("start", [THREADS, EVENT_LOOP], ids=["threads", "coroutines"])
 def test_twenty_at_once(start: str) -> None:
     """F76: who take their first lock together get one each, and import nothing on the way."""
@@ -181,6 +186,7 @@ def test_twenty_at_once(start: str) -> None:
     assert (said["late"], said["programs"]) == ([], [])
 
 
+@pytest.mark.long
 def test_twenty_greenlets_at_once() -> None:
     """F76: the same under gevent, where an import that starts a program lets all others go on in the middle of it."""
     said = run(PATCHED, PROJECT, GREENLETS, TOGETHER, SAY)

@@ -74,6 +74,7 @@ class Anything:
 ARGUMENTS = VALUES | VALUES.map(Anything)
 
 
+@pytest.mark.long
 @given(TEXTS, ARGUMENTS)
 @example("{a}", "a" + "\u0300\u0327" * 50_000)
 @example("{a.b:>9}", Anything("\ud800"))
@@ -85,6 +86,7 @@ def test_key_templates(template: str, value: Any) -> None:
             text_checks.check_key(made.fill({"a": value}))
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(TEXTS, TEXTS), min_size=2, max_size=2, unique=True))
 @example([("a:b", ""), ("a", "b:")])
 @example([("\u037e", "x"), (";", "x")])
@@ -102,6 +104,7 @@ def _composed(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
+@pytest.mark.long
 @given(
     st.lists(VALUES, max_size=3), st.dictionaries(st.sampled_from([*LockOptions.__annotations__, "timeout"]), VALUES)
 )
@@ -120,6 +123,7 @@ def test_arguments_of_locks(keys: list[Any], options: dict[str, Any]) -> None:
             repr(lock)
 
 
+@pytest.mark.long
 @given(TEXTS, st.sampled_from(["", "shop:"]), st.lists(TEXTS, max_size=3))
 @example("*a" * 170, "", ["a" * 512 + "!"])
 def test_patterns(pattern: str, prefix: str, keys: list[str]) -> None:
@@ -147,6 +151,7 @@ DOCUMENTS = st.one_of(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(DOCUMENTS)
 def test_documents_that_are_read(found: dict[str, Any]) -> None:
@@ -165,6 +170,7 @@ def test_documents_that_are_read(found: dict[str, Any]) -> None:
     deadlock.cycles([{"_id": "k", **found}], MOMENT)
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(["mine", "holder", "queued", "first_end", "place"]), VALUES | DOCUMENTS))
 @example({"mine": entry(1), "holder": {**entry(1), "until": DatetimeMS(2**62)}})
@@ -176,6 +182,7 @@ def test_answers_that_are_read(answer: dict[str, Any]) -> None:
         assert not reply.held or document.is_holder(raw["mine"])
 
 
+@pytest.mark.long
 @given(VALUES)
 @example({"to": "s", "grant": "g", "token": "1", "at": 5})
 @example({"granted": [{"to": "s"}, None]})

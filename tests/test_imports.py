@@ -28,18 +28,19 @@ FLOORS = (
     {"owners", "rows", "router"},
     {"claims", "decorator", "info", "leaders"},
     {"models"},
-    {"documents", "versions"},
-    {"editing", "fencing", "idempotency"},
+    {"fencing", "idempotency"},
     {"checks", "templatetags"},
     {"admin", "management", "contrib", "middleware", "testing", "containers"},
+    {"versions"},
+    {"documents", "editing"},
     {"apps", "migrations", "pytest_plugin", "__init__"},
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 #: Nothing of Django is imported below this room.
 FIRST_WITH_DJANGO = "conf"
 FRAMEWORKS = ("django", "django_mongodb_backend", "celery")
-#: These stand beside the lock. Nothing but the admin, the commands and the package itself may know them.
-OPT_IN = {"documents", "versions", "editing", "idempotency", "admin", "contrib"}
+#: Apps of their own, which the core does not know.
+OPT_IN = {"documents", "versions", "editing"}
 
 
 def modules(root: Path) -> dict[str, Path]:
@@ -129,20 +130,23 @@ def circles(root: Path) -> list[tuple[str, ...]]:
     return sorted(groups - {()})
 
 
+@pytest.mark.long
 def test_imports_go_one_way() -> None:
     """Every module has a floor, and imports only from below."""
     assert modules(ROOT)
     assert wrong_arrows(ROOT) == []
 
 
+@pytest.mark.long
 def test_no_modules_import_one_another() -> None:
     """Not even by way of others, inside functions or for type checkers."""
     assert circles(ROOT) == []
 
 
 def test_nothing_in_the_core_knows_what_stands_beside_it() -> None:
-    """documents, versions, editing, admin and contrib are on higher floors than all that makes a lock."""
-    assert max(FLOOR[core] for core in ("engine", "backends", "locks", "decorator")) < min(FLOOR[it] for it in OPT_IN)
+    """documents, versions and editing, apps of their own, stand above the whole core; only the last floor loads it."""
+    core = FLOOR.keys() - OPT_IN - FLOORS[-1]
+    assert max(FLOOR[room] for room in core) < min(FLOOR[app] for app in OPT_IN)
 
 
 @pytest.mark.parametrize(

@@ -155,19 +155,6 @@ def test_a_request_is_granted_by_the_holder(locks: Locks, anna: User, site: str,
         assert page.complaints == []
 
 
-def test_one_reader_of_several(locks: Locks, anna: User, site: str, running: Any) -> None:
-    """A tick less, and that one keeps the lock."""
-    locks.add("catalog", [entry(n, mode="shared", host=f"web-{n}") for n in (1, 2, 3)])
-    with opened(running, site, anna) as page:
-        page.goto(page_of("catalog"))
-        page.click(".mongolock-next a[href*=force-release]")
-        page.uncheck("input[type=checkbox] >> nth=1")
-        page.fill("input[name=reason]", "x")
-        page.click("input.mongolock-danger")
-        page.wait_for_selector(".messagelist")
-    assert [each["host"] for each in locks.read("catalog")["holders"]] == ["web-2"]
-
-
 @pytest.mark.parametrize("window", LOOKS, ids=str)
 def test_looks(locks: Locks, anna: User, site: str, running: Any, window: tuple[Any, int]) -> None:
     """Light and dark, wide and narrow: axe has nothing against any of the pages, and none is wider than the window."""

@@ -60,6 +60,7 @@ class TestTemplates:
         keys = [KeyTemplate(template).fill(dict(zip("abc", values, strict=True))) for values in (left, right)]
         assert unicodedata.normalize("NFC", keys[0]) != unicodedata.normalize("NFC", keys[1])
 
+    @pytest.mark.long
     @given(VALUES)
     def test_same_text_makes_same_key(self, value: Any) -> None:
         """An id is the same key as a number, as the text of a URL, and in the other composition."""

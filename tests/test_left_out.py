@@ -58,6 +58,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     return run
 
 
+@pytest.mark.long
 def test_one_sentence(run: Run) -> None:
     """What, for want of which part, and the command that adds it; outside of CI it is no failure."""
     result = run(*MODULES)
@@ -67,6 +68,7 @@ def test_one_sentence(run: Run) -> None:
     assert said in result.outlines
 
 
+@pytest.mark.long
 def test_the_sentence_for_dev_py(run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of pytest-xdist all leave a module out: that is one. dev.py gets the sentence in a file."""
     monkeypatch.setenv(left_out.FILE, "sentence")
@@ -77,6 +79,7 @@ def test_the_sentence_for_dev_py(run: Run, pytester: pytest.Pytester, monkeypatc
     assert (pytester.path / "sentence").read_text() == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("distributed", [(), ("-n", "2")], ids=["here", "xdist"])
 def test_in_ci_it_is_a_failure(run: Run, distributed: tuple[str, ...]) -> None:
     """A test that is left out has failed, by its mark or by its fixture; xfail is no test that is left out."""

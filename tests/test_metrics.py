@@ -272,11 +272,13 @@ class TestActivation:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    @pytest.mark.long
     def test_prometheus(self, tmp_path: Path) -> None:
         code = "import prometheus_client as p\nwith mongo_lock('a'): print(p.generate_latest().decode())"
         found = self.run("django_mongolock.contrib.prometheus.PrometheusConfig", code, tmp_path)
         assert 'mongolock_held{mode="exclusive",template="other"} 1.0' in found
 
+    @pytest.mark.long
     def test_prometheus_in_several_processes(self, tmp_path: Path) -> None:
         """Each process's files add up, as gunicorn's workers do."""
         (tmp_path / "metrics").mkdir()
@@ -289,6 +291,7 @@ class TestActivation:
             found = self.run(app, code, tmp_path, PROMETHEUS_MULTIPROC_DIR=str(tmp_path / "metrics"))
             assert f'mongolock_acquired_total{{mode="exclusive",template="other"}} {number}.0' in found
 
+    @pytest.mark.long
     def test_opentelemetry(self, tmp_path: Path) -> None:
         """Without an SDK it does nothing, and breaks nothing."""
         app = "django_mongolock.contrib.opentelemetry.OpenTelemetryConfig"

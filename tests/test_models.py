@@ -18,7 +18,6 @@ from bson.timestamp import Timestamp
 from django.core.management import call_command
 from django.db import NotSupportedError, connections, models
 from django.utils import timezone
-from pytest_django import Settings
 
 from django_mongolock import LockDocumentDamaged, LockLost, mongo_lock
 from django_mongolock.engine.document import find_damage
@@ -95,15 +94,6 @@ class TestQueries:
         locks.held(key, "another")
         assert Lock.objects.get(pk=key).key == key
         assert keys(Lock.objects.filter(key__startswith=key[:3])) == [key]
-
-    def test_local_time(self, three: Locks, settings: Settings) -> None:
-        """Also a project without time zones sees the right moment, and filters by it."""
-        settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Tokyo"
-        lock = Lock.objects.held().get()
-        assert lock.expires_at.tzinfo is None
-        assert abs(lock.expires_at - timezone.make_naive(entry()["until"])) < timedelta(seconds=30)
-        assert keys(Lock.objects.filter(expires_at__gte=lock.expires_at)) == ["held"]
-        assert not Lock.objects.filter(expires_at__gt=lock.expires_at).exists()
 
 
 class TestIndexes:
@@ -244,10 +234,6 @@ class TestForceRelease:
         assert Lock.objects.get(pk="held").force_release()
         assert Lock.objects.get(pk="held").holders[0].token > TOKEN + 1
 
-    def test_nobody(self, three: Locks) -> None:
-        """There is nothing to take from a lock that nobody holds."""
-        assert Lock.objects.get(pk="free").force_release() is False
-
     def test_many(self, three: Locks, caplog: pytest.LogCaptureFixture) -> None:
         """A queryset counts what it took, and a damaged document does not stop it."""
         three.add("damaged", [entry(7)], change={"token": 1.5})
@@ -336,6 +322,7 @@ class TestDamage:
             "bad": State.DAMAGED,
         }
 
+    @pytest.mark.long
     def test_huge(self, locks: Locks) -> None:
         """Of thousands of entries only a few are sent."""
         locks.add(

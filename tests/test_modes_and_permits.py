@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import io
 import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -35,7 +34,7 @@ from django_mongolock.engine.step import Limits, Step
 from django_mongolock.engine.store import Store
 from django_mongolock.models import Lock
 from tests.support.lock_fixtures import WITH_MONGO
-from tests.support.looking import held_elsewhere, holders, new_key
+from tests.support.looking import held_elsewhere, holders, in_another_thread, new_key
 from tests.support.waiting import eventually
 
 Make = Callable[..., MongoLock]
@@ -47,26 +46,6 @@ def place(request: pytest.FixtureRequest) -> str:
     if request.param == "memory":
         request.getfixturevalue("mongolock")
     return str(request.param)
-
-
-@contextmanager
-def in_another_thread(lock: MongoLock) -> Iterator[MongoLock]:
-    """Another thread holds *lock*."""
-    ready, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with lock:
-            ready.set()
-            done.wait(30)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        assert ready.wait(10)
-        yield lock
-    finally:
-        done.set()
-        thread.join()
 
 
 def exclusive(key: str, **options: Any) -> MongoLock:
@@ -101,16 +80,6 @@ def test_another_mode_inside(outer: str, inner: str, reentrant: bool) -> None:
     assert ("pass reentrant=True" in str(refused.value)) == (not reentrant and not refused.value.upgrade)
 
 
-@pytest.mark.parametrize(("outer", "inner"), [(a, b) for a in MODES for b in MODES if a != b])
-async def test_another_mode_inside_a_task(outer: str, inner: str) -> None:
-    """F45: the same in a task."""
-    key = new_key()
-    async with MODES[outer](key) as lock:
-        with pytest.raises(LockReentry):
-            await MODES[inner](key, reentrant=True, wait=1).aacquire()
-        assert lock.held
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.usefixtures("place")
 def test_the_same_mode_inside(mode: str) -> None:
@@ -120,15 +89,6 @@ def test_the_same_mode_inside(mode: str) -> None:
         with MODES[mode](key, reentrant=True) as inner:
             assert inner.fencing_token == outer.fencing_token
         assert outer.held
-
-
-def test_after_the_writer_has_gone_a_reader_is_one_of_many() -> None:
-    """F45: what a thread is told to do instead: give the exclusive lock back, and ask for the shared one."""
-    key = new_key()
-    with exclusive(key):
-        pass
-    with shared(key), in_another_thread(shared(key, wait=5)) as theirs:
-        assert theirs.held
 
 
 # Permits
@@ -147,33 +107,8 @@ def test_a_thread_has_one_permit() -> None:
             with ExitStack() as others:  # two of the three are left
                 for _ in range(2):
                     others.enter_context(in_another_thread(permit(key, wait=5)))
-                with held_nowhere(permit(key, wait=0)):
+                with pytest.raises(LockNotAcquired), in_another_thread(permit(key, wait=0)):
                     pass
-
-
-@contextmanager
-def held_nowhere(lock: MongoLock) -> Iterator[None]:
-    """No thread gets *lock*."""
-    errors: list[BaseException] = []
-
-    def take() -> None:
-        try:
-            with lock:
-                pass
-        except LockNotAcquired as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=take)
-    thread.start()
-    thread.join()
-    assert [type(error) for error in errors] == [LockNotAcquired], f"{lock} was acquired"
-    yield
-
-
-def test_the_docs_say_that_a_thread_has_one_permit() -> None:
-    """What `mongo_semaphore` says of itself."""
-    text = inspect.getdoc(mongo_semaphore) or ""
-    assert "acquires the key once" in " ".join(text.split())
 
 
 #: Who asks for how many permits, one after the other; and which of them hold the key then.
@@ -200,7 +135,7 @@ def test_the_smallest_number_of_permits_counts(asked: tuple[int, ...], held: tup
         for permits in asked:
             lock = mongo_semaphore(key, permits, resize=True, wait=0)
             try:
-                stack.enter_context(in_a_thread_that_may_fail(lock))
+                stack.enter_context(in_another_thread(lock))
             except LockNotAcquired:
                 continue
             got.append(permits)
@@ -260,33 +195,6 @@ def test_how_many_permits_are_used(admin_client: Client) -> None:
         assert "permits" not in admin_client.get(address).content.decode()
 
 
-@contextmanager
-def in_a_thread_that_may_fail(lock: MongoLock) -> Iterator[None]:
-    """See in_another_thread(); raises LockNotAcquired if that was refused."""
-    ready, done = threading.Event(), threading.Event()
-    errors: list[LockNotAcquired] = []
-
-    def hold() -> None:
-        try:
-            with lock:
-                ready.set()
-                done.wait(30)
-        except LockNotAcquired as error:
-            errors.append(error)
-            ready.set()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        assert ready.wait(10)
-        if errors:
-            raise errors.pop()
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
 @pytest.fixture(params=["mongodb", "memory"])
 def twin(request: pytest.FixtureRequest) -> Store:
     """Both that carry the rule out."""
@@ -344,16 +252,6 @@ async def test_facts_are_there_after_the_block_of_a_task() -> None:
     async with mongo_lock(new_key()) as lock:
         inside = (lock.fencing_token, lock.fencing_tokens, lock.acquired_at, lock.waited)
     assert (lock.fencing_token, lock.fencing_tokens, lock.acquired_at, lock.waited) == inside
-
-
-@pytest.mark.usefixtures("place")
-def test_facts_of_several_keys() -> None:
-    """P2: each key's token."""
-    keys = (new_key(), new_key())
-    with mongo_lock(*keys) as lock:
-        inside = lock.fencing_tokens
-    assert lock.fencing_tokens == inside
-    assert set(inside) == set(keys)
 
 
 def fail_inside(lock: MongoLock) -> None:
@@ -490,18 +388,18 @@ def test_wrong_options(options: dict[str, Any], said: str) -> None:
 
 async def test_three_tasks_at_once(place: str) -> None:
     """The same for coroutines, which wait for a permit, and with a key that a function makes."""
-    at_work, most = 0, 0
+    at_work, most, three = 0, 0, asyncio.Barrier(3)
 
     @mongo_locked(key=lambda tenant: f"tenant:{tenant}", permits=3, wait=20)
     async def work(tenant: str) -> None:
         nonlocal at_work, most
         at_work += 1
         most = max(most, at_work)
-        await asyncio.sleep(0.05)
+        await three.wait()
         at_work -= 1
 
     tenant = new_key()
-    await asyncio.gather(*(work(tenant) for _ in range(10)))
+    await asyncio.gather(*(work(tenant) for _ in range(9)))
     assert most == 3
 
 
@@ -523,18 +421,6 @@ def test_wrong_permits(templates: tuple[str, ...], options: dict[str, Any], mess
 
 
 @WITH_MONGO
-async def test_the_same_in_a_task() -> None:
-    """F50, F45: a task, too."""
-    key = new_key()
-    lock = await mongo_lock(key, lease=LONG).aacquire()
-    await asyncio.to_thread(force, key)
-    async with mongo_lock(key, wait=0) as again:
-        assert again.fencing_token > lock.fencing_token
-    with pytest.raises(LockLost):
-        await lock.__aexit__(None, None, None)
-
-
-@WITH_MONGO
 def test_a_key_that_somebody_else_has_since_is_waited_for() -> None:
     """F50, F45: whoever has it now is the one to wait for; a single try says who that is."""
     key = new_key()
@@ -551,13 +437,3 @@ def test_a_key_that_somebody_else_has_since_is_waited_for() -> None:
             assert again.fencing_token > other.fencing_token
     with pytest.raises(LockLost):
         lock.__exit__(None, None, None)
-
-
-@WITH_MONGO
-def test_who_still_holds_it_is_told_at_once() -> None:
-    """F45: asking whether it is still there costs no wait: who really holds the key gets LockReentry, while its
-    lock stays held."""
-    key = new_key()
-    with mongo_lock(key) as lock, pytest.raises(LockReentry):
-        mongo_lock(key, wait=None).acquire()
-    assert not lock.held

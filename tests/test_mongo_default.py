@@ -70,6 +70,7 @@ print("all is well")
 """
 
 
+@pytest.mark.long
 def test_mongo_default(mongo: MongoClient[dict[str, Any]], mongo_uri: str) -> None:
     """F92: it can be migrated, checked and dumped, it locks its own instances, and its admin shows who holds them."""
     name = f"mongolock_default_{uuid.uuid4().hex[:8]}"

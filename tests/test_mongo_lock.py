@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from django.test import SimpleTestCase, TestCase
 from pytest_django import Settings
 
 from django_mongolock import (
-    LockLost,
     LockNotAcquired,
     LockReentry,
     MongoLock,
@@ -28,10 +26,9 @@ from django_mongolock import (
     mongo_semaphore,
 )
 from django_mongolock.backends.base import close_backends, mongo_store
-from django_mongolock.signals import lock_acquired, lock_lost, lock_released
+from django_mongolock.signals import lock_acquired, lock_released
 from testproject.shop.models import Ad, Order, Seller
 from tests.support.looking import document, held_elsewhere, holder, holders, new_key
-from tests.support.waiting import eventually
 
 Factory = Callable[..., MongoLock]
 
@@ -122,22 +119,7 @@ class TestHolding:
 class TestKeys:
     """What can be locked."""
 
-    def test_several(self) -> None:
-        """Several keys are one lock; each has its own token; they are taken in one order, and once."""
-        first, second = sorted([new_key(), new_key()])
-        with mongo_lock(second, first, second) as lock:
-            assert lock.keys == (first, second)
-            assert {key: holder(key)["token"] for key in lock.keys} == lock.fencing_tokens
-        assert holders(first) == holders(second) == []
-
-    def test_all_or_none(self) -> None:
-        """If one of several is not to be had, none is kept."""
-        free, busy = sorted([new_key(), new_key()])
-        with held_elsewhere(busy), pytest.raises(LockNotAcquired) as caught:
-            mongo_lock(free, busy, wait=0).acquire()
-        assert caught.value.key == busy
-        assert holders(free) == []
-
+    @pytest.mark.long
     def test_opposite_orders_do_not_block(self) -> None:
         """Two who name the same keys in opposite orders never wait for each other for good."""
         one, two = new_key(), new_key()
@@ -240,15 +222,6 @@ class TestKeys:
 class TestOptions:
     """Every option does what it says, and what cannot be meant is refused before anything is sent."""
 
-    def test_wait_zero(self) -> None:
-        """``wait=0`` is a single try; the error says who has the lock and for how long its lease runs."""
-        key = new_key()
-        with held_elsewhere(key, label="the other", lease=20), pytest.raises(LockNotAcquired) as caught:
-            mongo_lock(key, wait=0).acquire()
-        assert caught.value.waited < 8  # the default is ten
-        assert "the other" in str(caught.value)
-        assert 15 < caught.value.retry_after <= 22
-
     def test_wait(self) -> None:
         """It waits about as long as it was told to, and no longer."""
         key = new_key()
@@ -256,91 +229,11 @@ class TestOptions:
             mongo_lock(key, wait=0.3).acquire()
         assert 0.3 <= caught.value.waited < 8  # the default is ten
 
-    def test_wait_until_free(self) -> None:
-        """It goes on as soon as the lock is free, long before the wait is over."""
-        key = new_key()
-        with ThreadPoolExecutor(1) as thread:
-            with held_elsewhere(key):
-                waiting = thread.submit(lambda: mongo_lock(key, wait=None).acquire().release())
-                assert eventually(lambda: document(key)["waiters"])
-            assert waiting.result(timeout=5) is True
-
-    def test_lease(self) -> None:
-        """The lease is the caller's; the server's end is a margin later."""
-        key = new_key()
-        with mongo_lock(key, lease=60) as lock:
-            assert 40 < lock.remaining <= 60
-            found = holder(key)
-            assert (found["lease"], found["server_lease"]) == (60_000, 66_000)
-
-    def test_no_renewal(self) -> None:
-        """``auto_renew=False``: the lease ends, the holder is told, and the key is free a margin later."""
-        key, told = new_key(), threading.Event()
-        with pytest.raises(LockLost), mongo_lock(key, lease=0.3, auto_renew=False, on_lost=lambda _: told.set()):
-            assert told.wait(5)
-        with mongo_lock(key, wait=5):
-            pass
-
-    def test_renewal(self) -> None:
-        """Otherwise the lock is held for as long as the block takes, over one lease after another."""
-        with mongo_lock(new_key(), lease=2) as lock:
-            time.sleep(5)
-            lock.ensure_held()
-
-    def test_owner(self) -> None:
-        """Who asks with the owner of a holder that lives waits like everybody; what becomes of it when that has died
-        is in tests/engine/test_owners.py."""
-        key = new_key()
-        first = mongo_lock(key, owner="task 1", lease=2).acquire()
-        with ThreadPoolExecutor(1) as thread:
-            assert not thread.submit(lambda: mongo_lock(key, owner="task 1").try_acquire()).result()
-        assert holder(key)["owner"] == "task 1"
-        assert first.release() is True
-
-    def test_min_hold(self) -> None:
-        """``min_hold=``: the key stays locked that long, even if it is given back before."""
-        key, other = new_key(), new_key()
-        with mongo_lock(key, min_hold=60):
-            pass
-        with pytest.raises(LockNotAcquired):
-            mongo_lock(key, wait=0).acquire()
-        with mongo_lock(other, min_hold=0.6) as first:
-            began = first.acquired_at
-        with mongo_lock(other, wait=20) as second:
-            assert (second.acquired_at - began).total_seconds() >= 0.6
-
     def test_reentry(self) -> None:
         """Taking a key again in the same thread is told at once instead of waiting for oneself."""
         key = new_key()
         with mongo_lock(key), pytest.raises(LockReentry, match="pass reentrant=True"):
             mongo_lock(key, wait=None).acquire()
-
-    def test_reentrant(self) -> None:
-        """``reentrant=True`` shares the grant; the key is free when the outermost has left."""
-        key = new_key()
-        with mongo_lock(key) as outer:
-            with mongo_lock(key, reentrant=True) as inner:
-                assert inner.fencing_token == outer.fencing_token
-            assert holders(key)
-        assert holders(key) == []
-
-    def test_shared(self) -> None:
-        """Readers hold together and exclude the exclusive."""
-        key = new_key()
-        with held_elsewhere(key, mode="shared"), mongo_lock(key, mode="shared", wait=0):
-            assert len(holders(key)) == 2
-            with ThreadPoolExecutor(1) as thread:
-                assert thread.submit(mongo_lock(key).try_acquire).result() is False
-
-    def test_semaphore(self) -> None:
-        """As many hold as there are permits, not one more."""
-        key = new_key()
-        with held_elsewhere_many(key, 2):
-            with pytest.raises(LockNotAcquired):
-                mongo_semaphore(key, 2, wait=0).acquire()
-            assert len(holders(key)) == 2
-        with mongo_semaphore(key, permits=1):
-            assert len(holders(key)) == 1
 
     @pytest.mark.parametrize(
         ("name", "ours"),
@@ -404,16 +297,6 @@ class TestOptions:
         """A semaphore has a whole number of permits, at least one."""
         with pytest.raises(error, match="permits"):
             mongo_semaphore("key", permits)
-
-
-def held_elsewhere_many(key: str, permits: int) -> Any:
-    """Take all of them in this process, by one thread each, which live as long: a dead thread's lock is released."""
-    stack = ExitStack()
-    for _ in range(permits):
-        thread = stack.enter_context(ThreadPoolExecutor(1))
-        lock = thread.submit(lambda: mongo_semaphore(key, permits, wait=0).acquire()).result()
-        stack.callback(lock.release)
-    return stack
 
 
 @pytest.fixture
@@ -503,6 +386,7 @@ class TestSettings:
         with pytest.raises(ImproperlyConfigured, match=problem):
             mongo_lock("key")
 
+    @pytest.mark.long
     def test_import_needs_no_settings(self) -> None:
         """The package can be imported, and functions decorated, before settings are configured."""
         code = """
@@ -550,45 +434,6 @@ class TestWithoutAnyDatabase(SimpleTestCase):
 
 class TestSignals:
     """Signals tell of this process's own locks; a receiver that fails breaks nothing."""
-
-    def test_told(self) -> None:
-        """Acquired and released, once each, with the key, the token and the alias."""
-        seen: list[tuple[str, dict[str, Any]]] = []
-
-        def acquired(**event: Any) -> None:
-            seen.append(("acquired", event))
-
-        def released(**event: Any) -> None:
-            seen.append(("released", event))
-
-        lock_acquired.connect(acquired)
-        lock_released.connect(released)
-        key = new_key()
-        try:
-            with mongo_lock(key) as lock:
-                token = lock.fencing_token
-        finally:
-            lock_acquired.disconnect(acquired)
-            lock_released.disconnect(released)
-        assert [name for name, _ in seen] == ["acquired", "released"]
-        for _, event in seen:
-            assert (event["key"], event["token"], event["using"]) == (key, token, "mongo")
-
-    def test_loss_is_told(self) -> None:
-        """A loss has its signal, with the reason in words."""
-        told: list[dict[str, Any]] = []
-
-        def lost(**event: Any) -> None:
-            told.append(event)
-
-        lock_lost.connect(lost)
-        try:
-            with pytest.raises(LockLost), mongo_lock(new_key(), lease=0.2, auto_renew=False) as lock:
-                assert eventually(lambda: told)
-        finally:
-            lock_lost.disconnect(lost)
-        assert told[0]["key"] == lock.key
-        assert "lease ended" in told[0]["reason"]
 
     def test_failing_receiver(self) -> None:
         """The lock is acquired and released whatever receivers do."""

@@ -9,6 +9,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth import alogout, login, logout
 from django.contrib.auth.models import AnonymousUser, User
+from django.contrib.sessions.backends import signed_cookies
 from django.contrib.sessions.backends.db import SessionStore
 from django.http import HttpRequest
 
@@ -91,26 +92,38 @@ class TestRelease:
 class TestSession:
     """A web session as an owner."""
 
-    def test_is_random_and_stays(self, request_of: Callable[..., HttpRequest]) -> None:
-        """The same for all requests of a session, another for another session, and never its key."""
-        request = request_of()
-        owner = session_owner(request)
-        request.session.save()
-        again = request_of(SessionStore(request.session.session_key))
-        assert session_owner(again) == owner == async_to_sync(asession_owner)(again)
+    def test_two_requests_at_once(self, request_of: Callable[..., HttpRequest]) -> None:
+        """F131: the first two requests of a session that ask for an owner get the same one, whichever is saved last;
+        another session gets another; and none shows the key."""
+        visitor = request_of()
+        visitor.session.save()
+        first, second = (request_of(SessionStore(visitor.session.session_key)) for _ in range(2))
+        owner = session_owner(first)
+        assert async_to_sync(asession_owner)(second) == owner
+        for request in (first, second):
+            request.session.save()
+        assert session_owner(request_of(SessionStore(visitor.session.session_key))) == owner
         assert session_owner(request_of()) != owner
-        assert str(request.session.session_key) not in owner
+        assert str(visitor.session.session_key) not in owner
 
-    def test_changes_with_the_user(self, request_of: Callable[..., HttpRequest], anna: User) -> None:
-        """Login and logout make a new one: what an unknown visitor began is not the user's."""
+    def test_a_session_in_the_cookie(self, request_of: Callable[..., HttpRequest]) -> None:
+        """It has no key that stays: its owner is random, and kept in it."""
+        first, other = (request_of(signed_cookies.SessionStore()) for _ in range(2))
+        owner = session_owner(first)
+        first.session["basket"] = [1]
+        first.session.save()
+        again = request_of(signed_cookies.SessionStore(first.session.session_key))
+        assert session_owner(again) == owner != session_owner(other)
+
+    def test_with_the_user(self, request_of: Callable[..., HttpRequest], anna: User) -> None:
+        """A login keeps it, also where nothing was claimed before; a logout makes a new one."""
         request = request_of()
         owners = [session_owner(request)]
         sign_in(request, anna)
-        owners += [session_owner(request), session_owner(request)]
+        owners.append(session_owner(request))
         logout(request)
         owners.append(session_owner(request))
-        assert owners[1] == owners[2]
-        assert len(set(owners)) == 3
+        assert owners[0] == owners[1] != owners[2]
 
     @pytest.mark.parametrize("asynchronous", [False, True])
     def test_logout_releases(self, request_of: Callable[..., HttpRequest], anna: User, asynchronous: bool) -> None:

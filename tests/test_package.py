@@ -43,6 +43,7 @@ def tox_factors() -> tuple[set[str], set[str]]:
     return {f"{major}.{minor}" for major, minor, *_ in found}, {f"{major}.{minor}" for *_, major, minor in found}
 
 
+@pytest.mark.long
 def test_wheel_is_the_app(packages: Packages) -> None:
     """Every file of the app is in it, py.typed, templates, styles and translations too; tests and tools are not."""
     assert packages.in_wheel() == files_below("django_mongolock")
@@ -50,6 +51,7 @@ def test_wheel_is_the_app(packages: Packages) -> None:
     assert {".py", ".typed", ".html", ".css"} <= kinds
 
 
+@pytest.mark.long
 def test_translations_are_compiled(packages: Packages) -> None:
     """Whoever installs has no msgfmt: each .po has its .mo, which is not older."""
     sources = {name for name in files_below("django_mongolock") if name.endswith(".po")}
@@ -65,6 +67,7 @@ def test_sdist_is_the_project(packages: Packages) -> None:
     assert not [name for name in packages.in_sdist() if name.startswith((".git/", ".venv/", ".ci/", "dist/"))]
 
 
+@pytest.mark.long
 def test_upload_is_accepted(packages: Packages) -> None:
     """PyPI can show the description, and knows the metadata."""
     command = [sys.executable, "-m", "twine", "check", "--strict", str(packages.sdist), str(packages.wheel)]
@@ -138,6 +141,7 @@ def test_workflows_run_the_same_pairs() -> None:
     assert set(re.findall(r"python3 dev\.py (\w+)", every)) <= set(known)
 
 
+@pytest.mark.long
 def test_built_twice_it_is_the_same(packages: Packages, tmp_path: Path) -> None:
     """Bit by bit, both files: anyone can build what is on PyPI again, and compare."""
     again = build(tmp_path)

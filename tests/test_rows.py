@@ -13,7 +13,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
-from django.db import connection, models, transaction
+from django.db import connection, models
 from pytest_django import DjangoAssertNumQueries
 
 from django_mongolock import LockLost, LockNotAcquired, mongo_lock
@@ -246,21 +246,3 @@ def test_async(parcel: Parcel) -> None:
 
     async_to_sync(check)()
     assert not Lock.objects.held().filter(key__startswith="rows.").exists()
-
-
-def test_in_a_transaction_of_its_own(parcel: Parcel) -> None:
-    """The pattern of the documentation: the transaction is inside the block."""
-    with Parcel.objects.locked(pk=parcel.pk) as fresh, transaction.atomic():
-        fresh.weight += 1
-        fresh.save()
-    parcel.refresh_from_db()
-    assert parcel.weight == 2
-
-
-def test_around_a_transaction(parcel: Parcel) -> None:
-    """With ``release="on_commit"`` the row stays locked until the transaction around the block has ended."""
-    with transaction.atomic():
-        with Parcel.objects.locked(pk=parcel.pk, lock_options={"release": "on_commit"}) as fresh:
-            Parcel.objects.filter(pk=fresh.pk).update(weight=5)
-        assert is_busy(parcel)
-    assert not is_busy(parcel)

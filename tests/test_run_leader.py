@@ -155,6 +155,7 @@ def test_codes(start: Start) -> None:
         call_command("run_leader", "k")
 
 
+@pytest.mark.long
 def test_what_it_says(capfd: pytest.CaptureFixture[str]) -> None:
     """On stderr, so that the output is the program's; with --verbosity 0 it says nothing."""
     key = new_key("leader")

@@ -158,12 +158,14 @@ class TestProgram:
         assert out == ("" if stubborn else "asked\n")
         assert eventually(lambda: not runs(grandchild))
 
+    @pytest.mark.long
     def test_max_hold(self, start: Start) -> None:
         """A program that hangs is stopped after the longest time that it may have the lock."""
         key = new_key()
         assert finished(start(*shell(key, "sleep 300", "--max-hold", "0.5")))[0] == LOST
         assert eventually(lambda: holders(key) == [])
 
+    @pytest.mark.long
     def test_no_program(self, start: Start) -> None:
         """The exit codes of a shell; the lock is given back."""
         key = new_key()
@@ -227,6 +229,7 @@ class TestLockedCommand:
             call_command(Patient(), source, stdout=out)
             assert out.getvalue().startswith("Skipped: lock")
 
+    @pytest.mark.long
     def test_lost(self, start: Start) -> None:
         """It fails with 76 if it was lost."""
         source = uuid_free()
@@ -239,6 +242,7 @@ class TestLockedCommand:
         assert code == LOST
         assert "was lost" in err
 
+    @pytest.mark.long
     def test_terminated(self, start: Start) -> None:
         """SIGTERM ends it in order: the lock is given back."""
         source = uuid_free()
@@ -250,6 +254,7 @@ class TestLockedCommand:
         assert finished(process)[0] == 128 + signal.SIGTERM
         assert holders(f"import:{source}") == []
 
+    @pytest.mark.long
     @pytest.mark.usefixtures("away")
     def test_away(self) -> None:
         """Without MongoDB it does not run."""

@@ -87,6 +87,7 @@ class TestPages:
         assert url.name == "django_mongolock_lockevent_changelist"
         assert set(admin.actions) == ACTIONS
 
+    @pytest.mark.long
     @pytest.mark.parametrize("method", METHODS)
     def test_who_may_not(self, locks: Locks, method: str) -> None:
         """Nobody without the right gets a page or changes a lock, whatever the method and the form say."""

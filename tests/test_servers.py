@@ -67,6 +67,7 @@ def alive(pid: int) -> bool:
     return not state.startswith("Z")
 
 
+@pytest.mark.long
 def test_parameters_and_compressors_reach_the_server() -> None:
     """Test commands can be switched on; zlib is off (CVE-2025-14847); it listens on loopback only."""
     with Mongod(parameters={"enableTestCommands": 1, "ttlMonitorSleepSecs": 1}) as server, server.client() as client:
@@ -77,6 +78,7 @@ def test_parameters_and_compressors_reach_the_server() -> None:
     assert options["net"]["compression"]["compressors"] == "snappy,zstd"
 
 
+@pytest.mark.long
 def test_closing_ends_the_process_and_removes_the_directory() -> None:
     """Nothing is left of a server after its block, process, watcher and files included."""
     with Mongod() as server:
@@ -88,6 +90,7 @@ def test_closing_ends_the_process_and_removes_the_directory() -> None:
     assert not directory.exists()
 
 
+@pytest.mark.long
 def test_a_killed_primary_is_replaced_and_comes_back_with_its_data(three: ReplicaSet) -> None:
     """kill() makes the others elect; restart() brings the member back on its port, its data with it."""
     killed = three.primary()
@@ -103,6 +106,7 @@ def test_a_killed_primary_is_replaced_and_comes_back_with_its_data(three: Replic
         assert "written" in client.test.list_collection_names()
 
 
+@pytest.mark.long
 def test_a_paused_primary_answers_nothing_and_is_replaced(three: ReplicaSet) -> None:
     """pause() is a hang, not a death: the process stays and the others elect; resume() ends it."""
     paused = three.primary()
@@ -118,6 +122,7 @@ def test_a_paused_primary_answers_nothing_and_is_replaced(three: ReplicaSet) -> 
     assert eventually(lambda: paused in three.secondaries())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_server_ends_with_its_starter(how: signal.Signals) -> None:
     """However the starter ends, even by SIGKILL: server and directory are gone soon after."""
@@ -155,20 +160,6 @@ def test_a_server_that_dies_at_start_says_why_in_one_line(
     assert not server.running
 
 
-def test_mongods_own_reason_is_passed_on() -> None:
-    """A real mongod writes JSON; the error in it is what the message shows, and nothing else."""
-    with Mongod() as first:
-        second = Mongod()
-        second.port = first.port
-        second.launch()
-        assert eventually(lambda: not second.running)
-        try:
-            with pytest.raises(ServerError, match=r"Address already in use"):
-                second.wait_ready()
-        finally:
-            second.close()
-
-
 def test_a_missing_mongod_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the wheel and without one on PATH the message names the three cures."""
     monkeypatch.delenv("MONGOD", raising=False)
@@ -178,6 +169,7 @@ def test_a_missing_mongod_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         mongod_path()
 
 
+@pytest.mark.long
 def test_mongodb_starts_a_server_when_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without MONGODB_URI (or with an empty one) there is a replica set for as long as the block runs."""
     monkeypatch.setenv("MONGODB_URI", " ")
@@ -213,6 +205,7 @@ def test_mongodb_names_a_server_that_cannot_be_used_without_its_password(
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.long
 @parts.needs("PostgreSQL")
 def test_postgres_answers_keeps_its_data_and_ends() -> None:
     """A PostgreSQL of its own, also for root; killed, it comes back with its data; closed, nothing is left."""

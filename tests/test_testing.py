@@ -264,6 +264,7 @@ class TestLeftBehind:
             assert get_backend().settings.LEASE == 40
 
 
+@pytest.mark.long
 def test_strict_by_the_configuration(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """F94: ``mongolock_strict = true``, for all tests with the fixture."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent.parent))
@@ -415,6 +416,7 @@ class TestLose:
 class TestTime:
     """The clock moves at a word."""
 
+    @pytest.mark.long
     def test_the_living_renew(self, mongolock: MemoryLocks) -> None:
         with mongo_lock("a") as mine, mongolock.hold("b") as theirs:
             mongolock.advance(3_600)

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_typing() -> None:
     """Decorated callables keep their types, wrong calls are found, and `with` hides no unreachable code."""
@@ -19,6 +20,7 @@ def test_typing() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_pyright() -> None:
     """The same files for those who check with pyright."""

@@ -589,6 +589,7 @@ class TestTransactions:
             assert Thing.objects.using(db).count() == 2
         assert Thing.objects.using(db).count() == 2
 
+    @pytest.mark.long
     def test_a_standalone_server(self, django_db_blocker: DjangoDbBlocker) -> None:
         """A MongoDB without transactions: checked as well, though not in one transaction with what follows."""
         with Mongod() as server, django_db_blocker.unblock(), added("mongo", server.uri, "standalone") as alias:
@@ -673,6 +674,7 @@ class TestRace:
     Each does both in one transaction, with the defaults of Django and of the database.
     """
 
+    @pytest.mark.long
     @pytest.mark.parametrize("kind", rates.KINDS)
     @pytest.mark.parametrize("runs", [2, pytest.param(100, marks=LONG_RACE)])
     def test_nothing_is_missing_from_the_history(

@@ -17,9 +17,9 @@ from django.http import HttpResponse
 from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory
 
+from django_mongolock.versions.admin import VersionedAdmin, VersionedForms
 from django_mongolock.versions.forms import VersionedModelForm
 from django_mongolock.versions.sent_back import sent_back
-from django_mongolock.versions.version_admin import VersionedAdmin, VersionedForms
 from testproject.rates.admin import RateAdmin
 from testproject.rates.models import PlainRate, Rate
 from tests.support.lock_fixtures import WITH_MONGO
@@ -84,6 +84,7 @@ class TestForm:
         form.save()
         assert (again(thing).title, again(thing).version) == ("b", 2)
 
+    @pytest.mark.long
     def test_a_new_object(self, db: str) -> None:
         """There is nothing to conflict with."""
         form = ThingForm({"title": "new", "count": "3", "version_read": ""})

@@ -407,6 +407,7 @@ def in_another_thread(work: Callable[[], Any]) -> None:
     assert not failed, failed
 
 
+@pytest.mark.long
 def test_versions_need_neither_the_app_nor_its_settings() -> None:
     """A project without MongoDB may use them: VersionedModel on SQLite, without MONGOLOCK."""
     script = """

@@ -132,10 +132,15 @@ class Stopwatch:
         return report
 
     def _go_on(self) -> None:
-        self._since = time.monotonic()
+        self._since = now()
 
     def _pause(self) -> None:
-        self._spent += time.monotonic() - self._since
+        self._spent += now() - self._since
+
+
+def now() -> float:
+    """Return the seconds of a clock that is never set."""
+    return time.monotonic()
 
 
 def stalled() -> float:

@@ -21,15 +21,15 @@ from django.utils.translation import gettext_lazy
 
 from ..backends.base import mongo_store
 from ..conf import get_settings
-from ..documents import declared
 from ..exceptions import LockBackendFailed
 from ..inspection import display
+from ..inspection.kinds import kinds
 from ..inspection.monitoring import lock_status
 from ..inspection.patterns import starting
 from ..inspection.queries import Bounds
 from ..inspection.snapshot import LockSnapshot, State
 from ..models import Lock, LockEvent
-from . import dashboard, document_forcing, document_pages, lanes
+from . import dashboard, kind_forcing, kind_pages, lanes
 from .columns import Columns
 from .listing import Computed, LockChangeList, ModeFilter, StateFilter, search, sorts_all
 from .lock_actions import SHOWN, LockActions
@@ -113,7 +113,7 @@ class LockAdmin(Columns, LockActions):
     @unless_away
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """The list. With the filter "waited for" it also shows deadlocks."""
-        context = {"title": _("Locks"), "shows_documents": bool(declared())}
+        context = {"title": _("Locks"), "shows_documents": bool(kinds())}
         return super().changelist_view(request, {**context, **(extra_context or {})})
 
     @unless_away
@@ -125,13 +125,13 @@ class LockAdmin(Columns, LockActions):
     @unless_away
     def documents_view(self, request: HttpRequest) -> HttpResponse:
         """The documents of every declared `DocumentLock`."""
-        return document_pages.view(self, request)
+        return kind_pages.view(self, request)
 
     @csrf
     @unless_away
     def force_documents_view(self, request: HttpRequest) -> HttpResponse:
         """Take the documents that were shown from their holders."""
-        return document_forcing.force_view(self, request)
+        return kind_forcing.force_view(self, request)
 
     @unless_away
     def change_view(

@@ -3,11 +3,8 @@
 An id is never used for another check. E0xx and W0xx need no server; E1xx and W1xx ask it (``check --database``).
 """
 
-from .opt_in import check_document_places as check_document_places
-from .opt_in import check_documents as check_documents
-from .opt_in import check_edit_locks as check_edit_locks
+from .opt_in import check_kinds as check_kinds
 from .opt_in import check_shared_locks as check_shared_locks
-from .opt_in import check_versions as check_versions
 from .project import check_deployment as check_deployment
 from .project import check_settings as check_settings
 from .server import check_server as check_server

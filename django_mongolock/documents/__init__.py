@@ -1,21 +1,11 @@
-"""Locks kept inside business documents."""
+"""Locks kept inside business documents. An app of its own: "django_mongolock.documents" in INSTALLED_APPS."""
 
-from . import counts as _counts  # noqa: F401 - it registers itself with the inspection
+from ..inspection.kinds import Swept
+from . import checks as _checks  # noqa: F401 - they register themselves
 from .batch import Batch
 from .document_lock import DocumentLock, declared
+from .held_document import HeldDocument
 from .hold import Hold
-from .holding import HeldDocument
-from .queryset import DocumentQuerySet
 from .snapshot import DocumentSnapshot
-from .sweep import Swept
 
-__all__ = [
-    "Batch",
-    "DocumentLock",
-    "DocumentQuerySet",
-    "DocumentSnapshot",
-    "HeldDocument",
-    "Hold",
-    "Swept",
-    "declared",
-]
+__all__ = ["Batch", "DocumentLock", "DocumentSnapshot", "HeldDocument", "Hold", "Swept", "declared"]

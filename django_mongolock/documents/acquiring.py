@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pymongo.collection import Collection
 
+from ..backends.places import Source
+from ..engine.courier import Command, Courier, Steps, send
+from ..engine.field_paths import Document
 from ..engine.logs import WARNING, log
 from ..engine.processes import fate
 from ..exceptions import DocumentChanged, DocumentDamaged, DocumentHeld, DocumentNotFound, DocumentRefused, LockError
-from .commands import Refusal, Written, find_marked, read_states, write_many, write_one
-from .lock_context import Context
+from .commands import Refusal, Written, read_one, read_some, write_many, write_one
 from .rules import Rules
-from .steps import Command, Doubt, LockState, Steps, read_state, send
-from .updates import Acquisition, Document, Request, Statement, process_of
+from .snapshot import LockState, read_state
+from .updates import Mark, Own, Request, Statement, acquiring, new_mark, own_of, process_of
 
 #: How often a refused acquisition asks again, if the reason was gone when it looked.
 ROUNDS: Final = 3
@@ -25,39 +27,70 @@ BATCH: Final = 500
 RETRY_AFTER: Final = 0.5, 30.0
 
 
-def acquire(context: Context, acquisition: Acquisition, request: Request) -> Steps[Document]:
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the steps need of a lock: where its documents are, by which rules, and who sends the commands."""
+
+    source: Source
+    rules: Rules
+    courier: Courier
+
+    @property
+    def name(self) -> str:
+        """The collection, for people."""
+        return self.source.name
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt to acquire documents: by whom, and the mark of what it writes."""
+
+    owner: str
+    mark: Mark
+
+    def granted(self, request: Request, document: Document, rules: Rules) -> Own:
+        """Return what this attempt holds, since *request* was granted."""
+        return own_of(self.mark, self.owner, request.id, request.version + 1, document.get(rules.fields.version))
+
+    def putting_back(self, rules: Rules, request: Request) -> Statement:
+        """Set a document that this attempt was granted to the failed state of its work."""
+        own = own_of(self.mark, self.owner, request.id, request.version + 1)
+        return own.failing(rules, rules.pending[request.pending], new_mark().at(0))
+
+
+def acquire(context: Context, attempt: Attempt, request: Request) -> Steps[Document]:
     """Acquire one document; return it as it is then.
 
     Raises DocumentNotFound, DocumentChanged, DocumentHeld, DocumentDamaged, DocumentRefused, LockBackendFailed.
     """
-    doubt = Doubt()
+    unanswered: list[BaseException] = []
     try:
-        return (yield from _acquire(context, acquisition, request, doubt))
+        return (yield from _acquire(context, attempt, request, unanswered))
     except BaseException:
-        if doubt.remains:
-            put_back(context, [acquisition.putting_back(context.rules, request)])
+        if unanswered:  # a copy may have been granted, or may be yet
+            put_back(context, [attempt.putting_back(context.rules, request)])
         raise
 
 
-def _acquire(context: Context, acquisition: Acquisition, request: Request, doubt: Doubt) -> Steps[Document]:
-    rules, id_, former = context.rules, request.id, None
+def _acquire(context: Context, attempt: Attempt, request: Request, unanswered: list[BaseException]) -> Steps[Document]:
+    rules, id_, dead = context.rules, request.id, None
     for rest in reversed(range(ROUNDS)):
-        answer = yield from send(write_one(acquisition.acquiring(rules, request, former)), doubt)
+        statement = acquiring(rules, attempt.mark, attempt.owner, request, dead)
+        answer = yield from send(write_one(statement), unanswered)
         if isinstance(answer, Refusal):
             raise DocumentRefused(context.name, id_, str(answer))
-        if answer is None and doubt.remains:  # perhaps the copy that was not answered found it
-            answer = (yield from send(find_marked([id_], acquisition.is_granted(rules)))).get(id_)
         if answer is not None:
-            granted: Document = answer
-            return granted
-        found: dict[Any, Document] = yield from send(read_states(rules, [id_]))
-        refusal = why_not(context, request, found.get(id_))
+            return answer  # type: ignore[no-any-return]
+        found: dict[Any, Document] = yield from send(read_some(rules.fields, [id_]))
+        seen = None if id_ not in found else read_state(rules, found[id_])
+        if seen is not None and seen.token == request.token(attempt.mark):  # by the copy that was not answered
+            return (yield from send(read_one(rules.fields, id_)))  # type: ignore[no-any-return]
+        refusal = why_not(context, request, seen)
         # The holder may have finished just now: ask again, rather than name a holder that is gone.
-        if not (rest and isinstance(refusal, DocumentHeld)):
+        if seen is None or not (rest and isinstance(refusal, DocumentHeld)):
             raise refusal
-        seen = read_state(rules, found[id_])
-        former = dead_run(seen, acquisition.owner)
-        if former is None and not is_available(rules, seen):
+        dead = dead_run(seen, attempt.owner)
+        if dead is None and seen.holder and seen.state not in rules.ended:
             raise refusal
     raise AssertionError("not reached")
 
@@ -70,54 +103,63 @@ class Outcome:
     refused: dict[Any, LockError] = field(default_factory=dict)
 
 
-def acquire_many(context: Context, acquisition: Acquisition, requests: Sequence[Request]) -> Steps[Outcome]:
+def acquire_many(context: Context, attempt: Attempt, requests: Sequence[Request]) -> Steps[Outcome]:
     """Acquire those of many documents that are available, in three commands for each `BATCH`."""
-    outcome, doubt, asked = Outcome(), Doubt(), list[Request]()
+    outcome, unanswered, asked = Outcome(), list[BaseException](), list[Request]()
     try:
         for start in range(0, len(requests), BATCH):
             some = requests[start : start + BATCH]
             asked += some
-            yield from _acquire_some(context, acquisition, some, outcome, doubt)
+            yield from _acquire_some(context, attempt, some, outcome, unanswered)
     except BaseException:
         # The caller learns of none of them.
-        put_back(context, [acquisition.putting_back(context.rules, request) for request in asked])
+        put_back(context, [attempt.putting_back(context.rules, request) for request in asked])
         raise
-    if doubt.remains:
+    if unanswered:
         left = [request for request in requests if request.id not in outcome.granted]
-        put_back(context, [acquisition.putting_back(context.rules, request) for request in left])
+        put_back(context, [attempt.putting_back(context.rules, request) for request in left])
     return outcome
 
 
 def _acquire_some(
-    context: Context, acquisition: Acquisition, requests: Sequence[Request], outcome: Outcome, doubt: Doubt
+    context: Context, attempt: Attempt, requests: Sequence[Request], outcome: Outcome, unanswered: list[BaseException]
 ) -> Steps[None]:
-    rules, formers = context.rules, dict[Any, str | None]()
-    for rest in reversed(range(2)):
-        statements = [acquisition.acquiring(rules, request, formers.get(request.id)) for request in requests]
-        written: Written = yield from send(write_many(statements), doubt)
-        ids = [request.id for request in requests]
-        granted: dict[Any, Document] = yield from send(find_marked(ids, acquisition.is_granted(rules)))
-        outcome.granted.update(granted)
-        requests = [request for request in requests if request.id not in granted]
+    rules, dead = context.rules, dict[Any, str | None]()
+    for _ in range(2):  # the second time only for what a dead run of the same owner holds
+        statements = [acquiring(rules, attempt.mark, attempt.owner, each, dead.get(each.id)) for each in requests]
+        written: Written = yield from send(write_many(statements), unanswered)
+        found: dict[Any, Document] = yield from send(_read_granted(rules, attempt, requests))
+        outcome.granted.update(found)
+        requests = [each for each in requests if each.id not in found]
         if not requests:
             return
-        found: dict[Any, Document] = yield from send(read_states(rules, [request.id for request in requests]))
-        for request in requests:
-            if (refusal := written.refused.get(request.id)) is not None:
-                outcome.refused[request.id] = DocumentRefused(context.name, request.id, str(refusal))
+        states: dict[Any, Document] = yield from send(read_some(rules.fields, [each.id for each in requests]))
+        seen = {id_: read_state(rules, document) for id_, document in states.items()}
+        for each in requests:
+            if (refusal := written.refused.get(each.id)) is not None:
+                outcome.refused[each.id] = DocumentRefused(context.name, each.id, str(refusal))
             else:
-                outcome.refused[request.id] = why_not(context, request, found.get(request.id))
-        seen = {id_: read_state(rules, document) for id_, document in found.items()}
-        formers = {id_: dead_run(state, acquisition.owner) for id_, state in seen.items()}
-        requests = [request for request in requests if formers.get(request.id) is not None]
-        if not (rest and requests):
+                outcome.refused[each.id] = why_not(context, each, seen.get(each.id))
+        dead = {id_: dead_run(state, attempt.owner) for id_, state in seen.items()}
+        requests = [each for each in requests if dead.get(each.id) is not None]
+        if not requests:
             return
+
+
+def _read_granted(rules: Rules, attempt: Attempt, requests: Iterable[Request]) -> Command:
+    fields, tokens = rules.fields, {request.id: request.token(attempt.mark) for request in requests}
+
+    def command(collection: Collection[Document]) -> dict[Any, Document]:
+        query = {fields.key: {"$in": list(tokens)}, fields.token: {"$in": list(tokens.values())}}
+        return {document[fields.key]: document for document in collection.find(query)}
+
+    return command
 
 
 def put_back(context: Context, statements: Sequence[Statement]) -> None:
     """Have documents released in the background, many with one command. Never waits."""
     for start in range(0, len(statements), BATCH):
-        context.sender.send_in_background(_putting_back(context, statements[start : start + BATCH]))
+        context.courier.send_in_background(_putting_back(context, statements[start : start + BATCH]))
 
 
 def _putting_back(context: Context, statements: Sequence[Statement]) -> Command:
@@ -130,34 +172,24 @@ def _putting_back(context: Context, statements: Sequence[Statement]) -> Command:
     return command
 
 
-def why_not(context: Context, request: Request, document: Document | None) -> LockError:
+def why_not(context: Context, request: Request, seen: LockState | None) -> LockError:
     """Return why a document was refused, according to what it looked like right afterwards."""
-    if document is None:
+    if seen is None:
         return DocumentNotFound(context.name, request.id)
-    seen = read_state(context.rules, document)
     if seen.damage:
         return DocumentDamaged(context.name, request.id, seen.damage)
     if seen.version != request.version:
         return DocumentChanged(context.name, request.id, request.version, seen.version)
     holder = seen.holder or "another flow that was quicker"
     stale_in = max(0.0, context.rules.stale_after - seen.age) if seen.since else None
-    after = retry_after(seen.age, stale_in)
+    least, most = RETRY_AFTER
+    # As long again as it has been held, within bounds, and not long after it is stale.
+    after = max(least, min(seen.age, most, most if stale_in is None else stale_in))
     return DocumentHeld(context.name, request.id, holder, seen.state, seen.since, after, stale_in)
 
 
-def retry_after(age: float, stale_in: float | None) -> float:
-    """Return when to try again: as long again as it has been held, within bounds, and not long after it is stale."""
-    least, most = RETRY_AFTER
-    return max(least, min(age, most, most if stale_in is None else stale_in))
-
-
 def dead_run(seen: LockState, owner: str) -> str | None:
-    """Return the attempt by which a former run of *owner* holds the document, if its process has certainly ended."""
-    if seen.holder != owner or fate(process_of(seen.attempt)) != "gone":
+    """Return the token by which a former run of *owner* holds the document, if its process has certainly ended."""
+    if seen.holder != owner or fate(process_of(seen.token)) != "gone":
         return None
-    return str(seen.attempt)
-
-
-def is_available(rules: Rules, seen: LockState) -> bool:
-    """Return whether a document that looks like this would be granted to another request."""
-    return not seen.holder or seen.state in rules.ended
+    return str(seen.token)

@@ -10,10 +10,11 @@ from pymongo import ReturnDocument, UpdateOne
 from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, OperationFailure, WriteConcernError
 
+from ..engine.courier import Command
 from ..engine.driver_errors import is_refusal
-from .rules import Rules
-from .steps import Command
-from .updates import Document, Statement
+from ..engine.field_paths import Document
+from .rules import Fields
+from .updates import Statement
 
 #: Codes that say nothing about the document, so that the outcome is unknown: those that MongoDB's list of its codes
 #: (src/mongo/base/error_codes.yml) has in the categories of network errors, shutdown, step-down, interruption, time
@@ -111,27 +112,17 @@ def _read(error: BulkWriteError, statements: Sequence[Statement]) -> Written:
     return Written(details.get("nMatched", 0), refused)
 
 
-def find_marked(ids: Sequence[Any], condition: Document, *, whole: bool = True) -> Command:
-    """Make the command that reads those of the documents that fulfil a condition, by their ids."""
+def read_some(fields: Fields, ids: Sequence[Any], *, whole: bool = False) -> Command:
+    """Make the command that reads documents by their ids, as far as their locks need it, or whole."""
+    projection = None if whole else fields.projection()
 
     def command(collection: Collection[Document]) -> dict[Any, Document]:
-        fields = None if whole else {"_id": 1}
-        found = collection.find({"_id": {"$in": list(ids)}, "$expr": condition}, fields)
-        return {document["_id"]: document for document in found}
+        found = collection.find({fields.key: {"$in": list(ids)}}, projection)
+        return {document[fields.key]: document for document in found}
 
     return command
 
 
-def read_states(rules: Rules, ids: Sequence[Any]) -> Command:
-    """Make the command that reads documents by their ids, as far as their locks need it."""
-
-    def command(collection: Collection[Document]) -> dict[Any, Document]:
-        found = collection.find({"_id": {"$in": list(ids)}}, rules.fields.projection())
-        return {document["_id"]: document for document in found}
-
-    return command
-
-
-def read_whole(id_: Any) -> Command:
+def read_one(fields: Fields, id_: Any) -> Command:
     """Make the command that reads a document; None if there is none."""
-    return lambda collection: collection.find_one({"_id": {"$eq": id_}})
+    return lambda collection: collection.find_one({fields.key: {"$eq": id_}})

@@ -6,28 +6,24 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Collection as SizedCollection
 from typing import Any, Final, Generic, TypeVar, Unpack
 
-from django.db.models import Model
+from django.db.models import BooleanField, Func, Model
 from pymongo.collection import Collection
 
-from ..conf import get_settings
+from ..backends.places import make_source
 from ..engine import clock
-from ..engine.options import Seconds, check_seconds, check_wait
-from ..inspection.server_facts import DOCUMENT_RIGHTS, missing_rights
-from . import acquiring, forcing, sweep
+from ..engine.courier import Steps
+from ..engine.field_paths import meets
+from ..engine.options import Seconds, check_wait
+from ..inspection.kinds import Choice, Swept
+from . import acquiring, sweep
+from .acquiring import Context
 from .batch import Batch
+from .held_document import HeldDocument
 from .hold import BatchOptions, Hold, HoldOptions, PendingState, Plan
-from .holding import FinalState, HeldDocument
-from .lock_context import Context
-from .open_transactions import calling_place
-from .queryset import DocumentQuerySet
-from .requests import Requests
-from .rules import Fields, Rules, check_age
-from .sender import Sender
+from .holding import FinalState, calling_place
+from .rules import Rules, check_age
+from .saving import protect
 from .snapshot import DocumentSnapshot
-from .source import make_source
-from .steps import Steps, send
-from .sweep import Swept
-from .updates import StaleFilter
 
 D = TypeVar("D")
 T = TypeVar("T")
@@ -40,12 +36,14 @@ class DocumentLock(Generic[D]):
     """The lock of each document of a model or a collection, kept in the document itself.
 
     Declare it once, beside the model. A document is granted to one flow at a time, in one update that MongoDB's
-    primary judges by its own clock: only in the version that the caller has read, and only if no work on it is under
-    way, or it has no holder, or a former run of the same owner holds it that has ended or is stale. There is no queue:
-    a refusal is an error that says why.
+    primary judges by its own clock: only in the version that the caller has read, and only if it is not held. It is
+    held while it has a holder whose work has not ended, and is not stale; or if a former run of the same owner holds it
+    whose process has certainly ended, it is available to that owner. There is no queue: a refusal is an error that says
+    why.
 
-    No lease is renewed: if the holder dies, the document stays pending until `clear_stale`
-    (``manage.py clear_stale_locks``) sets it to its failed state. Only code that uses the lock is kept out.
+    No lease is renewed: if the holder dies, the document stays pending until it is stale. Then anyone gets it who asks,
+    and `clear_stale` (``manage.py clear_stale_locks``) sets what no one asks for to its failed state. Only code that
+    uses the lock is kept out.
     """
 
     def __init__(
@@ -59,37 +57,30 @@ class DocumentLock(Generic[D]):
         holder: str = "lockedBy",
         version: str = "documentVersion",
         time: str = "lockTimestamp",
-        attempt: str = "lockAttempt",
         name: str | None = None,
         using: str | None = None,
-        timeout: Seconds | None = None,
     ) -> None:
         """Declare the lock. Raises TypeError and ValueError that name the cure.
 
-        place: a model on MongoDB, a PyMongo collection, or a function that returns one. state, holder, version, time:
-        the fields for the state of the work, who holds the document (text), its version (a whole number), and since
-        when it is held (a date); of a model by the names of its fields, or those that they have in the documents.
-        attempt: a field for the lock's own use, which the model need not have. pending: the states of work under way,
-        each with its failed state. final: the states in which work ends. stale_after: seconds after which a pending
-        document is stale: far more than the longest work takes, or call `HeldDocument.renew`. name: what commands and
-        pages call this lock, if not by collection and state. using: the DATABASES alias of a model. timeout: the bound
-        on one command, if not MONGOLOCK["COMMAND_TIMEOUT"].
+        place: a model on MongoDB, a PyMongo collection, or a function that returns one.
+        state, holder, version, time: the fields for the state of the work, who holds the document (text), its version
+        (a whole number; of a model a VersionField), and since when it is held (a date); of a model by the names of its
+        fields, or those that they have in the documents. They belong to the lock alone: `save()` of a model leaves them
+        as they are. A further one, named as the holder's with "Token" behind it, need not be in the model.
+        pending: the states of work under way, each with its failed state.
+        final: the states in which work ends.
+        stale_after: seconds after which a document is stale: far more than the longest work takes, or call
+        `HeldDocument.renew`.
+        name: what commands and pages call this lock, if not by collection and state.
+        using: the DATABASES alias of a model.
         """
         self._source = source = make_source(place, using)
-        names = {"holder": holder, "state": state, "version": version, "time": time}
-        columns = {role: source.column(field) for role, field in names.items()}
-        for role, field in names.items():
-            source.check_kind(role, field)
-        fields = Fields(**columns, attempt=source.column(attempt, must_exist=False))
-        self.rules = Rules.declare(fields, pending, final, stale_after, source.longest(holder))
-        choices = source.choices(state)
-        for one in (*self.rules.pending, *self.rules.ended):
-            if choices and one not in choices:
-                raise ValueError(f"the field {state!r} has no choice {one!r}: it has {', '.join(sorted(choices))}")
-        self.name = name or f"{source.name}.{fields.state}"
-        self._timeout = None if timeout is None else check_seconds("timeout", timeout)
-        self._requests = Requests(source, self.rules)
+        fields = {"holder": holder, "state": state, "version": version, "time": time}
+        self.rules = Rules.declare(source, fields, pending, final, stale_after)
+        self.name = name or f"{source.name}.{self.rules.fields.state}"
         declare(self)
+        if source.model is not None:
+            protect(source.model, self.rules)
 
     def __repr__(self) -> str:
         return f"<DocumentLock {self.name!r}>"
@@ -119,28 +110,20 @@ class DocumentLock(Generic[D]):
         """Prepare to hold a document: use it with ``with`` or ``async with``. The document is pending inside the
         block, final after it, failed after an error; see `HeldDocument`.
 
-        document: as you have read it (its version counts), or (id, version). pending: which work, if there are
-        several; or a function that chooses it for the document. owner: which flow; it may resume the work of a former
-        run whose process has certainly ended, or that is stale. None: a unique name. final: the state in which the
-        work ends, if there are several and the block does not call `HeldDocument.finish`; or a function that chooses
-        it for the document, as it is at the end. changes: what to write in the same update that grants it; they mean
-        what they mean to MongoDB's `$set`.
-
+        document: as you have read it (its version counts), or (id, version).
+        pending: which work, if there are several; or a function that chooses it for the document as it will be, with
+        the changes.
+        owner: which flow; it may resume the work of a former run whose process has certainly ended. None: a unique
+        name.
+        final: the state in which the work ends, if there are several and the block does not call `HeldDocument.finish`;
+        or a function that chooses it for the document, as it is at the end.
+        changes: what to write in the same update that grants it; they mean what they mean to MongoDB's `$set`.
         wait: 0: a single try, and only in the version that was read. Seconds: until then, it tries again while another
         flow holds the document, and reads the document again if it has changed; so decide inside the block, or in
         *pending*. None: without end.
         """
-        requests = self._requests
-        made, flow = requests.check_changes(changes), self.rules.check_owner(owner)
-        plan = Plan(
-            request=requests.make(document, pending, made),
-            again=lambda found: requests.make(self._source.instance(found), pending, made),
-            attempt=lambda: requests.attempt(flow),
-            final=requests.check_final(final),
-            wait=check_wait(wait),
-            place=calling_place(),
-        )
-        return Hold(self._context, plan)
+        plan = self._plan(pending, owner, final, changes)
+        return Hold(self.context, plan, plan.request(document), check_wait(wait))
 
     def acquire(self, document: Any, pending: PendingState = None, **options: Unpack[HoldOptions]) -> HeldDocument[D]:
         """Acquire a document; the arguments are those of hold().
@@ -155,10 +138,6 @@ class DocumentLock(Generic[D]):
         """See acquire()."""
         return await self.hold(document, pending, **options).aacquire()
 
-    def check_id(self, id: object) -> Any:  # noqa: A002
-        """Return *id* as the `_id` of a document. Raises TypeError or ValueError for what can be none."""
-        return self._source.checked_key(id)
-
     # Several documents
 
     def acquire_many(
@@ -168,63 +147,55 @@ class DocumentLock(Generic[D]):
 
         Three commands for 500 documents, however many of them are refused. Raises LockBackendFailed.
         """
-        context = self._context()
-        return context.sender.run(self._acquire_many(context, documents, pending, calling_place(), **options))
+        context, plan = self.context(), self._plan(pending, **options)
+        return context.courier.run(acquire_many(context, plan, documents))
 
     async def aacquire_many(
         self, documents: Iterable[Any], pending: PendingState = None, **options: Unpack[BatchOptions]
     ) -> Batch[D]:
         """See acquire_many(). A queryset must have been read before."""
-        context = self._context()
-        return await context.sender.arun(self._acquire_many(context, documents, pending, calling_place(), **options))
-
-    def _acquire_many(
-        self,
-        context: Context,
-        documents: Iterable[Any],
-        pending: PendingState,
-        place: str,
-        *,
-        owner: str | None = None,
-        final: FinalState = None,
-        changes: Mapping[str, Any] | None = None,
-    ) -> Steps[Batch[D]]:
-        asks, sent = self._requests, clock.now()
-        final, made = asks.check_final(final), asks.check_changes(changes)
-        acquisition = asks.attempt(self.rules.check_owner(owner))
-        requests = {request.id: request for request in (asks.make(each, pending, made) for each in documents)}
-        outcome = yield from acquiring.acquire_many(context, acquisition, list(requests.values()))
-        held = [
-            HeldDocument[D](context, acquisition, document, final=final, sent=sent, place=place)
-            for document in outcome.granted.values()
-        ]
-        return Batch(context, held, outcome.refused)
+        context, plan = self.context(), self._plan(pending, **options)
+        return await context.courier.arun(acquire_many(context, plan, documents))
 
     # Who is at which document now
 
-    def at_work(self) -> DocumentQuerySet:
-        """The documents that have a holder and are pending: held or stale. See `DocumentQuerySet`."""
-        return DocumentQuerySet(self.name, self._context)
+    def held(self) -> Any:
+        """Return the condition that a document is held now: for `filter()` of a model's queryset, or for `find()` of a
+        collection. The server judges it, by its own clock."""
+        return self._condition("held")
 
-    def held(self) -> DocumentQuerySet:
-        """The documents that are held now, and are not stale."""
-        return self.at_work().held()
+    def stale(self) -> Any:
+        """Return the condition that a document was held for longer than `stale_after`; see held()."""
+        return self._condition("stale")
 
-    def stale(self, *, older_than: Seconds = 0.0, unheld: bool = False) -> DocumentQuerySet:
-        """The documents that have been held for longer than `stale_after`.
+    def snapshots(
+        self,
+        state: str = "all",
+        *,
+        owner: str | None = None,
+        older_than: Seconds = 0.0,
+        ids: Iterable[Any] | None = None,
+        limit: int = 0,
+    ) -> list[DocumentSnapshot]:
+        """Read who holds which document, the one held for longest first. They may be outdated at once.
 
-        older_than: only those that have been stale for so many seconds. unheld: also those that are pending and have no
-        holder, such as imported ones.
+        state: "held", "stale", "damaged" (a field of the lock has an invalid value), or "all" of these.
+        owner: only what this owner holds. older_than: only what has been stale for so many seconds.
+        ids: only these documents, by their ids or as you have read them. limit: how many at most; 0: all.
         """
-        return self.at_work().stale(older_than=older_than, unheld=unheld)
+        return self._run(lambda context: sweep.find(context, self._choice(state, owner, older_than, ids), limit))
 
-    def damaged(self) -> DocumentQuerySet:
-        """The pending documents that cannot be judged, since a field of the lock has an invalid value."""
-        return self.at_work().damaged()
-
-    def owned_by(self, owner: str) -> DocumentQuerySet:
-        """The documents that *owner* holds, also if they are stale."""
-        return self.at_work().owned_by(owner)
+    async def asnapshots(
+        self,
+        state: str = "all",
+        *,
+        owner: str | None = None,
+        older_than: Seconds = 0.0,
+        ids: Iterable[Any] | None = None,
+        limit: int = 0,
+    ) -> list[DocumentSnapshot]:
+        """See snapshots()."""
+        return await self._arun(lambda context: sweep.find(context, self._choice(state, owner, older_than, ids), limit))
 
     def force_release(
         self, shown: Iterable[DocumentSnapshot], *, by: str = "", reason: str = ""
@@ -233,19 +204,15 @@ class DocumentLock(Generic[D]):
 
         Each gets the failed state of its work. shown: as they were read and confirmed: a document that has another
         holder by now is left as it is. What a holder writes afterwards through the lock is refused; its work is not
-        stopped. by, reason: who does it and why, for the log.
+        stopped, so make sure that it is dead, or that the service compares versions. by, reason: for the log.
         """
-        context = self._context()
-        return context.sender.run(forcing.force_release(context, self.name, shown, by, reason))
+        return self._run(lambda context: sweep.force(context, self.name, shown, by, reason))
 
     async def aforce_release(
         self, shown: Iterable[DocumentSnapshot], *, by: str = "", reason: str = ""
     ) -> list[DocumentSnapshot]:
         """See force_release()."""
-        context = self._context()
-        return await context.sender.arun(forcing.force_release(context, self.name, shown, by, reason))
-
-    # Stale documents
+        return await self._arun(lambda context: sweep.force(context, self.name, shown, by, reason))
 
     def clear_stale(
         self,
@@ -253,16 +220,15 @@ class DocumentLock(Generic[D]):
         *,
         owner: str | None = None,
         older_than: Seconds = 0.0,
-        unheld: bool = False,
         batch: int = sweep.SWEEP_BATCH,
     ) -> Swept:
         """Set stale documents to the failed state that belongs to their work, for a retry job, and release them. What
         their holders write afterwards, if they still live, is refused.
 
         The server decides in the update itself: a document that is finished or renewed in the same moment stays.
-        ids: only these documents. The other arguments are those of stale().
+        The arguments are those of snapshots(). batch: how many documents one update releases.
         """
-        return self._run(sweep.sweep(self.rules, self._stale_filter(ids, owner, older_than, unheld=unheld), batch))
+        return self._run(lambda context: sweep.sweep(context, self._choice("stale", owner, older_than, ids), batch))
 
     async def aclear_stale(
         self,
@@ -270,66 +236,110 @@ class DocumentLock(Generic[D]):
         *,
         owner: str | None = None,
         older_than: Seconds = 0.0,
-        unheld: bool = False,
         batch: int = sweep.SWEEP_BATCH,
     ) -> Swept:
         """See clear_stale()."""
-        which = self._stale_filter(ids, owner, older_than, unheld=unheld)
-        return await self._arun(sweep.sweep(self.rules, which, batch))
-
-    def has_index(self) -> bool:
-        """Return whether an index finds stale documents. Without one, each sweep reads the whole collection."""
-        return bool(self._run(send(lambda collection: sweep.has_index(collection, self.rules))))
-
-    def missing_rights(self) -> tuple[str, ...]:
-        """Return which rights on the documents this project's user of MongoDB lacks. Raises LockBackendFailed."""
-        found: tuple[str, ...] = self._run(send(lambda collection: missing_rights(collection, DOCUMENT_RIGHTS)))
-        return found
+        choice = self._choice("stale", owner, older_than, ids)
+        return await self._arun(lambda context: sweep.sweep(context, choice, batch))
 
     # How
 
-    def _run(self, what: Steps[T]) -> T:
-        return self._sender().run(what)
+    def context(self) -> Context:
+        """Return what the steps need, in this process."""
+        known, courier = len(self._source.places), self._source.courier()
+        if len(self._source.places) > known:  # what a function returns, or a router says, is known only now
+            check_apart(self)
+        return Context(self._source, self.rules, courier)
 
-    async def _arun(self, what: Steps[T]) -> T:
-        return await self._sender().arun(what)
+    def _run(self, steps: Callable[[Context], Steps[T]]) -> T:
+        context = self.context()
+        return context.courier.run(steps(context))
 
-    def _sender(self) -> Sender:
-        return Sender(self._source.collection(), self._timeout or get_settings().COMMAND_TIMEOUT)
+    async def _arun(self, steps: Callable[[Context], Steps[T]]) -> T:
+        context = self.context()
+        return await context.courier.arun(steps(context))
 
-    def _context(self) -> Context:
-        return Context(self._source, self.rules, self._sender())
+    def _plan(
+        self,
+        pending: PendingState,
+        owner: str | None = None,
+        final: FinalState = None,
+        changes: Mapping[str, Any] | None = None,
+    ) -> Plan:
+        plan = Plan(self._source, self.rules, pending, owner, final, changes or {}, calling_place())
+        plan.check()
+        return plan
 
-    def _stale_filter(
-        self, ids: Iterable[Any] | None, owner: str | None, older_than: Seconds, *, unheld: bool
-    ) -> StaleFilter:
+    def _choice(self, state: str, owner: str | None, older_than: Seconds, ids: Iterable[Any] | None) -> Choice:
+        if state not in ("all", "held", "stale", "damaged"):
+            raise ValueError(f'state is "all", "held", "stale" or "damaged", not {state!r}')
         keys = None if ids is None else [self._source.key(id_) for id_ in ids]
-        return StaleFilter(owner, check_age(older_than), keys, unheld)
+        return Choice(state, owner, check_age(older_than), keys)
+
+    def _condition(self, state: str) -> Any:
+        query = sweep.query(self.rules, Choice(state))
+        return query if self.model is None else _OnServer(query["$expr"])
+
+
+class _OnServer(Func):
+    """An expression of MongoDB, in a queryset."""
+
+    output_field = BooleanField()
+
+    def __init__(self, expression: Any = None) -> None:
+        super().__init__()
+        self.expression = expression
+
+    def as_mql(self, compiler: Any, connection: Any, as_expr: bool = False) -> Any:
+        return self.expression if as_expr else {"$expr": self.expression}
+
+
+def acquire_many(context: Context, plan: Plan, documents: Iterable[Any]) -> Steps[Batch[Any]]:
+    """Acquire those of many documents that are available, and return them in the order in which they are asked for."""
+    sent, attempt = clock.now(), plan.attempt()
+    requests: dict[Any, Any] = {}
+    for request in map(plan.request, documents):
+        other = requests.setdefault(request.id, request)
+        if isinstance(other.id, bool) is not isinstance(request.id, bool):
+            raise ValueError(f"{other.id!r} and {request.id!r} are two ids, but the same to Python: ask one by one")
+    outcome = yield from acquiring.acquire_many(context, attempt, list(requests.values()))
+    held = [
+        plan.held(context, attempt, request, outcome.granted[id_], sent)
+        for id_, request in requests.items()
+        if id_ in outcome.granted
+    ]
+    return Batch(context, held, {id_: outcome.refused[id_] for id_ in requests if id_ not in outcome.granted})
 
 
 def declare(lock: DocumentLock[Any]) -> None:
-    """Note a lock. Raises ValueError if there is another one of its name.
+    """Note a lock. Raises ValueError if there is another one of its name, or one that shares a field with it.
 
     One that says the same is the same, in a module that was loaded again.
     """
     other = _declared.get(lock.name)
     if other is not None and other.rules != lock.rules:
         raise ValueError(f"there is a document lock {lock.name!r} already: give this one a name= of its own")
+    check_apart(lock)
     _declared[lock.name] = lock
+
+
+def check_apart(lock: DocumentLock[Any]) -> None:
+    """Raise ValueError if another lock of the same documents has a field of this one: each would break the other."""
+    mine = lock.rules.fields.names().values()
+    for other in _declared.values():
+        if other.name == lock.name or other._source.places.isdisjoint(lock._source.places):
+            continue
+        theirs = other.rules.fields.names().values()
+        if shared := [name for name in mine if any(meets(name, another) for another in theirs)]:
+            raise ValueError(
+                f"the document locks {lock.name!r} and {other.name!r} share {', '.join(shared)} of the same documents: "
+                "give each its own holder=, state=, version= and time="
+            )
 
 
 def declared() -> list[DocumentLock[Any]]:
     """Return all document locks that were declared so far, by name."""
     return [lock for _, lock in sorted(_declared.items())]
-
-
-def find_lock(name: str) -> DocumentLock[Any]:
-    """Return the document lock of that name. Raises LookupError, which names those that there are."""
-    try:
-        return _declared[name]
-    except KeyError:
-        names = ", ".join(sorted(_declared)) or "none"
-        raise LookupError(f"no document lock {name!r} was declared: there are {names}") from None
 
 
 def undeclare(lock: DocumentLock[Any]) -> None:

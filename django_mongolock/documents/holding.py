@@ -1,15 +1,21 @@
-"""A document that a flow holds: as it is under the lock, and what may be done to it."""
+"""What a flow may do with a document that it holds: the steps, and the end of its block."""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
 
-from ..backends.transactions import open_transactions
 from ..engine import clock
+from ..engine.courier import Steps, send
+from ..engine.field_paths import LAST_VERSION, Document, aware, get_path
 from ..engine.logs import WARNING, log
 from ..exceptions import (
+    DocumentChanged,
+    DocumentDamaged,
     DocumentLockLost,
     DocumentNotFound,
     DocumentRefused,
@@ -17,17 +23,10 @@ from ..exceptions import (
     LockError,
     LockMisused,
 )
-from . import updates
-from .acquiring import put_back
-from .commands import Refusal, read_whole, write_one
-from .lock_context import Context
-from .open_transactions import warn_of_open
-from .own_writes import OwnWrites
-from .sender import Sender
-from .steps import Steps, aware, get_path, send
-from .updates import Acquisition, Document
-
-D = TypeVar("D")
+from .acquiring import Context, put_back
+from .commands import Refusal, read_one, write_one
+from .snapshot import read_state
+from .updates import Own, Statement, new_mark, releasing
 
 #: The state in which work ends: one, or a function that chooses it for the document. None: the only one there is.
 FinalState = str | Callable[[Any], str] | None
@@ -37,181 +36,211 @@ LOST: Final = "lost"
 #: Why a forked child has lost what its parent holds.
 FORKED: Final = "a forked child does not hold its parent's documents"
 
-
-class Block:
-    """What ends with its block: `leave` has the steps of the end."""
-
-    _sender: Sender
-
-    def warn(self) -> None:
-        """Warn if the block ends inside a transaction of another database."""
-
-    def leave(self, error: BaseException | None) -> Steps[None]:
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.warn()
-        self._sender.run(self.leave(error))
-
-    async def __aenter__(self) -> Self:
-        return self.__enter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._sender.arun(self.leave(error))
+_PACKAGE: Final = str(Path(__file__).resolve().parents[1])
 
 
-class HeldDocument(Block, Generic[D]):
-    """A document that this flow holds, until the flow says how the work ended; the end of a block says so by itself.
+def calling_place() -> str:
+    """Return the line of the program that called the package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
-    No other flow that uses the lock starts work on the document meanwhile, unless it is lost: it becomes stale
-    `stale_after` seconds after the acquisition (see `remaining` and `renew`). Then a sweep releases it, or the same
-    `owner` takes it over. A holder that has lost it may not know yet; what it then writes through this object is
-    refused. The document belongs to the process that acquired it: in a forked child it is lost, and leaving the block
-    does nothing.
+
+class Holding:
+    """A document that a flow holds. document: as the flow has left it; raw. final: in which state its block ends.
+
+    sent: when the command was sent that acquired it, by the local clock. place: the line of the program that did.
     """
 
     def __init__(
-        self,
-        context: Context,
-        acquisition: Acquisition,
-        document: Document,
-        *,
-        final: FinalState = None,
-        sent: float,
-        place: str = "",
+        self, context: Context, own: Own, document: Document, *, final: FinalState, sent: float, place: str
     ) -> None:
-        #: Its writes, and how they left it.
-        self.writes = OwnWrites(context, acquisition, document)
+        self.context = context
+        self.rules = context.rules
+        self.document = document
+        self.pending: str = get_path(document, self.rules.fields.state)
         #: Since when it is held, for people: by the server's clock.
-        self.since = aware(get_path(document, context.rules.fields.time))
-        #: The state in which the block ends if nothing goes wrong; or a function that chooses it for the document.
-        self.final = final
+        self.since = aware(get_path(document, self.rules.fields.time))
+        self.place = place
+        self._own = own
+        self._final = final
         self._ended: str | None = None
-        self._read: Document | None = None
-        self._instance: Any = None
-        self._context = context
-        self._sender = context.sender
-        self._place = place
-        # By the local clock, counted from before the command was sent that is known, by its id, to have set the time.
-        self._deadline = sent + context.rules.stale_after
+        # By the local clock, counted from before the command was sent that is known to have set the time.
+        self._deadline = sent + self.rules.stale_after
+        self._made: tuple[Document, Any] | None = None
 
-    @property
-    def document(self) -> Document:
-        """The document as it was granted, or after the last `update`; raw, as MongoDB has it."""
-        return self.writes.document
+    def __reduce__(self) -> Any:
+        """Make None of a copy: an instance that goes elsewhere holds nothing there."""
+        return type(None), ()
 
     @property
     def id(self) -> Any:
-        """Its `_id`."""
-        return self.writes.id
+        return self._own.id
 
     @property
     def owner(self) -> str:
-        """Who holds it, as the document says."""
-        return self.writes.owner
-
-    @property
-    def pending(self) -> str:
-        """The state that the document has while it is held."""
-        return self.writes.pending
+        return self._own.owner
 
     @property
     def version(self) -> int:
-        """Grows with every acquisition and every change; an external service can compare it."""
-        return self.writes.version
-
-    def __repr__(self) -> str:
-        how = self.ended or f"{self.pending}, {self.remaining:.1f} s left"
-        return f"<HeldDocument {self._context.name} {self.id!r}, version {self.version}, {how}>"
+        return self._own.known
 
     @property
-    def instance(self) -> D:
-        """The document as an instance of the model, made of what the server returned with the grant.
-
-        Use `update` to change it: `save()` would write the fields of the lock as well.
-        """
-        if self._read is not self.document:
-            self._read, self._instance = self.document, self._context.source.instance(self.document)
-        made: D = self._instance
-        return made
+    def failed(self) -> str:
+        """The failed state that belongs to the pending one."""
+        return self.rules.pending[self.pending]
 
     @property
     def ended(self) -> str | None:
         """How it ended; None while it is held."""
-        return LOST if self._sender.forked else self._ended
+        return LOST if self.context.courier.forked else self._ended
 
     @property
     def remaining(self) -> float:
-        """Seconds until it may be stale; 0 when it has ended. By the local clock, counted from before the command was
-        sent. The server judges by its own clock, which must not be set forward meanwhile."""
+        """Seconds until it may be stale; 0 when it has ended."""
         return 0.0 if self.ended is not None else max(0.0, self._deadline - clock.now())
 
-    # What may be done to it
+    @property
+    def instance(self) -> Any:
+        """The document as the caller's own kind of object; of a model, one whose save() goes through the lock."""
+        if self._made is None or self._made[0] is not self.document:
+            made = self.context.source.instance(self.document)
+            if self.context.source.model is not None:
+                made._document_held = self
+            self._made = self.document, made
+        return self._made[1]
 
-    def finish(self, final: FinalState = None, changes: Mapping[str, Any] | None = None) -> None:
-        """Set the final state, write *changes*, and release the document, in one update.
+    # Writing
 
-        final: None: the one that was named before, or the only one there is. Raises DocumentLockLost, which says
-        whether something may have been written. Or DocumentChanged, if a writer without the lock raised the version,
-        and DocumentRefused: nothing was written, and it is still held, so `fail` it, or let the block do so.
-        """
-        self._sender.run(self._finish(final, changes or {}))
+    def update(self, changes: Mapping[str, Any]) -> Steps[None]:
+        """Write changes, and raise the version."""
+        self.check()
+        made = self._check_changes(changes)
+        if not made:
+            raise TypeError("update() needs something to write")
+        yield from self._write(made)
 
-    async def afinish(self, final: FinalState = None, changes: Mapping[str, Any] | None = None) -> None:
-        """See finish()."""
-        await self._sender.arun(self._finish(final, changes or {}))
+    def renew(self) -> Steps[None]:
+        """Count `stale_after` from now."""
+        self.check()
+        sent = clock.now()
+        yield from self._write({}, renew=True)
+        self._deadline = sent + self.rules.stale_after  # _write has seen that this very write was done
 
-    def fail(self) -> bool:
-        """Set the failed state that belongs to the pending one, and release the document, whatever its version is.
+    def finish(self, final: FinalState, changes: Mapping[str, Any]) -> Steps[None]:
+        """Set the final state, write changes, and release the document."""
+        self.check()
+        state, made = self.final_state(final, changes), self._check_changes(changes)
+        yield from self._write(made, ends=state)
+        self.ended_in(state)
 
-        Returns whether it was still held.
-        """
-        return self._sender.run(self._fail())
+    def fail(self) -> Steps[bool]:
+        """Set the failed state, and release the document; return whether it was still held."""
+        if self.context.courier.forked:
+            return False
+        self.check()
+        statement, token = self.failing()
+        try:
+            answer = yield write_one(statement)
+        except BaseException:
+            put_back(self.context, [statement])
+            raise
+        if isinstance(answer, Refusal):
+            raise DocumentRefused(self.context.name, self.id, str(answer))
+        self.ended_in(self.failed)
+        if answer is not None:
+            return True
+        found = yield from send(read_one(self.rules.fields, self.id))  # the driver may have sent it twice
+        return found is not None and get_path(found, self.rules.fields.token) == token
 
-    async def afail(self) -> bool:
-        """See fail()."""
-        return await self._sender.arun(self._fail())
+    def failing(self) -> tuple[Statement, str]:
+        """Return the update that sets the failed state, in whatever version, and its token."""
+        token = new_mark().at(self._own.sent + 1)
+        return self._own.failing(self.rules, self.failed, token), token
 
-    def update(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> D:
-        """Write changes to the document and raise its version, if it is still held; return it as it is then.
+    def finishing(self, state: str, changes: Document) -> tuple[Statement, str]:
+        """Return the update that ends the work well, and its token. It may have been done from now on."""
+        token = new_mark().at(self._own.sent + 1)
+        statement = self._own.writing(self.rules, {**changes, **releasing(self.rules, state, token)}, token)
+        self._note_sent()
+        return statement, token
 
-        The changes mean what they mean to MongoDB's `$set`. Raises DocumentLockLost, DocumentChanged, DocumentRefused,
-        LockBackendFailed. After the last of these they may have been written; the next write, or the end of the block,
-        takes that into account.
-        """
-        return self._sender.run(self._update({**(changes or {}), **more}))
+    def _write(self, changes: Document, *, ends: str | None = None, renew: bool = False) -> Steps[None]:
+        """Write, if the document is still as this flow left it. One look at its token tells whether that was done where
+        the answer was lost; late copies of earlier writes are refused by their version."""
+        rules, unanswered = self.rules, list[BaseException]()
+        if self._own.sent >= LAST_VERSION - 1:
+            raise DocumentDamaged(self.context.name, self.id, "its version is too large")
+        before = self._own
+        if ends is not None:
+            statement, token = self.finishing(ends, changes)
+        else:
+            token = before.mark.at(before.sent + 1)
+            statement = before.writing(rules, changes, token, renew=renew)
+            self._note_sent()
+        answer = yield from send(write_one(statement), unanswered)
+        if isinstance(answer, Refusal):
+            self._own = before  # it was certainly not done
+            raise DocumentRefused(self.context.name, self.id, str(answer))
+        if answer is None:
+            answer = yield from send(read_one(rules.fields, self.id))
+            if answer is None or get_path(answer, rules.fields.token) != token:
+                why = self.why_not(answer, maybe_written=bool(unanswered) or before.sent > before.known)
+                if not unanswered:
+                    self._own = before
+                self.refused(why)
+                raise why
+        self.document = answer
+        self._own = replace(self._own, known=self._own.sent)
 
-    async def aupdate(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> D:
-        """See update()."""
-        return await self._sender.arun(self._update({**(changes or {}), **more}))
+    def _note_sent(self) -> None:
+        self._own = replace(self._own, sent=self._own.sent + 1)
 
-    def renew(self) -> None:
-        """Count `stale_after` from now. Raises DocumentLockLost, DocumentChanged."""
-        self._sender.run(self._renew())
+    def why_not(self, found: Document | None, *, maybe_written: bool = False) -> LockError:
+        """Return why a write was not done to the document, which was *found* like this afterwards."""
+        name, seen = self.context.name, read_state(self.rules, found) if found is not None else None
+        if seen is None:
+            return DocumentNotFound(name, self.id)
+        if seen.damage:
+            return DocumentDamaged(name, self.id, seen.damage)
+        if seen.holder == self.owner and seen.token in self._own.tokens:
+            return DocumentChanged(name, self.id, self.version, seen.version)
+        return DocumentLockLost(name, self.id, self.version, seen.holder, seen.state, maybe_written=maybe_written)
 
-    async def arenew(self) -> None:
-        """See renew()."""
-        await self._sender.arun(self._renew())
+    def final_state(self, final: FinalState, changes: Mapping[str, Any]) -> str:
+        """Return the final state that is meant for the document as it will be. Raises TypeError, ValueError, and what
+        the function raises."""
+        chosen = final if final is not None else self._final
+        if callable(chosen):
+            chosen = chosen(self.context.source.changed(self.instance, changes))
+        return self.rules.check_final(chosen)
 
-    # As a block
+    def _check_changes(self, changes: Mapping[str, Any]) -> Document:
+        return self.rules.check_changes(self.context.source.changes(changes))
 
-    def __enter__(self) -> Self:
-        self._check()
-        if self.remaining == 0:
-            reason = "it was held for longer than stale_after before its block began: renew() it, or hold fewer at once"
-            raise DocumentLockLost(self._context.name, self.id, self.version, reason=reason)
-        return self
+    # The end
 
-    def warn(self) -> None:
-        if self.ended is None and (opened := open_transactions()):
-            warn_of_open(opened, f"{self._context.name} {self.id!r}", self._place)
+    def check(self) -> None:
+        """Raise DocumentLockLost in a forked child, and LockMisused when the work has ended."""
+        if self.context.courier.forked:
+            raise DocumentLockLost(self.context.name, self.id, self.version, reason=FORKED)
+        if self.ended is not None:
+            raise LockMisused(f"the work on document {self.id!r} has ended: its state is {self.ended!r}")
+
+    def refused(self, problem: LockError) -> None:
+        """Note why a write was not done: it may say that the document is lost."""
+        if isinstance(problem, (DocumentLockLost, DocumentNotFound)):
+            self._ended = LOST
+
+    def ended_in(self, state: str) -> None:
+        """Note that the work has ended in this state."""
+        self._ended = state
+
+    def abandon(self) -> None:
+        """Have the document released in the background."""
+        put_back(self.context, [self.failing()[0]])
+        self.ended_in(self.failed)
 
     def leave(self, error: BaseException | None) -> Steps[None]:
         """End the block: final, or failed after an error, which is never hidden by one of ours."""
@@ -221,7 +250,7 @@ class HeldDocument(Block, Generic[D]):
             yield from self._fail_quietly()
             return
         try:
-            yield from self._finish(None, {})
+            yield from self.finish(None, {})
         except BaseException as problem:
             if self.ended is None:
                 if isinstance(problem, LockBackendFailed) or not isinstance(problem, Exception):
@@ -230,87 +259,22 @@ class HeldDocument(Block, Generic[D]):
                     yield from self._fail_quietly()
             raise
 
-    def abandon(self) -> None:
-        """Have the document released in the background, in its failed state, if it is still held. Never waits."""
-        put_back(self._context, [self.writes.failing()])
-        self.ended_in(self.writes.failed)
-
-    def ended_in(self, state: str) -> None:
-        """Note how the work ended."""
-        self._ended = state
-
     def _fail_quietly(self) -> Steps[None]:
-        if self.writes.in_doubt:
+        if self._own.sent > self._own.known:
             self.abandon()  # MongoDB did not answer just now: one wait is enough
             return
+        facts = {"document": self.id, "place": self.context.name}
         try:
-            if not (yield from self._fail()):
-                log(WARNING, "document lost before its work failed", document=self.id, place=self._context.name)
+            if not (yield from self.fail()):
+                log(WARNING, "document lost before its work failed", **facts)
         except LockError as problem:
-            facts = {"document": self.id, "place": self._context.name, "error": problem}
-            log(WARNING, "document not released", **facts)
+            log(WARNING, "document not released", **facts, error=problem)
 
-    # How
 
-    def final_state(self, final: FinalState) -> str:
-        """Return the final state that is meant. Raises TypeError, ValueError, and what the function raises."""
-        chosen = final if final is not None else self.final
-        return self._context.rules.check_final(chosen(self.instance) if callable(chosen) else chosen)
-
-    def _finish(self, final: FinalState, changes: Mapping[str, Any]) -> Steps[None]:
-        self._check()
-        state = self.final_state(final)
-        made = self._context.check_changes(changes)
-        yield from self._write(made, updates.releasing(self._context.rules, state))
-        self._ended = state
-
-    def _update(self, changes: Mapping[str, Any]) -> Steps[D]:
-        self._check()
-        made = self._context.check_changes(changes)
-        if not made:
-            raise TypeError("update() needs something to write")
-        yield from self._write(made, {})
-        return self.instance
-
-    def _renew(self) -> Steps[None]:
-        self._check()
-        sent = clock.now()
-        yield from self._write({}, {}, renew=True)
-        self._deadline = sent + self._context.rules.stale_after  # _write has checked that this very write was done
-
-    def _write(self, changes: Mapping[str, Any], more: Document, *, renew: bool = False) -> Steps[None]:
-        try:
-            yield from self.writes.write(changes, more, renew=renew)
-        except LockError as problem:
-            self.refused(problem)
-            raise
-
-    def refused(self, problem: LockError) -> None:
-        """Note why a write was not done: it may say that the document is lost."""
-        if isinstance(problem, (DocumentLockLost, DocumentNotFound)):
-            self._ended = LOST
-
-    def _fail(self) -> Steps[bool]:
-        if self._sender.forked:
-            return False
-        self._check()
-        attempt = updates.new_attempt()
-        statement = self.writes.failing(attempt)
-        try:
-            answer = yield write_one(statement)
-        except BaseException:
-            put_back(self._context, [statement])
-            raise
-        if isinstance(answer, Refusal):
-            raise DocumentRefused(self._context.name, self.id, str(answer))
-        self._ended = self.writes.failed
-        if answer is not None:
-            return True
-        found = yield from send(read_whole(self.id))  # the driver may have sent it twice
-        return found is not None and get_path(found, self._context.rules.fields.attempt) == attempt
-
-    def _check(self) -> None:
-        if self._sender.forked:
-            raise DocumentLockLost(self._context.name, self.id, self.version, reason=FORKED)
-        if self.ended is not None:
-            raise LockMisused(f"the work on document {self.id!r} has ended: its state is {self.ended!r}")
+def forgotten(holding: Holding) -> None:
+    """Release a document whose object is gone, so that no code can end its work. Called when it was collected."""
+    if holding.ended is None:
+        log(WARNING, "document forgotten", document=holding.id, place=holding.context.name, acquired=holding.place)
+        holding.abandon()
+        what = f"the document {holding.id!r} of {holding.context.name}, acquired at {holding.place},"
+        warnings.warn(f"{what} was not ended, and no code can now", ResourceWarning, stacklevel=2)

@@ -6,12 +6,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from django.db.models import CharField, DateTimeField, Field, TextField
+
+from ..backends.places import Source
+from ..engine.field_paths import check_changes, check_path, meets
 from ..engine.options import Seconds, as_seconds, check_seconds
 from ..engine.text_checks import MAX_FACT_LENGTH, check_fact, check_text
+from ..versions.checking import is_version_field
 
-#: The most that a version may be; far above any real one, and adding one to it is still a whole number of 64 bits.
-LAST_VERSION: Final = 2**62
-#: The largest id, holder, version, time or attempt that is read, in bytes.
+#: The largest id, holder, version, time or token that is read, in bytes.
 LARGEST_VALUE: Final = 8_192
 #: What is read in the place of a larger one: a document with this field.
 TOO_LARGE: Final = "mongolock_bytes"
@@ -21,15 +24,15 @@ TOO_LARGE: Final = "mongolock_bytes"
 class Fields:
     """The names that the fields have in the documents; "lock.by" is the field "by" of the embedded document "lock".
 
-    holder: who has the document, as text. state: how far its work is. version: raised by every acquisition. time:
-    since when it is held, by the server's clock. attempt: the id of the last thing that the lock did to the document.
+    holder: who has the document, as text. state: how far its work is. version: raised by all that the lock writes.
+    time: since when it is held, by the server's clock. key: by which a document is found.
     """
 
     holder: str
     state: str
     version: str
     time: str
-    attempt: str
+    key: str = "_id"
 
     def __post_init__(self) -> None:
         names = self.names()
@@ -37,17 +40,22 @@ class Fields:
             check_path(f"the field of {role}", name)
         for role, name in names.items():
             for other, another in names.items():
-                if role != other and (name == another or name.startswith(f"{another}.")):
+                if role != other and meets(name, another):
                     raise ValueError(f"{role}={name!r} and {other}={another!r} are the same place in the document")
 
+    @property
+    def token(self) -> str:
+        """Where the lock notes who wrote last, beside the holder: which acquisition, in which version."""
+        return f"{self.holder}Token"
+
     def names(self) -> dict[str, str]:
-        """Return the name of each field, by its role."""
-        return {role: getattr(self, role) for role in ("holder", "state", "version", "time", "attempt")}
+        """Return the name of each field of the lock, by its role."""
+        return {role: getattr(self, role) for role in ("holder", "state", "version", "time", "token")}
 
     def projection(self) -> dict[str, Any]:
         """Return what to read of a document to know the state of its lock. Of a value that is larger than any of the
         lock's own, the server sends the size only: another program may have written megabytes there."""
-        values = {name: _bounded(name) for name in ("_id", *self.names().values())}
+        values = {name: _bounded(name) for name in (self.key, *self.names().values())}
         return {**values, "mongolock_now": "$$NOW"}
 
 
@@ -61,8 +69,8 @@ class Rules:
     """Fields, states and times of one document lock.
 
     pending: the states of work under way, each with its failed state. final: the states in which work ends well.
-    stale_after: seconds after which a pending document is stale. longest_owner: how many characters the holder's
-    field takes.
+    stale_after: seconds after which a held document is stale. longest_owner: how many characters the holder's field
+    takes.
     """
 
     fields: Fields
@@ -73,9 +81,15 @@ class Rules:
 
     @classmethod
     def declare(
-        cls, fields: Fields, pending: Mapping[str, str], final: Collection[str], stale_after: Seconds, longest: int
+        cls,
+        source: Source,
+        fields: Mapping[str, str],
+        pending: Mapping[str, str],
+        final: Collection[str],
+        stale_after: Seconds,
     ) -> Rules:
         """Check what was declared. Raises TypeError and ValueError that name the cure."""
+        columns = {role: source.column(name) for role, name in fields.items()}
         if not pending or not hasattr(pending, "items"):
             raise TypeError('pending names each pending state and its failed state: {"exporting": "export_failed"}')
         if isinstance(final, str) or not final:
@@ -85,7 +99,15 @@ class Rules:
         for state in (*ends, *plain.values()):
             if state in plain:
                 raise ValueError(f"{state!r} is a pending state: it cannot be a final or a failed one as well")
-        return cls(fields, plain, ends, check_seconds("stale_after", stale_after), min(longest, MAX_FACT_LENGTH))
+        longest = MAX_FACT_LENGTH
+        for role, name in fields.items():
+            if (field := source.field(name)) is not None:
+                _check_kind(role, field)
+                longest = min(longest, (field.max_length or longest) if role == "holder" else longest)
+                _check_choices(role, field, (*plain, *plain.values(), *ends))
+        return cls(
+            Fields(**columns, key=source.key_column), plain, ends, check_seconds("stale_after", stale_after), longest
+        )
 
     @property
     def failed(self) -> tuple[str, ...]:
@@ -117,6 +139,30 @@ class Rules:
         return check_changes(changes, self.fields.names().values())
 
 
+def _check_kind(role: str, field: Field[Any, Any]) -> None:
+    """Raise TypeError if a field of a model cannot hold what the lock writes into it."""
+    where = f"{role}={field.name!r} is a {type(field).__name__} of {field.model._meta.label}"
+    if role == "version":
+        if not is_version_field(field):
+            raise TypeError(
+                f"{where}: make it a VersionField of django_mongolock.versions, so that save() of an instance that was "
+                "read before does not write over what a flow has done since"
+            )
+        return
+    kinds, words = ((DateTimeField,), "date and time") if role == "time" else ((CharField, TextField), "text")
+    # A field that is derived from none of Django's knows itself what it holds.
+    known = any(base.__module__.startswith("django.") for base in {*type(field).__mro__} - {*Field.__mro__})
+    if known and not isinstance(field, kinds):
+        raise TypeError(f"{where}: the lock keeps {words} in it")
+
+
+def _check_choices(role: str, field: Field[Any, Any], states: Collection[str]) -> None:
+    choices = {str(value) for value, _ in field.flatchoices} if role == "state" else set()
+    for state in states if choices else ():
+        if state not in choices:
+            raise ValueError(f"the field {field.name!r} has no choice {state!r}: it has {', '.join(sorted(choices))}")
+
+
 def check_state(state: object) -> str:
     """Return a state as plain text, also where it is a member of TextChoices."""
     if not isinstance(state, str):
@@ -126,38 +172,10 @@ def check_state(state: object) -> str:
     return check_text("a state", str.__str__(state))
 
 
-def check_path(what: str, name: object) -> str:
-    """Return the name of a field if it can be set. Raises TypeError, ValueError."""
-    text = check_text(what, name)
-    if text == "_id" or not all(part and not part.startswith("$") for part in text.split(".")):
-        raise ValueError(f"{what} cannot be {text!r}: it is a name, or names with dots between them, and not _id")
-    return text
-
-
-def check_changes(changes: Mapping[str, Any], taken: Collection[str]) -> dict[str, Any]:
-    """Return *changes* if none of them meets a field that is *taken*, nor another of them."""
-    names = [check_path("the name of a change", name) for name in changes]
-    for number, name in enumerate(names):
-        for other in (*taken, *names[:number]):
-            if f"{name}.".startswith(f"{other}.") or f"{other}.".startswith(f"{name}."):
-                whose = "it is the lock's own" if other in taken else f"there is {other!r} already"
-                raise ValueError(f"{name!r} cannot be changed here: {whose}")
-    return dict(changes)
-
-
 def check_age(value: object) -> float:
     """Return an age in seconds: 0, or a time above it. Raises TypeError, ValueError."""
     seconds = as_seconds(value)
     return 0.0 if seconds == 0 and not isinstance(seconds, bool) else check_seconds("older_than", seconds)
-
-
-def check_version(version: object) -> int:
-    """Return *version* if it is one. Raises TypeError, ValueError."""
-    if isinstance(version, bool) or not isinstance(version, int):
-        raise TypeError(f"a version is a whole number, not {type(version).__name__}: read it from the document")
-    if not -LAST_VERSION < version < LAST_VERSION:
-        raise ValueError(f"{version} is too large for a version, or too small")
-    return int(version)
 
 
 def _choose(kind: str, state: object, states: tuple[str, ...], more: tuple[str, ...] = ()) -> str:

@@ -1,73 +1,83 @@
-"""What a document says about its lock at one moment: the shape from which lists, pages and JSON are made."""
+"""What a document says about its lock at one moment."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
-from ..inspection.snapshot import State
-from .rules import Rules
-from .steps import read_state
-from .updates import Document
+from bson.int64 import Int64
+
+from ..engine.field_paths import LAST_VERSION, Document, aware, get_path
+from ..inspection.kinds import Row
+from .rules import TOO_LARGE, Rules
+
+#: A document under a lock, as lists, pages and JSON have it.
+DocumentSnapshot = Row
 
 
 @dataclass(frozen=True, slots=True)
-class DocumentSnapshot:
-    """A pending document; or one that cannot be judged.
+class LockState:
+    """What stands in one document about its lock.
 
-    id, version: what a retry job needs. state: its pending state. failed: the state that it gets when it is released.
-    since, seconds: since when and for how long it has been held, for people, by the server's clock. left: seconds until
-    it is stale, negative after that; None without a time. damage: why it cannot be judged, and is left as it is; empty
-    otherwise.
+    since, age (for how many seconds it has been held): for people, by the server's clock. damage: why it cannot be
+    read; empty otherwise.
     """
 
     id: Any
-    version: int
-    holder: str | None
-    state: str | None
-    failed: str | None
-    since: datetime | None
-    seconds: float
+    version: int = 0
+    holder: str | None = None
+    state: str | None = None
+    since: datetime | None = None
+    token: object = None
+    age: float = 0.0
     damage: str = ""
-    left: float | None = None
 
-    @property
-    def lock_state(self) -> State:
-        """Whether it is held, stale, damaged; or free, which means that it is pending without a holder."""
-        if self.damage:
-            return State.DAMAGED
-        if not self.holder:
-            return State.FREE
-        return State.STALE if self.left is not None and self.left <= 0 else State.HELD
 
-    def as_json(self) -> dict[str, Any]:
-        """For programs, with moments in ISO 8601."""
-        return {
-            "id": str(self.id),
-            "version": self.version,
-            "holder": self.holder,
-            "lock_state": self.lock_state.value,
-            "state": self.state,
-            "failed_state": self.failed,
-            "since": self.since.isoformat() if self.since else None,
-            "held_seconds": round(self.seconds, 3),
-            "left_seconds": None if self.left is None else round(max(0.0, self.left), 3),
-            "damage": self.damage or None,
-        }
+def read_state(rules: Rules, document: Mapping[str, Any]) -> LockState:
+    """Read a document that was found with `Fields.projection`. Never raises, whatever is in it."""
+    fields = rules.fields
+    id_ = document[fields.key]
+    if isinstance(id_, Mapping) and TOO_LARGE in id_:
+        return LockState("?", damage=f"its id has {id_[TOO_LARGE]} bytes")
+    values = {role: get_path(document, getattr(fields, role)) for role in _TYPES}
+    for role, (types, words) in _TYPES.items():
+        value, name = values[role], getattr(fields, role)
+        if isinstance(value, Mapping) and TOO_LARGE in value:
+            return LockState(id_, damage=f"its field {name!r} has {value[TOO_LARGE]} bytes")
+        if type(value) not in types:  # a subclass, such as bson.Code of str, is another type to the server
+            return LockState(id_, damage=f"its field {name!r} is {type(value).__name__}, not {words}")
+    version = values["version"] or 0
+    if version >= LAST_VERSION:
+        return LockState(id_, damage=f"its field {fields.version!r} is too large for a version")
+    since, now = aware(values["time"]), aware(document.get("mongolock_now"))
+    # Another server may have set the time by its own clock: an age below 0 is none.
+    age = max(0.0, (now - since).total_seconds()) if since and now else 0.0
+    holder, token = values["holder"] or None, get_path(document, fields.token)
+    return LockState(id_, int(version), holder, values["state"], since, token, age)
+
+
+_TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
+    "holder": ((str, type(None)), "text"),
+    "state": ((str, type(None)), "text"),
+    "version": ((int, Int64, type(None)), "a whole number"),
+    "time": ((datetime, type(None)), "a date"),
+}
 
 
 def read_snapshot(rules: Rules, document: Document) -> DocumentSnapshot:
     """Read a document that was found with `Fields.projection`. Never raises, whatever is in it."""
     seen = read_state(rules, document)
     if seen.damage:
-        return DocumentSnapshot(seen.id, 0, None, None, None, None, 0.0, seen.damage)
-    failed = rules.pending.get(seen.state or "")
-    left = rules.stale_after - seen.age if seen.since else None
-    return DocumentSnapshot(seen.id, seen.version, seen.holder, seen.state, failed, seen.since, seen.age, left=left)
-
-
-def as_rows(found: Iterable[DocumentSnapshot]) -> Iterator[dict[str, Any]]:
-    """Make rows for programs."""
-    return (each.as_json() for each in found)
+        return DocumentSnapshot(seen.id, damage=seen.damage)
+    return DocumentSnapshot(
+        seen.id,
+        seen.version,
+        seen.holder,
+        seen.state,
+        rules.pending.get(seen.state or ""),
+        seen.since,
+        seen.age,
+        left=rules.stale_after - seen.age if seen.since else None,
+    )

@@ -1,111 +1,169 @@
-"""Finding stale documents, and releasing them. The server decides, by its own clock, in the update itself."""
+"""Who holds which document, and taking documents from their holders. The server decides, in the update itself."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import Final
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 from pymongo.collection import Collection
 
-from . import updates
-from .commands import Written, find_marked, write_many
+from ..engine.courier import Command, Steps, send
+from ..engine.field_paths import Document, get_path, is_type
+from ..engine.logs import INFO, WARNING, log
+from ..inspection.kinds import Choice, Counts, Swept
+from .acquiring import Context
+from .commands import Written, read_some, write_many
 from .rules import Rules
 from .snapshot import DocumentSnapshot, read_snapshot
-from .steps import Steps, send
-from .updates import Document, StaleFilter, Statement
+from .updates import Statement, is_held, is_stale, is_taken, is_undated, is_whole, new_mark, taking_away
 
 #: How many documents one update releases.
 SWEEP_BATCH: Final = 500
+#: How many documents are counted.
+MAX_COUNTED: Final = 10_000
 
 
-@dataclass(slots=True)
-class Swept:
-    """What a sweep found and did.
+def query(rules: Rules, choice: Choice) -> Document:
+    """Return which documents are meant, as MongoDB takes it."""
+    fields, whole = rules.fields, is_whole(rules.fields)
+    conditions: dict[str, Document] = {
+        "all": {"$and": [whole, is_taken(rules)]},
+        "held": {"$and": [whole, is_held(rules)]},
+        "stale": stale(rules, choice),
+        "undated": {"$and": [whole, is_undated(rules)]},
+        "damaged": {"$not": [whole]},
+    }
+    # The plain condition is what an index narrows; the expression is what decides. Beside the pending states, only what
+    # has a time can be held: an index of state and time leads to those among many free ones.
+    pending = {fields.state: {"$in": list(rules.pending)}}
+    others = {fields.state: {"$nin": [*rules.pending, *rules.ended]}, fields.time: {"$type": "date"}}
+    narrowed = pending if choice.state in ("undated", "damaged") else {"$or": [pending, others]}
+    found: Document = {**narrowed, "$expr": conditions[choice.state]}
+    if choice.owner is not None:
+        found[fields.holder] = {"$eq": choice.owner}
+    if choice.ids is not None:
+        found[fields.key] = {"$in": list(choice.ids)}
+    return found
 
-    cleared: the documents that were released; one that is acquired in the same moment is counted, but not listed.
-    count: how many were released. found: how many were stale when they were looked for. dated: how many were held
-    without a time; they become stale `stale_after` seconds from now. damaged: documents that cannot be judged, or that
-    MongoDB refuses to write, and that were left as they are.
-    """
 
-    cleared: list[DocumentSnapshot] = field(default_factory=list)
-    count: int = 0
-    found: int = 0
-    dated: int = 0
-    damaged: list[DocumentSnapshot] = field(default_factory=list)
+def stale(rules: Rules, choice: Choice) -> Document:
+    """They can be judged, and are stale."""
+    return {"$and": [is_whole(rules.fields), is_taken(rules), is_stale(rules, choice.older_than)]}
 
 
-def find(rules: Rules, which: StaleFilter, limit: int = 0) -> Steps[list[DocumentSnapshot]]:
-    """Find stale documents, the one held for longest first; then those that cannot be judged. limit 0: all."""
-    fields = rules.fields
+def find(context: Context, choice: Choice, limit: int = 0) -> Steps[list[DocumentSnapshot]]:
+    """Find documents, the one held for longest first; among "all", then those that cannot be judged. limit 0: all."""
+    rules = context.rules
+    several = [choice]
+    if choice.state == "all" and choice.owner is None:
+        several.append(replace(choice, state="damaged"))
 
     def command(collection: Collection[Document]) -> list[Document]:
         found: list[Document] = []
-        for query in (which.query(rules), which.damaged(rules)):
-            rest = limit - len(found)
-            if limit and not rest:
+        for each in several:
+            if limit and len(found) >= limit:
                 break
-            found += collection.find(query, fields.projection()).sort(fields.time, 1).limit(max(0, rest))
+            cursor = collection.find(query(rules, each), rules.fields.projection()).sort(rules.fields.time, 1)
+            found += cursor.limit(max(0, limit - len(found)))
         return found
 
     documents: list[Document] = yield from send(command)
     return [read_snapshot(rules, document) for document in documents]
 
 
-def sweep(rules: Rules, which: StaleFilter, batch: int = SWEEP_BATCH) -> Steps[Swept]:
+def sweep(context: Context, choice: Choice, batch: int = SWEEP_BATCH) -> Steps[Swept]:
     """Set stale documents to the failed state of their work, and empty the holder's field.
 
     One that MongoDB refuses to write stops no other: it is among the damaged ones.
     """
-    swept = Swept()
-    found = yield from find(rules, which)
-    swept.damaged = [each for each in found if each.damage]
-    stale = iter([each for each in found if not each.damage])
-    swept.found = len(found) - len(swept.damaged)
-    while some := list(islice(stale, batch)):
-        yield from _clear(rules, which, some, swept)
-    yield from _date(rules, which, batch, swept)
+    rules, swept = context.rules, Swept()
+    found = yield from find(context, replace(choice, state="stale"))
+    swept.found = len(found)
+    if choice.owner is None:
+        swept.damaged = yield from find(context, replace(choice, state="damaged"))
+    for start in range(0, len(found), batch):
+        some = found[start : start + batch]
+        done, written = yield from _take(context, some, stale(rules, choice), exact=True)
+        # One that was acquired again in the same moment is counted, but not found any more.
+        swept.count += max(written.matched, len(done))
+        swept.cleared += done
+        swept.damaged += _refused(some, written)
+    undated = yield from find(context, replace(choice, state="undated"))
+    for start in range(0, len(undated), batch):
+        some = undated[start : start + batch]
+        update = {"$currentDate": {rules.fields.time: True}}
+        statements = [Statement(rules.fields.key, each.id, is_undated(rules), update) for each in some]
+        written = yield from send(write_many(statements))
+        swept.dated += written.matched
+        swept.damaged += _refused(some, written)
     return swept
 
 
-def _clear(rules: Rules, which: StaleFilter, some: list[DocumentSnapshot], swept: Swept) -> Steps[None]:
-    fields, attempt = rules.fields, f"sweep.{updates.new_attempt()}"
-    statements = []
-    for each in some:
-        same = [updates.has(fields.state, [each.state])]
-        same += [updates.has(fields.holder, [which.owner])] if which.owner is not None else []
-        update = updates.writing(rules, attempt, {}, updates.releasing(rules, each.failed))
-        statements.append(Statement(each.id, {"$and": [which.condition(rules), *same]}, update))
-    written: Written = yield from send(write_many(statements))
-    # A sweep whose answer was lost is counted by its id; what it released cannot match a second time.
-    mark = updates.has(fields.attempt, [attempt])
-    cleared = yield from send(find_marked([each.id for each in some], mark, whole=False))
-    swept.count += max(written.matched, len(cleared))
-    swept.cleared += [each for each in some if each.id in cleared]
-    swept.damaged += _refused(some, written)
+def force(
+    context: Context, name: str, shown: Iterable[DocumentSnapshot], by: str, reason: str
+) -> Steps[list[DocumentSnapshot]]:
+    """Release these documents, if they still have the holders and states that were shown; return those that were
+    released."""
+    taken: list[DocumentSnapshot] = []
+    meant = [each for each in shown if each.holder]
+    for start in range(0, len(meant), SWEEP_BATCH):
+        some = meant[start : start + SWEEP_BATCH]
+        done, written = yield from _take(context, some, is_taken(context.rules), exact=False)
+        for id_, refusal in written.refused.items():
+            log(WARNING, "document not released", document=id_, lock=name, error=refusal)
+        taken += done
+    for each in taken:
+        log(INFO, "document release forced", document=each.id, lock=name, holder=each.holder, by=by, reason=reason)
+    return taken
 
 
-def _refused(some: list[DocumentSnapshot], written: Written) -> list[DocumentSnapshot]:
+def _take(
+    context: Context, some: Sequence[DocumentSnapshot], condition: Document, *, exact: bool
+) -> Steps[tuple[list[DocumentSnapshot], Written]]:
+    """Release documents; return them as they are then, and what MongoDB said."""
+    rules, mark = context.rules, new_mark()
+    written: Written = yield from send(
+        write_many([taking_away(rules, mark, condition, each, exact=exact) for each in some])
+    )
+    # One whose answer was lost is known by its token; what was released cannot match a second time.
+    found: dict[Any, Document] = yield from send(read_some(rules.fields, [each.id for each in some]))
+    tokens = {id_: get_path(document, rules.fields.token) for id_, document in found.items()}
+    done = [each for each in some if tokens.get(each.id) == mark.at(each.version + 1)]
+    return [replace(each, version=read_snapshot(rules, found[each.id]).version) for each in done], written
+
+
+def _refused(some: Iterable[DocumentSnapshot], written: Written) -> list[DocumentSnapshot]:
     by_id = {each.id: each for each in some}
     return [replace(by_id[id_], damage=str(refusal)) for id_, refusal in written.refused.items()]
 
 
-def _date(rules: Rules, which: StaleFilter, batch: int, swept: Swept) -> Steps[None]:
-    """Set the time of documents which were held before the field was added."""
-    query = which.undated(rules)
+def counting(name: str, rules: Rules) -> Command:
+    """Make the command that counts the documents of a lock, as `Counts`."""
+    time = f"${rules.fields.time}"
+    age = {"$cond": [is_type(rules.fields.time, "date"), {"$subtract": ["$$NOW", time]}, None]}
+    kinds = [
+        {"case": {"$not": [is_whole(rules.fields)]}, "then": "damaged"},
+        {"case": {"$not": [is_taken(rules)]}, "then": "free"},
+        {"case": is_stale(rules), "then": "stale"},
+    ]
+    where = query(rules, Choice())
+    del where["$expr"]
+    pipeline: list[Document] = [
+        {"$match": where},
+        {"$limit": MAX_COUNTED},
+        {"$project": {"kind": {"$switch": {"branches": kinds, "default": "held"}}, "age": age}},
+        {"$group": {"_id": "$kind", "count": {"$sum": 1}, "longest": {"$max": "$age"}}},
+    ]
 
-    def command(collection: Collection[Document]) -> list[Document]:
-        return list(collection.find(query, rules.fields.projection()))
+    def command(collection: Collection[Document]) -> Counts:
+        found = {row["_id"]: row for row in collection.aggregate(pipeline)}
+        held, stale_ones, damaged = (found.get(kind, {}).get("count", 0) for kind in ("held", "stale", "damaged"))
+        longest = max((row["longest"] or 0.0 for kind, row in found.items() if kind != "free"), default=0.0)
+        more = sum(row["count"] for row in found.values()) >= MAX_COUNTED
+        return Counts(name, held, stale_ones, damaged, max(0.0, longest) / 1000, more=more)
 
-    documents: list[Document] = yield from send(command)
-    undated = iter([read_snapshot(rules, document) for document in documents])
-    while some := list(islice(undated, batch)):
-        update = {"$currentDate": {rules.fields.time: True}}
-        statements = [Statement(each.id, which.dateless(rules), update) for each in some]
-        written: Written = yield from send(write_many(statements))
-        swept.dated += written.matched
-        swept.damaged += _refused(some, written)
+    return command
 
 
 def has_index(collection: Collection[Document], rules: Rules) -> bool:

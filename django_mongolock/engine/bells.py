@@ -15,9 +15,10 @@ from collections.abc import Generator
 from typing import Any, Final
 
 import pymongo
-from pymongo import CursorType, WriteConcern
+from pymongo import CursorType, ReadPreference, WriteConcern
 from pymongo.collection import Collection
 from pymongo.errors import OperationFailure, PyMongoError
+from pymongo.read_concern import ReadConcern
 
 from . import clock
 from .history import make_capped
@@ -42,7 +43,10 @@ class Bells:
 
     def __init__(self, locks: Collection[Document]) -> None:
         names = [f"{locks.name}_bells_{number}" for number in range(COLLECTIONS)]
-        self.collections = [locks.database.get_collection(name, codec_options=locks.codec_options) for name in names]
+        #: Whatever the address says of reads, as with the locks.
+        options: dict[str, Any] = {"read_preference": ReadPreference.PRIMARY, "read_concern": ReadConcern("local")}
+        options["codec_options"] = locks.codec_options
+        self.collections = [locks.database.get_collection(name, **options) for name in names]
         self._unconfirmed = [each.with_options(write_concern=WriteConcern(w=0)) for each in self.collections]
         #: Those that have been there for sure, and when.
         self._seen: dict[int, float] = {}

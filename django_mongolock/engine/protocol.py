@@ -7,6 +7,7 @@ them the outcome or throws the error. So the same lines serve threads and corout
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -237,7 +238,7 @@ def _wait_for_news(
         yield from leave(acquisition)
         raise LockCancelled(acquisition.key, result.now - schedule.started, reply.holder)
     if result.now >= deadline and result.news is None and result.answer is None:
-        yield QueueNext(acquisition.key, acquisition.grant)  # a last try, which leaves the queue
+        yield from _queue_next(acquisition)  # a last try, which leaves the queue
     return result
 
 
@@ -274,6 +275,8 @@ def _persistently(action: Apply | Read, acquisition: Acquisition, now: float, de
             pause = random.uniform(0, min(1.0, 0.05 * 2 ** min(failures, 10)))  # noqa: S311 - spreads load
             result: WaitResult = yield Pause(acquisition.grant, pause)
             began, now = now, result.now
+            if result.answer is not None:  # to the command of another grant of its line
+                return result.answer
             if result.cancelled:
                 yield acquisition.give_up()
                 raise LockCancelled(acquisition.key, now - started) from None
@@ -311,8 +314,14 @@ def wait_in_line(acquisition: Acquisition, turn: Turn, deadline: float, now: flo
 
 def leave(acquisition: Acquisition) -> Protocol[None]:
     """Take the grant out of the queue, or release it if it was granted meanwhile."""
-    yield QueueNext(acquisition.key, acquisition.grant)
+    yield from _queue_next(acquisition)
     yield acquisition.give_up()
+
+
+def _queue_next(acquisition: Acquisition) -> Protocol[None]:
+    """Have the next one of its line queue. If that fails, the next one does so by itself."""
+    with contextlib.suppress(LockBackendFailed):
+        yield QueueNext(acquisition.key, acquisition.grant)
 
 
 def hand_over(

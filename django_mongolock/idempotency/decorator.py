@@ -24,10 +24,9 @@ from ..decorator.atomic_requests import atomic, deferred_aliases, first_after_co
 from ..decorator.calls import Arguments, Keywords, LockedCall, Plan
 from ..decorator.contention import SKIPPED, Refusal, RequestRefused, Unlocked, candidates, find_request, resolve
 from ..decorator.mongo_locked import decorate
-from ..documents.sender import Sender
-from ..documents.steps import send
 from ..engine import runner
 from ..engine.commit_hooks import out_of_commit_hook
+from ..engine.courier import Courier, send
 from ..engine.lock import MongoLock
 from ..engine.logs import WARNING, log
 from ..engine.mongo_store import MongoStore
@@ -333,17 +332,18 @@ class IdempotentCall(LockedCall):
 
     def _send(self, command: Any) -> Any:
         results = self._results()
-        return results.run(_command(command)) if isinstance(results, Sender) else command(results)
+        return results.run(_command(command)) if isinstance(results, Courier) else command(results)
 
     async def _asend(self, command: Any) -> Any:
         results = self._results()
-        return await results.arun(_command(command)) if isinstance(results, Sender) else command(results)
+        return await results.arun(_command(command)) if isinstance(results, Courier) else command(results)
 
     def _results(self) -> Any:
-        store: Any = get_backend(self.options["using"]).session().store
+        session = get_backend(self.options["using"]).session()
+        store: Any = session.store
         if not isinstance(store, MongoStore):  # in memory, for tests
             return store.results
-        return Sender(results_beside(store.collection), get_settings().COMMAND_TIMEOUT, RIGHTS)
+        return Courier(results_beside(store.collection), get_settings().COMMAND_TIMEOUT, session.threads, RIGHTS)
 
     # Results
 

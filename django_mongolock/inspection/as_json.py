@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from .document_counts import DocumentCounts
+from .kinds import Counts
 from .overview import Overview, Process
 from .server_facts import ServerFacts
 from .snapshot import COUNTERS, LockSnapshot, Party
@@ -96,7 +96,7 @@ def _contended(lock: LockSnapshot) -> Json:
     return {"key": lock.key, "waiting": lock.waiting} | {name: getattr(lock, name) for name in COUNTERS}
 
 
-def _document_counts(counts: DocumentCounts) -> Json:
+def _document_counts(counts: Counts) -> Json:
     return {
         "lock": counts.lock,
         "held": counts.held,

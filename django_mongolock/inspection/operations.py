@@ -224,14 +224,22 @@ def ask_to_release(
 
 
 def release_owner(
-    store: MongoStore, owner: str, *, key: str = "", gone: bool = False, claims: bool = False, timeout: float = 5.0
+    store: MongoStore,
+    owner: str,
+    *,
+    field: str = "owner",
+    key: str = "",
+    gone: bool = False,
+    claims: bool = False,
+    timeout: float = 5.0,
 ) -> list[str]:
     """Take every lock, or only *key*, from the holders with this *owner*; return the keys of the locks taken.
 
-    gone: only from holders whose process has certainly ended, and from tasks in a queue. claims: only claims. Other
-    holders, waiters and damaged documents stay as they are. Raises LockBackendFailed.
+    field: where that stands, if it is another fact about the holder. gone: only from holders whose process has
+    certainly ended, and from tasks in a queue. claims: only claims. Other holders, waiters and damaged documents stay
+    as they are. Raises LockBackendFailed.
     """
-    found = find_held(store, "owner", owner, {"_id": {"$eq": key}} if key else {}, timeout)
+    found = find_held(store, field, owner, {"_id": {"$eq": key}} if key else {}, timeout)
     meant = _is_gone if gone else _is_claim if claims else bool
     theirs = {name: [each for each in holders if meant(each)] for name, holders in found.items()}
     return _take(store, {name: _grants_of(each) for name, each in theirs.items() if each}, OWNER_DONE, timeout)

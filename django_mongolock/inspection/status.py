@@ -10,7 +10,7 @@ from typing import Final
 
 from ..backends.base import mongo_store
 from ..conf import get_settings
-from .document_counts import DocumentCounts, document_counts
+from .kinds import Counts, count_all
 from .overview import Overview, overview
 from .patterns import starting
 from .server_facts import ServerFacts, known_server
@@ -50,7 +50,7 @@ class Status:
 
     locks: Overview
     server: ServerFacts
-    documents: tuple[DocumentCounts, ...] = ()
+    documents: tuple[Counts, ...] = ()
 
     @cached_property
     def problems(self) -> list[Problem]:
@@ -63,7 +63,7 @@ def current_status() -> Status:
     settings = get_settings()
     store = mongo_store()
     locks = overview(store, starting(settings.KEY_PREFIX), settings.COMMAND_TIMEOUT)
-    return Status(locks, known_server(store, settings.COMMAND_TIMEOUT), document_counts())
+    return Status(locks, known_server(store, settings.COMMAND_TIMEOUT), count_all())
 
 
 def _of_locks(locks: Overview) -> Iterator[Problem]:
@@ -79,7 +79,7 @@ def _of_locks(locks: Overview) -> Iterator[Problem]:
         yield Problem(Alarm.STALE, locks.stale)
 
 
-def _of_documents(found: Iterable[DocumentCounts]) -> Iterator[Problem]:
+def _of_documents(found: Iterable[Counts]) -> Iterator[Problem]:
     for counts in found:
         if counts.stale:
             yield Problem(Alarm.STALE_DOCUMENTS, counts.stale, counts.lock)

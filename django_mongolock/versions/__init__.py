@@ -9,15 +9,19 @@
         rate.value += by
         rate.save()                     # VersionConflict if it is not the version that was read
 
-For every database that Django supports; neither the app nor MONGOLOCK is needed. Forms are in `versions.forms`, the
-admin is in `versions.version_admin`, and `versions.collections` is for PyMongo's own collections.
+An app of its own: "django_mongolock.versions" in INSTALLED_APPS. For every database that Django supports; MONGOLOCK is
+not needed. Forms are in `versions.forms`, the admin is in `versions.admin`.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
 from ..exceptions import VersionConflict
-from .collections import aversioned_update, versioned_update
-from .querysets import VersionedManager, VersionedQuerySet
-from .retry import retry_on_conflict, retrying_on_conflict
-from .versioned_model import VersionedModel, VersionField
+
+if TYPE_CHECKING:
+    from .querysets import VersionedManager, VersionedQuerySet
+    from .retry import retry_on_conflict, retrying_on_conflict
+    from .versioned_model import VersionedModel, VersionField
 
 __all__ = [
     "VersionConflict",
@@ -25,8 +29,24 @@ __all__ = [
     "VersionedManager",
     "VersionedModel",
     "VersionedQuerySet",
-    "aversioned_update",
     "retry_on_conflict",
     "retrying_on_conflict",
-    "versioned_update",
 ]
+
+#: Where the names are. They are imported when they are used: a model cannot be made before the apps are known.
+_PLACES: Final = {
+    "VersionField": "versioned_model",
+    "VersionedManager": "querysets",
+    "VersionedModel": "versioned_model",
+    "VersionedQuerySet": "querysets",
+    "retry_on_conflict": "retry",
+    "retrying_on_conflict": "retry",
+}
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _PLACES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f".{_PLACES[name]}", __name__), name)

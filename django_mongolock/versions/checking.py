@@ -22,9 +22,14 @@ def version_field(model: type[Model]) -> Field[Any, Any] | None:
     return find_version(model._meta.concrete_fields)
 
 
+def is_version_field(field: object) -> bool:
+    """Return whether it is a VersionField."""
+    return getattr(field, "is_version", False) is True
+
+
 def find_version(fields: Iterable[Field[Any, Any]]) -> Field[Any, Any] | None:
     """Return the VersionField among *fields*, if there is one."""
-    return next((field for field in fields if getattr(field, "is_version", False)), None)
+    return next(filter(is_version_field, fields), None)
 
 
 def version_read(instance: Model, field: Field[Any, Any]) -> int | None:

@@ -42,13 +42,19 @@ class VersionedQuerySet(models.QuerySet[M, M]):
 
     def bulk_update(self, objs: Iterable[M], fields: Iterable[str], batch_size: int | None = None) -> int:
         """Write *fields* of all *objs*, or raise VersionConflict: each has to be in the version that it was read in."""
-        objs, names = tuple(objs), [name for name in fields if name != self._version.name]
+        kept = {self._version.name, *self._never_saved()}
+        objs, names = tuple(objs), [name for name in fields if name not in kept]
         self._for_write = True
         plain = models.QuerySet[M](self.model, self.query.chain(), self.db)
         if not objs or not all(obj.pk is not None for obj in objs):
             return plain.bulk_update(objs, names, batch_size)
         with raising_versions(objs, self._version, self.db):
             return plain.bulk_update(objs, names, batch_size)
+
+    def _never_saved(self) -> list[str]:
+        """The fields that belong to something else than those who save, such as a document lock."""
+        columns = getattr(self.model, "never_saved", ())
+        return [field.name for field in self.model._meta.concrete_fields if field.column in columns]
 
     def bulk_create(
         self,

@@ -9,6 +9,7 @@ from django.core import checks
 from django.db import models
 from django.db.models.query_utils import DeferredAttribute
 
+from ..conf import missing_app
 from .hooks import FROM_SAVE, HOOKS
 from .querysets import VersionedManager, VersionedQuerySet
 
@@ -74,7 +75,14 @@ class VersionField(BigIntegerField):
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
         """Check also that the model has one version, in its topmost table, and that update() raises it."""
-        return [*super().check(**kwargs), *self._check_alone(), *self._check_manager(), *self._check_parents()]
+        missing = missing_app("django_mongolock.versions", f"The VersionField of {self.model._meta.label}", self)
+        return [
+            *super().check(**kwargs),
+            *missing,
+            *self._check_alone(),
+            *self._check_manager(),
+            *self._check_parents(),
+        ]
 
     def _check_alone(self) -> list[checks.CheckMessage]:
         versions = [field.name for field in self.model._meta.fields if getattr(field, "is_version", False)]

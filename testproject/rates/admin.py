@@ -2,7 +2,7 @@
 
 from django.contrib import admin
 
-from django_mongolock.versions.version_admin import VersionedAdmin
+from django_mongolock.versions.admin import VersionedAdmin
 from testproject.rates.models import Rate
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from django.conf import settings
@@ -49,17 +50,15 @@ def _choosing(changes: Mapping[str, Any]) -> Callable[[Ad], Status]:
     """Return what chooses the work for an ad, however often it has to be read again."""
 
     def choose(ad: Ad) -> Status:
-        if ad.deleted and changes:
+        if ad.deleted and not changes.get("deleted"):
             raise AdDeletedError
-        return pending_of(ad, changes)
+        return pending_of(ad)
 
     return choose
 
 
-def pending_of(ad: Ad, changes: Mapping[str, Any] | None = None) -> Status:
-    """Return the pending state for an ad with these changes."""
-    for name, value in (changes or {}).items():
-        setattr(ad, name, value)
+def pending_of(ad: Ad) -> Status:
+    """Return the pending state for an ad, as it will be."""
     return Status.WITHDRAWING if services.wanted(ad) is None else Status.EXPORTING
 
 
@@ -85,11 +84,11 @@ def switch_all(user_id: str, **changes: Any) -> dict[str, str]:
     ads = Ad.objects.alive().filter(user_id=user_id)
     if not settings.SHOP_LOCKING:
         return {str(ad.pk): change_unlocked(str(ad.pk), **changes) for ad in ads}
-    with ad_exports.acquire_many(ads, lambda ad: pending_of(ad, changes), changes=changes) as batch:
+    with ad_exports.acquire_many(ads, pending_of, changes=changes) as batch:
         for held in batch:
-            with batch.isolate(held):
+            with suppress(DocumentLockLost):
                 held.renew()  # those before it took their time: not an ad that is stale by now
-                _tell(held)
+            _export(held)
     exported = {str(held.id): str(held.ended) for held in batch}
     return exported | {str(ad_id): str(change(str(ad_id), **changes)) for ad_id in batch.refused}
 

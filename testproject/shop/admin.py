@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 
-from django_mongolock.admin import DocumentLockAdminMixin, EditLockMixin
+from django_mongolock.documents.admin import DocumentLockAdminMixin
+from django_mongolock.editing.admin import EditLockMixin
 from testproject.shop.models import Ad, Order, Seller, ad_exports
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from django_mongodb_backend.fields import ObjectIdAutoField
 
-from django_mongolock import DocumentLock
+from django_mongolock.documents import DocumentLock
+from django_mongolock.versions import VersionedQuerySet, VersionField
 from testproject.mongo import MongoModel
 
 
@@ -54,7 +55,7 @@ class Seller(MongoModel):
         return self.name or self.user_id
 
 
-class AdQuerySet(models.QuerySet["Ad", "Ad"]):
+class AdQuerySet(VersionedQuerySet["Ad"]):
     """The queries of the flows."""
 
     def alive(self) -> AdQuerySet:
@@ -64,7 +65,6 @@ class AdQuerySet(models.QuerySet["Ad", "Ad"]):
     def change(self, **changes: Any) -> int:
         """Write *changes* and increase the version, in one update; return the number of ads."""
         return self.update(
-            document_version=F("document_version") + 1,
             export_status=Ad.ExportStatus.PENDING,
             updated_at=Now(),
             **changes,
@@ -106,9 +106,7 @@ class Ad(MongoModel):
     price = models.PositiveIntegerField()
     opted_in = models.BooleanField(default=True, db_column="optedIn")
     deleted = models.BooleanField(default=False)
-    document_version = models.PositiveIntegerField(
-        "version", default=1, db_column="documentVersion", help_text="Increased by every change."
-    )
+    document_version = VersionField("version", db_column="documentVersion", help_text="Increased by every change.")
     export_status = models.CharField(
         "export",
         max_length=16,

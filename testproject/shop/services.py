@@ -103,8 +103,8 @@ def tell(ad: Ad) -> Ad.ExportStatus:
 
 
 def write_status(ad: Ad, status: Ad.ExportStatus, **changes: Any) -> str:
-    """Store what was sent."""
-    Ad.objects.filter(pk=ad.pk).update(export_status=status, **changes)
+    """Store what was sent. That is no change of the ad: its version stays."""
+    Ad.objects.filter(pk=ad.pk).update(export_status=status, document_version=F("document_version"), **changes)
     return status.value
 
 

@@ -180,7 +180,7 @@ def facts(key: str) -> list[Any]:
 @app.task
 def keep(key: str) -> int:
     """Leaves a lock behind."""
-    kept.append(mongo_lock(key, lease=60, auto_renew=False).acquire())
+    kept.append(mongo_lock(key, lease=600, auto_renew=False).acquire())
     return os.getpid()
 
 

@@ -148,7 +148,7 @@ def test_a_second_delivery(sent: list[Any], key: str, policy: Any) -> None:
         with in_task(task), pytest.raises(Retry):
             function()
         (message,) = sent
-        assert (note(message).times, note(message).former) == (1, (key, holder(key)["run"], 0))
+        assert (note(message).times, note(message).former) == (1, (key, holder(key)["delivery"], 0))
         with in_task(task, headers=message.options["headers"]), pytest.raises(Retry):
             function()
         run.end()
@@ -185,6 +185,19 @@ def test_the_first_run_died(sent: list[Any], key: str, since: str) -> None:
     with in_task(task, headers=sent[-1].options["headers"]):
         assert function() == "ran"
     assert len(sent) == 2
+
+
+def test_the_first_run_died_and_was_resumed(sent: list[Any], key: str) -> None:
+    """F95: another delivery of the same message took over from it: the second one still comes back for that."""
+    function: Any = mongo_locked(key, on_contention="retry")(ran)
+    with OtherRun(key, task, "the-id"), in_task(task), pytest.raises(Retry):
+        function()
+    with OtherRun(key, task, "the-id") as run:
+        with in_task(task, headers=sent[-1].options["headers"]), pytest.raises(Retry):
+            function()
+        run.end()
+        with in_task(task, headers=sent[-1].options["headers"]), pytest.raises(Ignore):
+            function()
 
 
 def test_the_run_ends_at_that_moment(sent: list[Any], key: str, monkeypatch: pytest.MonkeyPatch) -> None:

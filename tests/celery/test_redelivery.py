@@ -38,6 +38,7 @@ def done(here: Place, result: Any) -> Any:
         pytest.fail(here.logs())
 
 
+@pytest.mark.witness
 def test_a_killed_worker(place: MakePlace, name: str) -> None:
     """F49: a worker is killed in the middle of a locked task, and Redis delivers that once more: it resumes at once, by
     its id, with a new fencing token, while another task that queued for the key before still waits."""

@@ -83,6 +83,7 @@ class TestWorker:
         assert found["pid"] != os.getpid()
         assert holders(f"facts:{name}") == []
 
+    @pytest.mark.long
     def test_processes_have_sessions_of_their_own(self, name: str, worker: Worker, parents_key: str) -> None:
         """F30, F31: each process of the pool has its own session, for all its tasks; the parent keeps its lock."""
         (parent,) = holders(parents_key)
@@ -93,6 +94,7 @@ class TestWorker:
         assert parent["session"] not in {session for _, session in pairs}
         assert holders(parents_key)[0]["token"] == parent["token"]
 
+    @pytest.mark.long
     def test_skip(self, name: str) -> None:
         """A skipped task succeeds with a false result, which a JSON result backend can store."""
         with held_elsewhere(f"busy:{name}"):
@@ -108,6 +110,7 @@ class TestWorker:
         with mongo_semaphore(f"tenant:{name}", 5):
             assert done(tasks_app.heavy.delay(name)) == 3
 
+    @pytest.mark.long
     @pytest.mark.parametrize("max_retries", range(4))
     def test_retry(self, name: str, max_retries: int, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A task waits for its lock for longer than its retries would allow, and then still has all of them."""
@@ -202,6 +205,7 @@ class TestWithoutWorker:
         assert getattr(caught.value, "requeue", False) is late
         assert isinstance(caught.value, Ignore) is late  # F127: `autoretry_for=(Exception,)` leaves an Ignore alone
 
+    @pytest.mark.long
     def test_comes_back_as_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is sent again under its own id, with its own count of retries."""
         sent: list[Any] = []

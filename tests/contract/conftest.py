@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import pytest
@@ -13,8 +12,8 @@ from django_mongolock import MongoLock, mongo_lock, mongo_semaphore
 from django_mongolock.backends.base import get_backend, mongo_store
 from django_mongolock.engine.mongo_store import MongoStore
 from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.step import Step
 from django_mongolock.testing import override_locks
-from tests.engine.faces import ASYNC, BLOCKING, Face
 from tests.support.grants import own
 
 
@@ -60,6 +59,20 @@ class World:
             grant.lose("killed")
             session.forget(grant)
 
+    def take_away(self, lock: MongoLock) -> None:
+        """An operator takes *lock* away from its holder, which is not told."""
+        (session, (grant,)) = (own(lock).session, own(lock).grants)
+        assert session is not None
+        session.store.apply(lock.key, Step(ask=grant.id, remove=(grant.id,), force=True), 10)
+
+    def let_renew(self, lock: MongoLock) -> None:
+        """The next renewal of *lock* is due."""
+        raise NotImplementedError
+
+    def forget(self, key: str) -> None:
+        """The document of *key* is removed."""
+        raise NotImplementedError
+
     def close(self) -> None:
         for session in self.sessions:
             session.close()
@@ -74,6 +87,16 @@ class MongoWorld(World):
     def let_pass(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    def let_renew(self, lock: MongoLock) -> None:
+        session = own(lock).session
+        assert session is not None
+        for grant in own(lock).grants:
+            grant.lease.renew_at = 0.0
+        session.heartbeat.wake()
+
+    def forget(self, key: str) -> None:
+        mongo_store().collection.delete_one({"_id": key})
+
 
 class MemoryWorld(World):
     """In memory, where time goes by at a word."""
@@ -84,6 +107,16 @@ class MemoryWorld(World):
 
     def let_pass(self, seconds: float) -> None:
         self.backend.server.advance(seconds)
+
+    def kill(self, lock: MongoLock) -> None:
+        session: Any = own(lock).session
+        session.die()
+
+    def let_renew(self, lock: MongoLock) -> None:
+        self.let_pass(lock.remaining / 2)
+
+    def forget(self, key: str) -> None:
+        del self.backend.server.documents[key]
 
     @property
     def backend(self) -> Any:
@@ -105,30 +138,15 @@ def world(request: pytest.FixtureRequest, settings: Any) -> Iterator[World]:
 
 
 @pytest.fixture
-def elsewhere(world: World) -> Elsewhere:
-    """Makes locks of other processes."""
-    return world.elsewhere
-
-
-@pytest.fixture(params=[BLOCKING, ASYNC], ids=lambda face: face.name)
-def face(request: pytest.FixtureRequest) -> Face:
-    """Both faces of the same lock."""
-    chosen: Face = request.param
-    return chosen
+def memory() -> Iterator[MemoryWorld]:
+    """The backend in memory alone, whose clock a test can move to the second."""
+    with override_locks():
+        made = MemoryWorld()
+        yield made
+        made.close()
 
 
 @pytest.fixture
-def in_thread() -> Iterator[Callable[..., threading.Thread]]:
-    """Starts daemon threads and sees to it that they have ended when the test has."""
-    started: list[threading.Thread] = []
-
-    def in_thread(call: Callable[[], object]) -> threading.Thread:
-        thread = threading.Thread(target=call, daemon=True)
-        thread.start()
-        started.append(thread)
-        return thread
-
-    yield in_thread
-    for thread in started:
-        thread.join(15)
-        assert not thread.is_alive()
+def elsewhere(world: World) -> Elsewhere:
+    """Makes locks of other processes."""
+    return world.elsewhere

@@ -17,6 +17,12 @@ NAME = re.compile(r"`(tests/[\w/]+\.py)::([\w:]+)`")
 
 
 @cache
+def tree(path: str) -> ast.Module:
+    """A file, as Python reads it."""
+    return ast.parse((ROOT / path).read_text())
+
+
+@cache
 def docstrings(path: str) -> dict[str, str]:
     """What the tests of a file promise, by their names; their class and their file promise for them as well."""
     found: dict[str, str] = {}
@@ -31,7 +37,7 @@ def docstrings(path: str) -> dict[str, str]:
 
     file = ROOT / path
     if file.is_file():
-        module = ast.parse(file.read_text())
+        module = tree(path)
         walk(module, "", ast.get_docstring(module) or "")
     return {name: text for name, text in found.items() if name.split("::")[-1].startswith(("test_", "Test"))}
 
@@ -70,6 +76,7 @@ def tables_of_tests(page: Path) -> str:
     return text if page != ORIGINS else text[text.index("\n## ") :]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", [FAILURES, PROMISES, THREATS, ORIGINS], ids=lambda page: page.name)
 def test_every_row_names_its_tests(page: Path) -> None:
     """A line that nobody tests, a test that was renamed, a test that is about something else."""
@@ -96,6 +103,37 @@ def test_no_promise_is_left_out() -> None:
     assert [cells[0] for cells in rows(PROMISES.read_text())] == [f"P{number}" for number in range(1, 10)]
 
 
+def test_each_promise_has_three_short_tests() -> None:
+    """So a defect that breaks a promise is found by those tests that run on every change."""
+    for cells in rows(PROMISES.read_text()):
+        short = [each for each in NAME.findall(cells[-1]) if is_short(*each)]
+        assert len(short) >= 3, cells[0]
+
+
+def test_the_witnesses_of_real_parts_run() -> None:
+    """An election, a kill, a worker, a browser, a fork: each is in the short tier."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    witnesses = NAME.findall(text[text.index("The witnesses") : text.index("Those of the promises")])
+    assert len(witnesses) == 5
+    assert all(is_short(*each) for each in witnesses)
+
+
+@cache
+def is_short(path: str, name: str) -> bool:
+    """Whether a test runs in the short tier, by the marks of its file, its class and itself."""
+    nodes: list[ast.AST] = [tree(path)]
+    for part in name.split("::"):
+        nodes.append(next(each for each in ast.iter_child_nodes(nodes[-1]) if getattr(each, "name", "") == part))
+    marks = " ".join(ast.unparse(mark) for node in nodes for mark in marks_of(node))
+    return "mark.witness" in marks or not re.search(r"mark\.(long|program)", marks)
+
+
+def marks_of(node: ast.AST) -> list[ast.AST]:
+    """The marks of a test or a class; those of a file or a class that stand in `pytestmark`."""
+    inside = [each.value for each in getattr(node, "body", ()) if ast.unparse(each).startswith("pytestmark")]
+    return [*getattr(node, "decorator_list", ()), *inside]
+
+
 #: The lists of surfaces over which a test runs, by what the table of threats calls them.
 PLACES = {
     "pages": ("PAGES", "addresses"),
@@ -108,7 +146,7 @@ PLACES = {
 @cache
 def names_in(path: str, name: str) -> set[str]:
     """The names that a test uses, its decorators included."""
-    node: ast.AST = ast.parse((ROOT / path).read_text())
+    node: ast.AST = tree(path)
     for part in name.split("::"):
         node = next(each for each in ast.iter_child_nodes(node) if getattr(each, "name", "") == part)
     return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}

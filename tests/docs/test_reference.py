@@ -296,9 +296,9 @@ def permissions() -> set[str]:
 
 
 def templates() -> set[str]:
-    """Every template."""
-    folder = PACKAGE / "templates"
-    return {str(path.relative_to(folder)) for path in folder.rglob("*.html")}
+    """Every template, also of the apps."""
+    folders = [PACKAGE / "templates", *PACKAGE.glob("*/templates")]
+    return {str(path.relative_to(folder)) for folder in folders for path in folder.rglob("*.html")}
 
 
 def template_filters() -> set[str]:

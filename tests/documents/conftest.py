@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import uuid
@@ -15,24 +16,19 @@ from django.db import connections
 from pymongo import MongoClient
 from pymongo.collection import Collection
 
-from django_mongolock import DocumentLock
-from django_mongolock.documents import declared
-from django_mongolock.documents.document_lock import undeclare
-from django_mongolock.documents.sender import Background, Task
-from testproject.shop.models import Ad
+from django_mongolock import LockBackendFailed
+from django_mongolock.documents import DocumentLock, declared
+from django_mongolock.documents.document_lock import declare, undeclare
+from django_mongolock.engine.courier import Background, Courier, Task
+from django_mongolock.engine.field_paths import get_path, set_path
+from tests.documents.models import Advert
 from tests.support import failpoints
 
 Document = dict[str, Any]
 PENDING = {"exporting": "failed", "withdrawing": "withdraw_failed"}
 FINAL = ["exported", "withdrawn"]
-USUAL = {
-    "holder": "lockedBy",
-    "state": "exportStatus",
-    "version": "documentVersion",
-    "time": "lockTimestamp",
-    "attempt": "lockAttempt",
-}
-OTHERS = {"holder": "by", "state": "s", "version": "v", "time": "lock.at", "attempt": "lock.id"}
+USUAL = {"holder": "lockedBy", "state": "exportStatus", "version": "documentVersion", "time": "lockTimestamp"}
+OTHERS = {"holder": "lock.by", "state": "s", "version": "v", "time": "lock.at"}
 
 
 @dataclass
@@ -44,43 +40,38 @@ class Ground:
     names: dict[str, str]
     ids: Iterator[Any] = field(repr=False)
 
+    def __post_init__(self) -> None:
+        self.names = {**self.names, "token": f"{self.names['holder']}Token"}
+
     def add(self, version: Any = 1, **values: Any) -> Any:
         """Add a document, with these values in the fields of the lock, and others; return its id."""
-        id_ = next(self.ids)
-        document: Document = {"_id": id_, "price": 5}
+        document: Document = {self.lock.rules.fields.key: next(self.ids), "price": 5}
         for role, value in {"version": version, **values}.items():
-            self._put(document, self.names.get(role, role), value)
+            set_path(document, self.names.get(role, role), value)
         self.collection.insert_one(document)
-        return id_
+        return document[self.lock.rules.fields.key]
 
     def change(self, id_: Any, **values: Any) -> None:
-        """Change a document as somebody does who knows nothing of locks."""
+        """Change a document as a program does that knows nothing of locks."""
         changes = {self.names.get(role, role): value for role, value in values.items()}
-        assert self.collection.update_one({"_id": id_}, {"$set": changes}).matched_count
+        assert self.collection.update_one({self.lock.rules.fields.key: id_}, {"$set": changes}).matched_count
+
+    def age(self, id_: Any, seconds: float) -> None:
+        """Set since when a document is held, by the server's clock."""
+        time = {self.names["time"]: {"$subtract": ["$$NOW", round(seconds * 1000)]}}
+        self.collection.update_one({self.lock.rules.fields.key: id_}, [{"$set": time}])
 
     def raw(self, id_: Any) -> Document:
         """The whole document."""
-        found = self.collection.find_one({"_id": id_})
+        found = self.collection.find_one({self.lock.rules.fields.key: id_})
         assert found is not None
         return found
 
     def read(self, id_: Any, *roles: str) -> Any:
         """The values of some fields: of those of the lock by their roles."""
         found = self.raw(id_)
-        values = []
-        for role in roles:
-            value: Any = found
-            for part in self.names.get(role, role).split("."):
-                value = value.get(part) if value else None
-            values.append(value)
-        return tuple(values) if len(values) > 1 else values[0]
-
-    @staticmethod
-    def _put(document: Document, path: str, value: Any) -> None:
-        *parents, last = path.split(".")
-        for parent in parents:
-            document = document.setdefault(parent, {})
-        document[last] = value
+        values = tuple(get_path(found, self.names.get(role, role)) for role in roles)
+        return values if len(values) > 1 else values[0]
 
 
 @pytest.fixture
@@ -91,6 +82,8 @@ def forget() -> Iterator[None]:
     for lock in declared():
         if lock not in before:
             undeclare(lock)
+    for lock in before:
+        declare(lock)
 
 
 @pytest.fixture(autouse=True)
@@ -108,14 +101,9 @@ def _leave_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     over.set()
 
 
-def objects() -> Iterator[ObjectId]:
+def new_ids(make: Callable[[], Any]) -> Iterator[Any]:
     while True:
-        yield ObjectId()
-
-
-def texts() -> Iterator[str]:
-    while True:
-        yield uuid.uuid4().hex
+        yield make()
 
 
 @pytest.fixture
@@ -128,26 +116,27 @@ def appname() -> str:
 def make(
     db: None, forget: None, mongo: MongoClient[Document], collection: Collection[Document], appname: str
 ) -> Iterator[Callable[..., Ground]]:
-    """Makes a ground: of a "model", of a "collection", or of one with "other names"."""
+    """Makes a ground: of a model, of a "collection", or of one with "other names"."""
     client: MongoClient[Document] = MongoClient(os.environ["MONGODB_URI"], appname=appname, heartbeatFrequencyMS=500)
 
-    def make(kind: str = "collection", **options: Any) -> Ground:
+    def make(kind: Any = "collection", ids: Callable[[], Any] | None = None, **options: Any) -> Ground:
         given: dict[str, Any] = {"pending": PENDING, "final": FINAL, "stale_after": 60, "name": "test", **options}
-        if kind == "model":
-            roles = {"holder": "locked_by", "state": "export_status", "version": "document_version"}
-            lock: DocumentLock[Any] = DocumentLock(Ad, **{**roles, "time": "lock_timestamp", **given})
-            raw = mongo[str(connections["mongo"].settings_dict["NAME"])]["shop_ad"]
-            return Ground(lock, raw, USUAL, objects())
+        if not isinstance(kind, str):
+            roles = {role: role for role in USUAL}
+            lock: DocumentLock[Any] = DocumentLock(kind, using="mongo", **{**roles, **given})
+            raw = mongo[str(connections["mongo"].settings_dict["NAME"])][kind._meta.db_table]
+            raw.delete_many({})
+            return Ground(lock, raw, USUAL, new_ids(ids or ObjectId))
         names = OTHERS if kind == "other names" else USUAL
         place = client[collection.database.name][collection.name]
         lock = DocumentLock[Document](place, **{**names, **given})
-        return Ground(lock, collection, names, texts())
+        return Ground(lock, collection, names, new_ids(ids or (lambda: uuid.uuid4().hex)))
 
     yield make
     client.close()
 
 
-@pytest.fixture(params=["model", "collection", "other names"])
+@pytest.fixture(params=[Advert, "collection", "other names"], ids=["model", "collection", "other names"])
 def ground(request: pytest.FixtureRequest, make: Callable[..., Ground]) -> Ground:
     """Each kind of place in turn."""
     return make(request.param)
@@ -157,6 +146,12 @@ def ground(request: pytest.FixtureRequest, make: Callable[..., Ground]) -> Groun
 def plain(make: Callable[..., Ground]) -> Ground:
     """A collection."""
     return make()
+
+
+@pytest.fixture
+def adverts(make: Callable[..., Ground]) -> Ground:
+    """A model."""
+    return make(Advert)
 
 
 @pytest.fixture
@@ -170,3 +165,57 @@ def failpoint(mongo: MongoClient[Document], appname: str) -> Iterator[Callable[.
 
     with failpoints.failpoint(mongo, "failCommand", {}, "off"):
         yield set_failpoint
+
+
+def blocking(thing: Any, name: str, *arguments: Any, **options: Any) -> Any:
+    return getattr(thing, name)(*arguments, **options)
+
+
+def awaiting(thing: Any, name: str, *arguments: Any, **options: Any) -> Any:
+    twin = name.replace("__e", "__ae") if name.startswith("__") else f"a{name}"
+
+    async def call() -> Any:
+        return await getattr(thing, twin)(*arguments, **options)
+
+    return asyncio.run(call())
+
+
+@pytest.fixture(params=[blocking, awaiting])
+def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Each method in both of its faces."""
+    face: Callable[..., Any] = request.param
+    return face
+
+
+@pytest.fixture
+def strike(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Raises in place of the answers to the commands of these numbers, or of these and all later ones: they are carried
+    out, unless they are *lost*. before: called with the number of each command. Returns what was sent."""
+
+    def strike(
+        ground: Ground,
+        *numbers: int,
+        error: BaseException | None = None,
+        rest: bool = False,
+        lost: bool = False,
+        before: Callable[[int], object] = lambda _number: None,
+    ) -> list[Any]:
+        sent: list[Any] = []
+        send = Courier.send
+
+        def struck(courier: Courier, command: Any, *left: float) -> Any:
+            if courier._collection.name != ground.collection.name:
+                return send(courier, command, *left)
+            sent.append(lambda: send(courier, command, *left))
+            number = len(sent)
+            before(number)
+            strikes = number in numbers or (rest and number >= max(numbers))
+            answer = None if strikes and lost else send(courier, command, *left)
+            if strikes:
+                raise error or LockBackendFailed("MongoDB did not answer")
+            return answer
+
+        monkeypatch.setattr(Courier, "send", struck)
+        return sent
+
+    return strike

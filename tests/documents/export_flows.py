@@ -21,8 +21,8 @@ django.setup()
 
 from django.conf import settings  # noqa: E402
 
-from django_mongolock import DocumentChanged, DocumentHeld, DocumentLock  # noqa: E402
-from django_mongolock.documents import HeldDocument  # noqa: E402
+from django_mongolock import DocumentChanged, DocumentHeld  # noqa: E402
+from django_mongolock.documents import DocumentLock, HeldDocument  # noqa: E402
 from testproject.shop import ad_events, services  # noqa: E402
 from testproject.shop.models import Ad  # noqa: E402
 

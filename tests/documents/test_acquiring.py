@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -22,11 +25,19 @@ from django_mongolock import (
     LockNotAcquired,
     StaleToken,
 )
-from django_mongolock.documents.sender import Sender
+from django_mongolock.engine import clock
 from tests.documents.conftest import Document, Ground
 from tests.support.lock_fixtures import WITH_MONGO
 
 pytestmark = WITH_MONGO
+#: What makes the name of a process that has ended.
+NAME = "from django_mongolock.engine.processes import this_process; print(this_process())"
+
+
+@pytest.fixture(scope="module")
+def dead() -> str:
+    """The name of a process that has ended."""
+    return subprocess.run([sys.executable, "-c", NAME], check=True, capture_output=True, text=True).stdout.strip()
 
 
 class TestGranted:
@@ -40,13 +51,16 @@ class TestGranted:
             {"holder": "", "state": "exported"},
             {"holder": None, "state": "new, and never heard of"},
             {"holder": None, "state": "exporting"},
-            {"holder": "somebody", "state": "exported"},
-            {"holder": "somebody", "state": "withdraw_failed"},
+            {"holder": "other", "state": "exported"},
+            {"holder": "other", "state": "withdraw_failed"},
+            {"holder": "other", "state": "exporting", "time": datetime(2020, 1, 1, tzinfo=UTC)},
+            {"holder": "other", "state": "new", "time": datetime(2020, 1, 1, tzinfo=UTC)},
+            {"holder": "other", "state": "new"},
         ],
         ids=str,
     )
     def test_granted(self, ground: Ground, before: dict[str, Any]) -> None:
-        """It has no holder, or no work on it is under way, or the same flow has it."""
+        """F136: it has no holder, or its holder's work has ended or is stale, whoever asks and whatever its state."""
         id_ = ground.add(7, **before)
         started = datetime.now(UTC).replace(tzinfo=None)
         held = ground.lock.acquire((id_, 7), "exporting", owner="me")
@@ -57,32 +71,27 @@ class TestGranted:
         assert 0 < held.remaining <= 60
         assert ground.raw(id_)["price"] == 5
 
-    def test_an_owner_that_nobody_else_has(self, ground: Ground) -> None:
-        """Without owner= nobody is the same flow by accident."""
-        id_ = ground.add(1)
-        ground.lock.acquire((id_, 1), "exporting")
-        with pytest.raises(DocumentHeld):
-            ground.lock.acquire((id_, 2), "exporting")
+    def test_who_was_stale_writes_nothing(self, ground: Ground) -> None:
+        """Whoever lost it to another flow is refused from then on."""
+        first = ground.lock.acquire((ground.add(1), 1), "exporting", owner="me")
+        ground.age(first.id, 61)
+        second = ground.lock.acquire((first.id, 2), "exporting", owner="me")
+        for write in (first.renew, lambda: first.update(price=1), lambda: first.finish("exported")):
+            first._holding._ended = None
+            with pytest.raises(DocumentLockLost):
+                write()
+        second.finish("exported")
 
     def test_changes_come_with_the_grant(self, ground: Ground) -> None:
-        """They are written by the same update, as they are: text that names a field is text."""
+        """They are written by the same update, as they are: text that names a field is text; so is an owner."""
         id_ = ground.add(1)
         changes = {"price": 9, "title": "$price", "body": "$$NOW"}
-        held = ground.lock.acquire((id_, 1), "exporting", changes=changes)
-        assert ground.read(id_, "price", "title", "body") == (9, "$price", "$$NOW")
+        held = ground.lock.acquire((id_, 1), "exporting", changes=changes, owner="$price")
+        assert ground.read(id_, "price", "title", "body", "holder") == (9, "$price", "$$NOW", "$price")
         with pytest.raises(DocumentChanged):
             ground.lock.acquire((id_, 1), "exporting", changes={"price": 1})
-        assert ground.raw(id_)["price"] == 9
         held.finish("exported", {"title": "$title"})
-        assert ground.read(id_, "title", "version") == ("$title", 3)
-
-    def test_an_owner_that_looks_like_a_field(self, ground: Ground) -> None:
-        """Every text of a caller is a literal."""
-        id_ = ground.add(1)
-        ground.lock.acquire((id_, 1), "exporting", owner="$price")
-        assert ground.read(id_, "holder") == "$price"
-        with pytest.raises(DocumentHeld):
-            ground.lock.acquire((id_, 2), "exporting", owner="$$ROOT")
+        assert ground.read(id_, "title", "version", "price") == ("$title", 3, 9)
 
     @pytest.mark.parametrize("missing", [{}, {"documentVersion": None}], ids=str)
     def test_no_version(self, plain: Ground, missing: Document) -> None:
@@ -95,46 +104,25 @@ class TestGranted:
         for given in (read, ("old", 0)):
             with pytest.raises(DocumentChanged):
                 plain.lock.acquire(given, "exporting")
-        with plain.lock.acquire_many([plain.raw("old")], "exporting", final="exported") as batch:
-            assert [one.version for one in batch] == [2]
-
-    def test_a_long_version_stays_long(self, plain: Ground) -> None:
-        """Its type is part of the schema of other programs."""
-        held = plain.lock.acquire((plain.add(Int64(7)), 7), "exporting", changes={"price": 1})
-        held.finish("exported", {"price": 2})
-        types = plain.collection.aggregate([{"$project": {"type": {"$type": "$documentVersion"}}}])
-        assert [found["type"] for found in types] == ["long"]
 
     @pytest.mark.parametrize("version", [0, -3, Int64(7), 2**31 - 1, 2**40])
     def test_any_whole_number_is_a_version(self, plain: Ground, version: int) -> None:
-        """It stays one, also past 32 bits."""
+        """It stays one, also past 32 bits, and a long one stays long: its type is part of the schema of others."""
         held = plain.lock.acquire((plain.add(version), version), "exporting")
-        assert held.version == version + 1
-        assert plain.raw(held.id)["documentVersion"] == version + 1
+        assert held.version == version + 1 == plain.raw(held.id)["documentVersion"]
+        held.update(price=1)
+        held.finish("exported", {"price": 2})
+        (found,) = plain.collection.aggregate([{"$project": {"type": {"$type": "$documentVersion"}}}])
+        assert (found["type"] == "long") is (isinstance(version, Int64) or version >= 2**31 - 1)
 
 
 class TestRefused:
     """Each way to fail has an error of its own, and changes nothing."""
 
-    @pytest.mark.parametrize(
-        ("ago", "least", "most"), [(0, 0.5, 5), (20, 20, 30), (40, 5, 20), (3_600, 0.5, 0.5), (-3_600, 0.5, 0.5)]
-    )
-    def test_when_to_try_again(self, ground: Ground, ago: int, least: float, most: float) -> None:
-        """After as long again as it has been held; and soon once it is stale, whichever clock wrote the time (F62)."""
-        id_ = ground.add(1, holder="other", state="exporting")
-        time = {ground.names["time"]: {"$subtract": ["$$NOW", ago * 1_000]}}
-        ground.collection.update_one({"_id": id_}, [{"$set": time}])
-        with pytest.raises(DocumentHeld) as caught:
-            ground.lock.acquire((id_, 1), "exporting", owner="me")
-        assert least <= caught.value.retry_after <= most
-        assert caught.value.stale_in is not None
-        assert min(60, max(0, 30 - ago)) <= caught.value.stale_in <= min(60, max(0, 60 - ago))
-
     def refused(self, ground: Ground, id_: Any, version: int, owner: str = "me") -> LockError:
         before = ground.collection.find_one({"_id": id_})
         with pytest.raises(LockError) as caught:
             ground.lock.acquire((id_, version), "exporting", owner=owner, changes={"price": 99})
-        assert ground.collection.find_one({"_id": id_}) == before
         batch = ground.lock.acquire_many([(id_, version)], "exporting", owner=owner)
         assert not batch.held
         assert type(batch.refused[id_]) is type(caught.value)
@@ -158,7 +146,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("state", ["exporting", "withdrawing", "never heard of", None])
     def test_held(self, ground: Ground, state: str | None) -> None:
-        """The error says which flow has it, since when, and when it would be stale."""
+        """F136: the error says which flow has it, since when, and when it would be stale; in whatever state."""
         since = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=20)
         error = self.refused(ground, ground.add(7, holder="other", state=state, time=since), 7)
         assert isinstance(error, DocumentHeld)
@@ -168,62 +156,50 @@ class TestRefused:
         assert error.stale_in is not None
         assert 20 < error.stale_in < 41
 
-    def test_held_nobody_knows_since_when(self, ground: Ground) -> None:
-        """Data from before there was a time."""
-        error = self.refused(ground, ground.add(7, holder="other", state="exporting"), 7)
+    @pytest.mark.parametrize(
+        ("ago", "least", "most"), [(0, 0.5, 5), (20, 20, 30), (40, 5, 20), (-3_600, 0.5, 0.5), (None, 0.5, 0.5)]
+    )
+    def test_when_to_try_again(self, ground: Ground, ago: int | None, least: float, most: float) -> None:
+        """After as long again as it has been held; and soon once it is stale, whichever clock wrote the time (F62)."""
+        id_ = ground.add(1, holder="other", state="exporting")
+        if ago is not None:
+            ground.age(id_, ago)
+        error = self.refused(ground, id_, 1)
         assert isinstance(error, DocumentHeld)
-        assert (error.since, error.retry_after, error.stale_in) == (None, 0.5, None)
-
-    def test_case_counts(self, plain: Ground) -> None:
-        """Another spelling is another owner."""
-        self.refused(plain, plain.add(7, holder="Me", state="exporting"), 7)
+        assert least <= error.retry_after <= most
+        assert (error.stale_in is None) is (ago is None)
 
     @pytest.mark.parametrize(
         ("role", "value"),
         [
-            ("version", "7"),
-            ("version", 7.0),
-            ("version", True),
-            ("version", [7]),
-            ("version", Int64(2**63 - 1)),
-            ("holder", 5),
-            ("holder", ["me"]),
-            ("holder", {"me": 1}),
-            ("holder", False),
-            ("state", 1),
-            ("state", ["exported"]),
-            ("time", "2030-01-01"),
-            ("time", 1_900_000_000),
-            ("holder", Code("me")),
+            *[("version", value) for value in ("7", 7.0, True, [7], Int64(2**63 - 1))],
+            *[("holder", value) for value in (5, ["me"], {"me": 1}, False, Code("me"))],
+            *[("state", value) for value in (1, ["exported"])],
+            *[("time", value) for value in ("2030-01-01", 1_900_000_000)],
         ],
         ids=str,
     )
     def test_damaged(self, plain: Ground, role: str, value: Any) -> None:
-        """What cannot be read is not taken for "nobody has it": fails closed, and names the field."""
+        """What cannot be read is not taken for free: fails closed, and names the field."""
         id_ = plain.add(7, state="exported")
         plain.change(id_, **{role: value})
         error = self.refused(plain, id_, 7)
         assert isinstance(error, DocumentDamaged)
         assert plain.names[role] in str(error)
 
-    def test_damaged_model(self, make: Callable[..., Ground]) -> None:
-        """Also where a model is in front of it."""
-        ground = make("model")
-        id_ = ground.add(7, holder=5)
+    def test_an_array_as_a_parent(self, make: Callable[..., Ground]) -> None:
+        """F138: the lock's fields are inside of an array: damage, at once, also with wait=."""
+        ground = make("other names")
+        id_ = ground.add(7)
+        ground.change(id_, lock=[])
         assert isinstance(self.refused(ground, id_, 7), DocumentDamaged)
+        with pytest.raises(DocumentDamaged):
+            ground.lock.acquire((id_, 7), "exporting", wait=None)
 
-    def test_freed_in_the_moment_of_looking(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Whoever is refused, and finds the document free then, asks again instead of saying that nobody has it."""
+    def test_freed_in_the_moment_of_looking(self, plain: Ground, strike: Any) -> None:
+        """Whoever is refused, and finds the document free then, asks again."""
         id_ = plain.add(7, holder="other", state="exporting")
-        send, calls = Sender.send, []
-
-        def free_first(sender: Sender, command: Any, *left: float) -> Any:
-            calls.append(command)
-            if len(calls) == 2:
-                plain.change(id_, holder=None)
-            return send(sender, command, *left)
-
-        monkeypatch.setattr(Sender, "send", free_first)
+        strike(plain, before=lambda number: plain.change(id_, holder=None) if number == 2 else None)
         assert plain.lock.acquire((id_, 7), "exporting").version == 8
 
     @pytest.mark.parametrize(
@@ -248,8 +224,92 @@ class TestRefused:
         assert "5" in str(error)
 
 
+class TestOwners:
+    """F70: the same owner resumes what a dead run holds, and what is stale; never what a living run holds."""
+
+    @pytest.mark.parametrize(
+        ("owner", "process", "age", "granted"),
+        [
+            ("me", "alive", 0, False),
+            ("me", "unknown", 0, False),
+            ("me", "dead", 0, True),
+            ("Me", "dead", 0, False),
+            ("other", "dead", 0, False),
+            ("me", "alive", 61, True),
+            ("other", "alive", 61, True),
+        ],
+    )
+    @pytest.mark.parametrize("many", [False, True])
+    def test_resuming(  # noqa: PLR0917
+        self, ground: Ground, dead: str, owner: str, process: str, age: float, granted: bool, many: bool
+    ) -> None:
+        """By the process that the token names, and by the time."""
+        held = ground.lock.acquire((ground.add(1), 1), "exporting", owner="me")
+        if process != "alive":
+            ground.change(held.id, token=f"1.ab:2 {dead if process == 'dead' else 'of another machine'}")
+        ground.age(held.id, age)
+        document = (held.id, 2)
+        if many:
+            batch = ground.lock.acquire_many([document], "exporting", owner=owner, final="exported")
+            assert bool(batch.held) is granted
+            with batch:
+                return
+        if not granted:
+            with pytest.raises(DocumentHeld):
+                ground.lock.acquire(document, "exporting", owner=owner)
+            return
+        next_run = ground.lock.acquire(document, "exporting", owner=owner)
+        assert next_run.version == 3
+        with pytest.raises(DocumentLockLost):
+            held.finish("exported")
+        next_run.finish("exported")
+
+
+class TestWaiting:
+    """wait=: again and again, and with the document as it is then."""
+
+    def test_freed(self, ground: Ground, call: Any, strike: Any) -> None:
+        """It is read again, and the work is chosen for what it is then."""
+        id_ = ground.add(1, holder="other", state="exporting", opted_in=True)
+        more = {"opted_in": False, "version": 5}
+        strike(ground, before=lambda number: ground.change(id_, holder=None, **more) if number == 4 else None)
+
+        def choose(document: Any) -> str:
+            opted_in = document["opted_in"] if isinstance(document, dict) else document.opted_in
+            return "exporting" if opted_in else "withdrawing"
+
+        read = ground.lock._source.instance(ground.raw(id_))
+        held = call(ground.lock, "acquire", read, choose, wait=10)
+        assert (held.pending, held.version) == ("withdrawing", 6)
+
+    def test_bounded(self, plain: Ground, call: Any) -> None:
+        """Then it is refused with what there is; a document that is deleted meanwhile, at once."""
+        id_ = plain.add(1, holder="other", state="exporting")
+        started = time.monotonic()
+        with pytest.raises(DocumentHeld):
+            call(plain.lock, "acquire", (id_, 1), "exporting", wait=0.2)
+        assert 0.2 <= time.monotonic() - started < 5
+        with pytest.raises(DocumentNotFound):
+            call(plain.lock, "acquire", ("none", 1), "exporting", wait=5)
+
+    def test_outdated(self, plain: Ground) -> None:
+        """Without waiting, another version is a refusal; with it, a reason to read again."""
+        id_ = plain.add(5)
+        assert plain.lock.acquire((id_, 4), "exporting", wait=timedelta(seconds=1)).version == 6
+
+    def test_one_that_changes_again_and_again(
+        self, plain: Ground, strike: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It gives up in the end."""
+        id_ = plain.add(1)
+        monkeypatch.setattr(clock, "now", iter(range(1000)).__next__)
+        strike(plain, before=lambda number: plain.change(id_, version=100 + number))
+        with pytest.raises(DocumentChanged):
+            plain.lock.acquire((id_, 1), "exporting", wait=1)
+
+
 class TestWrongCalls:
-    """What cannot be meant is told before anything is sent."""
+    """What cannot be meant is reported before anything is sent."""
 
     @pytest.mark.parametrize(
         ("document", "options", "problem"),
@@ -262,27 +322,24 @@ class TestWrongCalls:
             (5, {}, r"\(id, version\)"),
             (("x", 1), {"pending": "exported"}, "not declared as a pending"),
             (("x", 1), {"pending": None}, "name the pending"),
+            (("x", 1), {"pending": lambda _: "exporting"}, "as you have read it"),
             (("x", 1), {"final": "exporting"}, "not declared as a final"),
             (("x", 1), {"owner": ""}, "1 to 256"),
             (("x", 1), {"owner": 5}, "must be a str"),
             (("x", 1), {"owner": "a\nb"}, "control"),
             (("x", 1), {"changes": {"lockedBy": "me"}}, "lock's own"),
+            (("x", 1), {"changes": {"lockedByToken": "me"}}, "lock's own"),
             (("x", 1), {"changes": {"documentVersion.x": 1}}, "lock's own"),
             (("x", 1), {"changes": {"_id": 1}}, "not _id"),
             (("x", 1), {"changes": {"$x": 1}}, "cannot be"),
             (("x", 1), {"changes": {"a": 1, "a.b": 1}}, "already"),
+            ({"_id": 5, "documentVersion": "3"}, {}, "is str, not a whole number"),
         ],
     )
     def test_arguments(self, plain: Ground, document: Any, options: Any, problem: str) -> None:
-        """A TypeError or a ValueError that names the cure."""
-        given = {"pending": "exporting", **options}
-        with pytest.raises((TypeError, ValueError), match=problem):
-            plain.lock.hold(document, **given)
-
-    def test_version_that_is_text(self, plain: Ground) -> None:
-        """A document as it was read, whose version is text, is reported as damage."""
-        with pytest.raises(DocumentDamaged, match="is str, not a whole number"):
-            plain.lock.hold({"_id": 5, "documentVersion": "3"}, "exporting")
+        """An error that names the cure."""
+        with pytest.raises((TypeError, ValueError, DocumentDamaged), match=problem):
+            plain.lock.hold(document, **{"pending": "exporting", **options})
 
     def test_names_that_only_begin_alike(self, plain: Ground) -> None:
         """A field is not another one because of how it begins."""

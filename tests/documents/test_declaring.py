@@ -13,11 +13,12 @@ from pymongo import AsyncMongoClient
 from pymongo.collection import Collection
 from pytest_django import Settings
 
-from django_mongolock import DocumentLock
-from django_mongolock.documents import declared
-from django_mongolock.documents.document_lock import find_lock
-from testproject.shop.models import Ad, Order, ad_exports
+from django_mongolock.documents import DocumentLock, declared
+from django_mongolock.documents.checks import check_document_places
+from django_mongolock.inspection.kinds import find_kind
+from testproject.shop.models import Ad, ad_exports
 from tests.documents.conftest import FINAL, PENDING, Document, Ground
+from tests.documents.models import Advert
 from tests.support.lock_fixtures import WITH_MONGO
 
 pytestmark = [WITH_MONGO, pytest.mark.usefixtures("forget")]
@@ -60,11 +61,15 @@ def test_wrong(collection: Collection[Document], wrong: dict[str, Any], problem:
         ({"holder": "locked_buy"}, r"shop\.Ad has no field 'locked_buy': it has body, deleted"),
         ({"pending": {"exportnig": "failed"}}, "has no choice 'exportnig'"),
         ({"final": ["exported", "gone"]}, "has no choice 'gone'"),
+        ({"version": "price"}, "make it a VersionField"),
+        ({"time": "title"}, "keeps date and time in it"),
+        ({"holder": "price"}, "keeps text in it"),
+        ({}, "share"),
     ],
 )
 def test_wrong_model(wrong: dict[str, Any], problem: str) -> None:
-    """A typing error in a field or a state does not wait for the night."""
-    with pytest.raises(ValueError, match=problem):
+    """A typing error in a field or a state does not wait for the night; nor fields that cannot do (F135)."""
+    with pytest.raises((TypeError, ValueError), match=problem):
         DocumentLock(Ad, **{**RIGHT, "name": "test", **wrong})
 
 
@@ -91,27 +96,14 @@ def test_a_model_in_sql() -> None:
     """Told by a check and when it is first used: where a model is depends on a router."""
     from django.core.exceptions import ImproperlyConfigured
 
-    from django_mongolock.checks import check_document_places, check_documents
-
     assert check_document_places(app_configs=None) == []
-
-    lock = DocumentLock(
-        Order,
-        state="item",
-        pending=PENDING,
-        final=FINAL,
-        stale_after=5,
-        holder="state",
-        version="charges",
-        time="created_at",
-        name="orders",
-    )
+    roles = {"state": "state", "version": "version", "holder": "holder", "time": "time"}
+    lock = DocumentLock(Advert, pending=PENDING, final=FINAL, stale_after=5, name="sql", using="default", **roles)
     with pytest.raises(ImproperlyConfigured, match="is not MongoDB"):
-        list(lock.stale())
+        lock.snapshots()
     (found,) = check_document_places(app_configs=None)
     assert found.id == "mongolock.E016"
-    assert "'orders'" in found.msg
-    assert check_documents(app_configs=None, databases=["default"]) == []
+    assert "'sql'" in found.msg
 
 
 def test_names(collection: Collection[Document]) -> None:
@@ -119,10 +111,11 @@ def test_names(collection: Collection[Document]) -> None:
     lock = DocumentLock[Document](collection, **RIGHT)
     assert lock.name == f"{collection.full_name}.exportStatus"
     again = DocumentLock[Document](collection, **RIGHT)  # its module was loaded again
-    assert find_lock(lock.name) is again
+    assert find_kind(lock.name).name == again.name
     with pytest.raises(ValueError, match="name="):
         DocumentLock[Document](collection, **{**RIGHT, "stale_after": 5})
-    DocumentLock[Document](collection, **{**RIGHT, "stale_after": 5}, name="another")
+    others = {"holder": "by", "version": "v", "time": "at"}
+    DocumentLock[Document](collection, **{**RIGHT, "state": "other", **others}, name="another")
     assert [one.name for one in declared()] == sorted(["ad exports", "another", lock.name])
 
 
@@ -142,21 +135,38 @@ def test_a_function(collection: Collection[Document]) -> None:
         pass
     assert len(calls) == 1
     with pytest.raises(TypeError, match="returned int"):
-        list(DocumentLock[Document](lambda: 5, **RIGHT, name="x").stale())  # type: ignore[arg-type, return-value]
+        DocumentLock[Document](lambda: 5, **RIGHT, name="x").snapshots()  # type: ignore[arg-type, return-value]
 
 
-def test_names_of_a_model(make: Callable[..., Ground]) -> None:
+def test_names_of_a_model() -> None:
     """Its fields by the names of the model, or by those in the documents."""
-    by_column = DocumentLock(Ad, **RIGHT, name="columns")
-    assert by_column.rules.fields == make("model").lock.rules.fields == ad_exports.rules.fields
-    assert by_column.rules.longest_owner == 64
-    assert by_column.alias == "mongo"
+    by_column = DocumentLock(Advert, **RIGHT, using="mongo")
+    roles = {"state": "state", "version": "version", "holder": "holder", "time": "time"}
+    by_name = DocumentLock(Advert, using="mongo", **{**RIGHT, **roles})
+    assert by_column.rules.fields == by_name.rules.fields == ad_exports.rules.fields
+    assert (by_column.rules.longest_owner, by_column.alias) == (64, "mongo")
 
 
 def test_another_backend(make: Callable[..., Ground], settings: Settings) -> None:
     """The documents are in MongoDB, wherever the named locks are kept."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "BACKEND": "django_mongolock.backends.memory.MemoryLockBackend"}
-    ground = make("model")
+    ground = make(Advert)
     with ground.lock.hold((ground.add(1), 1), "exporting", final="exported") as held:
         pass
     assert ground.read(held.id, "state") == "exported"
+
+
+def test_the_apps_that_are_missing(settings: Settings) -> None:
+    """E026: a document lock, a VersionField and an EditLockMixin each name their app."""
+    from django.contrib import admin
+
+    settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if not app.startswith("django_mongolock.")]
+    found = [
+        *check_document_places(app_configs=None),
+        *Ad._meta.get_field("document_version").check(),
+        *admin.site._registry[Ad].check(),
+    ]
+    named = [str(message.hint) for message in found if message.id == "mongolock.E026"]
+    assert named == [
+        f'Put "django_mongolock.{app}" into INSTALLED_APPS.' for app in ("documents", "versions", "editing")
+    ]

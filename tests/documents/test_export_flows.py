@@ -126,12 +126,12 @@ def aged() -> Iterator[None]:
     def age() -> None:
         while not over.wait(0.05):
             for ad in ads.find({"exportStatus": {"$in": list(ad_exports.rules.pending)}, "lockedBy": {"$ne": None}}):
-                attempt, calls = ad["lockAttempt"], {ad_id for ad_id, _ in _under_way.copy()}
+                attempt, calls = ad["lockedByToken"], {ad_id for ad_id, _ in _under_way.copy()}
                 if fate(process_of(attempt)) == "gone":
                     since = dead.setdefault(attempt, time.monotonic())
                     if time.monotonic() > since + BEGUN and str(ad["_id"]) not in calls:
                         past = {"$set": {"lockTimestamp": datetime(2000, 1, 1, tzinfo=UTC)}}
-                        ads.update_one({"_id": ad["_id"], "lockAttempt": attempt}, past)
+                        ads.update_one({"_id": ad["_id"], "lockedByToken": attempt}, past)
 
     thread = threading.Thread(target=age)
     thread.start()

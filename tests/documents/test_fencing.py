@@ -11,7 +11,7 @@ from bson import Int64, ObjectId
 from pymongo.collection import Collection
 
 from django_mongolock import DocumentDamaged, StaleToken, afenced_update, fenced_update, mongo_lock
-from django_mongolock.documents.sender import Sender
+from django_mongolock.engine.courier import Courier
 from django_mongolock.fencing import _writer
 from testproject.shop.models import Ad
 from tests.documents.conftest import Document
@@ -127,14 +127,14 @@ def test_wrong_calls(collection: Collection[Document], token: Any, changes: Any,
 def test_a_late_copy(collection: Collection[Document], monkeypatch: pytest.MonkeyPatch) -> None:
     """F87: a copy of an earlier write of the same holder, that the network held up, does not revert the newer one."""
     copies: list[Callable[[], Any]] = []
-    send = Sender.send
+    send = Courier.send
 
-    def keep(sender: Sender, command: Any, *left: float) -> Any:
+    def keep(sender: Courier, command: Any, *left: float) -> Any:
         copies.append(lambda: send(sender, command, *left))
         return send(sender, command, *left)
 
     collection.insert_one({"_id": 1, "price": 1})
-    monkeypatch.setattr(Sender, "send", keep)
+    monkeypatch.setattr(Courier, "send", keep)
     for price in (2, 3):
         assert fenced_update(collection, 5, {"price": price}, filter={"_id": 1}) == 1
     assert copies[0]() == 0

@@ -1,13 +1,12 @@
-"""Who is at which document now: as querysets, in the commands, in the admin and on the dashboard; and force release."""
+"""Who is at which document now, in lists, commands, admin and dashboard; the sweep; and forced releases."""
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html import unescape
 from typing import Any
 
@@ -15,183 +14,303 @@ import pytest
 from bson import ObjectId
 from django.contrib.admin.models import LogEntry
 from django.core.management import CommandError, call_command
+from django.db import connections
 from pymongo import MongoClient
 
-from django_mongolock import DocumentLock, DocumentLockLost, LockBackendFailed
-from django_mongolock.documents.sender import Sender
-from testproject.shop.models import Ad
-from tests.documents.conftest import FINAL, PENDING, USUAL, Document, Ground
-from tests.documents.test_sweeping import ADDRESS, ago, stuck
+from django_mongolock import DocumentLockLost, LockBackendFailed
+from django_mongolock.checks import check_kinds
+from django_mongolock.documents import DocumentLock, declared, sweep
+from django_mongolock.documents.kind import DocumentKind
+from django_mongolock.inspection.kinds import Choice, Swept
+from testproject.shop.models import Ad, ad_exports
+from tests.documents.conftest import FINAL, PENDING, USUAL, Document, Ground, new_ids
+from tests.documents.models import Advert
 from tests.support.lock_documents import Locks, entry
 from tests.support.lock_fixtures import NOBODY, WITH_MONGO
 from tests.test_admin import browser
 
 pytestmark = WITH_MONGO
+ADDRESS = "/admin/django_mongolock/lock/documents/"
 FORCE = f"{ADDRESS}force-release/"
 DASHBOARD = "/admin/django_mongolock/lock/dashboard/"
+MAY_CLEAR = ("clear_document_lock", "view_lock")
+MAY = ("view_lock", "force_release_lock")
+
+
+def stuck(ground: Ground, seconds: float = 100, **values: Any) -> Any:
+    """A document that somebody has held for so long, by the server's clock, which is ours here."""
+    time = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=seconds)
+    return ground.add(**{"version": 4, "holder": "dead", "state": "exporting", "time": time, **values})
 
 
 def ids(found: Any) -> list[Any]:
     return [seen.id for seen in found]
 
 
-class TestQuerySet:
-    """`held()`, `stale()` and their kin: lazy, chainable, by the server's clock."""
+def run(*arguments: str) -> str:
+    out = io.StringIO()
+    call_command(*arguments, stdout=out)
+    return out.getvalue()
 
-    def test_by_state(self, ground: Ground) -> None:
-        """Held, stale and damaged are told apart; the one held for longest comes first; ended work is in no list."""
+
+@pytest.fixture
+def shop(db: None, mongo: MongoClient[Document]) -> Ground:
+    """The ads of the demo, which have an admin."""
+    raw = mongo[str(connections["mongo"].settings_dict["NAME"])]["shop_ad"]
+    return Ground(ad_exports, raw, USUAL, new_ids(ObjectId))
+
+
+@pytest.fixture
+def away(forget: None, settings: Any) -> Any:
+    """A document lock whose MongoDB does not answer."""
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "COMMAND_TIMEOUT": 0.5}
+    client: MongoClient[Document] = MongoClient(NOBODY)
+    yield DocumentLock[Document](client["x"]["y"], **USUAL, pending=PENDING, final=FINAL, stale_after=1, name="away")
+    client.close()
+
+
+class TestLists:
+    """Held, stale and damaged documents, by the server's clock."""
+
+    def test_by_state(self, ground: Ground, call: Any) -> None:
+        """They are told apart; the one held for longest comes first; ended work is in no list."""
         stale, held = stuck(ground), stuck(ground, 5)
         untimed = ground.add(1, holder="old", state="exporting")
-        damaged = stuck(ground, holder=5)
-        for values in ({"holder": None}, {"state": "exported"}, {"state": "new"}):
+        damaged, odd = stuck(ground, holder=5), stuck(ground, 3, state="new")
+        for values in ({"holder": None}, {"holder": ""}, {"state": "exported"}, {"state": "failed"}):
             stuck(ground, **values)
-        lock = ground.lock
-        assert ids(lock.at_work()) == [untimed, stale, held]
-        assert ids(lock.held()) == [untimed, held]
-        assert ids(lock.stale()) == [stale]
-        assert ids(lock.damaged()) == [damaged]
-        states = [[seen.lock_state.value for seen in found] for found in (lock.at_work(), lock.damaged())]
-        assert states == [["held", "stale", "held"], ["damaged"]]
+        found = {state: call(ground.lock, "snapshots", state) for state in ("all", "held", "stale", "damaged")}
+        assert ids(found["all"]) == [untimed, stale, held, odd, damaged]
+        assert ids(found["held"]) == [untimed, held, odd]
+        assert (ids(found["stale"]), ids(found["damaged"])) == ([stale], [damaged])
+        states = [seen.lock_state.value for seen in found["all"]]
+        assert states == ["held", "stale", "held", "held", "damaged"]
+
+    def test_as_a_condition(self, ground: Ground) -> None:
+        """For a queryset of the model, with other conditions; for `find` of a collection."""
+        stale, held, free = stuck(ground), stuck(ground, 5), ground.add(1)
+        if ground.lock.model is None:
+            found = [
+                [each["_id"] for each in ground.collection.find(which())]
+                for which in (ground.lock.held, ground.lock.stale)
+            ]
+        else:
+            rows: Any = Advert._default_manager.using("mongo")
+            found = [
+                list(rows.filter(which()).values_list("pk", flat=True))
+                for which in (ground.lock.held, ground.lock.stale)
+            ]
+            assert list(rows.exclude(ground.lock.held()).filter(price=5, pk=free).values_list("pk", flat=True)) == [
+                free
+            ]
+            assert rows.filter(ground.lock.held(), price=6).count() == 0
+        assert found == [[held], [stale]]
 
     def test_what_is_seen(self, ground: Ground) -> None:
-        """Holder, work, the failed state, since when, and how long until it is stale; the holder's own token."""
+        """Holder, work, the failed state, since when, and how long until it is stale."""
         held = ground.lock.acquire((ground.add(3), 3), "withdrawing", owner="flow 7")
-        (seen,) = ground.lock.held()
+        (seen,) = ground.lock.snapshots()
         assert (seen.id, seen.version, seen.holder) == (held.id, held.version, "flow 7")
         assert (seen.state, seen.failed, seen.since) == ("withdrawing", "withdraw_failed", held.since)
         assert seen.left is not None
         assert 0 <= seen.seconds < 30 < seen.left <= 60
         held.fail()
-        assert ground.lock.at_work().count() == 0
+        assert ground.lock.snapshots() == []
+        stuck(ground, -1_000)  # of the future, by another server's clock
+        (seen,) = ground.lock.snapshots("held")
+        assert (seen.seconds, seen.as_json()["left_seconds"]) == (0.0, 60.0)
 
-    def test_chains(self, ground: Ground) -> None:
-        """Owner, state, ids and age may be combined in any order; each step leaves the former as it is."""
-        mine, old = stuck(ground, 5, holder="me"), stuck(ground, 500, holder="me", state="withdrawing")
-        stuck(ground, 5)
-        base = ground.lock.owned_by("me")
-        assert ids(base) == [old, mine]
-        assert ids(base.held()) == ids(ground.lock.held().owned_by("me")) == [mine]
-        assert ids(base.stale(older_than=300)) == [old]
-        assert ids(base.stale(older_than=3_000)) == []
-        assert ids(base.in_state("exporting")) == ids(base.with_ids([mine])) == [mine]
-        assert ids(base.with_ids([])) == []
-        assert ids(base) == [old, mine]
+    def test_which(self, ground: Ground) -> None:
+        """Of one owner, for so long, with these ids, so many; of a sweep as well."""
+        old, mine, young = stuck(ground, 500), stuck(ground, holder="me"), stuck(ground)
+        see = ground.lock.snapshots
+        assert ids(see("stale", owner="me")) == ids(see(ids=[mine])) == [mine]
+        assert ids(see("stale", older_than=300)) == ids(see(limit=1)) == [old]
+        assert see(ids=[]) == see(owner="x") == []
+        sweeps = [ground.lock.clear_stale(ids_, **which).count for ids_, which in (
+            ([young], {}), ([], {}), (None, {"older_than": 300}), (None, {"owner": "me"}), (None, {}))]  # fmt: skip
+        assert sweeps == [1, 0, 1, 1, 0]
 
-    def test_slices(self, plain: Ground) -> None:
-        """They are read by the server, and counted; what a slice cannot mean is refused."""
-        found = [stuck(plain, 100 - number) for number in range(5)]
-        lock = plain.lock
-        assert ids(lock.at_work()[:2]) == found[:2]
-        assert ids(lock.at_work()[1:3]) == found[1:3]
-        assert (lock.at_work()[0].id, lock.at_work()[3:].count(), len(lock.at_work()[:0])) == (found[0], 2, 0)
-        first = lock.at_work().first()
-        assert first is not None
-        assert first.id == found[0]
-        assert lock.at_work().owned_by("x").first() is None
-        for wrong in (slice(-1, None), slice(2, 1), slice(None, None, 2)):
-            with pytest.raises(ValueError, match="a slice of documents"):
-                lock.at_work()[wrong]
-        with pytest.raises(TypeError, match="filter the documents before"):
-            lock.at_work()[:2].owned_by("me")
+    @pytest.mark.parametrize("age", [-1, True, "5", float("nan")])
+    def test_wrong(self, plain: Ground, age: Any) -> None:
+        """A negative age would sweep what is not stale."""
+        for function in (plain.lock.snapshots, plain.lock.clear_stale):
+            with pytest.raises((TypeError, ValueError), match="older_than"):
+                function(older_than=age)
+        with pytest.raises(ValueError, match="state is"):
+            plain.lock.snapshots("exporting")
 
-    def test_lazy(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nothing is sent until it is needed, and then once."""
-        calls: list[object] = []
-        send = Sender.send
 
-        def count(*given: Any) -> Any:
-            calls.append(given)
-            return send(*given)
+class TestSweep:
+    """clear_stale: pending becomes its failed state, without a holder."""
 
-        monkeypatch.setattr(Sender, "send", count)
-        found = plain.lock.held().owned_by("x")
-        assert calls == []
-        assert (bool(found), len(found), list(found)) == (False, 0, [])
-        assert len(calls) == 1
+    def test_frees(self, ground: Ground, call: Any) -> None:
+        """Each pending state gets its own failed one, and a new version."""
+        first, second = stuck(ground), stuck(ground, 200, state="withdrawing")
+        swept = call(ground.lock, "clear_stale", batch=1)
+        assert (swept.count, swept.found, swept.dated, swept.damaged) == (2, 2, 0, [])
+        assert ids(swept.cleared) == [second, first]  # held for longest first
+        assert ground.read(first, "state", "holder", "time", "version") == ("failed", None, None, 5)
+        assert ground.read(second, "state", "holder") == ("withdraw_failed", None)
+        assert ground.lock.clear_stale() == Swept()
 
-    def test_wrong(self, plain: Ground) -> None:
-        """A negative age, also of a sweep, and a state that is not pending are refused at once."""
-        with pytest.raises(ValueError, match="older_than"):
-            plain.lock.stale(older_than=-5)
-        with pytest.raises(ValueError, match="older_than"):
-            plain.lock.clear_stale(older_than=-5)
-        with pytest.raises(ValueError, match="'exported' was not declared as a pending state"):
-            plain.lock.held().in_state("exported")
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {"seconds": 30},
+            {"seconds": -1_000},
+            {"holder": None},
+            {"holder": ""},
+            {"state": "exported"},
+            {"state": "failed"},
+        ],
+        ids=str,
+    )
+    def test_leaves(self, ground: Ground, values: dict[str, Any]) -> None:
+        """What is held for less, or has no holder, or has ended."""
+        before = ground.raw(id_ := stuck(ground, **values))
+        assert ground.lock.snapshots("stale") == []
+        assert ground.lock.clear_stale() == Swept()
+        assert ground.raw(id_) == before
 
-    def test_async(self, ground: Ground) -> None:
-        """The same for coroutines: iteration, count, first, force release."""
-        id_ = stuck(ground, 5, holder="me")
+    def test_the_retry_takes_it_from_there(self, ground: Ground) -> None:
+        """What was freed is what a retry job needs; the dead one, if it lives, writes nothing."""
+        dead = ground.lock.acquire((ground.add(1), 1), "exporting")
+        ground.age(dead.id, 100)
+        (freed,) = ground.lock.clear_stale().cleared
+        assert (freed.id, freed.version, freed.state, freed.failed) == (dead.id, 3, "exporting", "failed")
+        assert freed.holder == dead.owner
+        with ground.lock.hold(freed, "exporting", final="exported"), pytest.raises(DocumentLockLost):
+            dead.finish("exported")
+        assert ground.read(dead.id, "state", "version") == ("exported", 5)
 
-        async def all_of_it() -> list[Any]:
-            found = ground.lock.held()
-            first = await found.afirst()
-            assert first is not None
-            return [[seen.id async for seen in found], await found.acount(), first.id, await found.aforce_release()]
+    def test_renewed_or_finished_meanwhile(self, plain: Ground, strike: Any) -> None:
+        """The update itself looks again: what was found stale, and is not any more, stays."""
+        renewed, finished, left = (stuck(plain) for _ in range(3))
 
-        assert asyncio.run(all_of_it()) == [[id_], 1, id_, 1]
-        assert ground.read(id_, "state", "holder") == ("failed", None)
+        def change(number: int) -> None:
+            if number == 2:  # the first one has found them
+                plain.change(renewed, time=datetime.now(UTC))
+                plain.change(finished, state="exported", holder=None)
+
+        strike(plain, before=change)
+        swept = plain.lock.clear_stale()
+        assert (swept.found, swept.count, ids(swept.cleared)) == (3, 1, [left])
+        assert plain.read(renewed, "holder", "state") == ("dead", "exporting")
+        assert plain.read(finished, "state") == "exported"
+
+    def test_data_from_before(self, ground: Ground) -> None:
+        """A holder without a time is given one by the first sweep, and is stale when that is over; once."""
+        id_ = ground.add(4, holder="old", state="exporting")
+        assert ground.lock.clear_stale() == Swept(dated=1)
+        assert ground.lock.clear_stale() == Swept()
+        ground.age(id_, 61)
+        assert ground.lock.clear_stale().count == 1
+        old = ground.add(None, holder="old", state="exporting", time=datetime(2020, 1, 1, tzinfo=UTC))
+        assert ids(ground.lock.clear_stale().cleared) == [old]
+        assert ground.read(old, "version", "holder") == (1, None)
+
+    @pytest.mark.parametrize(
+        "values", [{"time": "long ago"}, {"version": "4"}, {"version": 4.5}, {"holder": 5}, {"holder": ["a"]}], ids=str
+    )
+    def test_damaged(self, plain: Ground, values: dict[str, Any]) -> None:
+        """It is reported, left as it is, and stops no other."""
+        bad, good = stuck(plain), stuck(plain)
+        plain.change(bad, **values)
+        before = plain.raw(bad)
+        swept = plain.lock.clear_stale()
+        assert (ids(swept.cleared), ids(swept.damaged)) == ([good], [bad])
+        assert plain.raw(bad) == before
+
+    def test_one_that_is_refused(self, plain: Ground) -> None:
+        """F83: a document that a validator refuses is named, in every run, and stops none of the others."""
+        found = [stuck(plain, 100 + number, price=number) for number in range(3)]
+        undated = plain.add(4, holder="old", state="exporting", price=0)
+        database, name = plain.collection.database, plain.collection.name
+        database.command("collMod", name, validator={"price": {"$gt": 0}}, validationLevel="strict")
+        swept = plain.lock.clear_stale(batch=2)
+        assert sorted(ids(swept.cleared)) == sorted(found[1:])
+        assert sorted(ids(swept.damaged)) == sorted([found[0], undated])
+        assert "DocumentValidationFailure" in swept.damaged[0].damage
+        assert (swept.found, swept.count, swept.dated) == (3, 2, 0)
 
 
 class TestForceRelease:
     """A document is taken from its holder before it is stale."""
 
-    def test_all_of_an_owner(self, ground: Ground) -> None:
-        """Each document gets the failed state of its work; those of others stay. What the holder writes is refused."""
+    def test_all_of_an_owner(self, ground: Ground, call: Any, caplog: pytest.LogCaptureFixture) -> None:
+        """Each gets the failed state of its work, and is logged; those of others stay; the holder is refused."""
         held = ground.lock.acquire((ground.add(1), 1), "exporting", owner="dead flow")
         second, other = stuck(ground, 5, holder="dead flow", state="withdrawing"), stuck(ground, 5)
-        assert ground.lock.owned_by("dead flow").force_release(by="anna", reason="web-3 is gone") == 2
+        with caplog.at_level("INFO", "django_mongolock"):
+            taken = call(
+                ground.lock, "force_release", ground.lock.snapshots(owner="dead flow"), by="anna", reason="it hangs"
+            )
+        assert set(ids(taken)) == {held.id, second}
         assert ground.read(held.id, "state", "holder", "time") == ("failed", None, None)
         assert ground.read(second, "state") == "withdraw_failed"
         assert ground.read(other, "state", "holder") == ("exporting", "dead")
+        lines = [record.getMessage() for record in caplog.records if "forced" in record.getMessage()]
+        assert len(lines) == 2
+        assert lines[0].endswith('holder="dead flow" by=anna reason="it hangs"')
         with pytest.raises(DocumentLockLost):
             held.finish("exported")
-        assert ground.lock.owned_by("dead flow").force_release() == 0
 
-    def test_only_as_shown(self, ground: Ground) -> None:
-        """A document that has another holder by now, is finished, or is damaged, is left as it is."""
-        changed, finished, damaged, same = (stuck(ground, 5) for _ in range(4))
-        shown = list(ground.lock.at_work())
+    def test_only_as_shown(self, ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A document that has another holder by now, has ended, or is damaged, stays; one that was renewed does not."""
+        monkeypatch.setattr(sweep, "SWEEP_BATCH", 2)
+        changed, finished, damaged, same, renewed = (stuck(ground, 5) for _ in range(5))
+        shown = ground.lock.snapshots()
         ground.change(changed, holder="another")
         ground.change(finished, state="exported", holder=None)
         ground.change(damaged, version="x")
-        assert ids(ground.lock.force_release(shown)) == [same]
+        ground.change(renewed, version=9)
+        assert sorted(ids(ground.lock.force_release(shown))) == sorted([same, renewed])
         assert ground.read(changed, "holder", "state") == ("another", "exporting")
-        assert ground.read(finished, "state") == "exported"
-        assert ground.read(damaged, "state") == "exporting"
-
-    def test_async_as_shown(self, plain: Ground) -> None:
-        """See above."""
-        id_ = stuck(plain, 5)
-        shown = list(plain.lock.at_work())
-        assert ids(asyncio.run(plain.lock.aforce_release(shown))) == [id_]
+        assert (ground.read(finished, "state"), ground.read(damaged, "state")) == ("exported", "exporting")
 
     def test_lost_answer(self, plain: Ground, failpoint: Callable[..., None]) -> None:
         """If the answer to the update is lost, the documents that it released are counted all the same."""
         id_ = stuck(plain, 5)
-        shown = list(plain.lock.at_work())
+        shown = plain.lock.snapshots()
         failpoint("update", times=1, writeConcernError={"code": 64, "errmsg": "waiting for replication timed out"})
         assert ids(plain.lock.force_release(shown)) == [id_]
 
-    def test_log(self, plain: Ground, caplog: pytest.LogCaptureFixture) -> None:
-        """Each is logged, with its former holder, who did it and why."""
-        id_ = stuck(plain, 5)
-        with caplog.at_level("INFO", "django_mongolock"):
-            plain.lock.at_work().force_release(by="anna", reason="it hangs")
-        (line,) = [record.getMessage() for record in caplog.records if "forced" in record.getMessage()]
-        assert re.findall(r"document=(\S+).* holder=dead by=anna reason=(.*)", line) == [(id_, '"it hangs"')]
 
-    def test_batches(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-        """All of them, so many at a time."""
-        monkeypatch.setattr("django_mongolock.documents.forcing.FORCE_BATCH", 2)
-        found = [stuck(plain, 5) for _ in range(5)]
-        assert plain.lock.at_work().force_release() == 5
-        assert {plain.read(id_, "state") for id_ in found} == {"failed"}
+class TestChecks:
+    """A sweep without an index reads the whole collection; a check says so."""
 
+    @pytest.mark.parametrize(
+        ("keys", "options", "enough"),
+        [
+            (["exportStatus"], {}, True),
+            (["exportStatus", "lockTimestamp"], {}, True),
+            (["lockTimestamp"], {}, True),
+            (["price", "exportStatus"], {}, False),
+            (["exportStatus"], {"partialFilterExpression": {"price": 5}}, False),
+            (["exportStatus"], {"hidden": True}, False),
+        ],
+    )
+    def test_index(self, plain: Ground, locks: Locks, keys: list[str], options: Any, enough: bool) -> None:
+        """W105: it begins with the state or the time, and has all documents."""
+        plain.collection.insert_one({})
+        plain.collection.create_index([(key, 1) for key in keys], **options)
+        found = check_kinds(app_configs=None, databases=["mongo"])
+        assert [(one.id, "'test'" in one.msg) for one in found] == ([] if enough else [("mongolock.W105", True)])
+        assert check_kinds(app_configs=None, databases=["default"]) == []
+        assert check_kinds(app_configs=None, databases=None) == []
 
-def run(*arguments: str) -> str:
-    out = io.StringIO()
-    call_command(*arguments, stdout=out)
-    return out.getvalue()
+    def test_the_index_serves(self, plain: Ground) -> None:
+        """What the sweep and the lists ask of the server reads documents that are at work, not those that are free."""
+        plain.collection.create_index([("exportStatus", 1), ("lockTimestamp", 1)])
+        for number in range(200):
+            plain.add(1, state=("new", "exported", "failed")[number % 3])
+        stuck(plain), stuck(plain, state="new")
+        for state in ("all", "stale"):
+            query = sweep.query(plain.lock.rules, Choice(state))
+            explain = {"explain": {"find": plain.collection.name, "filter": query}, "verbosity": "executionStats"}
+            stats = plain.collection.database.command(explain)["executionStats"]
+            assert stats["totalDocsExamined"] <= 2
 
 
 @pytest.fixture
@@ -235,10 +354,9 @@ class TestListLocks:
         with pytest.raises(CommandError, match="no document lock 'x'"):
             run("list_locks", "--document-lock", "x")
 
-    def test_json(self, make: Callable[..., Ground], locks: Locks) -> None:
+    def test_json(self, adverts: Ground, locks: Locks) -> None:
         """Each document lock with its documents, as on the page."""
-        ground = make("model")
-        id_ = stuck(ground, 5)
+        id_ = stuck(adverts, 5)
         listed = json.loads(run("list_locks", "--json"))
         (found,) = [each for each in listed["documents"] if each["lock"] == "test"]
         (row,) = found["documents"]
@@ -246,17 +364,12 @@ class TestListLocks:
         assert 0 < row["left_seconds"] < 60
         assert (found["more"], found["error"]) == (False, None)
 
-    @pytest.mark.long
-    def test_away(self, plain: Ground, locks: Locks, forget: None) -> None:
+    def test_away(self, plain: Ground, locks: Locks, away: Any) -> None:
         """A document lock that cannot be read hides no other, and the exit code is 1."""
-        away: MongoClient[Document] = MongoClient(NOBODY)
-        options: Any = {**USUAL, "pending": PENDING, "final": FINAL, "stale_after": 1}
-        DocumentLock[Document](away["x"]["y"], **options, name="away", timeout=0.2)
         id_, out = stuck(plain, 5), io.StringIO()
         with pytest.raises(CommandError, match="away: MongoDB did not answer"):
             call_command("list_locks", stdout=out)
         assert id_ in out.getvalue()
-        away.close()
 
 
 class TestReleaseLock:
@@ -290,7 +403,7 @@ class TestReleaseLock:
         plain.collection.insert_many([{"_id": 5, **held}, {"_id": "5", **held}])
         with pytest.raises(CommandError, match=r"several documents of test have the id 5 \((int, str|str, int)\)"):
             run("release_lock", "5", "--document-lock", "test", "--no-input")
-        assert plain.lock.at_work().count() == 2
+        assert len(plain.lock.snapshots()) == 2
 
     def test_of_an_owner(self, plain: Ground, locks: Locks, terminal: list[str]) -> None:
         """All documents and all named locks, after one question that shows them; with --document-lock, only its."""
@@ -341,7 +454,77 @@ class TestReleaseLock:
         assert plain.read(id_, "state") == "exporting"
 
 
-MAY = ("view_lock", "force_release_lock")
+def clear(*arguments: str) -> str:
+    return run("clear_stale_locks", *arguments)
+
+
+def run_json(*arguments: str) -> dict[str, Any]:
+    """What the command says of the documents, by lock."""
+    return {found["lock"]: found for found in json.loads(clear("--json", *arguments))["documents"]}
+
+
+class TestClearStaleLocks:
+    """clear_stale_locks goes through every declared DocumentLock."""
+
+    def test_clears(self, plain: Ground, locks: Locks) -> None:
+        """With the named locks, in one run."""
+        locks.stale("k")
+        id_ = stuck(plain)
+        text = clear("--no-input")
+        assert "Cleared 1 of 1 stale locks." in text
+        assert "Cleared 1 of 1 stale documents of test." in text
+        assert plain.read(id_, "state") == "failed"
+        assert "documents" not in clear("--no-input")
+
+    def test_dry_run(self, ground: Ground, locks: Locks) -> None:
+        """Says what would be done, and does nothing."""
+        id_ = stuck(ground)
+        before = ground.raw(id_)
+        text = clear("--dry-run")
+        assert "Stale documents of test: 1. Nothing was cleared." in text
+        assert f"{id_}  exporting → failed  held by dead" in text
+        assert ground.raw(id_) == before
+
+    def test_json(self, plain: Ground, locks: Locks) -> None:
+        """One object; every declared lock is in it."""
+        id_, bad = stuck(plain), stuck(plain, version="x")
+        said = run_json("--no-input")
+        assert sorted(said) == ["ad exports", "test"]
+        found = said["test"]
+        assert (found["found"], found["cleared"], found["dated"], found["error"]) == (1, 1, 0, None)
+        assert [(one["id"], one["failed_state"], one["version"]) for one in found["stale"]] == [(id_, "failed", 5)]
+        assert [one["id"] for one in found["damaged"]] == [bad]
+
+    def test_chosen(self, plain: Ground, locks: Locks) -> None:
+        """By lock, holder and age; a pattern of keys means named locks only."""
+        locks.stale("k")
+        stuck(plain)
+        assert run_json("--dry-run", "--key", "*") == {}
+        assert run_json("--dry-run", "--owner", "else")["test"]["found"] == 0
+        assert run_json("--dry-run", "--older-than", "1h")["test"]["found"] == 0
+        assert run_json("--dry-run", "--database", "mongo").keys() == {"ad exports"}
+        said = json.loads(clear("--json", "--dry-run", "--document-lock", "test"))
+        assert (said["found"], len(said["documents"])) == (0, 1)
+        with pytest.raises(CommandError, match="no document lock 'x' was declared: there are ad exports, test"):
+            clear("--no-input", "--document-lock", "x")
+
+    @pytest.mark.parametrize("answer", ["y", "n"])
+    def test_asks(self, plain: Ground, locks: Locks, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+        """A person is shown the documents, too, before anything is done."""
+        id_ = stuck(plain)
+        monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+        monkeypatch.setattr("builtins.input", lambda question: answer)
+        text = clear()
+        assert "exporting → failed" in text
+        assert plain.read(id_, "state") == ("failed" if answer == "y" else "exporting")
+
+    def test_one_that_is_away(self, plain: Ground, locks: Locks, away: Any) -> None:
+        """It stops no other, and the exit code tells."""
+        id_ = stuck(plain)
+        with pytest.raises(CommandError, match="away: MongoDB did not answer") as caught:
+            clear("--no-input")
+        assert "hunter2" not in str(caught.value)
+        assert plain.read(id_, "state") == "failed"
 
 
 def shown(page: str) -> list[str]:
@@ -349,15 +532,13 @@ def shown(page: str) -> list[str]:
     return [unescape(value) for value in re.findall(r'name="document" value="([^"]*)"', page)]
 
 
-class TestAdmin:
+class TestPage:
     """The page lists who is at which document, and forces a release after a question."""
 
-    @pytest.mark.long
-    def test_list(self, make: Callable[..., Ground]) -> None:
+    def test_list(self, shop: Ground) -> None:
         """Held, stale and damaged documents by word; filters by state, lock and holder; hostile text is escaped."""
-        ground = make("model")
-        held, stale = stuck(ground, 5, holder="<b>flow"), stuck(ground, holder="other")
-        damaged = stuck(ground, holder=5)
+        held, stale = stuck(shop, 5, holder="<b>flow"), stuck(shop, holder="other")
+        damaged = stuck(shop, holder=5)
         client = browser("view_lock")
 
         def listed(query: str = "") -> list[bool]:
@@ -378,9 +559,9 @@ class TestAdmin:
         assert "There is no such document lock." in client.get(f"{ADDRESS}?lock=nothing").content.decode()
         assert "Force the release" not in page
 
-    def test_links(self, make: Callable[..., Ground]) -> None:
+    def test_links(self, shop: Ground) -> None:
         """A document leads to its own page in the admin, for those who may see it."""
-        id_ = stuck(make("model"), 5)
+        id_ = stuck(shop, 5)
         address = f'href="/admin/shop/ad/{id_}/change/"'
         assert address in browser("view_lock", "view_ad").get(ADDRESS).content.decode()
         assert address not in browser("view_lock").get(ADDRESS).content.decode()
@@ -395,27 +576,26 @@ class TestAdmin:
         assert page.count('data-label="document"') == 25
         assert "… and more" not in page
 
-    def test_force(self, make: Callable[..., Ground]) -> None:
+    def test_force(self, shop: Ground) -> None:
         """The question shows what will happen and wants a reason; then only what was shown is taken, and logged."""
-        ground = make("model")
         ad = Ad.objects.create(price=1, user_id="7", title="a bike")
-        for id_ in (ad.pk, changed := stuck(ground)):
-            ground.change(id_, holder="flow 7", state="exporting", time=datetime.now(UTC))
+        for id_ in (ad.pk, changed := stuck(shop)):
+            shop.change(id_, holder="flow 7", state="exporting", time=datetime.now(UTC))
         client = browser(*MAY)
-        boxes = shown(client.get(f"{ADDRESS}?lock=test").content.decode())
+        boxes = shown(client.get(f"{ADDRESS}?lock=ad+exports").content.decode())
         page = client.post(ADDRESS, {"force": "selected", "document": boxes}).content.decode()
         assert "These 2 documents will be taken" in page
         assert "exporting → failed" in page
         assert sorted(shown(page)) == sorted(boxes)
         page = client.post(FORCE, {"document": boxes, "reason": ""}).content.decode()
         assert "This field is required" in page
-        assert ground.read(ad.pk, "state") == "exporting"
-        ground.change(changed, holder="another")
+        assert shop.read(ad.pk, "state") == "exporting"
+        shop.change(changed, holder="another")
         answer = client.post(FORCE, {"document": boxes, "reason": "web-3 is gone"}, follow=True).content.decode()
         assert "1 document was taken from its holder." in answer
         assert "1 document was not changed because it has another holder now, or none." in answer
-        assert ground.read(ad.pk, "state", "holder") == ("failed", None)
-        assert ground.read(changed, "holder") == "another"
+        assert shop.read(ad.pk, "state", "holder") == ("failed", None)
+        assert shop.read(changed, "holder") == "another"
         logged = LogEntry.objects.get()
         assert (logged.object_id, logged.object_repr) == (str(ad.pk), "a bike")
         assert "it was held by flow 7. Reason: web-3 is gone" in logged.change_message
@@ -430,7 +610,7 @@ class TestAdmin:
         assert "These 3 documents will be taken" in page
         client.post(FORCE, {"document": shown(page), "reason": "x"})
         assert {plain.read(id_, "state") for id_ in mine} == {"failed"}
-        assert plain.lock.at_work().count() == 1
+        assert len(plain.lock.snapshots()) == 1
 
     @pytest.mark.parametrize("force", ["selected", "owner"])
     def test_nothing_to_force(self, plain: Ground, force: str) -> None:
@@ -455,26 +635,107 @@ class TestAdmin:
         """What no form of ours has is refused."""
         assert browser(*MAY).post(FORCE, {"document": value, "reason": "x"}).status_code == 400
 
-    def test_action(self, make: Callable[..., Ground]) -> None:
+    def test_action(self, shop: Ground) -> None:
         """The admin of the model has the same, behind the same question."""
-        ground = make("model")
         ads = [Ad.objects.create(price=1, user_id="7", title="x") for _ in range(2)]
-        ground.change(ads[0].pk, holder="flow 7", state="exporting", time=datetime.now(UTC))
+        shop.change(ads[0].pk, holder="flow 7", state="exporting", time=datetime.now(UTC))
         action = {"action": "force_release_documents", "_selected_action": [str(ad.pk) for ad in ads]}
         client = browser("view_ad", "change_ad", *MAY)
         page = client.post("/admin/shop/ad/", action).content.decode()
         assert "This document will be taken from its holder" in page
         client.post(FORCE, {"document": shown(page), "reason": "x"})
-        assert ground.read(ads[0].pk, "state") == "failed"
+        assert shop.read(ads[0].pk, "state") == "failed"
         answer = client.post("/admin/shop/ad/", action, follow=True).content.decode()
         assert "None of the selected documents is held now." in answer
         browser("view_ad", "change_ad", "view_lock").post("/admin/shop/ad/", action)
 
 
+class TestClearing:
+    """The page of all document locks, and the action of a model's own admin."""
+
+    def test_page(self, shop: Ground) -> None:
+        """It shows what is stale, and frees it."""
+        id_ = stuck(shop, holder="<dead>")
+        client = browser(*MAY_CLEAR)
+        page = client.get(ADDRESS).content.decode()
+        assert str(id_) in page
+        assert "&lt;dead&gt;" in page
+        assert "◐</span> stale" in page
+        answer = client.post(ADDRESS, {"lock": "ad exports"}, follow=True).content.decode()
+        assert "1 stale document of “ad exports” was released." in answer
+        assert shop.read(id_, "state", "holder") == ("failed", None)
+        assert ADDRESS in client.get("/admin/django_mongolock/lock/").content.decode()
+
+    def test_json(self, plain: Ground) -> None:
+        """The same for programs."""
+        id_ = stuck(plain)
+        client = browser(*MAY_CLEAR)
+        said = client.get(ADDRESS, HTTP_ACCEPT="application/json").json()
+        assert [one["id"] for found in said["documents"] for one in found["stale"]] == [id_]
+        said = client.post(ADDRESS, {"lock": "test"}, HTTP_ACCEPT="application/json").json()
+        assert (said["cleared"], said["stale"][0]["id"]) == (1, id_)
+
+    def test_permission(self, plain: Ground) -> None:
+        """Who may see locks sees the documents; releasing the stale takes a permission for that, or force release."""
+        id_ = stuck(plain)
+        client = browser("view_lock")
+        assert str(id_) in client.get(ADDRESS).content.decode()
+        assert client.post(ADDRESS, {"lock": "test"}).status_code == 403
+        assert browser().get(ADDRESS).status_code == 403
+        assert plain.read(id_, "state") == "exporting"
+        browser("force_release_lock", "view_lock").post(ADDRESS, {"lock": "test"})
+        assert plain.read(id_, "state") == "failed"
+
+    def test_wrong_requests(self, plain: Ground) -> None:
+        """No such lock; no such method."""
+        client = browser(*MAY_CLEAR)
+        assert client.post(ADDRESS, {"lock": "x"}).status_code == 400
+        assert client.put(ADDRESS).status_code == 405
+
+    def test_all_away(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where none can be looked at, the page says so as every other does: with status 503."""
+
+        def fail(*arguments: Any, **options: Any) -> None:
+            raise LockBackendFailed("it is away")
+
+        stuck(plain)
+        for lock in declared():
+            monkeypatch.setattr(lock, "context", fail)
+        client = browser(*MAY_CLEAR)
+        page, said = client.get(ADDRESS), client.get(ADDRESS, HTTP_ACCEPT="application/json")
+        assert (page.status_code, said.status_code) == (503, 503)
+        assert "The locks cannot be shown now" in page.content.decode()
+        assert {row["error"] for row in said.json()["documents"]} == {str(LockBackendFailed("it is away"))}
+
+    def test_away(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A lock that cannot be looked at hides no other."""
+
+        def fail(*arguments: Any, **options: Any) -> None:
+            raise LockBackendFailed("it is away")
+
+        stuck(plain)
+        monkeypatch.setattr(ad_exports, "context", fail)
+        page = browser(*MAY_CLEAR).get(ADDRESS).content.decode()
+        assert "it is away" in page
+        assert "◐</span> stale" in page
+
+    def test_action(self, shop: Ground) -> None:
+        """Of the selected documents, those that are stale; who may change ads may not do it for that."""
+        rest = {"price": 1, "user_id": "7", "title": "x"}
+        ads = [Ad.objects.create(**rest) for _ in range(3)]
+        for ad, seconds in zip(ads, (100, 100, 5), strict=True):
+            shop.change(ad.pk, holder="dead", state="exporting", time=datetime.now(UTC) - timedelta(seconds=seconds))
+        change = {"action": "clear_stale_documents", "_selected_action": [str(ads[0].pk), str(ads[2].pk)]}
+        browser("view_ad", "change_ad").post("/admin/shop/ad/", change)
+        assert shop.read(ads[0].pk, "state") == "exporting"
+        answer = browser("view_ad", "change_ad", *MAY_CLEAR).post("/admin/shop/ad/", change, follow=True)
+        assert "1 stale document of “ad exports” was released." in answer.content.decode()
+        assert [shop.read(ad.pk, "state") for ad in ads] == ["failed", "exporting", "exporting"]
+
+
 class TestDashboard:
     """The dashboard and its JSON count documents, too."""
 
-    @pytest.mark.long
     def test_counts(self, plain: Ground, locks: Locks) -> None:
         """Held, stale, damaged, the longest hold; stale and damaged ones are problems."""
         stuck(plain, 5), stuck(plain, 300), stuck(plain, 400, holder=None), stuck(plain, version="x")
@@ -496,7 +757,7 @@ class TestDashboard:
         def fail() -> None:
             raise LockBackendFailed("it is away")
 
-        monkeypatch.setattr(plain.lock, "_sender", fail)
+        monkeypatch.setattr(plain.lock, "context", fail)
         client = browser(is_superuser=True)
         page = client.get(DASHBOARD).content.decode()
         assert "Documents cannot be read: test: " in page
@@ -504,18 +765,26 @@ class TestDashboard:
 
     def test_one_command(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each lock is counted by one command, up to a bound."""
-        from django_mongolock.documents import counts
-
-        monkeypatch.setattr(counts, "MAX_COUNTED", 3)
+        monkeypatch.setattr(sweep, "MAX_COUNTED", 3)
         for _ in range(5):
             stuck(plain, 5)
-        found = counts._count(plain.lock)
+        found = DocumentKind(plain.lock).counts()
         assert (found.held, found.more) == (3, True)
 
 
-def test_age_of_a_fresh_one(plain: Ground) -> None:
-    """A time of the future, from another server's clock, is no negative age anywhere."""
-    stuck(plain, -1_000)
-    (seen,) = plain.lock.held()
-    assert (seen.seconds, seen.as_json()["left_seconds"]) == (0.0, 60.0)
-    assert ago(0) < datetime.now(UTC)
+class TestForm:
+    """The form of a model's own admin."""
+
+    def test_read_only(self, shop: Ground) -> None:
+        """The lock's fields are shown, not written; a save raises the version, so that work under way is refused."""
+        held = shop.lock.acquire(Ad.objects.create(price=1, user_id="7", title="a bike", body="x"), "exporting")
+        client = browser("view_ad", "change_ad")
+        address = f"/admin/shop/ad/{held.id}/change/"
+        page = client.get(address).content.decode()
+        assert 'name="export_status"' not in page
+        assert held.owner[:24] in page
+        fields = dict(re.findall(r'<input type="(?:hidden|text|number)" name="(\w+)" value="([^"]*)"', page))
+        data = {**fields, "price": 7, "title": "a bike", "body": "x", "user_id": "7", "export_status": "pending"}
+        assert client.post(address, data).status_code == 302
+        assert shop.read(held.id, "holder", "state", "price", "version") == (held.owner, "exporting", 7, 3)
+        assert held.fail()

@@ -11,7 +11,7 @@ from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 
 from tests.documents.conftest import Ground
-from tests.documents.test_sweeping import ADDRESS, stuck
+from tests.documents.test_looking import ADDRESS, stuck
 from tests.support.browsing import MIDDLEWARE, browser, opened
 from tests.support.lock_documents import Locks
 

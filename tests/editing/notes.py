@@ -17,7 +17,7 @@ from django.contrib import admin
 from django.core.files.storage import InMemoryStorage
 from django.db import connection, models
 
-from django_mongolock.admin import EditLockMixin
+from django_mongolock.editing.admin import EditLockMixin
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]

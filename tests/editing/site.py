@@ -15,9 +15,9 @@ from django.shortcuts import aget_object_or_404, render
 from django.urls import path
 from django.views.generic import UpdateView
 
-from django_mongolock.admin import EditedFilter, EditLockMixin
 from django_mongolock.editing import Editing, EditLockViewMixin
-from django_mongolock.versions.version_admin import VersionedAdmin
+from django_mongolock.editing.admin import EditedFilter, EditLockMixin
+from django_mongolock.versions.admin import VersionedAdmin
 from testproject.rates.models import PastRate, PlainRate, Rate
 from testproject.shop.models import Ad, Order
 from tests.editing.notes import Author, Note, NoteAdmin

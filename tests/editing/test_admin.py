@@ -13,9 +13,9 @@ from django.test import Client, RequestFactory
 from django.urls import reverse
 from pytest_django import Settings
 
-from django_mongolock.admin import EditedFilter
 from django_mongolock.backends.base import close_backends, mongo_store
 from django_mongolock.editing import edit_key
+from django_mongolock.editing.admin import EditedFilter
 from django_mongolock.inspection import operations
 from testproject.rates.models import PastRate, PlainRate, Rate
 from testproject.shop.models import Ad, Order
@@ -206,6 +206,7 @@ class TestScript:
         assert holders(order) == []
         assert state_of(ben.get(page_of(order))) == "mine"
 
+    @pytest.mark.long
     def test_taking_it_again(self, order: Order) -> None:
         """After a lease that ended, or a page that was left and came back. The tab then has a new name."""
         anna = staff("anna")
@@ -221,6 +222,7 @@ class TestScript:
         assert told["state"] == "mine"
         assert "changed meanwhile" in told["text"]
 
+    @pytest.mark.long
     def test_a_reloaded_page_follows_itself(self, order: Order) -> None:
         """In one step, so that nobody comes between; the name of a tab can be followed once."""
         anna = staff("anna")
@@ -245,6 +247,7 @@ class TestScript:
         sent = fields_of(anna.get(page_of(order)))
         assert tell(anna, page_of(order), "beat", sent, idle="999999").json()["state"] == "mine"
 
+    @pytest.mark.long
     def test_logout(self, order: Order) -> None:
         """It frees what the login holds, and only that."""
         anna, other = staff("anna"), staff("anna")
@@ -307,6 +310,7 @@ class TestScript:
 class TestSave:
     """On saving, the lock and the version are looked at; nobody's writing gets lost."""
 
+    @pytest.mark.long
     def test_who_lost_the_lock_saves_nothing(self, order: Order) -> None:
         """While another one edits; both versions are on the page, and what was typed stays in its field."""
         anna, boss = staff("anna"), staff("boss", "take_over_edit_lock")
@@ -425,6 +429,7 @@ class TestSave:
         assert holders(order.buyer) == []
         assert User.objects.filter(first_name="Bea").exists()
 
+    @pytest.mark.long
     def test_take_over_and_save(self, order: Order) -> None:
         """Without JavaScript as well, nothing that was typed has to be typed again."""
         anna, boss = staff("anna"), staff("boss", "take_over_edit_lock")
@@ -480,6 +485,7 @@ class TestSave:
         assert anna.post(address, fields_of(page)).status_code == 302
         assert Order.objects.get().item == "car"
 
+    @pytest.mark.long
     def test_a_race_in_the_moment_of_the_save(self, mongo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whoever is faster between the look and the save is found out by the database, and shown."""
         ad = Ad.objects.create(user_id="1", title="boat", price=5)
@@ -538,6 +544,7 @@ class TestInlines:
         assert anna.post(page, sent).status_code == 302
         assert sorted(Order.objects.values_list("item", flat=True)) == ["car", "new"]
 
+    @pytest.mark.long
     def test_a_row_that_another_user_changed(self, page: str, rows: list[Order]) -> None:
         """Both versions; a row that was left alone takes theirs, so that saving again does not put it back."""
         anna = staff("anna")

@@ -13,9 +13,9 @@ from django.http import HttpRequest
 from django.test import Client, RequestFactory
 from pytest_django import Settings
 
-from django_mongolock import checks
-from django_mongolock.admin import EditLockMixin
 from django_mongolock.editing import Editing
+from django_mongolock.editing import checks as edit_checks
+from django_mongolock.editing.admin import EditLockMixin
 from testproject.shop.models import Order
 from tests.editing.conftest import set_locks
 from tests.editing.site import OrderAdmin, OrderRows
@@ -152,23 +152,23 @@ class TestChecks:
 
     def test_fine(self) -> None:
         """The defaults."""
-        assert checks.check_edit_locks(app_configs=None) == []
+        assert edit_checks.check_edit_locks(app_configs=None) == []
 
     def test_wrong(self, settings: Settings) -> None:
         """A lease that is too short for the beats, or for a tab in the background; no session to log out of."""
         set_locks(settings, EDIT_LEASE=5, EDIT_BEAT=3)
-        assert ids(checks.check_edit_locks(app_configs=None)) == ["E084"]
+        assert ids(edit_checks.check_edit_locks(app_configs=None)) == ["E084"]
         set_locks(settings, EDIT_LEASE=60, EDIT_BEAT=3)
-        assert ids(checks.check_edit_locks(app_configs=None)) == ["W080"]
+        assert ids(edit_checks.check_edit_locks(app_configs=None)) == ["W080"]
         set_locks(settings, EDIT_LEASE=120)
         settings.MIDDLEWARE = [path for path in settings.MIDDLEWARE if "Session" not in path]
-        assert ids(checks.check_edit_locks(app_configs=None)) == ["W081"]
+        assert ids(edit_checks.check_edit_locks(app_configs=None)) == ["W081"]
 
     def test_unused(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
         """Who has no edit locks is told nothing of them."""
         set_locks(settings, EDIT_LEASE=5, EDIT_BEAT=3)
         monkeypatch.setattr("django.contrib.admin.sites.all_sites", [])
-        assert checks.check_edit_locks(app_configs=None) == []
+        assert edit_checks.check_edit_locks(app_configs=None) == []
 
 
 def test_nothing_inline(order: Order) -> None:

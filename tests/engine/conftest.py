@@ -1,7 +1,6 @@
 """What the engine's tests stand on: stores, sessions and locks over a collection of their own."""
 
 import asyncio
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +15,6 @@ from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
-from tests.engine.faces import ASYNC, BLOCKING, Face
 from tests.engine.parties import Parties, Party
 from tests.engine.twins import Twin, in_memory, in_mongodb
 from tests.engine.waiters import InThread
@@ -195,13 +193,6 @@ def door(request: pytest.FixtureRequest, session: Session, monkeypatch: pytest.M
     return str(request.param)
 
 
-@pytest.fixture(params=[BLOCKING, ASYNC], ids=lambda face: face.name)
-def face(request: pytest.FixtureRequest) -> Face:
-    """Both faces of the same lock: what holds for one holds for the other."""
-    chosen: Face = request.param
-    return chosen
-
-
 @pytest.fixture
 def failpoint(mongo: MongoClient[Document], appname: str) -> Iterator[Callable[..., None]]:
     """Makes the server fail commands of this test's clients: failpoint(["find"], times=1, errorCode=91)."""
@@ -241,23 +232,6 @@ def entries(collection: Collection[Document]) -> Callable[..., list[Any]]:
         return list(document["holders"] + document["waiters"])
 
     return entries
-
-
-@pytest.fixture
-def in_thread() -> Iterator[Callable[..., threading.Thread]]:
-    """Starts daemon threads and sees to it that they have ended when the test has."""
-    started: list[threading.Thread] = []
-
-    def in_thread(call: Callable[[], object]) -> threading.Thread:
-        thread = threading.Thread(target=call, daemon=True)
-        thread.start()
-        started.append(thread)
-        return thread
-
-    yield in_thread
-    for thread in started:
-        thread.join(10)
-        assert not thread.is_alive()
 
 
 @pytest.fixture

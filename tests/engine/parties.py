@@ -10,8 +10,7 @@ from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Limits
 from tests.engine.waiters import InThread, Waiter
-
-DATABASE = "mongolock_tests"
+from tests.support import DATABASE
 
 
 class Party:

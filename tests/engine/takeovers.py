@@ -23,8 +23,8 @@ from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockLost, LockTransactionAborted
+from tests.support import DATABASE
 
-DATABASE: Final = "mongolock_tests"
 TERMS: Final = Terms(lease=30.0)
 PAST: Final = datetime(2020, 1, 1, tzinfo=UTC)
 #: The holder works, and the other one strikes, within so many seconds; at least as many as a take-over takes.

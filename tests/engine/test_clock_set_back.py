@@ -16,9 +16,10 @@ from testproject.servers import Mongod, ReplicaSet
 from tests import parts
 from tests.engine.conftest import Commands, Document
 from tests.engine.overlap import Watch
-from tests.engine.parties import DATABASE, Parties
+from tests.engine.parties import Parties
 from tests.engine.stuck import WRITES, cut_off
 from tests.engine.waiters import InThread
+from tests.support import DATABASE
 from tests.support.waiting import eventually
 from verify.faults.clocks import Dial
 

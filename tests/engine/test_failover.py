@@ -26,13 +26,13 @@ from django_mongolock.exceptions import LockBackendFailed, LockError, LockLost, 
 from testproject.servers import Mongod, ReplicaSet
 from tests.engine.conftest import Document, make_lock
 from tests.engine.waiters import InThread, Waiter
+from tests.support import DATABASE
 from tests.support.grants import grant_of
 from tests.support.waiting import eventually
 
 #: Up to three times: a member that gets no processor for seconds is one that does not answer.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240), pytest.mark.flaky(reruns=2)]
 
-DATABASE = "mongolock_tests"
 CALM = Terms(lease=60, margin=0.5, waiter_lease=8)
 
 

@@ -544,6 +544,7 @@ def test_a_release_that_an_election_has_undone_is_made_again(
     assert eventually(lambda: holders(server) == [])
 
 
+@pytest.mark.long
 def test_a_release_that_is_made_again_is_tried_until_it_succeeds(
     server: MemoryServer, elected: tuple[MemorySession, Elected]
 ) -> None:

@@ -121,6 +121,7 @@ def test_the_name_of_a_process() -> None:
         assert processes.fate(unknown) == "unknown"
 
 
+@pytest.mark.long
 @linux
 def test_a_process_whose_parent_has_not_asked_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A killed child of a container's first process may stay in the list for ever: it runs no more."""

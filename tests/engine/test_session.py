@@ -514,7 +514,19 @@ def test_closing_gives_back_what_is_held_and_what_waits(
         assert len(entries()) == 1
 
 
-# The end
+@pytest.mark.witness
+def test_the_key_of_a_killed_holder_is_free_within_its_lease(
+    lock: LockMaker, collection: Collection[Document], stored: Callable[..., Document]
+) -> None:
+    """F27: and whoever waits gets it then, not when its place in the queue is renewed."""
+    with processes(1, "hold", collection.name, 2) as (holder,):
+        token = holder.hear()["token"]
+        holder.send(signal.SIGKILL)
+        holder.popen.wait(10)
+        end = stored()["holders"][0]["until"]
+        with lock(terms=CALM, wait=20) as mine:
+            assert 0 <= (stored()["holders"][0]["acquired_at"] - end).total_seconds() < CALM.waiter_lease / 6
+            assert mine.fencing_token > token
 
 
 @pytest.mark.long

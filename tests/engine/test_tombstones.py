@@ -34,6 +34,7 @@ def tombstones(document: Document) -> list[str]:
     return [tombstone["grant"] for tombstone in document["tombstones"]]
 
 
+@pytest.mark.long
 def test_their_number_is_bounded(twin: Twin) -> None:
     """F77: after thousands of given-up commands on one key, and it grows no more after more of them."""
     leave_tombstones(twin.store, 0, 5_000)

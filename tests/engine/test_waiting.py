@@ -391,6 +391,7 @@ def test_a_giver_that_had_lost_the_lock(
     next_waiter.let_go()
 
 
+@pytest.mark.long
 def test_a_late_hand_over_does_not_bring_back_who_has_been(
     session: Session, lock: LockMaker, in_thread: InThread, entries: Entries
 ) -> None:

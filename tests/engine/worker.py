@@ -22,9 +22,9 @@ from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockDeadlock, LockError, LockLost
+from tests.support import DATABASE
 from tests.support.waiting import eventually
 
-DATABASE = "mongolock_tests"
 #: The terms of `pause_waiting`, and of `compete`.
 PAUSE_WAITING = Terms(lease=60, margin=0.1, waiter_lease=2)
 COMPETE = Terms(lease=1, margin=0.2, waiter_lease=1)

@@ -77,7 +77,7 @@ def documents() -> str:
     )
     with lock.hold((1, 0)) as held:
         held.renew()
-        listed = [each.id for each in lock.held()]
+        listed = [each.id for each in lock.snapshots("held")]
     return f"held {listed}, cleared {lock.clear_stale().count}"
 
 

@@ -12,11 +12,13 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 import django_mongolock
-from django_mongolock.admin import DocumentLockAdminMixin, EditLockMixin, LockAdmin, LockEventAdmin
+from django_mongolock.admin import LockAdmin, LockEventAdmin
+from django_mongolock.documents.admin import DocumentLockAdminMixin
 from django_mongolock.editing import EditLockViewMixin
+from django_mongolock.editing.admin import EditLockMixin
 from django_mongolock.inspection.display import quote_key
 from django_mongolock.models import Lock, LockEvent
-from django_mongolock.versions.version_admin import VersionedAdmin
+from django_mongolock.versions.admin import VersionedAdmin
 
 LIST: Final = "/admin/django_mongolock/lock/"
 EVENTS: Final = "/admin/django_mongolock/lockevent/"

@@ -60,12 +60,12 @@ def test_giants(locks: Locks, ads: tuple[Collection[Document], DocumentLock[Docu
     at = timezone.now()
     old = {"state": "busy", "lockedBy": "h", "lockTimestamp": at.replace(year=2020), "documentVersion": 1}
     kinds: list[Document] = [
-        {"lockedBy": GIANT}, {"lockTimestamp": GIANT}, {"documentVersion": GIANT}, {"lockAttempt": GIANT},
-        {"lockAttempt": [GIANT]}, {"other": GIANT}, {"_id": GIANT}, {"lockedBy": {"a": GIANT}},
+        {"lockedBy": GIANT}, {"lockTimestamp": GIANT}, {"documentVersion": GIANT}, {"lockedByToken": GIANT},
+        {"lockedByToken": [GIANT]}, {"other": GIANT}, {"_id": GIANT}, {"lockedBy": {"a": GIANT}},
     ]  # fmt: skip
     fields = lock.rules.fields
     names = {"lockedBy": fields.holder, "lockTimestamp": fields.time, "documentVersion": fields.version,
-             "lockAttempt": fields.attempt}  # fmt: skip
+             "lockedByToken": fields.token}  # fmt: skip
     for number in range(2):
         for kind, more in enumerate(kinds):
             document = {names.get(name, name): value for name, value in {**old, **more}.items()}

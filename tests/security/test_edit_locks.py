@@ -107,6 +107,7 @@ class TestWithoutTheRight:
 class TestVisitors:
     """Who has no login: a session is made for who holds a lock, and for no one else."""
 
+    @pytest.mark.long
     @pytest.mark.parametrize("page", ["own", "async"])
     def test_who_only_reads_has_no_session(self, locks: Locks, order: Order, page: str) -> None:
         """Neither a row nor a cookie for a visitor of a page that another one edits, for a HEAD, a prefetch or an image

@@ -239,6 +239,7 @@ CALLS = st.tuples(
 )
 
 
+@pytest.mark.long
 @given(CALLS, CALLS)
 @example(("a:x=1", {}), ("a", {"x": 1}))
 @example(("a", {"x=1:y": 2}), ("a", {"x": 1, "y": 2}))

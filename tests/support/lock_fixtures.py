@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from pytest_django import Settings
 
 from django_mongolock.backends.base import close_backends
 from django_mongolock.engine.indexes import ensure_indexes
+from tests.engine.faces import ASYNC, BLOCKING, Face
 from tests.support.lock_documents import Document, Locks, clock
 
 WITH_MONGO = pytest.mark.django_db(databases=["default", "mongo"])
@@ -79,3 +81,27 @@ def away(connect: Callable[..., None], settings: Settings) -> None:
     """MongoDB does not answer."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "COMMAND_TIMEOUT": 0.3}
     connect(NOBODY)
+
+
+@pytest.fixture(params=[BLOCKING, ASYNC], ids=lambda face: face.name)
+def face(request: pytest.FixtureRequest) -> Face:
+    """Both faces of the same lock."""
+    chosen: Face = request.param
+    return chosen
+
+
+@pytest.fixture
+def in_thread() -> Iterator[Callable[..., threading.Thread]]:
+    """Starts daemon threads and sees to it that they have ended when the test has."""
+    started: list[threading.Thread] = []
+
+    def in_thread(call: Callable[[], object]) -> threading.Thread:
+        thread = threading.Thread(target=call, daemon=True)
+        thread.start()
+        started.append(thread)
+        return thread
+
+    yield in_thread
+    for thread in started:
+        thread.join(15)
+        assert not thread.is_alive()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from django_mongolock import MongoLock, mongo_lock
+from django_mongolock import LockNotAcquired, MongoLock, mongo_lock
 from django_mongolock.backends.base import mongo_store
 
 
@@ -35,22 +35,32 @@ def holder(key: str) -> dict[str, Any]:
 
 
 @contextmanager
-def held_elsewhere(*keys: Any, **options: Any) -> Iterator[MongoLock]:
-    """Somebody else holds *keys*: another thread, so that it is contention and not reentry."""
+def in_another_thread(lock: MongoLock) -> Iterator[MongoLock]:
+    """Another thread holds *lock*: that is contention, not reentry. Raises LockNotAcquired if it is refused."""
     ready, done = threading.Event(), threading.Event()
-    locks: list[MongoLock] = []
+    errors: list[LockNotAcquired] = []
 
     def hold() -> None:
-        with mongo_lock(*keys, **options) as lock:
-            locks.append(lock)
+        try:
+            with lock:
+                ready.set()
+                done.wait(30)
+        except LockNotAcquired as error:
+            errors.append(error)
             ready.set()
-            done.wait(30)
 
     thread = threading.Thread(target=hold, name="somebody-else")
     thread.start()
     try:
         assert ready.wait(10), "the other thread did not get the lock"
-        yield locks[0]
+        if errors:
+            raise errors.pop()
+        yield lock
     finally:
         done.set()
         thread.join()
+
+
+def held_elsewhere(*keys: Any, **options: Any) -> AbstractContextManager[MongoLock]:
+    """Another thread holds *keys*."""
+    return in_another_thread(mongo_lock(*keys, **options))

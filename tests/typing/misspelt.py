@@ -7,13 +7,13 @@ from datetime import timedelta
 from typing import ClassVar
 
 from django_mongolock import (
-    DocumentLock,
     LockedCommand,
     mongo_lock,
     mongo_locked,
     mongo_semaphore,
     once_per,
 )
+from django_mongolock.documents import DocumentLock
 from django_mongolock.idempotency import idempotent
 from django_mongolock.locks import LockOptions
 from django_mongolock.rows import locked

@@ -7,7 +7,7 @@ from typing import Any, assert_type
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.collection import Collection
 
-from django_mongolock.versions import aversioned_update, retry_on_conflict, retrying_on_conflict, versioned_update
+from django_mongolock.versions import retry_on_conflict, retrying_on_conflict
 from testproject.rates.models import Rate
 
 
@@ -25,8 +25,6 @@ async def check(collection: Collection[dict[str, Any]], other: AsyncCollection[d
     assert_type(plain("EUR", by=2), Rate)
     assert_type(await later("EUR"), int)
     assert_type(plain("EUR").version, int)
-    assert_type(versioned_update(collection, 1, lambda document: {"n": document["n"]}), dict[str, Any])
-    assert_type(await aversioned_update(other, 1, {"$inc": {"n": 1}}), dict[str, Any])
     for attempt in retrying_on_conflict(attempts=3):
         with attempt:
             assert_type(attempt.number, int)
@@ -35,4 +33,3 @@ async def check(collection: Collection[dict[str, Any]], other: AsyncCollection[d
 def wrong(collection: Collection[dict[str, Any]]) -> None:
     plain(5)  # type: ignore[arg-type]
     retry_on_conflict(attempts="3")  # type: ignore[call-overload]
-    versioned_update(collection, 1, 5)  # type: ignore[arg-type]

@@ -55,7 +55,6 @@ class Documents:
             final=["done"],
             stale_after=STALE,
             name="faults",
-            timeout=timeout,
         )
 
     def collection(self) -> Collection[Document]:

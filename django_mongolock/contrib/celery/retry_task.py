@@ -43,8 +43,8 @@ class Note:
 
     number: that of the delivery, larger than that of the one before. sender: the id of the run that sent it. times: how
     often it came back for the lock that it waits for. away_since: when MongoDB did not answer for the first time, in
-    seconds since 1970. former: the key of the lock with which an earlier run for the same delivery was found at work,
-    the id of that run, and how many grants of that key had expired by then.
+    seconds since 1970. former: the key of the lock with which another run for the same delivery was found at work, that
+    delivery, and how many grants of that key had expired by then.
     """
 
     number: int = 0
@@ -119,8 +119,8 @@ def begin_delivery(using: str | None) -> None:
     task: Any = current_task
     if (former := _take_note(task.request).former) is None:
         return
-    key, run, expired = former
-    found = _Found.read(key, using, {"run": run})
+    key, delivery, expired = former
+    found = _Found.read(key, using, {"owner": str(task_owner()), "delivery": delivery})
     if found.left is not None:
         _come_back_later(task, LockNotAcquired(key, holder="an earlier delivery", retry_after=found.left), former)
     if found.run is None and found.expired == expired:
@@ -139,13 +139,14 @@ def refuse_second_delivery(error: LockError, using: str | None) -> None:
     owner = str(task_owner())
     if task.request.is_eager or not isinstance(error, LockNotAcquired) or error.owner not in {owner, None}:
         return
+    delivery = task_run(task.request)["delivery"]
     try:
-        found = _Found.read(error.key, using, {"owner": owner, "delivery": task_run(task.request)["delivery"]})
+        found = _Found.read(error.key, using, {"owner": owner, "delivery": delivery})
     except LockError:
         return
     if found.left is not None:
         log(INFO, "a second delivery of a task that runs", key=error.key, task=task.request.id)
-        _come_back_later(task, error, (error.key, str(found.run), found.expired))
+        _come_back_later(task, error, (error.key, delivery, found.expired))
     if error.owner == owner and found.has_just_ended:
         _ignore(task, error.key)
     if owner in {error.owner, *found.owners}:

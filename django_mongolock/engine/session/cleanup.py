@@ -126,8 +126,7 @@ class Cleanup:
         try:
             left = self._commands.store.release_all(keys, ids, max(0.0, (end - self._now()) / 4))
             self._have_released([grant for grant in held if grant.key in left], 1, end)
-        except LockError as error:
-            log(DEBUG, "not released in bulk", keys=len(keys), error=error)
+        except LockError:
             self._have_released(held, -(-len(held) // AT_EXIT_PARTS), end)
         finally:
             self._unfinished.pop()

@@ -104,13 +104,17 @@ class Commands:
         return self.threads.acall(functools.partial(self.send, action), **self._terms_of(action))
 
     def _terms_of(self, action: Command) -> dict[str, Any]:
-        """How a thread is to make the call that sends *action*."""
+        """How a thread is to make the call that sends *action*.
+
+        Only a first command shares the answer of another one: a later one may have to take its grant out of the queue.
+        """
+        first = self._about_to_send(action)
         return {
             "timeout": self._seconds_for(action),
             "priority": RELEASE if _is_release(action) else REQUEST,
             "key": action.key,
-            "same": _question(action),
-            "on_withdrawn": self._about_to_send(action),
+            "same": None if first is None else _question(action),
+            "on_withdrawn": first,
         }
 
     def close(self, timeout: float) -> None:
@@ -202,8 +206,8 @@ class Commands:
             if step.add is not None and grant is not None:
                 grant.outcome_unknown = True
             raise
-        self._waits.ring(reply.granted)
         self.releases.confirmed(self.store.sent_to(), sent)
+        self._waits.ring(reply.granted)
         return self.answer(step.ask, reply, sent, step.beat)
 
     def with_arrival(self, step: Step, entry: dict[str, Any], grant: Grant, now: float) -> Step:
@@ -258,7 +262,7 @@ class Commands:
             return answer
         if grant.state is State.WAITING and not reply.held:
             grant.reporting.busy, grant.reporting.held_by = True, reply.holder or grant.reporting.held_by
-        if reply.place is not None and answer.whole:
+        if reply.place is not None and answer.whole and grant.state is State.WAITING:
             grant.waiting.last_token = max(grant.waiting.last_token, reply.last_token)
             grant.renewed(sent + grant.lease.waiter_length, answer.now)
         return answer

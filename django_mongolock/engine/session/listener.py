@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 from pymongo.errors import PyMongoError
@@ -18,6 +19,8 @@ from ..store import Store
 
 #: How long it listens after the last wait has ended, in seconds: the next one may come soon.
 LINGER: Final = 2.0
+#: A listener that has heard nothing at all for so many seconds, though the server answers each second, is deaf.
+SILENCE: Final = 3.0
 #: Bounds of the time between two attempts to listen, in seconds.
 RETRY_FIRST, RETRY_LAST = 0.5, 30.0
 
@@ -38,7 +41,8 @@ class Listener:
         *,
         now: Callable[[], float] = clock.now,
     ) -> None:
-        self.listening = False
+        #: When the server was last heard of.
+        self._heard_at = -inf
         self._store = store
         self._session = session
         self._on_bell = on_bell
@@ -50,6 +54,11 @@ class Listener:
         self._mutex = threading.Lock()
         self._closed = False
         self._complained = False
+
+    @property
+    def listening(self) -> bool:
+        """Whether a bell that is rung now will be heard: a connection may be gone without a word."""
+        return self._now() - self._heard_at < SILENCE
 
     def want(self) -> bool:
         """Go on listening. Return whether there is a thread for it; if not, `start` one."""
@@ -78,7 +87,7 @@ class Listener:
             reason = self._listen()
             pause = RETRY_FIRST if self.listening else min(RETRY_LAST, pause * 2)
             if self.listening:
-                self.listening = False
+                self._heard_at = -inf
                 self._deaf()
             if self._goes_on():
                 self._complain(reason)
@@ -92,7 +101,7 @@ class Listener:
         try:
             with contextlib.closing(self._store.listen(self._session)) as bells:
                 for bell in bells:
-                    self.listening, self._complained = True, False
+                    self._heard_at, self._complained = self._now(), False
                     if bell is not None:
                         self._on_bell(bell)
                     if not self._goes_on():

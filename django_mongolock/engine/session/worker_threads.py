@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
@@ -68,10 +68,9 @@ class WorkerThreads:
         #: Since when each call is being made, and how many of them are slow.
         self._running: dict[Call, float] = {}
         self._slow = 0
-        #: How many calls of a key are being made or are admitted, and those that wait for it, by priority.
+        #: How many calls of a key are being made, and those that wait for it, by priority.
         self._under_way: dict[str, int] = {}
         self._parked: dict[str, list[Lane]] = {}
-        self._admitted: list[deque[Call]] = [deque() for _ in shares]
 
     def __len__(self) -> int:
         return self._most - len(self._unstarted)
@@ -109,9 +108,12 @@ class WorkerThreads:
     # Calls that a thread makes itself. Not for the main thread.
 
     def begin_own(self, key: str | None) -> bool:
-        """Note that this thread is going to make a call of *key*. Return False where it must have it made instead."""
+        """Note that this thread is going to make a call of *key*. Return False where it must have it made instead.
+
+        While other calls wait for the key, it waits behind them.
+        """
         with self._mutex:
-            return self._is_admitted(key)
+            return key not in self._parked and self._is_admitted(key)
 
     def end_own(self, key: str | None) -> None:
         """Note that the call has ended."""
@@ -138,15 +140,16 @@ class WorkerThreads:
         return not entry.take_back()
 
     def _start_if_needed(self) -> None:
-        waiting = sum(map(len, (*self._lanes, *self._admitted)))
+        waiting = sum(map(len, self._lanes))
         # One more than make calls: it sees when one of these has become slow.
         if len(self._idle) < waiting and len(self) <= self._size + self._slow and self._unstarted:
-            with contextlib.suppress(IndexError):  # another thread was faster
+            with contextlib.suppress(IndexError, RuntimeError):  # another was faster; the interpreter is shutting down
                 self._unstarted.pop()
                 try:
                     _thread.start_new_thread(self._work, ())  # not a Thread: starting one waits for it by an Event
-                except RuntimeError:  # the interpreter is shutting down
+                except BaseException:
                     self._unstarted.append(None)
+                    raise
 
     def _work(self) -> None:
         goes_on = True
@@ -177,11 +180,10 @@ class WorkerThreads:
         """Take out the call whose turn it is. If there is none: None, and how long there is none at least."""
         quick = [began for began in self._running.values() if began > now - SLOW]
         self._slow = len(self._running) - len(quick)
-        for lane, admitted, (size, most) in zip(self._lanes, self._admitted, self._limits, strict=True):
+        for lane, (size, most) in zip(self._lanes, self._limits, strict=True):
             if len(quick) >= size or len(self._running) >= most:
                 return None, max(0.0, quick[0] + SLOW - now) if quick else None
-            entry = admitted.popleft() if admitted else self._first_of(lane)
-            if entry is not None:
+            if (entry := self._first_of(lane)) is not None:
                 self._running[entry] = now
                 return entry, None
         return None, None
@@ -217,16 +219,22 @@ class WorkerThreads:
         return shared
 
     def _leave(self, key: str | None) -> bool:
-        """A call of *key* has ended: admit the next one. Return whether there is one."""
+        """A call of *key* has ended: the next one that waits for it comes first in its lane. Return whether there is
+        one.
+
+        It takes none of the two places of its key before it is made: its lane may be shut for a while.
+        """
         if key is None:
             return False
-        for lane in self._parked.get(key, ()):
-            while (entry := first(lane)) is not None:
-                if not entry.decided.locked():
-                    self._admitted[entry.priority].append(entry)
-                    return True
-        self._parked.pop(key, None)
         self._under_way[key] -= 1
         if not self._under_way[key]:
             del self._under_way[key]
+        for lane in self._parked.get(key, ()):
+            if (entry := first(lane)) is not None:
+                # It cannot leave the lane by being taken back: whoever takes it out there lets the next one follow.
+                entry.lane = OrderedDict()
+                self._lanes[entry.priority][entry] = None
+                self._lanes[entry.priority].move_to_end(entry, last=False)
+                return True
+        self._parked.pop(key, None)
         return False

@@ -13,16 +13,16 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ...conf import get_settings
-from ...documents import DocumentLock
 from ...engine.mongo_store import MongoStore
+from ...inspection.kinds import LockKind
 from ...inspection.operations import Cleared, Which, clear_all_stale, find_stale
 from ...inspection.queries import count
 from ...inspection.snapshot import LockSnapshot
 from ...signals import send, stale_locks_cleared
-from ..document_locks import Report, chosen_locks, process
+from ..kinds import Report, chosen_kinds, process
 from ..lock_command import LockCommand, add_document_lock, seconds, whole_number, write_json, write_locks
 
-Documents = list[DocumentLock[Any]]
+Documents = list[LockKind]
 
 #: How many locks the confirmation shows.
 SHOWN = 10
@@ -81,11 +81,6 @@ class Command(LockCommand):
             help="locks in one update (default: 1000)",
         )
         add_document_lock(parser)
-        parser.add_argument(
-            "--unheld",
-            action="store_true",
-            help="also documents that are pending and have no holder, such as imported ones",
-        )
         super().add_arguments(parser)
 
     def run_from_argv(self, argv: list[str]) -> None:
@@ -100,7 +95,7 @@ class Command(LockCommand):
             raise CommandError("there is no terminal for the confirmation: use --no-input, or --dry-run to look first")
         with self.reporting_errors():
             which = Which(self.keys(options), self.owner(options), options["older_than"])
-            documents = list(chosen_locks(options))
+            documents = list(chosen_kinds(options))
             store = None if options["document_lock"] else self.store(options)
             if not asks or self._is_confirmed(store, which, documents, options):
                 self._run(store, which, documents, options)
@@ -109,7 +104,7 @@ class Command(LockCommand):
         self, store: MongoStore | None, which: Which, documents: Documents, options: dict[str, Any]
     ) -> bool:
         first = list(find_stale(store, which, limit=SHOWN)) if store else []
-        reports = [process(lock, options, dry_run=True) for lock in documents]
+        reports = [process(kind, options, dry_run=True) for kind in documents]
         reports = [report for report in reports if report.stale or report.error]
         if not first and not reports:
             self.stdout.write("There are no stale locks.")
@@ -133,7 +128,7 @@ class Command(LockCommand):
         locks = self._work(store, which, options) if store else iter(())
 
         def rest() -> dict[str, Any]:
-            reports.extend(process(lock, options, dry_run=dry_run) for lock in documents)
+            reports.extend(process(kind, options, dry_run=dry_run) for kind in documents)
             return asdict(self.cleared) | {"dry_run": dry_run, "documents": [report.as_json() for report in reports]}
 
         if options["json"]:
@@ -141,8 +136,8 @@ class Command(LockCommand):
         else:
             if store:
                 self._write_locks(locks, dry_run=dry_run)
-            for lock in documents:
-                reports.append(process(lock, options, dry_run=dry_run))
+            for kind in documents:
+                reports.append(process(kind, options, dry_run=dry_run))
                 reports[-1].write(self.stdout)
         self.found_some = dry_run and (self.cleared.found > 0 or any(report.stale for report in reports))
         if failed := [f"{report.name}: {report.error}" for report in reports if report.error]:

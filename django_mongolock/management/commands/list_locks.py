@@ -15,9 +15,9 @@ from ...engine.deadlock import Cycle
 from ...inspection.queries import find_deadlocks
 from ...inspection.snapshot import LockSnapshot
 from ...models import Lock, LockQuerySet
-from ..document_locks import TITLES as DOCUMENT_TITLES
-from ..document_locks import Listing, chosen_locks, listing
-from ..document_locks import as_row as as_document_row
+from ..kinds import TITLES as DOCUMENT_TITLES
+from ..kinds import Listing, chosen_kinds, listing
+from ..kinds import as_row as as_document_row
 from ..lock_command import LockCommand, add_document_lock, whole_number, write_json, write_locks, write_table
 
 FOUND = 3
@@ -66,11 +66,11 @@ class Command(LockCommand):
             if options["deadlocks"]:
                 self._show_deadlocks(find_deadlocks(self.store(options), self.keys(options)), as_json=options["json"])
                 return
-            documents = [] if options["waiting"] or options["kept"] else list(chosen_locks(options))
+            documents = [] if options["waiting"] or options["kept"] else list(chosen_kinds(options))
             limit = options["limit"]
             found = iter(()) if options["document_lock"] else self._snapshots(options, limit + 1 if limit else 0)
             shown = islice(found, limit or None)
-            lists = (listing(lock, options) for lock in documents)
+            lists = (listing(kind, options) for kind in documents)
             if options["json"]:
                 self._write_json(shown, found, lists)
             else:
@@ -97,9 +97,9 @@ class Command(LockCommand):
 
     def _write_documents(self, found: Listing, *, wide: bool) -> None:
         """The documents of one lock; nothing if there are none."""
-        if found.documents:
+        if found.rows:
             self.stdout.write(f"\nDocuments of {found.name}:")
-            write_table(self.stdout, map(as_document_row, found.documents), DOCUMENT_TITLES, wide=wide)
+            write_table(self.stdout, map(as_document_row, found.rows), DOCUMENT_TITLES, wide=wide)
         if found.more:
             self.stdout.write("… and more: see --limit.")
         self._noted(found)

@@ -11,21 +11,21 @@ from django.db import DatabaseError
 from django.db.models.functions import Now
 
 from ...conf import get_settings
-from ...documents import DocumentLock, DocumentSnapshot
 from ...engine.text_checks import check_fact, check_key
+from ...inspection.kinds import Choice, LockKind, Row
 from ...inspection.operations import find_held
 from ...inspection.patterns import starting
 from ...models import Lock, LockQuerySet
-from ..document_locks import TITLES as DOCUMENT_TITLES
-from ..document_locks import as_row as as_document_row
-from ..document_locks import chosen_locks, find_document
+from ..kinds import TITLES as DOCUMENT_TITLES
+from ..kinds import as_row as as_document_row
+from ..kinds import chosen_kinds, find_row
 from ..lock_command import LockCommand, add_document_lock, write_locks, write_table
 
 FREE = 3
 #: How many locks, and how many documents of each lock, the confirmation shows.
 SHOWN = 20
 
-Documents = list[tuple[DocumentLock[Any], list[DocumentSnapshot]]]
+Documents = list[tuple[LockKind, list[Row]]]
 
 
 class Command(LockCommand):
@@ -140,8 +140,8 @@ class Command(LockCommand):
     # Documents, and all of an owner
 
     def _take_document(self, options: dict[str, Any], *, ask: bool) -> None:
-        (lock,) = chosen_locks({**options, "key": None})
-        document = find_document(lock, options["lock"])
+        (lock,) = chosen_kinds({**options, "key": None})
+        document = find_row(lock, options["lock"])
         if document is None:
             raise CommandError(f"no document {options['lock']!r} of {lock.name} is held now", returncode=FREE)
         self._take_documents([(lock, [document])], ask=ask)
@@ -156,7 +156,7 @@ class Command(LockCommand):
                 self._check_terminal()
                 write_locks(self.stdout, queryset.matching(prefix).owned_by(owner).snapshots(limit=SHOWN))
                 self._say_rest(len(locks))
-        documents = [(lock, list(lock.owned_by(owner))) for lock in chosen_locks({**options, "key": None})]
+        documents = [(lock, lock.rows(Choice(owner=owner))) for lock in chosen_kinds({**options, "key": None})]
         documents = [(lock, found) for lock, found in documents if found]
         if not locks and not documents:
             raise CommandError(f"the owner {owner!r} holds nothing now", returncode=FREE)
@@ -174,7 +174,7 @@ class Command(LockCommand):
                 self._say_rest(len(found))
             self._confirm("Take these from their holder?")
         for lock, found in documents:
-            taken = lock.force_release(found, by=self.by, reason=self.reason)
+            taken = lock.force(found, by=self.by, reason=self.reason)
             self.stdout.write(f"{len(taken)} of {len(found)} documents of {lock.name} were taken from their holder.")
             if not taken and not more:
                 raise CommandError("they have other holders now, or none", returncode=FREE)

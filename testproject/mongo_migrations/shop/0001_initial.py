@@ -6,6 +6,8 @@ import django_mongodb_backend.fields
 from django.conf import settings
 from django.db import migrations, models
 
+import django_mongolock.versions
+
 
 class Migration(migrations.Migration):
     initial = True
@@ -38,9 +40,8 @@ class Migration(migrations.Migration):
                 ("deleted", models.BooleanField(default=False)),
                 (
                     "document_version",
-                    models.PositiveIntegerField(
+                    django_mongolock.versions.VersionField(
                         db_column="documentVersion",
-                        default=1,
                         help_text="Increased by every change.",
                         verbose_name="version",
                     ),

@@ -3,6 +3,7 @@
 
 import django.db.models.deletion
 import django_mongodb_backend.fields
+import django_mongolock.versions
 from django.conf import settings
 from django.db import migrations, models
 
@@ -38,9 +39,8 @@ class Migration(migrations.Migration):
                 ("deleted", models.BooleanField(default=False)),
                 (
                     "document_version",
-                    models.PositiveIntegerField(
+                    django_mongolock.versions.VersionField(
                         db_column="documentVersion",
-                        default=1,
                         help_text="Increased by every change.",
                         verbose_name="version",
                     ),

@@ -100,11 +100,22 @@ class SimCollection:
                 if not is_true(evaluate(condition, document, self._now)):
                     return False
                 continue
-            value = document.get(name)
-            for operator, operand in condition.items():
-                if not (value in operand if operator == "$in" else value == operand):
+            if name == "$or":
+                if not any(self._matches(each, document) for each in condition):
                     return False
+                continue
+            value = document.get(name)
+            if not all(_OF_QUERIES[operator](value, operand) for operator, operand in condition.items()):
+                return False
         return True
+
+
+_OF_QUERIES: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "$eq": lambda value, operand: value == operand,
+    "$in": lambda value, operand: value in operand,
+    "$nin": lambda value, operand: value not in operand,
+    "$type": lambda value, operand: _type(value) == operand,
+}
 
 
 def is_true(value: object) -> bool:

@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any, Final
 from unittest import mock
 
-from django_mongolock.documents import acquiring, updates
-from django_mongolock.documents.own_writes import OwnWrites
-from django_mongolock.documents.updates import Acquisition, Statement
+from django_mongolock.documents import acquiring, batch, holding, updates
+from django_mongolock.documents.holding import Holding
+from django_mongolock.documents.updates import Own, Statement
+from django_mongolock.engine.courier import Steps, send
+from django_mongolock.engine.field_paths import Document, has
 
-from .collection import Document
-
-Patch = Callable[[], Any]
+Patch = Callable[[], AbstractContextManager[Any]]
 ALWAYS: Final[Document] = {"$literal": True}
 
 
-class Certain:
-    """A doubt that never remains."""
+def _patch(value: Callable[..., Any], *targets: tuple[object, str]) -> Patch:
+    def patch() -> AbstractContextManager[Any]:
+        stack = ExitStack()
+        for target, name in targets:
+            stack.enter_context(mock.patch.object(target, name, value))
+        return stack
 
-    @property
-    def remains(self) -> bool:
-        return False
-
-    @remains.setter
-    def remains(self, value: bool) -> None:
-        pass
-
-
-def _patch(target: object, name: str, value: Callable[..., Any]) -> Patch:
-    return lambda: mock.patch.object(target, name, value)
+    return patch
 
 
 def _acquiring(change: Callable[[Statement], Statement]) -> Patch:
-    whole = Acquisition.acquiring
-    return _patch(Acquisition, "acquiring", lambda self, *args: change(whole(self, *args)))
+    return _patch(lambda *given: change(updates.acquiring(*given)), (acquiring, "acquiring"))
 
 
 def _without_version(statement: Statement) -> Statement:
@@ -47,35 +41,40 @@ def _not_raised(statement: Statement) -> Statement:
     return replace(statement, update={name: each for name, each in statement.update.items() if name != "$inc"})
 
 
-def _owner_only(rules: Any, owner: str, known: object) -> Document:
-    return updates.has(rules.fields.holder, [owner])
-
-
 def _renewing_nothing(
-    self: OwnWrites, attempt: str, changes: Any, more: Any, *, renew: bool = False, whole: Any = OwnWrites.writing
+    self: Own, rules: Any, values: Any, token: str, *, renew: bool = False, whole: Any = Own.writing
 ) -> Statement:
-    made: Statement = whole(self, attempt, changes, more)
+    made: Statement = whole(self, rules, values, token)
     return made
 
 
-def _denying(self: OwnWrites, found: Any, *, maybe_written: bool = False, whole: Any = OwnWrites.why_not) -> Exception:
+def _denying(self: Holding, found: Any, *, maybe_written: bool = False, whole: Any = Holding.why_not) -> Exception:
     made: Exception = whole(self, found)
     return made
 
 
-def _whose_owner_is(seen: Any, owner: str) -> str | None:
-    return str(seen.attempt) if seen.holder == owner else None
+def _certain(command: Any, unanswered: object = None) -> Steps[Any]:
+    return send(command)
 
 
 #: Each with the words of the violation that shows it.
 DEFECTS: Final[dict[str, tuple[str, Patch]]] = {
-    "a write only asks for the owner": ("does not hold it", _patch(updates, "is_held", _owner_only)),
-    "a living run of the owner is resumed": ("held twice", _patch(acquiring, "dead_run", _whose_owner_is)),
-    "all that is held is stale": ("held twice", _patch(updates, "is_stale", lambda *args: ALWAYS)),
-    "a renewal leaves the time": ("held twice", _patch(OwnWrites, "writing", _renewing_nothing)),
+    "a write only asks for the owner": (
+        "does not hold it",
+        _patch(lambda self, fields: has(fields.holder, [self.owner]), (Own, "is_as_left")),
+    ),
+    "a living run of the owner is resumed": (
+        "held twice",
+        _patch(lambda seen, owner: str(seen.token) if seen.holder == owner else None, (acquiring, "dead_run")),
+    ),
+    "all that is held is stale": ("held twice", _patch(lambda *_: ALWAYS, (updates, "is_stale"))),
+    "a renewal leaves the time": ("held twice", _patch(_renewing_nothing, (Own, "writing"))),
     "a grant does not raise the version": ("without a new version", _acquiring(_not_raised)),
     "any version is granted": ("not read", _acquiring(_without_version)),
-    "what may have been written is denied": ("which was denied", _patch(OwnWrites, "why_not", _denying)),
-    "nothing is put back": ("stays pending", _patch(acquiring, "put_back", lambda *args: None)),
-    "an unknown outcome is no doubt": ("stays pending", _patch(acquiring, "Doubt", Certain)),
+    "what may have been written is denied": ("which was denied", _patch(_denying, (Holding, "why_not"))),
+    "nothing is put back": (
+        "stays pending",
+        _patch(lambda *_: None, (acquiring, "put_back"), (holding, "put_back"), (batch, "put_back")),
+    ),
+    "an unknown outcome is no doubt": ("stays pending", _patch(_certain, (acquiring, "send"))),
 }

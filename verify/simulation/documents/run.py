@@ -6,15 +6,18 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from django_mongolock.documents import forcing, sweep
+from django_mongolock.documents import sweep
+from django_mongolock.documents.acquiring import Context
 from django_mongolock.documents.batch import Batch
-from django_mongolock.documents.commands import read_whole
-from django_mongolock.documents.document_lock import DocumentLock
-from django_mongolock.documents.holding import HeldDocument
+from django_mongolock.documents.commands import read_one
+from django_mongolock.documents.document_lock import DocumentLock, acquire_many
+from django_mongolock.documents.held_document import HeldDocument
+from django_mongolock.documents.hold import Hold, Plan
 from django_mongolock.documents.snapshot import read_snapshot
-from django_mongolock.documents.steps import Pause, Steps
-from django_mongolock.documents.updates import Request, StaleFilter
+from django_mongolock.documents.updates import Request
+from django_mongolock.engine.courier import Pause, Steps
 from django_mongolock.exceptions import DocumentLockLost, LockError
+from django_mongolock.inspection.kinds import Choice
 
 from .collection import Document
 from .world import Process, Strand, World, context_of, patched
@@ -38,36 +41,36 @@ class Flow:
         with suppress(LockError):
             yield from self.world.random.choice((self.single, self.single, self.single, self.many))()
 
+    def plan(self) -> Plan:
+        """What it asks for; which version it has read is noted."""
+        asked = self.strand.asked
+
+        class Noted(Plan):
+            def request(self, document: Any) -> Request:
+                request = super().request(document)
+                asked[request.id] = request.version
+                return request
+
+        owner = self.world.random.choice((*OWNERS, None))
+        source = self.lock._source
+        return Noted(source, self.lock.rules, "exporting", owner, "exported", {}, "")
+
     def single(self) -> Steps[None]:
-        dice = self.world.random
-        id_ = dice.choice(list(self.world.documents))
-        document = yield read_whole(id_)
-        options: dict[str, Any] = {"owner": dice.choice((*OWNERS, None)), "wait": dice.choice((0, 3, 10))}
-        hold = self.lock.hold((id_, self.read(id_, document)), "exporting", final="exported", **options)
-        again = partial(self.again, id_)
-        object.__setattr__(hold._plan, "again", again)
+        dice, plan = self.world.random, self.plan()
+        document = yield read_one(self.lock.rules.fields, dice.choice(list(self.world.documents)))
+        hold: Hold[Document] = Hold(lambda: self.context, plan, plan.request(document), dice.choice((0.0, 3.0, 10.0)))
         held: HeldDocument[Any] = yield from hold._acquire(self.context)
         self.strand.held.append(held)
         yield from self.in_block(held, self.on_one(held))
-
-    def read(self, id_: Any, document: Document) -> int:
-        """Note the version that was read."""
-        version: int = document["documentVersion"]
-        self.strand.asked[id_] = version
-        return version
-
-    def again(self, id_: Any, found: Document) -> Request:
-        """The request for the document as it was read again."""
-        return self.lock._requests.make((id_, self.read(id_, found)), "exporting", {})
 
     def on_one(self, held: HeldDocument[Any]) -> Steps[None]:
         dice = self.world.random
         for _ in range(dice.choice((0, 1, 2, 12))):
             yield Pause(dice.uniform(0.1, dice.choice((1.0, 25.0))))
             if dice.random() < 0.4:
-                yield from held._renew()
+                yield from held._holding.renew()
             elif dice.random() < 0.5:
-                yield from held._update({"price": dice.randint(1, 99)})
+                yield from held._holding.update({"price": dice.randint(1, 99)})
         if (how := dice.random()) < 0.2:
             raise KeyError("the work failed")
         if how < 0.5:
@@ -78,7 +81,7 @@ class Flow:
         self.strand.final.discard(held.id)
         self.strand.held.remove(held)  # its work is over, whatever comes of this
         try:
-            yield from held._finish("exported", {"price": 100})
+            yield from held._holding.finish("exported", {"price": 100})
         except DocumentLockLost as error:
             if not error.maybe_written:
                 self.world.at(0, lambda: self.check_unwritten(held))
@@ -91,11 +94,7 @@ class Flow:
             self.world.violations.append(f"{self.world.now:.2f} {held.id} was finished, which was denied")
 
     def many(self) -> Steps[None]:
-        dice = self.world.random
-        asked = [(id_, self.read(id_, each)) for id_, each in self.world.documents.items()]
-        batch: Batch[Any] = yield from self.lock._acquire_many(
-            self.context, asked, "exporting", "", owner=dice.choice((*OWNERS, None)), final="exported"
-        )
+        batch: Batch[Any] = yield from acquire_many(self.context, self.plan(), list(self.world.documents.values()))
         self.strand.held += batch.held
         yield from self.in_block(batch, self.on_many(batch))
 
@@ -111,30 +110,28 @@ class Flow:
             raise
         except BaseException as error:
             self.strand.held.clear()
-            yield from block.leave(error)
+            yield from block._leave(error)
             if isinstance(error, KeyError):
                 return
             raise
         self.strand.held.clear()
-        yield from block.leave(None)
+        yield from block._leave(None)
 
 
-def sweeping(world: World, lock: DocumentLock[Document]) -> Steps[None]:
+def sweeping(context: Context) -> Steps[None]:
     """`clear_stale_locks`, every ten seconds."""
     while True:
         yield Pause(10.0)
-        try:
-            yield from sweep.sweep(lock.rules, StaleFilter())
-        except LockError:
-            continue
+        with suppress(LockError):
+            yield from sweep.sweep(context, Choice("stale"))
 
 
-def forcing_one(world: World, lock: DocumentLock[Document], process: Process) -> Steps[None]:
+def forcing_one(world: World, context: Context) -> Steps[None]:
     """A person takes a document from its holder."""
-    document = yield read_whole(world.random.choice(list(world.documents)))
-    shown = read_snapshot(lock.rules, {**document, "mongolock_now": world.server_time()})
+    document = yield read_one(context.rules.fields, world.random.choice(list(world.documents)))
+    shown = read_snapshot(context.rules, {**document, "mongolock_now": world.server_time()})
     with suppress(LockError):
-        yield from forcing.force_release(context_of(world, lock, process), lock.name, [shown], "me", "")
+        yield from sweep.force(context, "exports", [shown], "me", "")
 
 
 def strangers(world: World) -> None:
@@ -156,7 +153,7 @@ def trouble(world: World, lock: DocumentLock[Document], janitor: Process) -> Non
     elif happens < 0.5:
         world.at(dice.uniform(0, 5), lambda: strangers(world))
     elif happens < 0.55:
-        world.start(janitor, forcing_one(world, lock, janitor))
+        world.start(janitor, forcing_one(world, context_of(world, lock, janitor)), "force")
 
 
 def simulate(seed: int, minutes: int = 4) -> World:
@@ -165,7 +162,7 @@ def simulate(seed: int, minutes: int = 4) -> World:
     dice = world.random
     with patched(world) as lock:
         janitor = Process("janitor")
-        world.start(janitor, sweeping(world, lock))
+        world.start(janitor, sweeping(context_of(world, lock, janitor)), "sweep")
         flows: list[Flow] = []
         for _ in range(minutes * 12):
             world.trouble = dice.choice((0.0, 0.05, 0.2))

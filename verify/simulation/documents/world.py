@@ -12,13 +12,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from unittest import mock
 
-from django_mongolock.documents import acquiring, sender, updates
+from django_mongolock.documents import acquiring, held_document, hold, holding, sweep
+from django_mongolock.documents.acquiring import Context
 from django_mongolock.documents.document_lock import DocumentLock, undeclare
-from django_mongolock.documents.holding import HeldDocument
-from django_mongolock.documents.lock_context import Context
-from django_mongolock.documents.sender import PAUSES
-from django_mongolock.documents.steps import Command, Pause, Steps
-from django_mongolock.engine import clock
+from django_mongolock.documents.held_document import HeldDocument
+from django_mongolock.documents.updates import Mark
+from django_mongolock.engine import clock, courier
+from django_mongolock.engine.courier import PAUSES, Command, Pause, Steps
 from django_mongolock.exceptions import LockBackendFailed, LockError
 
 from .collection import Document, SimCollection
@@ -26,6 +26,8 @@ from .collection import Document, SimCollection
 EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 #: How long a command may take, and how long one that was held up takes at most to arrive or to write, in seconds.
 TIMEOUT, HELD_UP = 1.0, 4.0
+#: Where a document says who wrote last.
+TOKEN: Final = "lockedByToken"
 #: When a document is stale, in seconds: soon, or only long after everything was to be put back.
 STALE_AFTER: Final = 60.0, 600.0
 
@@ -44,7 +46,7 @@ class Strand:
     """What runs in a process: steps that wait for the outcome of the last one.
 
     held: what it believes to hold. final: the documents that it finished. asked: the versions that it has read.
-    waiting: for which outcome it waits.
+    waiting: for which outcome it waits. kind: "flow", "sweep" or "force".
     """
 
     process: Process
@@ -54,6 +56,7 @@ class Strand:
     asked: dict[Any, int] = field(default_factory=dict)
     over_at: float | None = None
     waiting: int = 0
+    kind: str = "flow"
 
     @property
     def over(self) -> bool:
@@ -69,8 +72,8 @@ class Grant:
     at: float
 
 
-class SimSender:
-    """Stands in for `documents.sender.Sender`: each process has one."""
+class SimCourier:
+    """Stands in for `engine.courier.Courier`: each process has one."""
 
     forked = False
 
@@ -82,7 +85,7 @@ class SimSender:
         self._world.start(self._process, self._tries(command))
 
     def _tries(self, command: Command) -> Steps[None]:
-        for pause in itertools.chain(PAUSES, itertools.repeat(PAUSES[-1], sender.MOST_TRIES)):
+        for pause in itertools.chain(PAUSES, itertools.repeat(PAUSES[-1], courier.MOST_TRIES)):
             yield Pause(pause)
             try:
                 if (yield command):
@@ -107,7 +110,7 @@ class World:
         self.processes: list[Process] = []
         self.strands: list[Strand] = []
         self.grants: dict[Any, Grant | None] = dict.fromkeys(self.documents)
-        self.by_attempt: dict[str, Strand] = {}
+        self.by_mark: dict[str, Strand] = {}
         self.forced: set[tuple[Any, Strand]] = set()
         self.violations: list[str] = []
         self.counts = {"grants": 0, "lost": 0, "late": 0, "cancelled": 0, "killed": 0, "swept": 0}
@@ -136,9 +139,9 @@ class World:
 
     # Processes
 
-    def start(self, process: Process, steps: Steps[Any]) -> Strand:
+    def start(self, process: Process, steps: Steps[Any], kind: str = "flow") -> Strand:
         """Have a process run steps."""
-        strand = Strand(process, steps)
+        strand = Strand(process, steps, kind=kind)
         self.strands.append(strand)
         self.at(0, lambda: self._resume(strand, strand.waiting, None, None))
         return strand
@@ -224,24 +227,20 @@ class World:
 
     def _noted(self, before: Document, after: Document, update: Document) -> None:
         """An update was made."""
-        id_, attempt = after["_id"], after.get("lockAttempt")
+        id_, token = after["_id"], after.get(TOKEN)
         if after["documentVersion"] < before["documentVersion"]:
             self.violations.append(f"{self.now:.2f} the version of {id_} went back")
-        if attempt == before.get("lockAttempt"):
-            if not after.get("lockedBy"):
-                self.grants[id_] = None
+        if token == before.get(TOKEN):
             return
-        strand = self.by_attempt.get(str(attempt).partition(".")[2] if str(attempt)[0] in "sf" else str(attempt))
-        assert strand is not None
-        if after.get("lockedBy") and update["$set"].get("lockedBy"):
+        strand = self.by_mark[str(token).partition(":")[0]]
+        if update["$set"].get("lockedBy"):
             self._granted(before, after, strand)
             return
         grant, releases = self.grants[id_], not after.get("lockedBy")
-        by_others = str(attempt).startswith(("sweep.", "force."))
-        if str(attempt).startswith("force.") and grant is not None:
+        if strand.kind == "force" and grant is not None:
             self.forced.add((id_, grant.strand))
-        self.counts["swept"] += str(attempt).startswith("sweep.")
-        if not by_others and (grant is None or grant.strand is not strand):
+        self.counts["swept"] += strand.kind == "sweep"
+        if strand.kind == "flow" and (grant is None or grant.strand is not strand):
             self.violations.append(f"{self.now:.2f} {id_} was written by a flow that does not hold it")
         if after["exportStatus"] == "exported" and releases:
             strand.final.add(id_)
@@ -287,11 +286,11 @@ def patched(world: World) -> Iterator[DocumentLock[Document]]:
     """A lock whose time is the world's, and whose processes are those of the world."""
     numbers = itertools.count(1)
 
-    def new_attempt() -> str:
+    def new_mark() -> Mark:
         assert world.current is not None
-        attempt = f"{next(numbers)} {world.current.process.name}"
-        world.by_attempt[attempt] = world.current
-        return attempt
+        mark = Mark(str(next(numbers)), world.current.process.name)
+        world.by_mark[mark.id] = world.current
+        return mark
 
     def fate(name: str) -> str:
         found = [each for each in world.processes if each.name == name]
@@ -300,7 +299,8 @@ def patched(world: World) -> Iterator[DocumentLock[Document]]:
     with ExitStack() as stack:
         for target, name, value in (
             (clock, "now", lambda: world.now),
-            (updates, "new_attempt", new_attempt),
+            *((module, "new_mark", new_mark) for module in (acquiring, hold, holding, sweep)),
+            (held_document, "forgotten", lambda _holding: None),
             (acquiring, "fate", fate),
             (random, "uniform", world.random.uniform),
         ):
@@ -319,5 +319,5 @@ def patched(world: World) -> Iterator[DocumentLock[Document]]:
 
 def context_of(world: World, lock: DocumentLock[Document], process: Process) -> Context:
     """What the steps of a lock need, in a process."""
-    made: Any = SimSender(world, process)
+    made: Any = SimCourier(world, process)
     return Context(lock._source, lock.rules, made)

@@ -1,39 +1,31 @@
-"""Where the documents of a lock are: in any PyMongo collection, or behind a Django model on MongoDB."""
+"""Where documents are: in any PyMongo collection, or behind a Django model on MongoDB."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, Final, TypeGuard
+from typing import Any, TypeGuard
 
 import bson
 from bson.codec_options import CodecOptions
 from bson.datetime_ms import DatetimeMS
 from bson.errors import BSONError
-from django.core.exceptions import FieldDoesNotExist, ValidationError
+from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured, ValidationError
 from django.db import connections, router
-from django.db.models import CharField, DateTimeField, Field, IntegerField, Model, TextField
+from django.db.models import Field, Model
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.collection import Collection
 
-from ..backends.base import get_backend
-from ..backends.mongo import MongoBackend
-from ..conf import get_settings
+from ..conf import LockSettings, get_settings
+from ..engine.courier import Courier
+from ..engine.field_paths import Document, get_path, set_path
 from ..engine.mongo_store import MongoStore
-from ..engine.text_checks import MAX_FACT_LENGTH
-from .steps import get_path
-from .updates import Document
+from .base import get_backend
+from .mongo import MongoBackend
 
 #: What a caller may pass as the place of documents.
 Place = type[Model] | Collection[Document] | Callable[[], Collection[Document]]
-
-#: What a field has to be for each role, and what it holds.
-_KINDS: Final[dict[str, tuple[tuple[type[Field[Any, Any]], ...], str]]] = {
-    "holder": ((CharField, TextField), "text"),
-    "state": ((CharField, TextField), "text"),
-    "version": ((IntegerField,), "a whole number"),
-    "time": ((DateTimeField,), "date and time"),
-}
 
 
 def make_source(place: object, using: str | None) -> Source:
@@ -57,6 +49,8 @@ class Source:
 
     def __init__(self, place: Collection[Document] | Callable[[], Collection[Document]]) -> None:
         self._place = place
+        #: What is known of the place: another source that knows the same has the same documents.
+        self.places: set[Any] = {place} if isinstance(place, Collection) else set()
         self.name = place.full_name if isinstance(place, Collection) else getattr(place, "__name__", "collection")
 
     @property
@@ -69,31 +63,39 @@ class Source:
         """The DATABASES alias; None if it is not one of Django's."""
         return None
 
+    @property
+    def key_column(self) -> str:
+        """The field by which a document is found."""
+        return "_id"
+
+    def courier(self) -> Courier:
+        """Return what sends commands to the collection."""
+        try:
+            timeout = get_settings().COMMAND_TIMEOUT
+        except ImproperlyConfigured:  # a program without Django's settings
+            timeout = LockSettings().COMMAND_TIMEOUT
+        threads = None if self.alias is None else get_backend(self.alias).session().threads
+        return Courier(self.collection(), timeout, threads)
+
     def collection(self) -> Collection[Document]:
         """Return the collection, in a client that may be used from any thread."""
         # A Collection is callable, too: that is how PyMongo reports a method that does not exist.
         found = self._place if isinstance(self._place, Collection) else self._place()
         if not isinstance(found, Collection):
             raise TypeError(f"{self.name} returned {type(found).__name__}, not a PyMongo collection")
+        self.places.add(found)
         return found
 
     def column(self, name: str, *, must_exist: bool = True) -> str:
         """Return the name that a field has in the documents. Raises ValueError."""
         return name
 
-    def check_kind(self, role: str, name: str) -> None:
-        """Raise TypeError if a field cannot hold what the lock writes into it."""
-
-    def longest(self, name: str) -> int:
-        """Return how many characters a field takes."""
-        return MAX_FACT_LENGTH
-
-    def choices(self, name: str) -> frozenset[str]:
-        """Return the values that a field may have; empty if it may have any."""
-        return frozenset()
+    def field(self, name: str) -> Field[Any, Any] | None:
+        """Return the field of the model, by its name or by that which it has in the documents; None without one."""
+        return None
 
     def key(self, document: object) -> Any:
-        """Return the `_id` of a document, or of an id. Raises TypeError."""
+        """Return the key of a document, or of an id. Raises TypeError."""
         return check_id(document["_id"] if isinstance(document, Mapping) and "_id" in document else document)
 
     def checked_key(self, id: object) -> Any:  # noqa: A002
@@ -114,6 +116,17 @@ class Source:
     def changes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Return changes as they are stored. Raises TypeError, ValueError."""
         return dict(changes)
+
+    def changed(self, document: Any, changes: Mapping[str, Any]) -> Any:
+        """Return a document of the caller as it will be with these changes. Raises TypeError for (id, version)."""
+        if not isinstance(document, Mapping):
+            raise TypeError("a function for pending= needs the document as you have read it")
+        if not changes:
+            return document
+        changed = copy.deepcopy(dict(document))
+        for name, value in changes.items():
+            set_path(changed, name, value)
+        return changed
 
     def filter(self, filter: Mapping[str, Any]) -> dict[str, Any]:  # noqa: A002
         """Return a filter of the caller as MongoDB takes it. Raises TypeError, ValueError."""
@@ -136,6 +149,7 @@ class ModelSource(Source):
             raise TypeError(f"the documents of {model._meta.label} are not in one collection of its own")
         self._model = model
         self.name = model._meta.label
+        self.places = {(using, model._meta.db_table)}
         self._using = using
 
     @property
@@ -146,6 +160,10 @@ class ModelSource(Source):
     def alias(self) -> str:
         return self._using or router.db_for_write(self._model)
 
+    @property
+    def key_column(self) -> str:
+        return str(self._concrete("pk").column)
+
     def collection(self) -> Collection[Document]:
         alias = self.alias
         store = get_backend(alias).session().store
@@ -155,26 +173,14 @@ class ModelSource(Source):
             assert isinstance(store, MongoStore)  # noqa: S101 - what this backend has
         # Dates without a zone, in UTC: that is how the fields' converters expect them.
         options: CodecOptions[Document] = CodecOptions(tz_aware=False)
-        return store.client[store.config.database].get_collection(self._model._meta.db_table, options)
+        found = store.client[store.config.database].get_collection(self._model._meta.db_table, options)
+        self.places.add(found)
+        return found
 
     def column(self, name: str, *, must_exist: bool = True) -> str:
-        if must_exist or self._field(name) is not None:
+        if must_exist or self.field(name) is not None:
             return str(self._concrete(name).column)
         return name
-
-    def check_kind(self, role: str, name: str) -> None:
-        field, (kinds, words) = self._field(name), _KINDS[role]
-        # A field that is derived from none of Django's knows itself what it holds.
-        known = any(base.__module__.startswith("django.") for base in {*type(field).__mro__} - {*Field.__mro__})
-        if known and not isinstance(field, kinds):
-            raise TypeError(f"{role}={name!r} is a {type(field).__name__} of {self.name}: the lock keeps {words} in it")
-
-    def longest(self, name: str) -> int:
-        return getattr(self._field(name), "max_length", None) or MAX_FACT_LENGTH
-
-    def choices(self, name: str) -> frozenset[str]:
-        flat = getattr(self._field(name), "flatchoices", None) or ()
-        return frozenset(str(value) for value, _ in flat)
 
     def key(self, document: object) -> Any:
         if isinstance(document, Model):
@@ -185,25 +191,49 @@ class ModelSource(Source):
 
     def read(self, document: object, column: str) -> Any:
         self._check(document)
-        field = self._field(column)
-        return getattr(document, field.attname) if field is not None else None
+        field = self._concrete(column)
+        if field.attname not in vars(document):  # reading it now would be another reading than that of the rest
+            raise ValueError(f"this instance of {self.name} was read without {field.name!r}: take it out of defer()")
+        return vars(document)[field.attname]
 
     def changes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         connection = connections[self.alias]
-        fields = self._plain(changes)
-        return {field.column: field.get_db_prep_save(value, connection) for field, value in fields}
+        return {
+            f"{field.column}.{rest}" if rest else field.column: value
+            if rest
+            else field.get_db_prep_save(value, connection)
+            for field, rest, value in self._plain(changes)
+        }
+
+    def changed(self, document: Any, changes: Mapping[str, Any]) -> Any:
+        if not isinstance(document, Model):
+            raise TypeError("a function for pending= needs the document as you have read it")
+        changed = type(document).__new__(type(document))  # not by copy(): a model may not be in the registry of apps
+        vars(changed).update(vars(document))
+        changed._state = copy.copy(document._state)
+        changed._state.fields_cache = dict(document._state.fields_cache)
+        for field, rest, value in self._plain(changes):
+            if rest:
+                inside = copy.deepcopy(getattr(changed, field.attname))
+                if isinstance(inside, (dict, list)):
+                    set_path(inside, rest, value)
+                setattr(changed, field.attname, inside)
+            else:
+                setattr(changed, field.attname, field.to_python(value))
+        return changed
 
     def filter(self, filter: Mapping[str, Any]) -> dict[str, Any]:  # noqa: A002
         connection = connections[self.alias]
         fields = self._plain(filter)
-        return {field.column: {"$eq": field.get_db_prep_value(value, connection)} for field, value in fields}
+        return {field.column: {"$eq": field.get_db_prep_value(value, connection)} for field, _, value in fields}
 
-    def _plain(self, values: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-        """Yield the fields of *values*. Raises TypeError for an expression."""
+    def _plain(self, values: Mapping[str, Any]) -> Iterator[tuple[Any, str, Any]]:
+        """Yield the field of each of *values*, and the path inside of it. Raises TypeError for an expression."""
         for name, value in values.items():
             if hasattr(value, "resolve_expression"):
                 raise TypeError(f"{name!r}: only plain values can be written here, no expressions")
-            yield self._concrete(name), value
+            head, _, rest = name.partition(".")
+            yield self._concrete(head), rest, value
 
     def instance(self, document: Mapping[str, Any]) -> Model:
         # Made of the very document that the server returned: reading it again could find it changed.
@@ -213,7 +243,7 @@ class ModelSource(Source):
         return self._model.from_db(self.alias, [field.attname for field in fields], values)
 
     def _concrete(self, name: str) -> Any:
-        field = self._model._meta.pk if name == "pk" else self._field(name)
+        field = self._model._meta.pk if name == "pk" else self.field(name)
         if field is None:
             known = ", ".join(sorted(field.name for field in self._model._meta.concrete_fields))
             raise ValueError(f"{self.name} has no field {name!r}: it has {known}")
@@ -223,8 +253,7 @@ class ModelSource(Source):
         if not isinstance(document, self._model._meta.concrete_model or self._model):
             raise TypeError(f"pass an instance of {self.name}, or (pk, version), not {type(document).__name__}")
 
-    def _field(self, name: str) -> Field[Any, Any] | None:
-        """Return a field by its name, or by the name that it has in the documents."""
+    def field(self, name: str) -> Field[Any, Any] | None:
         try:
             found = self._model._meta.get_field(name)
         except FieldDoesNotExist:

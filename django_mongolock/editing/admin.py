@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from django.contrib import admin, messages
 from django.contrib.admin.options import TO_FIELD_VAR, InlineModelAdmin
 from django.contrib.admin.utils import flatten_fieldsets, quote, unquote
+from django.core import checks
 from django.core.exceptions import ValidationError
 from django.db import router
 from django.db.models import Model
@@ -21,13 +22,16 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..conf import missing_app
+from ..versions.admin import SealedPages
 from ..versions.forms import Fields, keep_what_no_page_shows
-from ..versions.version_admin import SealedPages
 from . import texts
 from .form_state import Shown, without_gone
-from .listing import EDITOR, note_editors
+from .listing import EDITOR, EditedFilter, note_editors
 from .page import Editing, gone
 from .page_request import ACTION, SEAL
+
+__all__ = ["EditLockMixin", "EditedFilter"]
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -59,6 +63,10 @@ class EditLockMixin(SealedPages, ModelAdmin):
         for name in ("has_change_permission", "has_delete_permission"):
             if own := cls.__dict__.get(name):  # it need not call super()
                 setattr(cls, name, _unless_readonly(own))
+
+    def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
+        """Check also that the app is installed."""
+        return [*super().check(**kwargs), *missing_app("django_mongolock.editing", type(self).__name__, type(self))]
 
     # Which page this is
 

@@ -1,4 +1,7 @@
-"""Sends the commands of document locks: in bounded time, majority-committed, out of the reach of signal handlers."""
+"""Sends commands to other collections than that of the locks: in bounded time, majority-committed, safe from signals.
+
+What to send when is decided by generators, which neither wait nor send: `engine.runner` runs them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
@@ -19,29 +22,60 @@ from pymongo import ReadPreference, WriteConcern
 from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
-from ..engine import clock, runner
-from ..engine.driver_errors import bounded
-from ..engine.logs import DEBUG, log, log_exception
-from ..engine.session.per_process import PerProcess
-from ..engine.session.worker_threads import WorkerThreads
 from ..exceptions import LockBackendFailed, LockMisused
-from .steps import Command, Pause, Steps
-from .updates import Document
+from . import clock, runner
+from .driver_errors import bounded
+from .field_paths import Document
+from .logs import DEBUG, log, log_exception
+from .session.per_process import PerProcess
+from .session.worker_threads import WorkerThreads
 
 T = TypeVar("T")
+#: What is sent: a function of the collection. Outcome: what it returns.
+Command = Callable[[Collection[Document]], Any]
 
-#: Threads that send commands for coroutines and for the main thread.
+#: How often a command is sent whose outcome is unknown, besides what the driver does by itself.
+SENDS: Final = 2
+#: Threads that send commands where there is no session.
 SENDING_THREADS: Final = 8
-#: Threads that release documents in the background. If so many are stuck, they delay others by `timeout` at most.
+#: Threads that send commands in the background. If so many are stuck, they delay others by `timeout` at most.
 TRYING_THREADS: Final = 16
 #: Seconds before each try in the background. A command that the network held up may arrive after the first ones; the
 #: last one comes when a command that was under way at the first must have ended. While MongoDB does not answer, it is
 #: tried again after the last of these pauses.
 PAUSES: Final = (0.0, 0.1, 0.4, 1.0, 2.0, 5.0, 10.0)
-#: How many tries without an answer there are at most; then the sweep has to find the document.
+#: How many tries without an answer there are at most; then what it was about is left.
 MOST_TRIES: Final = 100
 #: For how many seconds a process that ends waits for the first try of what it has left.
 AT_EXIT: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Send nothing for so many seconds."""
+
+    seconds: float
+
+
+Steps = Generator[Command | Pause, Any, T]
+
+
+def send(command: Command, unanswered: list[BaseException] | None = None) -> Steps[Any]:
+    """Send a command that may be sent again, until there is an answer. Raises LockBackendFailed.
+
+    unanswered: gets the error of each copy that may have taken effect, or may do so yet (cancelled, struck by a signal,
+    MongoDB away).
+    """
+    for rest in reversed(range(SENDS)):
+        try:
+            return (yield command)
+        except BaseException as error:
+            passing = error.passing if isinstance(error, LockBackendFailed) else None
+            if unanswered is not None and passing is not False:
+                unanswered.append(error)
+            if not (passing and rest):
+                raise
+    raise AssertionError("not reached")
 
 
 def as_a_lock_must(collection: Collection[Document]) -> Collection[Document]:
@@ -57,15 +91,23 @@ def as_a_lock_must(collection: Collection[Document]) -> Collection[Document]:
     )
 
 
-class Sender:
+class Courier:
     """Runs steps on one collection, each command bound to *timeout* seconds.
 
-    What is acquired through it belongs to the process that made it. In a child that this process forks, it sends
-    nothing, neither at once nor in the background.
+    threads: those of the session, for coroutines and for the main thread; without, some of its own. What is acquired
+    through it belongs to the process that made it. In a child that this process forks, it sends nothing, neither at
+    once nor in the background.
     """
 
-    def __init__(self, collection: Collection[Document], timeout: float, rights: str = "find and update") -> None:
+    def __init__(
+        self,
+        collection: Collection[Document],
+        timeout: float,
+        threads: WorkerThreads | None = None,
+        rights: str = "find and update",
+    ) -> None:
         self._collection = as_a_lock_must(collection)
+        self._threads = threads or _threads.current()
         self._rights = rights
         self._timeout = timeout
         self._pid = os.getpid()
@@ -95,17 +137,22 @@ class Sender:
 
     def send(self, command: Command, left: float = math.inf) -> Any:
         """Send one command. left: at most so many seconds."""
-        if self.forked:
-            raise LockMisused("another process started this: a forked child cannot continue it")
+        self._refuse_child()
         needs = f"{self._rights} on the collection {self._collection.full_name}"
         with bounded(min(left, self._timeout), self._collection.database.client, needs):
             return command(self._collection)
 
+    def _refuse_child(self) -> None:
+        if self.forked:
+            raise LockMisused("another process started this: a forked child cannot continue it")
+
     def _send_elsewhere(self, command: Command) -> Any:
-        return _threads.current().call(functools.partial(self.send, command), self._timeout)
+        self._refuse_child()  # these threads are the parent's
+        return self._threads.call(functools.partial(self.send, command), self._timeout)
 
     async def _asend(self, command: Command) -> Any:
-        return await _threads.current().acall(functools.partial(self.send, command), self._timeout)
+        self._refuse_child()
+        return await self._threads.acall(functools.partial(self.send, command), self._timeout)
 
 
 @dataclass(slots=True)
@@ -125,10 +172,10 @@ class Task:
         try:
             done = self.attempt()
         except LockBackendFailed as error:
-            log(DEBUG, "document not yet released", place=self.name, error=error)
+            log(DEBUG, "command not yet answered", place=self.name, error=error)
             done, answered = False, not error.passing
         except Exception:  # noqa: BLE001 - it is logged
-            log_exception("releasing a document failed", place=self.name)
+            log_exception("a command in the background failed", place=self.name)
             done = False
         if len(self.pauses) == 1 and not answered and self.tries < MOST_TRIES:
             self.due = clock.now() + self.pauses[0]
@@ -189,7 +236,7 @@ class Background:
                 self._untried.pop()
 
 
-_threads = PerProcess(functools.partial(WorkerThreads, SENDING_THREADS))
+_threads = PerProcess(lambda: WorkerThreads(SENDING_THREADS))
 _background = PerProcess(Background)
 
 

@@ -1,4 +1,4 @@
-"""The admin of a model that has a document lock: its form leaves the lock alone, and actions release documents."""
+"""The admin of a model that has a document lock: its form shows the lock, and actions release documents."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django.contrib import admin, messages
 from django.core import checks
-from django.db.models import Expression, F, Field, QuerySet
-from django.db.models.functions import Coalesce
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..documents import DocumentLock
+from ..admin.kind_forcing import question
+from ..admin.kind_pages import report_cleared
+from ..admin.kind_rows import may_clear, may_force
+from ..admin.pages import Pages
+from ..admin.release import MAX_SELECTED
 from ..exceptions import LockError, printable
 from ..models import Lock
-from .document_forcing import question
-from .document_pages import report_cleared
-from .document_permissions import may_clear, may_force
-from .document_rows import Shown
-from .pages import Pages
-from .release import MAX_SELECTED
+from .document_lock import DocumentLock
+from .kind import DocumentKind
+
+__all__ = ["DocumentLockAdminMixin"]
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -32,11 +33,11 @@ MAX_CLEARED_AT_ONCE: Final = 1_000
 
 
 class DocumentLockAdminMixin(ModelAdmin):
-    """For the admin of a model that has a `DocumentLock`: actions that release the selected documents, if they are
-    stale, or by force after a question; and a form that does not write what the lock has written since it was opened.
+    """For the admin of a model that has a `DocumentLock`: its fields are read-only, and actions release the selected
+    documents, if they are stale, or by force after a question.
 
-    The fields of the lock are read-only. A save writes the others, and increases the version in the same update: work
-    on the document that is under way ends in its failed state, and is done again with what was saved.
+    A save raises the version: work on the document that is under way ends in its failed state, and is done again with
+    what was saved.
 
     Put it before ModelAdmin, and set `document_lock`. Where you set `actions` yourself, name "clear_stale_documents"
     and "force_release_documents" among them. They need the permissions ``django_mongolock.clear_document_lock`` and
@@ -59,27 +60,9 @@ class DocumentLockAdminMixin(ModelAdmin):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
         """Add the fields of the lock."""
-        found = list(super().get_readonly_fields(request, obj))
-        return [*found, *(field.name for field in self._lock_fields if field.name not in found)]
-
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Save what is not the lock's, unless you have put that into the form, and increase the version."""
-        version = self.document_lock.rules.fields.version
-        if change:
-            for field in self._lock_fields:
-                if field.name not in form.changed_data and not getattr(field, "is_version", False):
-                    del obj.__dict__[field.attname]  # a deferred field, which Django does not write
-                    if field.column == version:
-                        setattr(obj, field.attname, Coalesce(F(field.name), 0) + 1)
-        super().save_model(request, obj, form, change)
-        for field in self._lock_fields:
-            if isinstance(obj.__dict__.get(field.attname), Expression):
-                del obj.__dict__[field.attname]
-
-    @property
-    def _lock_fields(self) -> list[Field[Any, Any]]:
         columns = self.document_lock.rules.fields.names().values()
-        return [field for field in self.model._meta.concrete_fields if field.column in columns]
+        own = [field.name for field in self.model._meta.concrete_fields if field.column in columns]
+        return list(dict.fromkeys([*super().get_readonly_fields(request, obj), *own]))
 
     def has_clear_document_lock_permission(self, request: HttpRequest) -> bool:
         """Whether this user may release stale documents."""
@@ -87,22 +70,17 @@ class DocumentLockAdminMixin(ModelAdmin):
 
     def has_force_document_lock_permission(self, request: HttpRequest) -> bool:
         """Whether this user may force a release, on a site that has the admin of the locks: its page asks first."""
-        return may_force(request) and self._locks is not None
-
-    @property
-    def _locks(self) -> Pages | None:
-        registered = self.admin_site._registry.get(Lock)
-        return registered if isinstance(registered, Pages) else None
+        return may_force(request) and isinstance(self.admin_site._registry.get(Lock), Pages)
 
     @admin.action(
         description=gettext_lazy("Force the release of the selected documents"), permissions=["force_document_lock"]
     )
     def force_release_documents(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         """Show the holder of each document, and ask for a reason and a confirmation."""
-        keys = list(queryset.values_list("pk", flat=True)[: MAX_SELECTED + 1])
+        keys, locks = list(queryset.values_list("pk", flat=True)[: MAX_SELECTED + 1]), self.admin_site._registry[Lock]
         try:
-            shown = [Shown(self.document_lock, each) for each in self.document_lock.at_work().with_ids(keys)]
-            page = question(self._locks, request, shown) if self._locks is not None else None
+            shown = self.document_lock.snapshots(ids=keys)
+            page = question(locks, request, [(DocumentKind(self.document_lock), shown)])  # type: ignore[arg-type]
         except LockError as error:
             self.message_user(request, str(error), messages.ERROR)
             return None
@@ -125,7 +103,7 @@ class DocumentLockAdminMixin(ModelAdmin):
         for document in swept.cleared:
             instance = queryset.model(pk=document.id)
             self.log_change(request, instance, _("Released: %s held it for too long.") % printable(document.holder))
-        report_cleared(request, self.document_lock, swept)
+        report_cleared(request, self.document_lock.name, swept)
         if len(keys) > MAX_CLEARED_AT_ONCE:
             text = _("Only the first %d of the selected documents were processed. Repeat the action for the others.")
             self.message_user(request, text % MAX_CLEARED_AT_ONCE, messages.WARNING)

@@ -1,0 +1,86 @@
+"""What other users of the database pay while processes wait for locks.
+
+    python -m bench.neighbours 32          # 32 processes wait, each for a key of its own
+
+Prints the server's processor time for an insert that has nothing to do with locks, single and in bulk, without and with
+those who wait. Sessions of one process stand for the processes: the server cannot tell them apart.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pymongo import MongoClient
+
+from django_mongolock.engine.document import Terms
+from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
+from django_mongolock.engine.options import Options
+from django_mongolock.engine.session.session import Session
+from testproject.servers import ReplicaSet
+
+ROUNDS, BULK, SINGLE = 5, 4_000, 300
+
+
+def microseconds(pid: int, count: int, insert: Callable[[], object]) -> float:
+    """The processor time that the server takes for each of so many inserts, in microseconds."""
+
+    def used() -> float:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    before = used()
+    insert()
+    return (used() - before) / count * 1e6
+
+
+def main(processes: int) -> None:
+    """Measure by turns, and print the medians."""
+    terms = Terms(lease=600)
+    with ReplicaSet() as servers:
+        (member,) = servers.members
+        pid, orders = member.pid, MongoClient[dict[str, object]](servers.uri).shop.orders
+        config = StoreConfig({"host": servers.uri}, "neighbours")
+        sessions = [Session(MongoStore(config)) for _ in range(processes + 1)]
+
+        def lock(number: int, session: Session) -> MongoLock:
+            return MongoLock(lambda: session, (f"k{number}",), Options(terms, 600))
+
+        def row() -> list[float]:
+            many: list[dict[str, object]] = [{"text": "x" * 300} for _ in range(BULK)]
+            bulk = microseconds(pid, BULK, lambda: orders.insert_many(many))
+            single = microseconds(pid, SINGLE, lambda: [orders.insert_one({"text": "x"}) for _ in range(SINGLE)])
+            return [bulk, single]
+
+        without, waiting = [], []
+        for _ in range(ROUNDS):
+            without.append(row())
+            held = [lock(number, sessions[-1]).acquire() for number in range(processes)]
+            threads = [
+                threading.Thread(target=lambda number=number: lock(number, sessions[number]).acquire().release())
+                for number in range(processes)
+            ]
+            for thread in threads:
+                thread.start()
+            time.sleep(4.0)
+            waiting.append(row())
+            for each in held:
+                each.release()
+            for thread in threads:
+                thread.join()
+            time.sleep(4.0)
+        for name, column in (("bulk", 0), ("single", 1)):
+            one, other = (statistics.median(row[column] for row in rows) for rows in (without, waiting))
+            print(f"{name}: {one:.0f} us, {other:.0f} us with {processes} that wait: {other / one:.2f} times")
+        for session in sessions:
+            session.close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 32)

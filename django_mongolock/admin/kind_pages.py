@@ -1,0 +1,164 @@
+"""The page of the locks of other kinds, such as document locks: who holds what, and since when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from django.contrib import messages
+from django.contrib.admin.utils import quote
+from django.core.exceptions import BadRequest, PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect, JsonResponse
+from django.urls import NoReverseMatch, reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from ..context import own_address
+from ..engine.logs import INFO, log
+from ..exceptions import LockBackendFailed, LockError
+from ..inspection import kinds
+from ..inspection.kinds import Choice, LockKind, Row, Swept
+from ..inspection.snapshot import State
+from .kind_forcing import ask
+from .kind_rows import Shown, may_clear, may_force, may_view
+from .pages import Pages
+
+#: How many rows of each kind the page shows; how many if it shows one kind; and how many one update releases.
+SHOWN: Final = 20
+SHOWN_OF_ONE: Final = 100
+BATCH: Final = 500
+
+STATES: Final = {
+    "all": gettext_lazy("All"),
+    "held": gettext_lazy("Held"),
+    "stale": gettext_lazy("Stale"),
+    "damaged": gettext_lazy("Damaged"),
+}
+
+
+@dataclass(frozen=True)
+class Section:
+    """The rows of one kind that the page shows. error: why they could not be read."""
+
+    lock: LockKind
+    rows: Sequence[Shown] = ()
+    more: bool = False
+    error: LockError | None = None
+
+    def of(self, state: State) -> list[Row]:
+        """Those in this state."""
+        return [row.document for row in self.rows if row.document.lock_state is state]
+
+    @property
+    def has_stale(self) -> bool:
+        return bool(self.of(State.STALE))
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        states = (State.HELD, State.STALE, State.DAMAGED)
+        found = {state.value: [row.as_json() for row in self.of(state)] for state in states}
+        return {"lock": self.lock.name, **found, "more": self.more, "error": self.error and str(self.error)}
+
+
+class Filters:
+    """What the address of the page chooses: one kind or all, a state, an owner."""
+
+    def __init__(self, request: HttpRequest) -> None:
+        self.lock = request.GET.get("lock", "")
+        state = request.GET.get("state", "all")
+        self.state = state if state in STATES else "all"
+        self.owner = request.GET.get("owner", "").strip()
+
+    def section(self, admin: Pages, request: HttpRequest, kind: LockKind) -> Section:
+        """Read the first rows of a kind."""
+        most = SHOWN_OF_ONE if self.lock else SHOWN
+        if self.state == "damaged" and self.owner:
+            return Section(kind)
+        try:
+            found = kind.rows(Choice(self.state, self.owner or None), most + 1)
+        except LockError as error:
+            return Section(kind, error=error)
+        rows = [Shown(kind, row, page_of(admin, request, kind, row.id)) for row in found[:most]]
+        return Section(kind, rows, more=len(found) > most)
+
+    def links(self) -> Iterator[tuple[str, Any, bool]]:
+        """The filters of the state: address, word, whether it is chosen."""
+        for state, word in STATES.items():
+            chosen = {"lock": self.lock, "owner": self.owner, "state": state}
+            yield "?" + urlencode({name: value for name, value in chosen.items() if value}), word, state == self.state
+
+
+def view(admin: Pages, request: HttpRequest) -> HttpResponse:
+    """The page: GET shows the documents, POST releases the stale ones of a lock, or asks before a forced release.
+
+    JSON without HTML in Accept. A lock that fails does not hide the others; raises LockBackendFailed if all of them do.
+    """
+    if not may_view(request):
+        raise PermissionDenied
+    for_programs = not request.accepts("text/html")
+    if request.method == "POST":
+        return ask(admin, request) if "force" in request.POST else _clear(request, for_programs=for_programs)
+    if request.method not in ("GET", "HEAD"):
+        return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
+    choice, declared = Filters(request), kinds.kinds()
+    sections = [choice.section(admin, request, kind) for kind in declared if choice.lock in ("", kind.name)]
+    errors = [section.error for section in sections if isinstance(section.error, LockBackendFailed)]
+    nothing = bool(errors) and len(errors) == len(sections)
+    if for_programs:
+        found = {"documents": [section.as_json() for section in sections]}
+        return JsonResponse(found, status=503 if nothing else 200)
+    if nothing:
+        raise errors[0]
+    context = {"title": _("Documents"), "sections": sections, "choice": choice, "declared": bool(declared)}
+    rights = {"may_force": may_force(request), "may_clear": may_clear(request)}
+    return admin.page(request, "documents", context | rights)
+
+
+def page_of(admin: Pages, request: HttpRequest, kind: LockKind, id_: Any) -> str:
+    """The address of the document in the admin of its model; "" if there is none that this user may see."""
+    registered = admin.admin_site._registry.get(kind.model) if kind.model is not None else None
+    if registered is None or not registered.has_view_permission(request):
+        return ""
+    name = f"admin:{registered.opts.app_label}_{registered.opts.model_name}_change"
+    try:
+        return reverse(name, args=(quote(id_),), current_app=admin.admin_site.name)
+    except NoReverseMatch:
+        return ""
+
+
+# Releasing the stale
+
+
+def _clear(request: HttpRequest, *, for_programs: bool) -> HttpResponse:
+    if not may_clear(request):
+        raise PermissionDenied
+    try:
+        kind = kinds.find_kind(request.POST.get("lock", ""))
+    except LookupError:
+        raise BadRequest("no such document lock") from None
+    swept = kind.clear(Choice("stale"), batch=BATCH)
+    for row in swept.cleared:
+        log(INFO, "document released", document=row.id, lock=kind.name, by=request.user.get_username())
+    if for_programs:
+        stale = [row.as_json() for row in swept.cleared]
+        return JsonResponse({"lock": kind.name, "cleared": swept.count, "stale": stale})
+    report_cleared(request, kind.name, swept)
+    return HttpResponseRedirect(own_address(request))
+
+
+def report_cleared(request: HttpRequest, name: str, swept: Swept) -> None:
+    """Show the result as messages."""
+    text = ngettext(
+        "%(count)d stale document of “%(lock)s” was released.",
+        "%(count)d stale documents of “%(lock)s” were released.",
+        swept.count,
+    )
+    level = messages.SUCCESS if swept.count else messages.WARNING
+    messages.add_message(request, level, text % {"count": swept.count, "lock": name})
+    if swept.damaged:
+        text = ngettext(
+            "%d damaged document was not changed.", "%d damaged documents were not changed.", len(swept.damaged)
+        )
+        messages.add_message(request, messages.ERROR, text % len(swept.damaged))

@@ -1,0 +1,17 @@
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class DocumentLocksConfig(AppConfig):
+    """Shows the document locks in lists, pages, commands and checks."""
+
+    name = "django_mongolock.documents"
+    label = "mongolock_documents"
+    verbose_name = _("Document locks")
+
+    def ready(self) -> None:
+        from ..inspection.kinds import sources
+        from .kind import kinds
+
+        if kinds not in sources:
+            sources.append(kinds)

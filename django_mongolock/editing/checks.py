@@ -1,0 +1,54 @@
+"""Checks of edit locks, if the project has any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from django.apps import AppConfig
+from django.conf import settings
+from django.contrib.admin import sites
+from django.contrib.sessions.middleware import SessionMiddleware
+from django.core.checks import CheckMessage, register
+from django.utils.module_loading import import_string
+
+from ..checks.messages import error, warning
+from ..checks.project import has_wrong_settings
+from ..conf import NAME, LockSettings, get_settings
+from .admin import EditLockMixin
+
+#: Browsers let a tab in the background beat only once a minute. In seconds, with a reserve.
+_THROTTLED: Final = 75.0
+
+
+@register()
+def check_edit_locks(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check what edit locks need, if the project has any."""
+    return [] if not _has_edit_locks() or has_wrong_settings() else list(_check_edit_locks(get_settings()))
+
+
+def _check_edit_locks(values: LockSettings) -> Iterator[CheckMessage]:
+    if values.EDIT_BEAT * 2 > values.EDIT_LEASE:
+        message = f"EDIT_BEAT is {values.EDIT_BEAT:g} s and EDIT_LEASE {values.EDIT_LEASE:g} s"
+        cure = "Make EDIT_LEASE at least three times EDIT_BEAT."
+        yield error("E084", f"{NAME}: {message}: one missed beat loses the lock.", cure)
+    elif values.EDIT_LEASE < _THROTTLED:
+        message = f'{NAME}["EDIT_LEASE"] is {values.EDIT_LEASE:g} s, but a tab in the background beats once a minute.'
+        yield warning("W080", message, f"Set it to at least {_THROTTLED:g}.")
+    if not any(_is_session_middleware(path) for path in settings.MIDDLEWARE):
+        message = "EditLockMixin is used without SessionMiddleware: a logout does not release edit locks."
+        yield warning("W081", message, "Put django.contrib.sessions.middleware.SessionMiddleware first.")
+
+
+def _has_edit_locks() -> bool:
+    """Return whether the admin has an EditLockMixin."""
+    registered = (model_admin for site in sites.all_sites for model_admin in site._registry.values())
+    return any(isinstance(model_admin, EditLockMixin) for model_admin in registered)
+
+
+def _is_session_middleware(path: str) -> bool:
+    try:
+        found = import_string(path)
+    except ImportError:
+        return False
+    return isinstance(found, type) and issubclass(found, SessionMiddleware)

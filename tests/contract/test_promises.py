@@ -1,0 +1,416 @@
+"""Each promise of the library, and short cases that are about it and about nothing else.
+
+Those that need times to the second run in memory, where a test moves the clock; the others on MongoDB, too.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+from bson.int64 import Int64
+from pymongo import MongoClient
+from pymongo.collection import Collection
+
+from django_mongolock import LockLost, LockNotAcquired, MongoLock, mongo_lock
+from django_mongolock.backends.base import mongo_store
+from django_mongolock.engine.document import Terms, entry
+from django_mongolock.engine.step import Step
+from django_mongolock.engine.store import Store
+from tests.contract.conftest import Elsewhere, MemoryWorld, World
+from tests.engine.faces import Face
+from tests.support.forking import FORKS, in_child
+from tests.support.grants import own
+from tests.support.lock_fixtures import WITH_MONGO, Commands
+from tests.support.looking import document, holder, new_key
+from tests.support.waiting import eventually
+
+InThread = Callable[..., threading.Thread]
+
+WRITES = {"findAndModify", "update"}
+#: What the server adds to a lease of ten seconds before it lets others in.
+MARGIN = 1
+
+
+@pytest.fixture
+def key() -> str:
+    return new_key("promise")
+
+
+def store_of(lock: MongoLock) -> Store:
+    return lock._session_now().store
+
+
+class TestOneHolder:
+    """P1: no two hold a key at once that exclude each other."""
+
+    def test_a_holder_stops_before_the_server_lets_others_in(self, key: str) -> None:
+        """P1: the server adds a margin to the lease by which the holder counts."""
+        with mongo_lock(key, lease=10) as lock:
+            entry = holder(key)
+            assert lock.remaining <= 10
+            assert entry["until"] - entry["acquired_at"] == timedelta(seconds=10 + MARGIN)
+
+    def test_a_holder_stops_at_the_end_of_its_lease(self, memory: MemoryWorld, key: str) -> None:
+        """P1: without an answer from anywhere; others get the lock after the margin."""
+        lock, other = mongo_lock(key, lease=100, auto_renew=False).acquire(), memory.elsewhere(key)
+        memory.let_pass(80)
+        assert lock.held
+        assert not other.try_acquire()
+        memory.let_pass(20)
+        assert lock.lost
+        assert lock.remaining == 0
+        memory.let_pass(11)
+        assert other.try_acquire()
+
+    @pytest.mark.parametrize("command", ["acquisition", "renewal", "extension"])
+    def test_a_late_answer_makes_no_lease_longer(
+        self, memory: MemoryWorld, key: str, monkeypatch: pytest.MonkeyPatch, command: str
+    ) -> None:
+        """P1: a lease counts from before its command was sent, however long the answer takes."""
+        lock = mongo_lock(key, lease=30, auto_renew=command == "renewal")
+
+        def held_up(name: str) -> None:
+            call = getattr(store_of(lock), name)
+
+            def late(*arguments: Any) -> Any:
+                answer = call(*arguments)
+                memory.let_pass(4)
+                return answer
+
+            monkeypatch.setattr(store_of(lock), name, late)
+
+        if command == "acquisition":
+            for name in ("apply", "take_free"):
+                held_up(name)
+            lock.acquire()
+        else:
+            lock.acquire()
+            memory.let_pass(9)
+            for name in ("apply", "renew"):
+                held_up(name)
+            if command == "extension":
+                lock.extend(30)
+            else:
+                memory.let_pass(1.1)
+        assert 20 < lock.remaining <= 26
+        lock.release()
+
+    def test_a_minimum_hold_keeps_others_out_until_its_end(self, memory: MemoryWorld, key: str) -> None:
+        """P1: the lock was given back at once, and nobody gets it before the hold is over; then at once."""
+        mongo_lock(key, min_hold=20).acquire().release()
+        other = memory.elsewhere(key, wait=0)
+        with pytest.raises(LockNotAcquired, match="minimum hold"):
+            other.acquire()
+        memory.let_pass(15)
+        assert not other.try_acquire()
+        memory.let_pass(5)
+        assert other.try_acquire()
+
+    def test_a_minimum_hold_that_is_over_keeps_nobody_out(self, memory: MemoryWorld, key: str) -> None:
+        """P1: it counts from the grant, not from the release."""
+        with mongo_lock(key, min_hold=20, lease=60):
+            memory.let_pass(20.1)
+        assert memory.elsewhere(key).try_acquire()
+
+
+class TestOrder:
+    """P2: each grant of a key has a larger token than all before."""
+
+    @pytest.mark.parametrize("end", ["a release", "a forced release", "a lost document", "the end of the lease"])
+    def test_the_next_token_is_larger(self, world: World, key: str, elsewhere: Elsewhere, end: str) -> None:
+        """P2: however the grant before it ended."""
+        first = mongo_lock(key, auto_renew=False).acquire()
+        token = first.fencing_token
+        if end == "a release":
+            first.release()
+        elif end == "a forced release":
+            world.take_away(first)
+        elif end == "a lost document":
+            world.let_pass(0.002)  # a new document begins at the server's time, in milliseconds
+            world.forget(key)
+        elif isinstance(world, MemoryWorld):
+            world.let_pass(60)
+        else:
+            mongo_store().collection.update_one(
+                {"_id": key}, {"$set": {"holders.0.until": datetime(2000, 1, 1, tzinfo=UTC)}}
+            )
+        assert elsewhere(key, wait=0).acquire().fencing_token > token
+
+    def test_a_token_is_no_smaller_than_the_time(self, world: World, key: str) -> None:
+        """P2: so a document that is made anew goes on above all that the one before it gave."""
+        before = time.time()
+        with mongo_lock(key) as lock:
+            assert lock.fencing_token >= int(before * 1000) - 1000
+
+    def test_a_clock_that_is_behind(self, world: World, key: str) -> None:
+        """P2: where the last token is ahead of the clock, the next ones are one more each."""
+        mongo_lock(key).acquire().release()
+        ahead = Int64((time.time() + 3_600) * 1000)
+        if isinstance(world, MemoryWorld):
+            world.backend.server.documents[key]["token"] = ahead
+        else:
+            mongo_store().collection.update_one({"_id": key}, {"$set": {"token": ahead}})
+        for following in (1, 2):
+            with mongo_lock(key) as lock:
+                assert lock.fencing_token == ahead + following
+
+    def test_readers_have_tokens_of_their_own(self, world: World, key: str, elsewhere: Elsewhere) -> None:
+        """P2: each grant has one, also where several are held at once."""
+        with mongo_lock(key, mode="shared") as first, elsewhere(key, mode="shared") as second:
+            assert second.fencing_token > first.fencing_token
+
+
+@WITH_MONGO
+class TestDurable:
+    """P3: a grant is reported when a majority has it in its journals."""
+
+    @pytest.mark.long
+    def test_each_command_that_grants_waits_for_the_majority(self, commands: Commands, key: str) -> None:
+        """P3: of a free key, of a key with readers, and when it is asked for again."""
+        with (
+            mongo_lock(key),
+            mongo_lock(f"{key}:r", mode="shared"),
+            mongo_lock(f"{key}:r", mode="shared", reentrant=True),
+        ):
+            pass
+        concerns = [sent["writeConcern"] for sent in commands.sent if "findAndModify" in sent]
+        assert len(concerns) >= 2
+        assert all((concern["w"], concern["j"]) == ("majority", True) for concern in concerns)
+
+
+class TestOneClock:
+    """P4: no clock of a client is compared with anything."""
+
+    @pytest.mark.parametrize("ahead", [-1e8, 1e8], ids=["behind", "ahead"])
+    def test_a_wrong_clock_changes_nothing(
+        self, world: World, key: str, elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch, ahead: float
+    ) -> None:
+        """P4: a clock on the wall that is years off makes no lease longer or shorter, and lets nobody in."""
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda: real() + ahead)
+        with mongo_lock(key, lease=20) as lock:
+            assert 10 < lock.remaining <= 20
+            with pytest.raises(LockNotAcquired) as caught:
+                elsewhere(key, wait=0).acquire()
+            assert 10 < caught.value.retry_after <= 22
+        assert elsewhere(key).try_acquire()
+
+
+class TestFair:
+    """P5: first come, first served."""
+
+    def test_a_hand_over_goes_to_who_came_first(
+        self, world: World, key: str, elsewhere: Elsewhere, in_thread: InThread
+    ) -> None:
+        """P5: of two that wait in other processes, the release grants the lock to the first."""
+        holder, order = elsewhere(key).acquire(), []
+
+        def wait(name: str) -> None:
+            with elsewhere(key, wait=20):
+                order.append(name)
+
+        for number, name in enumerate(("first", "second"), 1):
+            in_thread(lambda name=name: wait(name))
+            assert eventually(partial(world.is_queued, number))
+        holder.release()
+        assert eventually(lambda: order == ["first", "second"])
+
+    def test_nobody_overtakes_a_waiter(self, world: World, key: str, elsewhere: Elsewhere, in_thread: InThread) -> None:
+        """P5: whoever asks just after the release is behind the one that waits, also if it would be first to ask."""
+        holder, leave = elsewhere(key).acquire(), threading.Event()
+
+        def wait() -> None:
+            with elsewhere(key, wait=20):
+                leave.wait(20)
+
+        in_thread(wait)
+        assert eventually(lambda: world.is_queued(1))
+        holder.release()
+        assert not mongo_lock(key).try_acquire()
+        leave.set()
+
+    def test_a_dead_waiter_is_passed_over(self, memory: MemoryWorld, key: str, in_thread: InThread) -> None:
+        """P5: it delays the queue by its place in it, and by no more."""
+        holder = memory.elsewhere(key, lease=600).acquire()
+        store = memory.new_session().store
+        dead = Terms(lease=600, margin=MARGIN, waiter_lease=10)
+        assert not store.apply(key, Step(ask="dead", add=entry("dead", "s", dead, {})), 10).held
+        holder.release()
+        other = memory.elsewhere(key)
+        assert not other.try_acquire()
+        memory.let_pass(10 + MARGIN)
+        assert other.try_acquire()
+
+
+class TestNothingLeaks:
+    """P6: after the last client is gone, a key is free again within one lease."""
+
+    def test_a_killed_holder(self, memory: MemoryWorld, key: str) -> None:
+        """P6: nobody renews its lease, which ends."""
+        dead = memory.elsewhere(key, lease=100).acquire()
+        memory.kill(dead)
+        memory.let_pass(80)
+        assert not mongo_lock(key).try_acquire()
+        memory.let_pass(30)  # and its margin
+        assert mongo_lock(key).acquire(0).release()
+
+    def test_a_late_command(self, world: World, key: str) -> None:
+        """P6: a command that arrives after its sender has given up takes no lock."""
+        store, terms = world.new_session().store, Terms(lease=60, margin=1, waiter_lease=60)
+        store.apply(key, Step(ask="late", remove=("late",), force=True, tombstone_ttl=60_000), 10)
+        assert not store.apply(key, Step(ask="late", add=entry("late", "s", terms, {})), 10).held
+        assert mongo_lock(key).acquire(0).release()
+
+    def test_a_session_that_ends(self, world: World, key: str, elsewhere: Elsewhere) -> None:
+        """P6: at the end of a process, all that it holds is given back at once."""
+        elsewhere(key).acquire()
+        world.sessions[-1].close()
+        assert mongo_lock(key).acquire(0).release()
+
+
+@pytest.mark.witness
+class TestForks:
+    """P1, P6: a fork, which has all that its parent has but the lock."""
+
+    pytestmark = FORKS
+
+    def test_a_forked_child_holds_nothing(self, key: str) -> None:
+        """P1, P6: it holds nothing, gives nothing back, and waits for its parent; whose lock is as it was."""
+        lock = mongo_lock(key).acquire()
+
+        def child() -> None:
+            assert not lock.held
+            assert not lock.release()
+            assert not mongo_lock(key).try_acquire()
+            assert mongo_lock(f"{key}:child").acquire(0).release()
+
+        in_child(child)
+        assert lock.held
+        assert [each["token"] for each in document(key)["holders"]] == [lock.fencing_token]
+        assert lock.release()
+
+
+class TestLosses:
+    """P7: a holder that has lost its lock learns of it."""
+
+    def test_a_loss_that_a_renewal_finds(self, world: World, key: str, elsewhere: Elsewhere) -> None:
+        """P7: long before the lease ends: by `lost`, `held`, `ensure_held`, `on_lost`, and at the end of the block."""
+        heard: list[MongoLock] = []
+        lock = mongo_lock(key, lease=60, on_lost=heard.append).acquire()
+        world.take_away(lock)
+        assert not lock.lost  # it cannot know yet
+        world.let_renew(lock)
+        assert eventually(lambda: lock.lost)
+        assert lock.remaining == 0
+        assert eventually(lambda: heard == [lock])
+        with pytest.raises(LockLost):
+            lock.ensure_held()
+        with pytest.raises(LockLost):
+            lock.__exit__(None, None, None)
+        assert elsewhere(key).try_acquire()
+
+    def test_a_loss_that_the_release_finds(self, world: World, key: str, face: Face) -> None:
+        """P7: between two renewals the holder cannot know; the end of the block finds out."""
+        with pytest.raises(LockLost), face.block(mongo_lock(key, lease=600)) as lock:
+            world.take_away(lock)
+
+    def test_a_lease_that_ends(self, memory: MemoryWorld, key: str) -> None:
+        """P7: without a renewal the holder knows by its own clock."""
+        heard: list[MongoLock] = []
+        lock = mongo_lock(key, lease=10, auto_renew=False, on_lost=heard.append).acquire()
+        memory.let_pass(10.1)
+        assert lock.lost
+        assert eventually(lambda: heard == [lock])
+        assert not lock.release()
+
+    def test_an_error_of_the_block_is_not_hidden(self, world: World, key: str, face: Face) -> None:
+        """P7: it comes out, with a note on the loss."""
+        with pytest.raises(ZeroDivisionError) as caught, face.block(mongo_lock(key, lease=600)) as lock:  # noqa: PT012
+            world.take_away(lock)
+            raise ZeroDivisionError
+        assert any("was lost" in note for note in caught.value.__notes__)
+
+
+@WITH_MONGO
+class TestCheap:
+    """P8: how many commands a lock costs."""
+
+    def test_a_free_lock(self, commands: Commands, key: str) -> None:
+        """P8: one command to acquire it, one to release it."""
+        mongo_lock(f"{key}:before").acquire().release()
+        commands.sent.clear()
+        mongo_lock(key, lease=600).acquire().release()
+        assert commands.names() == ["findAndModify", "update"]
+
+    def test_a_hand_over(self, commands: Commands, key: str, in_thread: InThread) -> None:
+        """P8: what is handed over within a process costs one command: it gives back, and takes for the next."""
+        holder, waiter = mongo_lock(key, lease=600).acquire(), mongo_lock(key, lease=600)
+        in_thread(waiter.acquire)
+        assert eventually(lambda: own(waiter).wanted is not None)
+        commands.sent.clear()
+        holder.release()
+        assert eventually(lambda: waiter.held)
+        assert len([name for name in commands.names() if name in WRITES]) <= 2
+        waiter.release()
+
+    def test_renewals_go_together(self, commands: Commands, key: str) -> None:
+        """P8: those of ten locks are one update and one read."""
+        locks = [mongo_lock(f"{key}:{number}", lease=600).acquire() for number in range(10)]
+        session = locks[0]._session_now()
+        commands.sent.clear()
+        for grant in session.registry.grants.values():
+            grant.lease.renew_at = 0.0
+        session.heartbeat.wake()
+        assert eventually(lambda: commands.names()[:2] == ["update", "find"])
+        for lock in locks:
+            lock.release()
+        assert commands.names()[:3] == ["update", "find", "update"]
+
+
+class TestNoConsensus:
+    """P9: a holder that is paused may act after its lease; what is written under a fence is not."""
+
+    def test_the_token_of_a_late_holder_is_smaller(self, memory: MemoryWorld, key: str) -> None:
+        """P9: so a storage that compares tokens refuses what it writes after the next one has begun."""
+        late = mongo_lock(key, lease=10, auto_renew=False).acquire()
+        memory.let_pass(10)
+        now = memory.elsewhere(key).acquire()
+        assert late.fencing_token < now.fencing_token
+
+    def test_a_late_holder_that_asks_is_told(self, memory: MemoryWorld, key: str) -> None:
+        """P9: after a pause beyond its lease, `ensure_held` raises at once, without asking the server."""
+        late = mongo_lock(key, lease=10, auto_renew=False).acquire()
+        late.ensure_held()
+        memory.let_pass(10)
+        memory.backend.server.away = threading.current_thread()
+        with pytest.raises(LockLost):
+            late.ensure_held()
+        memory.backend.server.away = None
+
+    @WITH_MONGO
+    @pytest.mark.parametrize("moment", range(3), ids=["before it", "before its write", "after its write"])
+    def test_nothing_is_committed_after_a_loss(
+        self, mongo: MongoClient[dict[str, Any]], collection: Collection[dict[str, Any]], key: str, moment: int
+    ) -> None:
+        """P9: a transaction of `atomic` commits only if the lock is held until then."""
+        config = mongo_store().config
+        locks = mongo[config.database][config.collection]
+        collection.insert_one({"_id": "before"})
+        lock = mongo_lock(key, lease=600).acquire()
+
+        def now(this: int) -> None:
+            if this == moment:
+                locks.update_one({"_id": key}, {"$set": {"holders": []}})
+
+        now(0)
+        with pytest.raises(LockLost), lock.atomic(mongo) as session:  # noqa: PT012
+            now(1)
+            collection.insert_one({"_id": "inside"}, session=session)
+            now(2)
+        assert [row["_id"] for row in collection.find()] == ["before"]

@@ -1,0 +1,269 @@
+"""The seams to Django: which instance, which field, which primary key. F132 to F138, each as it was found."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Callable
+from copy import copy
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.forms import modelform_factory
+
+from django_mongolock import DocumentChanged, DocumentLockLost, VersionConflict
+from django_mongolock.documents import DocumentLock
+from tests.documents.conftest import FINAL, PENDING, Ground
+from tests.documents.models import Advert, CodedAdvert, Locked, LongAdvert
+from tests.support.lock_fixtures import WITH_MONGO
+
+pytestmark = WITH_MONGO
+
+
+def rows(model: type[Locked] = Advert) -> Any:
+    return model._default_manager.using("mongo")
+
+
+class TestTheDocumentAsItWillBe:
+    """F132: `pending=` and `final=` see the changes that are written with them."""
+
+    @staticmethod
+    def work_on(ad: Any) -> str:
+        return "exporting" if (ad["opted_in"] if isinstance(ad, dict) else ad.opted_in) else "withdrawing"
+
+    @pytest.mark.parametrize("many", [False, True])
+    def test_pending(self, ground: Ground, many: bool) -> None:
+        """The how-to's own example: an ad that is opted out is withdrawn, not exported; what was read stays as read."""
+        id_ = ground.add(1, opted_in=True)
+        read = ground.lock._source.instance(ground.raw(id_))
+        options: dict[str, Any] = {"changes": {"opted_in": False}, "final": "withdrawn"}
+        if many:
+            (held,) = ground.lock.acquire_many([read], self.work_on, **options)
+        else:
+            held = ground.lock.acquire(read, self.work_on, **options)
+        assert held.pending == "withdrawing"
+        assert self.work_on(read) == "exporting"
+        held.finish()
+
+    def test_final(self, ground: Ground) -> None:
+        """Also with the changes of `finish`; and inside of arrays."""
+
+        def end(ad: Any) -> str:
+            return "exported" if (ad["tags"] if isinstance(ad, dict) else ad.tags)[0] == "in" else "withdrawn"
+
+        held = ground.lock.acquire((ground.add(1, tags=["in"]), 1), "exporting")
+        held.finish(end, {"tags.0": "out"})
+        assert held.ended == "withdrawn"
+
+
+class TestPrimaryKeys:
+    """F133: by the column of the primary key."""
+
+    @pytest.mark.parametrize(("model", "key"), [(LongAdvert, 2**40), (CodedAdvert, "A")])
+    def test_any_column(self, make: Callable[..., Ground], model: type[Locked], key: Any) -> None:
+        """Acquired one by one and in a batch, written, failed, listed, forced and swept."""
+        ground = make(model, ids=lambda: key)
+        id_ = ground.add(1)
+        assert (id_, rows(model).get().pk) == (key, key)
+        with ground.lock.hold(rows(model).get(), "exporting", final="exported") as held:
+            held.update(price=6)
+            held.instance.price = 7
+            held.instance.save()
+        with ground.lock.acquire_many(rows(model).all(), "exporting", final="exported") as batch:
+            assert [held.id for held in batch] == [key]
+            assert [seen.id for seen in ground.lock.snapshots(ids=[key])] == [key]
+            assert list(rows(model).filter(ground.lock.held())) == [rows(model).get()]
+            assert ground.lock.force_release(ground.lock.snapshots())
+            with pytest.raises(DocumentLockLost):
+                batch.held[0].finish()
+        held = ground.lock.acquire(rows(model).get(), "exporting")
+        ground.age(key, 61)
+        assert [seen.id for seen in ground.lock.clear_stale().cleared] == [key]
+        assert ground.read(key, "price", "state") == (7, "failed")
+
+
+class TestTwoLocks:
+    """F134: two locks of the same documents share no field; then they are independent."""
+
+    def declare(self, place: Any, **options: Any) -> DocumentLock[Any]:
+        given = {"state": "other", "holder": "by", "version": "v", "time": "at", "name": "second", **options}
+        return DocumentLock(place, pending=PENDING, final=FINAL, stale_after=60, **given)
+
+    @pytest.mark.parametrize(
+        ("role", "name"),
+        [
+            ("state", "exportStatus"),
+            ("holder", "lockedBy"),
+            ("version", "documentVersion"),
+            ("time", "lockedByToken"),
+            ("time", "lockTimestamp.x"),
+        ],
+    )
+    def test_refused(self, plain: Ground, role: str, name: str) -> None:
+        """When declared; where the place is a function, at the first use."""
+        with pytest.raises(ValueError, match="share"):
+            self.declare(plain.lock._source._place, **{role: name})
+        late = self.declare(plain.lock._source.collection, **{role: name})
+        with pytest.raises(ValueError, match="share"):
+            late.acquire(("x", 1), "exporting")
+
+    def test_independent(self, plain: Ground) -> None:
+        """Both may hold one document, and neither fails the other's work."""
+        second, id_ = self.declare(plain.lock._source._place), plain.add(1)
+        with plain.lock.hold((id_, 1), "exporting", final="exported") as one:
+            with second.hold((id_, 0), "withdrawing", final="withdrawn"):
+                one.renew()
+            assert plain.raw(id_)["other"] == "withdrawn"
+        assert plain.read(id_, "state") == "exported"
+
+    def test_of_a_model(self, adverts: Ground) -> None:
+        """Also if one of them is declared on the collection of the model."""
+        late = self.declare(adverts.lock._source.collection, holder="lockedBy")
+        adverts.lock.snapshots()
+        with pytest.raises(ValueError, match="share"):
+            late.acquire(("x", 1), "exporting")
+
+
+class TestSaving:
+    """F135: no instance writes the lock's fields, and none that is outdated writes anything."""
+
+    def outdated(self, adverts: Ground) -> tuple[Any, Any]:
+        """An instance that was read before a flow took the document; and what the flow holds."""
+        id_ = adverts.add(1, state="new")
+        ad = rows().get(pk=id_)
+        return ad, adverts.lock.acquire(ad, "exporting", owner="flow")
+
+    @pytest.mark.parametrize(
+        "save",
+        [
+            lambda ad: ad.save(),
+            lambda ad: ad.save(update_fields=["price", "state"]),
+            lambda ad: modelform_factory(Advert, fields=["price"])({"price": 9}, instance=ad).save(),
+            lambda ad: rows().bulk_update([ad], ["price", "state", "holder", "version"]),
+            lambda ad: ad.delete(),
+        ],
+        ids=["save", "update_fields", "form", "bulk_update", "delete"],
+    )
+    def test_outdated(self, adverts: Ground, save: Any) -> None:
+        """Refused: the flow holds what it has, and ends as if nothing had been."""
+        ad, held = self.outdated(adverts)
+        ad.price = 9
+        with pytest.raises(VersionConflict):
+            save(ad)
+        assert adverts.read(ad.pk, "holder", "state", "version", "price") == ("flow", "exporting", 2, 5)
+        held.finish("exported")
+
+    def test_up_to_date(self, adverts: Ground) -> None:
+        """What was read while a flow is at work saves the rest: the flow's end is refused, and done again."""
+        ad, held = self.outdated(adverts)
+        saves: list[Any] = [lambda one: one.save(), lambda one: rows().bulk_update([one], ["price", "state"])]
+        for number, save in enumerate(saves):
+            ad = rows().get(pk=held.id)
+            ad.price, ad.state, ad.holder, ad.time = 7 + number, "new", None, None
+            save(ad)
+            assert adverts.read(ad.pk, "holder", "state", "price") == ("flow", "exporting", 7 + number)
+        with pytest.raises(DocumentChanged):
+            held.finish("exported")
+        assert held.fail()
+
+    def test_insert_and_fixture(self, adverts: Ground, tmp_path: Any) -> None:
+        """A new document has the state that it is given; `QuerySet.update` writes what it is told to."""
+        ad = Advert(state="imported")
+        ad.save(using="mongo")
+        assert adverts.read(ad.pk, "state", "version") == ("imported", 1)
+        rows().filter(pk=ad.pk).update(state="new")
+        assert adverts.read(ad.pk, "state", "version") == ("new", 2)
+
+    @pytest.mark.parametrize("options", [{}, {"update_fields": ["price"]}], ids=str)
+    def test_in_the_block(self, adverts: Ground, options: Any) -> None:
+        """F138: `held.instance.save()` goes through the lock, so the work ends well; once lost, it is refused."""
+        with adverts.lock.hold((adverts.add(1), 1), "exporting", final="exported") as held:
+            ad = held.instance
+            ad.price = 9
+            ad.save(**options)
+            assert (ad.version, held.version, held.instance.price) == (3, 3, 9)
+            held.update(title="x")
+            ad.price = 1
+            with pytest.raises(VersionConflict):  # it is older than what this flow has written
+                ad.save()
+            asyncio.run(held.instance.asave())
+        assert adverts.read(held.id, "state", "price", "title") == ("exported", 9, "x")
+        with pytest.raises(VersionConflict):
+            ad.save()
+        held.instance.save()  # as the flow has left it
+
+    def test_lost_in_the_block(self, adverts: Ground) -> None:
+        """What was taken away writes nothing."""
+        with pytest.raises(DocumentLockLost), adverts.lock.hold((adverts.add(1), 1), "exporting") as held:  # noqa: PT012
+            adverts.change(held.id, holder="other")
+            held.instance.price = 9
+            held.instance.save()
+        assert adverts.raw(held.id)["price"] == 5
+
+    def test_copies(self, adverts: Ground) -> None:
+        """An instance survives pickling; elsewhere it holds nothing."""
+        held = adverts.lock.acquire((adverts.add(1), 1), "exporting")
+        state = pickle.loads(pickle.dumps(held.instance.__getstate__()))  # noqa: S301
+        assert state["_document_held"] is None
+        held.fail()
+
+
+class TestDeferred:
+    """F137: an instance that was read without its version is refused; others are judged by what was read."""
+
+    def test_without_the_version(self, adverts: Ground, call: Any) -> None:
+        """Refused before anything is sent, in a coroutine, too."""
+        from django.db import models
+
+        id_ = adverts.add(1)
+        plain: Any = models.QuerySet(Advert).using("mongo").only("title").get()
+        adverts.change(id_, version=7)
+        for many in (False, True):
+            with pytest.raises(ValueError, match=r"defer\(\)"):  # noqa: PT012
+                if many:
+                    call(adverts.lock, "acquire_many", [plain], "exporting")
+                else:
+                    call(adverts.lock, "acquire", plain, "exporting")
+        assert adverts.read(id_, "holder") is None
+
+    def test_with_it(self, adverts: Ground, call: Any) -> None:
+        """`only()` of a VersionedManager reads it: the version that was read is what counts."""
+        id_ = adverts.add(1)
+        outdated, ad = rows().only("title").get(), rows().only("title")
+        adverts.change(id_, version=7)
+        with pytest.raises(DocumentChanged):
+            call(adverts.lock, "acquire", outdated, "exporting")
+        held = call(adverts.lock, "acquire", ad.get(), "exporting")
+        assert "price" in vars(held.instance)
+        held.fail()
+
+    def test_copy(self, adverts: Ground) -> None:
+        """A copy of an instance is as good as the instance."""
+        adverts.add(1)
+        ad = rows().get()
+        vars(other := Advert()).update(vars(ad))
+        other._state = copy(ad._state)
+        adverts.lock.acquire(other, "exporting").fail()
+
+
+def test_no_other_state_is_lost(plain: Ground) -> None:
+    """F136: an operator resets a document to `new` while a flow holds it: held, listed, stale in time, and swept."""
+    held = plain.lock.acquire((plain.add(1), 1), "exporting", owner="flow")
+    plain.change(held.id, state="new")
+    assert [seen.state for seen in plain.lock.snapshots("held")] == ["new"]
+    assert plain.collection.count_documents(plain.lock.held()) == 1
+    plain.age(held.id, 61)
+    assert [seen.holder for seen in plain.lock.snapshots("stale", owner="flow")] == ["flow"]
+    swept = plain.lock.clear_stale()
+    assert [(seen.id, seen.failed) for seen in swept.cleared] == [(held.id, None)]
+    assert plain.read(held.id, "state", "holder", "time") == ("new", None, None)
+    held = plain.lock.acquire((held.id, plain.read(held.id, "version")), "exporting")
+    plain.change(held.id, state="new")
+    assert len(plain.lock.force_release(plain.lock.snapshots())) == 1
+    assert plain.read(held.id, "state", "holder") == ("new", None)
+
+
+def test_documents_of_the_project_are_as_declared() -> None:
+    """The demo's own model has no pending migration."""
+    call_command("makemigrations", "shop", check=True, dry_run=True, verbosity=0)
