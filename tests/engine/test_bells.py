@@ -22,6 +22,7 @@ from testproject.servers import Mongod
 from tests.engine.conftest import CALM, Commands, Document, LockMaker, make_lock, store_of
 from tests.engine.overlap import Watch
 from tests.engine.waiters import InThread, Waiter
+from tests.support import DATABASE
 from tests.support.waiting import eventually
 
 #: Long before a place in the queue is renewed under CALM terms, which would find whatever was missed.
@@ -294,7 +295,7 @@ def test_without_the_right_to_listen_waiters_look_and_say_so_once(
 def test_a_server_without_a_replica_set_rings_too(in_thread: InThread) -> None:
     """F11: a standalone server has no change streams, but bells."""
     with Mongod() as server:
-        config = StoreConfig({"host": server.uri}, "mongolock_tests")
+        config = StoreConfig({"host": server.uri}, DATABASE)
         sessions = [Session(MongoStore(config)) for _ in range(2)]
         theirs = make_lock(sessions[0], terms=CALM).acquire()
         waiter = Waiter(in_thread, make_lock(sessions[1], terms=CALM, wait=None))

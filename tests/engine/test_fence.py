@@ -86,17 +86,6 @@ def test_majority(hold: LockMaker, mongo: Client) -> None:
         assert options.read_preference == ReadPreference.PRIMARY
 
 
-def test_taken_over(hold: LockMaker, take_over: Callable[..., MongoLock], data: Pieces, mongo: Client) -> None:
-    """Somebody took the lock over meanwhile: LockLost, nothing is committed, and the lock knows."""
-    with pytest.raises(LockLost) as caught, hold() as lock:
-        with lock.atomic(mongo) as session:
-            data.insert_one({"x": 1}, session=session)
-            take_over()
-    assert caught.value.key == "k"
-    assert not lock.held
-    assert data.count_documents({}) == 0
-
-
 def test_taken_over_before(hold: LockMaker, take_over: Callable[..., MongoLock], data: Pieces, mongo: Client) -> None:
     """Taken over before the transaction began, and nobody has noticed: no conflict, and still nothing is committed."""
     with pytest.raises(LockLost), hold() as lock:

@@ -81,44 +81,6 @@ def test_a_wait_is_a_number_of_seconds_or_none(lock: LockMaker, face: Face, wait
 # Loss
 
 
-def test_a_loss_is_told_at_the_end_of_the_block(lock: LockMaker, face: Face, lose: Callable[..., None]) -> None:
-    """P7: LockLost names key, token and reason."""
-    mine = lock()
-    with pytest.raises(LockLost) as loss, face.block(mine):  # noqa: PT012
-        token = mine.fencing_token
-        lose()
-        assert eventually(lambda: mine.lost)
-        assert not mine.held
-        assert repr(mine) == f"<MongoLock 'k' lost, token {token}>"
-        with pytest.raises(LockLost):
-            mine.ensure_held()
-    assert (loss.value.key, loss.value.token) == ("k", token)
-    assert "taken away" in str(loss.value)
-    assert not mine.lost
-
-
-def test_a_loss_that_only_the_release_finds_out_is_told_too(
-    lock: LockMaker, face: Face, take_away: Callable[..., None]
-) -> None:
-    """P7: between two beats the holder cannot know; the release does."""
-    mine = lock(terms=Terms(lease=30))
-    with pytest.raises(LockLost), face.block(mine):
-        take_away()
-
-
-def test_the_error_of_the_block_is_never_hidden(lock: LockMaker, face: Face, lose: Callable[..., None]) -> None:
-    """P7: the loss becomes a note on it."""
-    mine = lock()
-    with pytest.raises(ZeroDivisionError) as error, face.block(mine):  # noqa: PT012
-        lose()
-        assert eventually(lambda: mine.lost)
-        raise ZeroDivisionError
-    assert any("was lost" in note for note in error.value.__notes__)
-    with pytest.raises(KeyError) as unharmed, face.block(lock()):
-        raise KeyError
-    assert not hasattr(unharmed.value, "__notes__")
-
-
 # Release
 
 

@@ -603,21 +603,6 @@ def test_a_late_command_of_an_earlier_election_ends_no_lease_earlier(
     assert after["holders"][0]["until"] >= until
 
 
-def test_a_minimum_hold_outlasts_the_release_but_not_force(client: Client, collection: Collection[Document]) -> None:
-    """ShedLock's lockAtLeastFor: who gives back early leaves the key taken; a forced removal frees it."""
-    terms = Terms(lease=20, margin=2, min_hold=60)
-    client.add("g1", terms)
-    kept = client.remove("g1")
-    assert kept.mine is not None
-    assert kept.now is not None
-    assert (kept.mine["until"] - kept.now).total_seconds() == pytest.approx(60, abs=1)
-    assert not client.add("g2", trial=True).held
-    travel(collection, "k", 61)
-    assert client.add("g3", terms).held
-    assert not client.remove("g3", force=True).held
-    assert client.add("g4").held
-
-
 def test_a_release_that_comes_again_moves_no_minimum_hold(parsed_at: ParsedAt) -> None:
     """F64: also where the clock of the new primary is behind the grant."""
     terms = Terms(lease=20, margin=2, min_hold=60)

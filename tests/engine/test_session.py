@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
@@ -26,7 +26,7 @@ from django_mongolock.engine.session import heartbeat as keeping
 from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Limits
-from django_mongolock.exceptions import LockBackendFailed, LockError, LockLost
+from django_mongolock.exceptions import LockBackendFailed, LockError
 from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock, renewed
 from tests.engine.faces import Face
 from tests.engine.processes import processes
@@ -207,20 +207,6 @@ def test_a_heartbeat_that_fails_goes_on(
         timer.move(CALM.lease / 2)
         assert eventually(lambda: renewed(mine))
     assert next(failures, None) is None
-
-
-def test_locks_are_renewed_together_whenever_they_were_acquired(
-    lock: LockMaker, session: Session, commands: Commands
-) -> None:
-    """P8: the first that is due takes along what would be due before it is again; from then on they go together."""
-    with lock("a", terms=Terms(lease=60)) as one, lock("b", terms=Terms(lease=60)) as two:
-        grants = [grant_of(one), grant_of(two)]
-        grants[0].lease.renew_at, grants[1].lease.renew_at = session.now(), session.now() + 19
-        commands.clear()
-        session.heartbeat.do_due()
-        assert eventually(lambda: not any(grant.lease.renewing for grant in grants), 20)
-        assert commands.names == ["update", "find"]
-        assert abs(grants[0].lease.renew_at - grants[1].lease.renew_at) < 10
 
 
 def test_a_grant_that_comes_while_the_heartbeat_lies_down_is_seen(
@@ -406,70 +392,6 @@ def test_a_renewal_counts_from_before_its_command_as_well(
 
 
 # Fork
-
-
-@contextlib.contextmanager
-def child() -> Iterator[Callable[[Callable[[], None]], int]]:
-    """Runs a function in a forked child; returns its exit status."""
-
-    def run(call: Callable[[], None]) -> int:
-        pid = os.fork()
-        if pid == 0:
-            signal.alarm(20)
-            try:
-                call()
-            except BaseException:  # noqa: BLE001
-                import traceback
-
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-    yield run
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_child_holds_nothing_and_releases_nothing(config: StoreConfig, entries: Entries) -> None:
-    """F30: it gets its own session id, client and threads; what its parent holds is not its to give back, neither by
-    release, nor by the end of the block, nor at its exit. The parent goes on."""
-    sessions = Sessions(lambda: Session(MongoStore(config)))
-    lock = make_lock(sessions.current(), terms=Terms(lease=3, margin=0.1, waiter_lease=1))
-    lock._session_now = sessions.current
-    lock.acquire()
-    stop = threading.Event()
-    noise = threading.Thread(target=lambda: [make_lock(sessions.current(), "n").acquire().release() for _ in range(40)])
-    noise.start()
-
-    def in_child() -> None:
-        assert not lock.held
-        with pytest.raises(LockLost, match="forked"):
-            lock.ensure_held()
-        assert not lock.release()
-        lock.__exit__(None, None, None)
-        mine = sessions.current()
-        assert mine.pid == os.getpid()
-        assert mine.id != parent.id
-        assert not make_lock(mine).try_acquire()
-        with make_lock(mine, "other") as own:
-            assert own.held
-        gc.collect()
-        Sessions.close_all()
-
-    parent = sessions.current()
-    try:
-        with child() as run:
-            assert [run(in_child) for _ in range(3)] == [0, 0, 0]
-        assert lock.held
-        assert [e["token"] for e in entries()] == [lock.fencing_token]
-        time.sleep(3.2)
-        assert lock.held
-        assert lock.release()
-    finally:
-        stop.set()
-        noise.join()
-        sessions.close()
 
 
 # Signals

@@ -265,13 +265,6 @@ def test_a_copy_of_a_command_that_arrives_after_the_release_is_refused(
 # Counting
 
 
-def test_acquire_and_release_cost_two_commands(lock: LockMaker, commands: Commands) -> None:
-    """P8: one round trip each."""
-    with lock(terms=CALM):
-        pass
-    assert commands.names == ["findAndModify", "update"]
-
-
 def test_a_failed_try_costs_one_command(lock: LockMaker, other: LockMaker, commands: Commands) -> None:
     """P8: and leaves no waiter behind."""
     with other(terms=CALM):

@@ -4,7 +4,6 @@ The limit: where the document is gone, or an older one, *and* the server's clock
 given, nobody is left who knows that token. docs/explanation/promises.md says so.
 """
 
-import datetime as dt
 import re
 import time
 from collections.abc import Callable
@@ -108,14 +107,6 @@ def test_a_clock_that_is_behind(twin: Twin, way: str) -> None:
     found = tokens(twin)
     assert found == list(range(ahead + 1, ahead + 1 + len(found)))
     assert found
-
-
-def test_the_first_token_is_the_server_s_time(twin: Twin) -> None:
-    """F78, P2: from which all others follow: in milliseconds, so it needs no memory of its own."""
-    before = dt.datetime.now(dt.UTC).timestamp() * 1000
-    token = twin.add("g1").token
-    after = dt.datetime.now(dt.UTC).timestamp() * 1000
-    assert before - 1_000 <= token <= after + 1_000
 
 
 def test_the_limit_is_said() -> None:

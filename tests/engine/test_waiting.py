@@ -211,27 +211,6 @@ def test_a_process_does_not_keep_the_lock_to_itself(
         waiter.end()
 
 
-def test_a_hand_over_within_the_process_is_one_command(
-    lock: LockMaker,
-    session: Session,
-    commands: Commands,
-    in_thread: InThread,
-    entries: Entries,
-    *,
-    local_handover: None,
-) -> None:
-    """P8: one gives back and the next queues, in one command; nobody listens for it."""
-    first = lock(terms=CALM).acquire()
-    waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
-    assert in_line(session, 1)
-    commands.clear()
-    first.release()
-    assert waiter.end().has_it
-    assert commands.names == ["findAndModify"]
-    assert len(entries()) == 1
-    waiter.let_go()
-
-
 class Gate:
     """Holds up the hand-over commands of a session, on their way there ("before") or back ("after")."""
 
