@@ -154,7 +154,7 @@ def test_actions_are_pinned() -> None:
     for path in (ROOT / ".github/workflows").glob("*.yml"):
         used = re.findall(r"uses: (.*)", path.read_text())
         assert used
-        pinned = r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+|\./\.github/workflows/tests\.yml"
+        pinned = r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+|\./\.github/workflows/tests\.yml.*"
         assert [line for line in used if not re.fullmatch(pinned, line)] == []
 
 

@@ -88,11 +88,7 @@ class LockGrants:
 
     def _give_back(self, session: Session, grants: list[Grant]) -> Protocol[None]:
         """Release those of *grants* that this object alone has, in one command, and take them out of the list."""
-        alone = [
-            grant
-            for grant in grants
-            if grant.users == (id(self),) and not grant.in_doubt and not grant.terms.min_hold and grant.release()
-        ]
+        alone = [grant for grant in grants if grant.users == (id(self),) and not grant.in_doubt and grant.release()]
         if not alone:
             return
         with contextlib.suppress(LockBackendFailed):

@@ -218,7 +218,8 @@ class MemoryStore:
 
     def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
         self.answer(key)
-        document, _ = self.server.apply(key, Step(remove=(grant,)), self.limits, partial(is_uncontended, grant=grant))
+        step = Step(remove=(grant,), force=True)  # the short form knows nothing of minimum holds
+        document, _ = self.server.apply(key, step, self.limits, partial(is_uncontended, grant=grant))
         return document is not None
 
     def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:

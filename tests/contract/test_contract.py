@@ -16,7 +16,6 @@ from django.test import RequestFactory
 
 from django_mongolock import (
     SKIPPED,
-    LockBackendFailed,
     LockCancelled,
     LockDeadlock,
     LockLost,
@@ -314,10 +313,18 @@ class TestTime:
             assert lock.waited < 20
             assert lock.acquired_at > dead.acquired_at + timedelta(seconds=0.5)
 
-    def test_max_hold(self, key: str, world: World) -> None:
-        lock = mongo_lock(key, lease=0.6, max_hold=1).acquire()
-        world.let_pass(1.2)
-        assert lock.lost
+    @pytest.mark.long
+    def test_max_hold(self, key: str, world: World, elsewhere: Elsewhere) -> None:
+        """Renewed until then; told then, and free for others then."""
+        told: list[object] = []
+        lock = mongo_lock(key, lease=0.6, max_hold=1, on_lost=told.append).acquire()
+        world.let_pass(0.8)
+        assert lock.held
+        world.let_pass(0.4)
+        with pytest.raises(LockLost, match="max_hold"):
+            lock.ensure_held()
+        assert eventually(lambda: told == [lock])
+        elsewhere(key, wait=5).acquire()
         assert not lock.release()
 
     @pytest.mark.long
@@ -447,6 +454,6 @@ def test_a_closed_session_says_so(key: str, world: World, elsewhere: Elsewhere) 
     world.sessions[-1].close()
     assert lock.lost
     again = MongoLock(lock._session_now, lock.keys, lock.options)
-    with pytest.raises(LockBackendFailed, match="closed"):
+    with pytest.raises(LockMisused, match="closed"):
         again.acquire()
     assert mongo_lock(key).try_acquire()

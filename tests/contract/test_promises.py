@@ -280,12 +280,15 @@ class TestForks:
     pytestmark = FORKS
 
     def test_a_forked_child_holds_nothing(self, key: str) -> None:
-        """P1, P6: it holds nothing, gives nothing back, and waits for its parent; whose lock is as it was."""
+        """P1, P6, F30: it holds nothing, gives nothing back, and waits for its parent; whose lock is as it was."""
         lock = mongo_lock(key).acquire()
 
         def child() -> None:
             assert not lock.held
+            with pytest.raises(LockLost, match="forked"):
+                lock.ensure_held()
             assert not lock.release()
+            lock.__exit__(None, None, None)
             assert not mongo_lock(key).try_acquire()
             assert mongo_lock(f"{key}:child").acquire(0).release()
 

@@ -15,6 +15,9 @@ from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
+from tests.engine.parties import Parties, Party
+from tests.engine.twins import Twin, in_memory, in_mongodb
+from tests.engine.waiters import InThread
 from tests.support import failpoints
 
 Document = dict[str, Any]
@@ -127,6 +130,26 @@ def session(new_session: Callable[..., Session], timer: Timer) -> Session:
     """One session over this test's collection."""
     timer.sessions.append(new_session(now=timer))
     return timer.sessions[0]
+
+
+@pytest.fixture(params=["mongodb", "memory"])
+def twin(request: pytest.FixtureRequest) -> Twin:
+    """The key "k" in each of the two that carry the rule out."""
+    return in_mongodb(request.getfixturevalue("store")) if request.param == "mongodb" else in_memory()
+
+
+@pytest.fixture
+def parties(mongo_uri: str, collection: Collection[Document], in_thread: InThread) -> Iterator[Parties]:
+    """Makes processes, which use this test's collection."""
+    parties = Parties(mongo_uri, collection.name, in_thread)
+    yield parties
+    parties.close()
+
+
+@pytest.fixture
+def process(parties: Parties) -> Party:
+    """One of them."""
+    return parties.new()
 
 
 LockMaker = Callable[..., MongoLock]

@@ -7,8 +7,6 @@ who came first is known as well as a command's way to the server is short.
 import asyncio
 import contextlib
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +15,6 @@ from typing import Any, Protocol
 
 import pytest
 from django.core.management import call_command
-from pymongo.collection import Collection
 from pytest_django import Settings
 
 from django_mongolock import mongo_lock
@@ -25,16 +22,14 @@ from django_mongolock.backends.base import mongo_store
 from django_mongolock.engine.document import UNLIMITED, Terms
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.memory_server import MemoryServer, MemorySession, MemoryStore
-from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Limits
-from django_mongolock.exceptions import LockNotAcquired, LockQueueFull
+from django_mongolock.exceptions import LockNotAcquired
 from django_mongolock.inspection.as_json import as_json
 from django_mongolock.inspection.overview import overview
 from django_mongolock.models import Lock
 from django_mongolock.testing import MemoryLocks
-from tests.engine.conftest import Commands, Document, LockMaker, make_lock
-from tests.engine.processes import ROOT, Process
+from tests.engine.conftest import make_lock
 from tests.engine.waiters import InThread
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.looking import held_elsewhere, new_key
@@ -42,7 +37,6 @@ from tests.support.waiting import eventually
 
 CALM = Terms(lease=60, margin=1, waiter_lease=60)
 READER = Terms("shared", UNLIMITED, lease=60, margin=1, waiter_lease=60)
-PERMIT = Terms("semaphore", 2, lease=60, margin=1, waiter_lease=60)
 #: Seconds between two who arrive.
 GAP = 0.15
 #: Up to three times: on a busy machine a command may need longer than that to arrive.
@@ -219,123 +213,10 @@ def test_readers_of_one_process_and_a_writer_of_another(new_process: NewProcess,
     assert queue.served() == ["R1", "R2", "R3", "W", "R4"]
 
 
-def test_permits(new_process: NewProcess, queue: Queue) -> None:
-    """F69: the permits of a semaphore are given in the order of arrival, to those whose process has heard of the grant
-    before theirs when a permit is released."""
-    one, two = new_process(), new_process()
-    for _ in range(2):
-        queue.hold(new_process(), PERMIT)
-    for name in ("A1", "A2", "A3"):
-        queue.ask(name, one, terms=PERMIT, hold=0.6)
-    for name in ("B1", "B2"):
-        queue.ask(name, two, terms=PERMIT, hold=0.6)
-    queue.let_go()
-    assert queue.served() == ["A1", "A2", "A3", "B1", "B2"]
-
-
-def test_nobody_who_asks_again_and_again_overtakes_who_asked_once(
-    new_process: NewProcess, queue: Queue, in_thread: InThread
-) -> None:
-    """F69: eight threads of a process asked before two other processes asked even once: not one grant goes to those
-    before all eight have had theirs."""
-    one, others = new_process(), [new_process(), new_process()]
-    queue.hold(new_process())
-    for number in range(8):
-        queue.ask(f"A{number}", one)
-    time.sleep(0.6)
-    stop, tokens = threading.Event(), []
-
-    def again_and_again(process: Session) -> None:
-        while not stop.is_set():
-            with make_lock(process, terms=CALM, wait=60) as lock:
-                tokens.append(lock.fencing_token)
-
-    for process in others:
-        in_thread(lambda process=process: again_and_again(process))
-    time.sleep(0.6)
-    queue.let_go()
-    try:
-        assert queue.served() == [f"A{number}" for number in range(8)]
-    finally:
-        stop.set()
-    last, _ = max(queue.tokens)
-    before = sum(token < last for token in tokens)
-    assert before == 0, f"{before} grants went to others before"
-
-
 # What it costs
 
 
-@pytest.mark.parametrize("behind", [False, True], ids=["nobody else waits", "another process waits behind"])
-def test_a_hand_over_within_the_process_is_one_command(
-    session: Session, other: LockMaker, commands: Commands, queue: Queue, behind: bool
-) -> None:
-    """F69, P8: as long as the next is of the same process, the lock is handed to it in the command that gives it back;
-    also where somebody of another process stands behind them all."""
-    queue.hold(session)
-    for number in range(6):
-        queue.ask(f"A{number}", session)
-    if behind:
-        queue.in_thread(lambda: other(terms=CALM, wait=60).acquire().release())
-    time.sleep(2.0)  # all listen, and have looked for the last time
-    commands.clear()
-    queue.let_go()
-    assert queue.served() == [f"A{number}" for number in range(6)]
-    assert eventually(lambda: commands.names.count("findAndModify") >= 6)
-    time.sleep(0.3)
-    names = [name for name in commands.names if name != "getMore"]
-    assert names.count("findAndModify") <= 7, names
-    assert len(names) <= (8 if not behind else 12), names
-
-
 # Real processes
-
-
-class CrowdProcess(Process):
-    """See tests.engine.arrivals."""
-
-    def __init__(self, collection: str) -> None:
-        self.popen = subprocess.Popen(
-            [sys.executable, "-m", "tests.engine.arrivals", collection],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.heard: list[Any] = []
-        self.reader = threading.Thread(target=self._read, daemon=True)
-
-    def _read(self) -> None:
-        with contextlib.suppress(AssertionError, ValueError):
-            while True:
-                self.heard.append(self.hear())
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_three_processes(collection: Collection[Document], lock: LockMaker, seed: int) -> None:
-    """F69: real ones, with threads and tasks that ask in any order."""
-    chance = random.Random(seed)
-    with contextlib.ExitStack() as stack:
-        crowds = [stack.enter_context(contextlib.closing(CrowdProcess(collection.name))) for _ in range(3)]
-        for crowd in crowds:
-            assert crowd.hear() == {"ready": True}
-            crowd.reader.start()
-        holder = lock(terms=CALM, wait=30).acquire()
-        names = []
-        for number in range(18):
-            place = chance.randrange(3)
-            names.append(f"{'ABC'[place]}{number}")
-            crowds[place].say(f"{chance.choice(KINDS)} {names[-1]}")
-            asks = {"asks": names[-1]}
-            assert eventually(lambda crowd=crowds[place], asks=asks: asks in crowd.heard)  # type: ignore[misc]
-            time.sleep(GAP)
-        holder.release()
-
-        def got() -> list[tuple[int, str]]:
-            return sorted((fact["token"], fact["got"]) for crowd in crowds for fact in crowd.heard if "got" in fact)
-
-        assert eventually(lambda: len(got()) == 18, 40)
-        assert [name for _, name in got()] == names
 
 
 # All who wait are visible
@@ -390,46 +271,3 @@ def test_in_a_test_with_locks_in_memory(mongolock: MemoryLocks, in_thread: InThr
     """F69: what `mongolock.waiting(key)` tells is the same."""
     with eight_waiting(in_thread, "k"):
         assert eventually(lambda: mongolock.waiting("k") == 8, 12), f"{mongolock.waiting('k')} are seen"
-
-
-QUEUE = 4
-
-
-@pytest.fixture
-def bounded(config: StoreConfig) -> Iterator[Callable[[], Session]]:
-    """Makes sessions that let so many wait as `QUEUE` says."""
-    made: list[Session] = []
-
-    def new() -> Session:
-        limited = StoreConfig(config.client, config.database, config.collection, Limits(waiters=QUEUE))
-        made.append(Session(MongoStore(limited)))
-        return made[-1]
-
-    yield new
-    for session in made:
-        session.close()
-
-
-@pytest.mark.parametrize("whose", ["the same process", "another process"])
-def test_the_limit_counts_threads(bounded: Callable[[], Session], queue: Queue, whose: str) -> None:
-    """F69, F13: a queue that is full of the threads of one process is full, for that process and for any other."""
-    queue.hold(bounded())
-    one = bounded()
-    terms = Terms(lease=60, margin=1, waiter_lease=2)
-    for number in range(QUEUE):
-        queue.ask(f"A{number}", one, terms=terms)
-    process = one if whose == "the same process" else bounded()
-    assert eventually(lambda: is_refused(process, terms), 10)
-    queue.let_go()
-    assert len(queue.served()) == QUEUE
-
-
-def is_refused(process: Session, terms: Terms) -> bool:
-    """Is somebody who asks for the lock told that too many wait already?"""
-    try:
-        make_lock(process, terms=terms, wait=0.3).acquire().release()
-    except LockQueueFull:
-        return True
-    except LockNotAcquired:
-        return False
-    return False

@@ -68,17 +68,6 @@ async def test_cancelled_in_flight(
         pass
 
 
-async def test_cancelled_while_waiting(session: Session, other: LockMaker, entries: Entries) -> None:
-    """F36: the place in the queue is given up; the holder keeps its lock."""
-    async with other() as theirs:
-        task = asyncio.create_task(make_lock(session).aacquire())
-        assert await asyncio.to_thread(eventually, lambda: len(entries()) == 2)
-        assert await cancelled(task)
-        assert await asyncio.to_thread(settled, session)
-        assert len(entries()) == 1
-        assert theirs.held
-
-
 async def test_cancelled_on_release(session: Session, entries: Entries, monkeypatch: pytest.MonkeyPatch) -> None:
     """F36: the release goes on in the background."""
     sent, let_go, give_back = threading.Event(), threading.Event(), session.store.release_uncontended
@@ -97,16 +86,6 @@ async def test_cancelled_on_release(session: Session, entries: Entries, monkeypa
     assert not lock.held
     assert await asyncio.to_thread(settled, session)
     assert entries() == []
-
-
-async def test_a_time_limit_around_the_wait(session: Session, other: LockMaker, entries: Entries) -> None:
-    """F36: asyncio.timeout ends the wait cleanly."""
-    async with other():
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1), make_lock(session, wait=None):
-                pass
-        assert await asyncio.to_thread(settled, session)
-        assert len(entries()) == 1
 
 
 @pytest.mark.long

@@ -22,6 +22,7 @@ from testproject.servers import Mongod
 from tests.engine.conftest import CALM, Commands, Document, LockMaker, make_lock, store_of
 from tests.engine.overlap import Watch
 from tests.engine.waiters import InThread, Waiter
+from tests.support import DATABASE
 from tests.support.waiting import eventually
 
 #: Long before a place in the queue is renewed under CALM terms, which would find whatever was missed.
@@ -47,10 +48,14 @@ def queued(
     waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
     assert eventually(lambda: bool(stored()["waiters"]))
     assert listening(session)
-    time.sleep(0.2)
     yield theirs, waiter
     theirs.release()
     waiter.end().let_go()
+
+
+def thread_of(session: Session) -> threading.Thread | None:
+    """The thread that listens."""
+    return session.waits.listener._thread
 
 
 def mine(session: Session) -> Any:
@@ -68,7 +73,7 @@ def test_a_bell_tells_and_nobody_asks(queued: tuple[MongoLock, Waiter], commands
     """P8, F121: a waiter sends nothing while it waits, and its grant reaches it by the bell alone."""
     theirs, waiter = queued
     commands.clear()
-    time.sleep(0.5)
+    time.sleep(0.2)
     assert set(commands.names) <= {"getMore"}
     released = clock.now()
     theirs.release()
@@ -106,12 +111,12 @@ def test_what_is_no_news(queued: tuple[MongoLock, Waiter], session: Session, kin
     if kind == "damaged":
         number = bells._number(session.id)
         store.bells.collections[number].insert_one({"to": session.id, "grant": bell.grant, "token": "9", "at": 5})
-    assert not eventually(lambda: waiter.done, 0.5)
+    assert not eventually(lambda: waiter.done, 0.2)
     token = theirs.fencing_token
     theirs.release()
     assert waiter.end().lock.fencing_token > token
     store.ring(bell)  # and once more, when it holds the lock
-    time.sleep(0.3)
+    time.sleep(0.1)
     assert waiter.lock.fencing_token > token
 
 
@@ -140,7 +145,7 @@ def test_a_bell_for_an_earlier_grant_that_comes_late(
         session.heartbeat.see_to(clock.now())
         assert eventually(lambda: grant.lease.until > until)
         ring(store_of(session), held_back[0])
-        time.sleep(0.5)
+        time.sleep(0.2)
         assert not waiter.done
         monkeypatch.undo()
         third.release()
@@ -162,12 +167,11 @@ def test_a_bell_is_heard_that_was_rung_before_anybody_listened(
 
     monkeypatch.setattr(MongoStore, "listen", listen_late)
 
-    # Nobody finds it by looking.
-    def seconds(*_: object) -> float:
+    def listens_only(*_: object) -> float:
         session.waits.listen()
         return 60.0
 
-    monkeypatch.setattr(session.waits, "_seconds", seconds)
+    monkeypatch.setattr(session.waits, "_seconds", listens_only)  # nobody finds it by looking
     theirs = other(terms=CALM).acquire()
     waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
     assert eventually(lambda: bool(session.queue.waiting) and mine(session).lease.until > 0)
@@ -196,6 +200,7 @@ def kill_cursor(mongo: MongoClient[Document], appname: str, collection: Collecti
         collection.database.command("killCursors", name, cursors=[cursor])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["killed", "dropped", "emptied", 136, 13])
 def test_listening_that_ends_comes_back_and_nobody_is_forgotten(
     queued: tuple[MongoLock, Waiter],
@@ -290,7 +295,7 @@ def test_without_the_right_to_listen_waiters_look_and_say_so_once(
 def test_a_server_without_a_replica_set_rings_too(in_thread: InThread) -> None:
     """F11: a standalone server has no change streams, but bells."""
     with Mongod() as server:
-        config = StoreConfig({"host": server.uri}, "mongolock_tests")
+        config = StoreConfig({"host": server.uri}, DATABASE)
         sessions = [Session(MongoStore(config)) for _ in range(2)]
         theirs = make_lock(sessions[0], terms=CALM).acquire()
         waiter = Waiter(in_thread, make_lock(sessions[1], terms=CALM, wait=None))
@@ -304,6 +309,7 @@ def test_a_server_without_a_replica_set_rings_too(in_thread: InThread) -> None:
             session.close()
 
 
+@pytest.mark.long
 def test_one_listener_for_a_process_and_only_while_somebody_waits(
     session: Session,
     lock: LockMaker,
@@ -322,7 +328,7 @@ def test_one_listener_for_a_process_and_only_while_somebody_waits(
         assert listening(session)
         time.sleep(1.0)  # longer than it lingers
         assert session.waits.listener.listening
-        thread = session.waits.listener._thread
+        thread = thread_of(session)
         assert thread is not None
     for waiter in [waiter.let_go() for waiter in waiters]:
         waiter.end()

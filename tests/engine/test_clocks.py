@@ -18,6 +18,7 @@ from tests import parts
 from tests.engine.clusters import Cluster, cluster_with_a_dial
 from tests.engine.conftest import Document, store_of
 from tests.engine.processes import processes
+from tests.support import DATABASE
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.long, parts.needs("a C compiler")]
@@ -38,7 +39,7 @@ def sessions(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Sessi
     """Makes sessions at the replica set, over a collection of this test."""
     made: list[Session] = []
     name = f"clocks_{request.node.name[:40]}".replace("[", "_").replace("]", "").replace(" ", "_")
-    config = StoreConfig({"host": cluster.replica_set.uri, "heartbeatFrequencyMS": 500}, "mongolock_tests", name)
+    config = StoreConfig({"host": cluster.replica_set.uri, "heartbeatFrequencyMS": 500}, DATABASE, name)
 
     def new() -> Session:
         made.append(Session(MongoStore(config)))

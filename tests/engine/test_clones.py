@@ -6,11 +6,8 @@ limit that P9 names.
 """
 
 import asyncio
-import json
 import random
 import secrets
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,11 +17,9 @@ from pymongo.collection import Collection
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.session.session import Session
-from django_mongolock.exceptions import LockDeadlock, LockNotAcquired
 from tests.engine.conftest import Document, LockMaker, make_lock
 from tests.engine.faces import Face
-from tests.engine.processes import ROOT
-from tests.engine.waiters import InThread, Waiter
+from tests.engine.processes import processes
 from tests.support.waiting import eventually
 
 Entries = Callable[..., list[Any]]
@@ -74,27 +69,6 @@ def test_they_exclude_each_other(clones: Clones, face: Face) -> None:
     assert face.release(theirs)
 
 
-@pytest.mark.long
-def test_they_wait_behind_each_other(clones: Clones, other: LockMaker, in_thread: InThread, entries: Entries) -> None:
-    """F79, P1, P5: two clones that wait for a third have a place each, and get it one after the other."""
-    holder, waiters = other(terms=CALM).acquire(), []
-    try:
-        for number, session in enumerate(clones):
-            waiters.append(Waiter(in_thread, take(session, wait=30)))
-            assert eventually(lambda number=number: len(entries()) == number + 2, 3), f"{entries()}"  # type: ignore[misc]
-        holder.release()
-        first, second = waiters
-        assert first.end().has_it
-        assert not eventually(lambda: second.done, 0.5)
-        first.let_go()
-        assert second.end().has_it
-        assert second.lock.fencing_token > first.lock.fencing_token
-    finally:
-        holder.release()
-        for waiter in waiters:
-            waiter.let_go()
-
-
 async def test_what_one_gave_up_is_not_refused_to_the_other(
     clones: Clones, other: LockMaker, collection: Collection[Document]
 ) -> None:
@@ -114,27 +88,11 @@ async def test_what_one_gave_up_is_not_refused_to_the_other(
 
 
 @pytest.mark.long
-def test_their_threads_are_not_the_same(clones: Clones) -> None:
-    """F79, P5: one clone waits for what the other's thread of that name holds: that is no deadlock."""
-    first, second = clones
-    with take(first, "b"), take(second, "a"), pytest.raises(LockNotAcquired) as caught:
-        take(second, "b", wait=2.5).acquire()
-    assert not isinstance(caught.value, LockDeadlock), str(caught.value)
-
-
-@pytest.mark.long
 def test_copies_of_a_whole_process(collection: Collection[Document]) -> None:
     """F79: a process with a session that has not been used yet is copied, and nobody in it is told: all their ids
     differ, though each takes itself for the one process that there was."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.clone", collection.name],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    one, two = (json.loads(line) for line in done.stdout.splitlines())
+    with processes(1, "clone", collection.name) as (process,):
+        one, two = process.hear(), process.hear()
     assert one["random"] == two["random"], "they are no copies"
     assert len(one["grants"]) == len(two["grants"]) == 20
     same = set(one["grants"]) & set(two["grants"])

@@ -20,7 +20,7 @@ from django_mongolock.engine.grant import Grant
 from django_mongolock.engine.protocol import PollSchedule
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockDeadlock
-from tests.engine.conftest import Commands, Document, LockMaker, make_lock, store_of
+from tests.engine.conftest import QUICK, Commands, Document, LockMaker, make_lock, store_of
 from tests.engine.processes import processes
 from tests.engine.waiters import InThread, Waiter
 from tests.support.waiting import eventually
@@ -28,6 +28,8 @@ from tests.support.waiting import eventually
 Entries = Callable[..., list[Any]]
 READER = Terms(mode="shared", capacity=2**31 - 1, lease=1.0, margin=0.1, waiter_lease=1.0)
 PERMIT = Terms(mode="semaphore", capacity=2, lease=1.0, margin=0.1, waiter_lease=1.0)
+OF_THREE = replace(PERMIT, capacity=3)
+HEAVY = replace(OF_THREE, weight=2)
 
 
 @pytest.fixture(autouse=True)
@@ -109,94 +111,50 @@ def test_processes_find_their_deadlock(collection: Collection[Document], entries
     assert outcomes == [{"error": None}, {"error": "LockDeadlock"}]
 
 
-def test_a_reader_in_a_cycle_is_found(lock: LockMaker, other: LockMaker, in_thread: InThread, entries: Entries) -> None:
-    """F45: a writer waits for every reader, so one reader that waits for it is enough, whatever the others do."""
-    free = Waiter(in_thread, other("book", terms=READER)).end()
-    reader = Waiter(in_thread, other("shelf", wait=20), first=other("book", terms=READER)).ready()
-    writer = Waiter(in_thread, lock("book", wait=20), first=lock("shelf")).ready()
-    reader.go()
-    assert eventually(lambda: len(entries("shelf")) == 2)
-    writer.go()
-    assert isinstance(writer.end(5).error, LockDeadlock)
-    assert reader.end(5).has_it
-    for party in (free, reader):
-        party.let_go()
-
-
-@pytest.mark.long
-def test_a_permit_that_somebody_free_holds_is_no_deadlock(
-    lock: LockMaker, other: LockMaker, in_thread: InThread, entries: Entries
+@pytest.mark.parametrize(
+    ("free", "holder", "wanted", "is_deadlock"),
+    [
+        pytest.param(READER, READER, QUICK, True, id="a writer waits for every reader"),
+        pytest.param(PERMIT, PERMIT, PERMIT, False, id="one of two permits is enough", marks=pytest.mark.long),
+        pytest.param(None, PERMIT, PERMIT, True, id="both permits are in the cycle"),
+        pytest.param(OF_THREE, HEAVY, HEAVY, True, id="the one that is free is too little", marks=pytest.mark.long),
+        pytest.param(HEAVY, OF_THREE, HEAVY, False, id="the heavy one is free", marks=pytest.mark.long),
+    ],
+)
+def test_who_has_to_be_in_a_cycle(
+    lock: LockMaker,
+    other: LockMaker,
+    in_thread: InThread,
+    entries: Entries,
+    *,
+    free: Terms | None,
+    holder: Terms,
+    wanted: Terms,
+    is_deadlock: bool,
 ) -> None:
-    """F45: who waits for one of two permits waits for either: it goes on when the holder outside the cycle lets go.
-    When both holders wait for it, it is a deadlock."""
-    free = Waiter(in_thread, other("gpu", terms=PERMIT)).end()
-    user = Waiter(in_thread, other("data", wait=20), first=other("gpu", terms=PERMIT)).ready()
-    owner = Waiter(in_thread, lock("gpu", terms=PERMIT, wait=20), first=lock("data")).ready()
-    user.go()
-    assert eventually(lambda: len(entries("data")) == 2)
-    owner.go()
-    assert not eventually(lambda: owner.done or user.done, 1.5)
-    free.let_go()
-    assert owner.end(5).has_it
-    owner.let_go()
-    assert user.end(5).has_it
-    user.let_go()
-
-
-@pytest.mark.long
-def test_a_free_holder_that_has_too_little_is_a_deadlock(
-    lock: LockMaker, other: LockMaker, in_thread: InThread, entries: Entries
-) -> None:
-    """F45: who needs two permits waits for the heavy holder too, which waits for it, whatever the light one does."""
-    three = replace(PERMIT, capacity=3)
-    heavy = replace(three, weight=2)
-    free = Waiter(in_thread, other("gpu", terms=three)).end()
-    user = Waiter(in_thread, other("data", wait=20), first=other("gpu", terms=heavy)).ready()
-    owner = Waiter(in_thread, lock("gpu", terms=heavy, wait=20), first=lock("data")).ready()
-    user.go()
-    assert eventually(lambda: len(entries("data")) == 2)
-    owner.go()
-    assert isinstance(owner.end(5).error, LockDeadlock)
-    assert user.end(5).has_it
-    for party in (free, user):
-        party.let_go()
-
-
-@pytest.mark.long
-def test_a_heavy_holder_that_is_free_is_no_deadlock(
-    lock: LockMaker, other: LockMaker, in_thread: InThread, entries: Entries
-) -> None:
-    """F45: what it releases is enough for the one that waits, though another holder never releases its permit."""
-    three = replace(PERMIT, capacity=3)
-    heavy = replace(three, weight=2)
-    free = Waiter(in_thread, other("gpu", terms=heavy)).end()
-    user = Waiter(in_thread, other("data", wait=20), first=other("gpu", terms=three)).ready()
-    owner = Waiter(in_thread, lock("gpu", terms=heavy, wait=20), first=lock("data")).ready()
-    user.go()
-    assert eventually(lambda: len(entries("data")) == 2)
-    owner.go()
-    assert not eventually(lambda: owner.done or user.done, 1.5)
-    free.let_go()
-    assert owner.end(5).has_it
-    owner.let_go()
-    assert user.end(5).has_it
-    user.let_go()
-
-
-def test_a_semaphore_whose_holders_all_wait_is_a_deadlock(
-    lock: LockMaker, other: LockMaker, in_thread: InThread, entries: Entries
-) -> None:
-    """F45: both permits are held by threads that wait for the one who wants a permit."""
-    users = [Waiter(in_thread, other("data", wait=20), first=other("gpu", terms=PERMIT)).ready() for _ in range(2)]
-    owner = Waiter(in_thread, lock("gpu", terms=PERMIT, wait=20), first=lock("data")).ready()
+    """F45: the owner of "data" waits for "gpu", whose holders wait for "data", but for one that is free: it is a
+    deadlock only if what that one will release is not enough."""
+    bystander = None if free is None else Waiter(in_thread, other("gpu", terms=free)).end()
+    users = [
+        Waiter(in_thread, other("data", wait=20), first=other("gpu", terms=holder)).ready()
+        for _ in range(2 if free is None else 1)
+    ]
+    owner = Waiter(in_thread, lock("gpu", terms=wanted, wait=20), first=lock("data")).ready()
     for number, user in enumerate(users):
         user.go()
         assert eventually(partial(queue_is, entries, "data", 2 + number))
     owner.go()
-    assert isinstance(owner.end(5).error, LockDeadlock)
+    if is_deadlock:
+        assert isinstance(owner.end(5).error, LockDeadlock)
+    else:
+        assert not eventually(lambda: owner.done or users[0].done, 1.0)
+        assert bystander is not None
+        bystander.let_go()
+        assert owner.end(5).let_go().has_it
     for user in users:
-        user.let_go().end(5)
-    assert [user.error for user in users] == [None, None]
+        assert user.end(5).let_go().has_it
+    if bystander is not None:
+        bystander.let_go()
 
 
 @pytest.mark.long

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from bson import ObjectId, Regex
 from bson.int64 import Int64
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_mongolock.engine.document import LAST_TOKEN, Terms, describe, entry, find_damage, is_holder, is_waiter
-from django_mongolock.engine.replies import Reply, read_reply
+from django_mongolock.engine.replies import read_reply
 from django_mongolock.engine.text_checks import MAX_FACT_LENGTH, MAX_KEY_BYTES, check_fact, check_key, tidy_fact
 from django_mongolock.exceptions import LockDocumentDamaged
 
@@ -62,24 +62,12 @@ def test_a_key_is_a_str_and_nothing_else(key: object) -> None:
         check_key(key)
 
 
-def test_a_key_is_not_empty() -> None:
-    """F54: an empty key is an error, also behind a prefix."""
-    with pytest.raises(ValueError, match="empty"):
-        check_key("", prefix="p:")
-
-
 @pytest.mark.parametrize("character", ["\0", "\n", "\x1f", "\x7f", "\x85", "\ud800"])
 def test_control_characters_and_lone_surrogates_are_refused(character: str) -> None:
     """F54: what cannot be stored or shown is a ValueError, which can itself be shown."""
     with pytest.raises(ValueError, match="control characters") as refusal:
         check_key(f"a{character}b")
     assert str(refusal.value).isprintable()
-
-
-@pytest.mark.parametrize("key", ["$where", "a.b", "..", "$gt.$$ROOT", "<b>'\"&", "order:5", " ", "🔒", "{'a': 1}"])
-def test_every_other_string_is_a_key_as_it_is(key: str) -> None:
-    """F54: `$`, dots, quotes and HTML are characters like any other."""
-    assert check_key(key) == key
 
 
 def test_the_longest_key_has_512_bytes_with_its_prefix() -> None:
@@ -94,12 +82,7 @@ def test_the_longest_key_has_512_bytes_with_its_prefix() -> None:
         check_key("k" * 10_000_000)
 
 
-def test_composed_and_decomposed_are_one_key() -> None:
-    """F54: one name as seen by people is one lock, also where prefix and key meet."""
-    assert check_key("caf\u0065\u0301") == check_key("caf\u00e9") == "caf\u00e9"
-    assert unicodedata.is_normalized("NFC", check_key("\u0301", prefix="e"))
-
-
+@settings(max_examples=30, deadline=None)
 @given(st.one_of(st.text(), st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")))))
 def test_a_key_that_is_taken_can_be_stored_and_stays_what_it_is(text: str) -> None:
     """Whatever is taken is composed, fits, is valid UTF-8, and is taken again as the very same key."""
@@ -185,12 +168,6 @@ def test_a_version_or_a_token_that_we_do_not_know_is_damage() -> None:
     assert "too large" in (find_damage(document(token=LAST_TOKEN)) or "")
     assert "token" in (find_damage(document(token=5.0)) or "")
     assert "token" in (find_damage(document(token=5)) or "")
-
-
-def test_no_document_is_a_free_lock() -> None:
-    """A key that nobody has used is free."""
-    assert read_reply("k", None) == Reply(found=False)
-    assert (Reply().first_end, Reply().waiting, Reply().held) == (None, 0, False)
 
 
 def test_a_reply_tells_how_a_grant_stands() -> None:

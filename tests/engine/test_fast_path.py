@@ -12,7 +12,7 @@ import pytest
 from django_mongolock.engine import fast_path
 from django_mongolock.engine.session.releases import MAX_KEYS, NO_GUESS_FOR, FreeKeys
 from django_mongolock.engine.session.session import Session
-from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged, LockNotAcquired
+from django_mongolock.exceptions import LockBackendFailed, LockNotAcquired
 from tests.engine.conftest import Commands, Document, LockMaker, store_of
 from tests.support.waiting import eventually
 
@@ -75,25 +75,6 @@ def test_a_key_that_is_not_known_is_taken_in_the_short_form_after_another(
     assert sent(commands) == ["TAKE_FREE", "RELEASE_UNCONTENDED"] * 2
 
 
-def test_a_key_that_is_not_known_and_not_free_costs_one_command_more(
-    lock: LockMaker, other: LockMaker, commands: Commands
-) -> None:
-    """Once; nobody is let in who should not be, and the next one is asked for in the whole form."""
-    with lock("first"):
-        pass
-    theirs = other().acquire()
-    commands.clear()
-    for _ in range(2):
-        assert not lock().try_acquire()
-    with lock("second"), lock("third"):
-        assert theirs.held
-    with lock("fourth"):
-        pass
-    assert [form for form in sent(commands) if form != "RELEASE_UNCONTENDED"] == [
-        "TAKE_FREE", "whole", "whole", "whole", "whole", "TAKE_FREE",
-    ]  # fmt: skip
-
-
 def test_a_wrong_guess_costs_one_command_and_is_not_made_again_soon(
     lock: LockMaker, other: LockMaker, commands: Commands
 ) -> None:
@@ -113,21 +94,6 @@ def test_a_wrong_guess_costs_one_command_and_is_not_made_again_soon(
     with lock():
         pass
     assert sent(commands) == ["TAKE_FREE", "RELEASE_UNCONTENDED"]
-
-
-def test_a_wrong_guess_queues_whoever_waits(
-    lock: LockMaker, other: LockMaker, entries: Entries, in_thread: InThread
-) -> None:
-    """P5: and it is granted by the release of whoever was quicker."""
-    with lock():
-        pass
-    theirs, mine = other().acquire(), lock()
-    thread = in_thread(lambda: mine.acquire(10))
-    assert eventually(lambda: len(entries()) == 2)
-    theirs.release()
-    thread.join()
-    assert mine.held
-    assert mine.release()
 
 
 def test_a_key_that_somebody_waited_for_is_not_guessed(
@@ -169,15 +135,6 @@ def test_an_answer_that_is_lost_is_removed_as_ever(
     assert found is not None
     assert found["holders"] == []
     assert len(found["tombstones"]) == 1
-
-
-def test_a_damaged_document_is_told_all_the_same(lock: LockMaker, session: Session) -> None:
-    """F55: the short form leaves it alone, the whole one tells what is wrong."""
-    with lock():
-        pass
-    store_of(session).collection.update_one({"_id": "k"}, {"$set": {"changes": "many"}})
-    with pytest.raises(LockDocumentDamaged, match="changes"):
-        lock().acquire()
 
 
 # The guesses

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern, monitoring
 from pymongo.collection import Collection
-from pymongo.errors import OperationFailure
 from pymongo.read_concern import ReadConcern
 
 from django_mongolock.engine import transaction
@@ -25,7 +23,6 @@ from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import (
     LockBackendFailed,
-    LockCancelled,
     LockLost,
     LockMisused,
     LockTransactionAborted,
@@ -33,7 +30,6 @@ from django_mongolock.exceptions import (
 from testproject.servers import Mongod, ReplicaSet
 from tests.engine.takeovers import Tally, Trials
 from tests.support.grants import grant_of
-from tests.support.waiting import eventually
 
 Document = dict[str, Any]
 Client = MongoClient[Document]
@@ -80,25 +76,6 @@ def join_queue(other: LockMaker) -> Callable[..., None]:
     return join_queue
 
 
-def test_commits(hold: LockMaker, data: Pieces, mongo: Client) -> None:
-    """What is done with the session is there afterwards, and was not before."""
-    with hold() as lock, lock.atomic(mongo) as session:
-        data.insert_one({"x": 1}, session=session)
-        assert data.count_documents({}) == 0
-    assert data.count_documents({}) == 1
-
-
-def test_aborts(hold: LockMaker, data: Pieces, mongo: Client) -> None:
-    """An error of the block is passed on, and nothing is committed. The lock can be used on."""
-    with hold() as lock:
-        with pytest.raises(ZeroDivisionError), lock.atomic(mongo) as session:
-            data.insert_one({"x": 1}, session=session)
-            raise ZeroDivisionError
-        with lock.atomic(mongo) as session:
-            data.insert_one({"x": 2}, session=session)
-    assert [document["x"] for document in data.find()] == [2]
-
-
 def test_majority(hold: LockMaker, mongo: Client) -> None:
     """Committed by the majority and read from one snapshot, whatever the client's defaults are."""
     with hold() as lock, lock.atomic(mongo) as session:
@@ -107,17 +84,6 @@ def test_majority(hold: LockMaker, mongo: Client) -> None:
         assert options.write_concern == WriteConcern("majority")
         assert options.read_concern == ReadConcern("snapshot")
         assert options.read_preference == ReadPreference.PRIMARY
-
-
-def test_taken_over(hold: LockMaker, take_over: Callable[..., MongoLock], data: Pieces, mongo: Client) -> None:
-    """Somebody took the lock over meanwhile: LockLost, nothing is committed, and the lock knows."""
-    with pytest.raises(LockLost) as caught, hold() as lock:
-        with lock.atomic(mongo) as session:
-            data.insert_one({"x": 1}, session=session)
-            take_over()
-    assert caught.value.key == "k"
-    assert not lock.held
-    assert data.count_documents({}) == 0
 
 
 def test_taken_over_before(hold: LockMaker, take_over: Callable[..., MongoLock], data: Pieces, mongo: Client) -> None:
@@ -199,23 +165,6 @@ def test_joined_queue(hold: LockMaker, join_queue: Callable[[], None], data: Pie
     assert data.count_documents({}) == 0
 
 
-@pytest.mark.long
-def test_run_atomic(hold: LockMaker, join_queue: Callable[[], None], data: Pieces, mongo: Client) -> None:
-    """`run_atomic` does it again until it gets through, and returns the result."""
-    attempts: list[int] = []
-
-    def work(session: Any) -> int:
-        data.insert_one({"x": 1}, session=session)
-        attempts.append(1)
-        if len(attempts) < 3:
-            join_queue()
-        return len(attempts)
-
-    with hold() as lock:
-        assert lock.run_atomic(work, mongo) == 3
-    assert data.count_documents({}) == 1
-
-
 def test_run_atomic_conflict_in_data(hold: LockMaker, data: Pieces, mongo: Client) -> None:
     """A conflict on the data itself is tried again, too; any other error is not."""
     data.insert_one({"_id": 1, "n": 0})
@@ -241,29 +190,6 @@ def test_run_atomic_conflict_in_data(hold: LockMaker, data: Pieces, mongo: Clien
         assert len(attempts) == 3
 
 
-def test_run_atomic_gives_up(hold: LockMaker, join_queue: Callable[[], None], mongo: Client) -> None:
-    """After *limit* seconds the last error is raised; a lost lock is never tried again."""
-    attempts: list[int] = []
-
-    def work(session: Any) -> None:
-        mongo["mongolock_tests"]["warm"].find_one(session=session)
-        attempts.append(1)
-        join_queue()
-
-    with hold() as lock, pytest.raises(LockTransactionAborted):
-        lock.run_atomic(work, mongo, limit=0.05)
-
-    def lose(session: Any) -> None:
-        attempts.append(1)
-        grant_of(lock).lose("a test wants it so")
-
-    attempts.clear()
-    lock = hold("b").acquire()
-    with pytest.raises(LockLost):
-        lock.run_atomic(lose, mongo)
-    assert attempts == [1]
-
-
 def test_several_keys(hold: LockMaker, take_over: Callable[..., MongoLock], data: Pieces, mongo: Client) -> None:
     """A lock on several keys commits only if all of them are held."""
     with hold("a", "b") as lock, lock.atomic(mongo) as session:
@@ -274,16 +200,6 @@ def test_several_keys(hold: LockMaker, take_over: Callable[..., MongoLock], data
             data.insert_one({"x": 2}, session=session)
     assert caught.value.key == "b"
     assert data.count_documents({}) == 1
-
-
-def test_renewals_wait_for_the_end(hold: LockMaker, mongo: Client) -> None:
-    """While it lasts, the lock's own renewal keeps out of the way; afterwards it is in time again."""
-    with hold() as lock:
-        grant = grant_of(lock)
-        usual = grant.lease.renew_at
-        with lock.atomic(mongo):
-            assert grant.lease.renew_at == pytest.approx(grant.ends_at - 10, abs=0.1)
-        assert grant.lease.renew_at == pytest.approx(usual, abs=0.1)
 
 
 @pytest.mark.long
@@ -348,38 +264,6 @@ def test_unknown_commit(
         assert lock.release()
 
 
-def test_error_that_is_none_of_ours(hold: LockMaker, data: Pieces, mongo: Client) -> None:
-    """What MongoDB refuses inside of the block comes out as it is."""
-    with hold() as lock, pytest.raises(OperationFailure, match="nonsense"), lock.atomic(mongo) as session:
-        data.find_one({"$nonsense": 1}, session=session)
-
-
-def test_used_twice(hold: LockMaker, mongo: Client) -> None:
-    """Every transaction is one of its own."""
-    with hold() as lock:
-        block = lock.atomic(mongo)
-        with block:
-            pass
-        with pytest.raises(LockMisused, match=r"call atomic\(\) again"):
-            block.__enter__()
-
-
-def test_no_session_stays(hold: LockMaker, mongo: Client, take_over: Callable[..., MongoLock]) -> None:
-    """However a transaction ends, its session is given back."""
-    lock = hold().acquire()
-    sessions = []
-    with lock.atomic(mongo) as session:
-        sessions.append(session)
-    with contextlib.suppress(ZeroDivisionError), lock.atomic(mongo) as session:
-        sessions.append(session)
-        raise ZeroDivisionError
-    take_over()
-    with contextlib.suppress(LockLost), lock.atomic(mongo) as session:
-        sessions.append(session)
-    assert [session.has_ended for session in sessions] == [True] * 3
-    assert not any(session.in_transaction for session in sessions)
-
-
 class TestAsync:
     """The same with ``async with``, for both kinds of clients."""
 
@@ -404,16 +288,6 @@ class TestAsync:
             await self.insert(client, data, session)
             assert data.count_documents({}) == 0
         assert data.count_documents({}) == 1
-
-    async def test_aborts(self, hold: LockMaker, data: Pieces, client: Any) -> None:
-        """Not committed after an error."""
-        async with hold() as lock:
-            with pytest.raises(ZeroDivisionError):
-                async with lock.atomic(client) as session:
-                    await self.insert(client, data, session)
-                    raise ZeroDivisionError
-            lock.ensure_held()
-        assert data.count_documents({}) == 0
 
     async def test_taken_over(
         self, hold: LockMaker, data: Pieces, client: Any, take_over: Callable[..., MongoLock]
@@ -496,26 +370,3 @@ class TestTakeOvers:
     def test_plain(self, trials: Trials) -> None:
         """The same trials find what plain writes do: the test before can fail."""
         assert trials.run(1, fenced=False, most=300, until=lambda tally: tally.wrong > 0).wrong > 0
-
-
-def test_waits_for_nobody(hold: LockMaker, data: Pieces, mongo: Client, other: LockMaker) -> None:
-    """While a transaction is open, others can join the lock's queue: it writes to the lock's document at its end."""
-    with hold() as lock:
-        with pytest.raises(LockTransactionAborted), lock.atomic(mongo) as session:
-            data.insert_one({"x": 1}, session=session)
-            waiting = other(terms=TERMS)
-            thread = threading.Thread(target=wait_for, args=[waiting])
-            thread.start()
-            assert eventually(lambda: stored_waiters(data))
-        waiting.cancel()
-        thread.join()
-
-
-def wait_for(lock: MongoLock) -> None:
-    with contextlib.suppress(LockCancelled):
-        lock.acquire()
-
-
-def stored_waiters(data: Pieces) -> bool:
-    found = data.database[data.name.removesuffix("_data")].find_one({"_id": "k"})
-    return bool(found and found["waiters"])

@@ -16,7 +16,7 @@ from django_mongolock.engine.document import Terms
 from tests.engine.conftest import Document
 from tests.engine.overlap import Watch
 from tests.engine.parties import Parties
-from tests.engine.stuck import WRITES, cut_off, running, stuck
+from tests.engine.stuck import cut_off, running, stuck
 from tests.engine.waiters import InThread, Waiter
 from tests.support.failpoints import failpoint
 from tests.support.waiting import eventually
@@ -132,63 +132,6 @@ def test_late_attempts_do_not_cut_the_holder_s_lease(
         theirs.end(20)
         assert eventually(lambda: not mine.held)
     assert watch.overlap == 0
-
-
-def test_a_late_renewal_takes_the_lock_from_nobody_who_renews_it(slow: Slow, parties: Parties) -> None:
-    """F61: nobody is cut off, but the holder's lease is shorter than the time that somebody else's renewal was held up
-    for: it holds the lock on, and nobody gets it."""
-    mine = parties.new().lock(Terms(lease=4, margin=0.4)).acquire()
-    theirs = slow.waits()
-    with Watch(mine, theirs.lock) as watch:
-        with slow.held_up():
-            pass
-        time.sleep(4)
-        assert mine.held
-        assert not theirs.done
-        assert mine.release()
-        assert theirs.end().has_it
-    assert watch.overlap == 0
-
-
-def test_a_late_renewal_does_not_cut_what_a_waiter_lives_by(
-    slow: Slow, parties: Parties, collection: Collection[Document]
-) -> None:
-    """F61: who is handed the lock believes in it by its own last renewal as a waiter. It was renewed while somebody
-    else's renewal was held up, is handed the lock after that, and is then cut off but for its news."""
-    giver, next_waiter, newcomer = parties.new(), parties.new(), parties.new()
-    mine = giver.lock(Terms(lease=60, margin=0.6)).acquire()
-    next_one = parties.waiter(next_waiter.lock(Terms(lease=6, margin=0.6, waiter_lease=6)))
-    assert eventually(lambda: queue(collection) == 1)
-    theirs = slow.waits()
-    with contextlib.ExitStack() as cut, Watch(mine, next_one.lock, theirs.lock) as watch:
-        with slow.held_up():
-            slow.sleep_until(HELD_UP - 0.2)
-            cut.enter_context(cut_off(collection, next_waiter.appname, WRITES))
-        assert eventually(lambda: not running(collection, appName=slow.party.appname, writeConflicts={"$gt": 1}))
-        assert mine.release()
-        # Whoever tries has the server look who is there still, and who is next.
-        assert eventually(lambda: newcomer.lock(PATIENT, wait=0).try_acquire() or theirs.done, 20)
-        assert eventually(lambda: not next_one.lock.held)
-    next_one.let_go()
-    assert watch.overlap == 0
-
-
-def test_a_late_renewal_costs_no_waiter_its_place(
-    slow: Slow, parties: Parties, collection: Collection[Document]
-) -> None:
-    """F61: who has waited longest, and was renewed all the time, is served first, though somebody else's renewal was
-    held up for longer than a waiter lives."""
-    mine = parties.new().lock(Terms(lease=60, margin=0.6)).acquire()
-    first = parties.waiter(parties.new().lock(Terms(lease=6, margin=0.3, waiter_lease=2)))
-    assert eventually(lambda: queue(collection) == 1)
-    second = slow.waits()
-    with slow.held_up():
-        pass
-    time.sleep(2)
-    assert mine.release()
-    assert eventually(lambda: first.done or second.done)
-    assert first.done
-    assert not second.done
 
 
 def test_a_late_renewal_does_not_cut_a_minimum_hold(

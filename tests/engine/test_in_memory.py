@@ -18,7 +18,6 @@ from bson.timestamp import Timestamp
 from django_mongolock.engine import rule_in_python
 from django_mongolock.engine.actions import Apply
 from django_mongolock.engine.document import LEAP, Terms, entry
-from django_mongolock.engine.grant import Grant
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.memory_server import MemoryServer, MemorySession, MemoryStore
 from django_mongolock.engine.protocol import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
@@ -90,33 +89,6 @@ def holders(server: MemoryServer) -> list[str]:
 # What is reported
 
 
-def test_the_observer_hears_of_each_part_of_a_grants_life_once(
-    new_session: Callable[..., MemorySession], in_thread: InThread
-) -> None:
-    """A wait is reported whether the holder is in another process or in this one; a free lock is not contended."""
-    events: list[tuple[str, str]] = []
-    lock_names: dict[str, str] = {}
-
-    def observer(event: str, grant: Grant) -> None:
-        events.append((lock_names.setdefault(grant.id, f"{len(lock_names)}"), event))
-
-    theirs = make_lock(new_session(), terms=CALM).acquire()
-    session = new_session(observer=observer)
-    first = Waiter(in_thread, make_lock(session, terms=CALM, wait=None))
-    assert eventually(lambda: events == [("0", "contended")])
-    second = Waiter(in_thread, make_lock(session, terms=CALM, wait=None))
-    assert eventually(lambda: events[1:] == [("1", "contended")])
-    theirs.release()
-    first.end().let_go().thread.join(10)
-    second.end().let_go().thread.join(10)
-    mine = [[event for name, event in events if name == each] for each in ("0", "1")]
-    assert mine == [["contended", "acquired", "released"]] * 2
-    events.clear()
-    with make_lock(session, "free", terms=CALM):
-        pass
-    assert [event for _, event in events] == ["acquired", "released"]
-
-
 def test_a_free_lock_that_cannot_be_asked_for_is_not_reported_as_contended(
     server: MemoryServer, new_session: Callable[..., MemorySession]
 ) -> None:
@@ -130,29 +102,7 @@ def test_a_free_lock_that_cannot_be_asked_for_is_not_reported_as_contended(
     assert events == ["not_acquired"]
 
 
-def test_a_loss_is_reported_to_the_observer(new_session: Callable[..., MemorySession]) -> None:
-    """P7: once, and no release after it."""
-    events: list[str] = []
-    session = new_session(observer=lambda event, _: events.append(event))
-    mine = make_lock(session, terms=CALM).acquire()
-    assert session.lose("k") == 1
-    assert not mine.release()
-    assert events == ["acquired", "lost"]
-
-
 # Leases
-
-
-def test_a_lock_that_another_has_by_now_is_lost_at_the_next_beat(
-    server: MemoryServer, session: MemorySession, new_session: Callable[..., MemorySession]
-) -> None:
-    """P7, F39, F50: taken away and granted again; the lease of another grant is no proof of ours."""
-    mine = make_lock(session, terms=CALM).acquire()
-    session.store.apply("k", Step(remove=(grant_of(mine).id,), given=grant_of(mine).id, force=True), TIMEOUT)
-    theirs = make_lock(new_session(), terms=CALM).acquire()
-    server.advance(CALM.lease / 3 + 1)
-    assert mine.lost
-    assert theirs.held
 
 
 @pytest.mark.parametrize("granted", [False, True])

@@ -89,38 +89,6 @@ def test_a_grant_survives_the_server(replica_set: ReplicaSet, parties: Parties, 
     assert mine.held
 
 
-@pytest.mark.parametrize("again", range(2))
-def test_a_key_that_was_free_before(replica_set: ReplicaSet, parties: Parties, newcomer: Party, again: int) -> None:
-    """F68: the same of a key that this process had before and has left free."""
-    party = parties.new()
-    with party.lock(TERMS):
-        pass
-    time.sleep(0.5)  # that is on the disk
-    mine, theirs = party.lock(TERMS, renew=False), newcomer.lock(TERMS, wait=0)
-    with Watch(mine, theirs) as watch:
-        mine.acquire()
-        kill_and_restart(replica_set)
-        keep_trying(theirs, 1)
-    assert watch.overlap == 0
-    assert mine.held
-
-
-def test_a_hand_over_in_the_process_survives_the_server(
-    replica_set: ReplicaSet, parties: Parties, newcomer: Party
-) -> None:
-    """F68: killed the moment after a thread was handed the lock by another one of its process."""
-    party = parties.new()
-    giver, theirs = party.lock(BRIEF, renew=False).acquire(), newcomer.lock(TERMS, wait=0)
-    next_one = parties.waiter(party.lock(TERMS))
-    time.sleep(0.4)  # it stands in line, and all this is on the disk
-    with Watch(next_one.lock, theirs) as watch:
-        giver.release()
-        assert next_one.end().lock.held
-        kill_and_restart(replica_set)
-        keep_trying(theirs, 6)
-    assert watch.overlap == 0
-
-
 def test_a_hand_over_to_another_process_survives_the_server(
     replica_set: ReplicaSet, parties: Parties, newcomer: Party, in_thread: InThread
 ) -> None:

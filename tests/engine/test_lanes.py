@@ -22,24 +22,11 @@ from tests.engine.conftest import Document
 from tests.engine.parties import Parties, Party
 from tests.engine.stuck import stuck
 from tests.engine.waiters import InThread
+from tests.support.failpoints import failpoint
 from tests.support.waiting import eventually
 
 SHORT = Terms(lease=8, margin=0.8, waiter_lease=8)
 CALM = Terms(lease=60, margin=1)
-
-
-@pytest.fixture
-def parties(mongo_uri: str, collection: Collection[Document], in_thread: InThread) -> Iterator[Parties]:
-    """Makes processes."""
-    parties = Parties(mongo_uri, collection.name, in_thread)
-    yield parties
-    parties.close()
-
-
-@pytest.fixture
-def process(parties: Parties) -> Party:
-    """A process."""
-    return parties.new()
 
 
 @contextlib.contextmanager
@@ -113,7 +100,7 @@ async def test_releases_of_stuck_keys(process: Party, collection: Collection[Doc
 
 @pytest.mark.long
 def test_many_stuck_keys_and_a_few_others(process: Party, collection: Collection[Document]) -> None:
-    """F111: thirty-two documents that cannot be renewed cost no other lock of their process its lease."""
+    """F111, F66: thirty-two documents that cannot be renewed cost no other lock of their process its lease."""
     keys = [f"k{number:02}" for number in range(32)]
     held = [process.lock(SHORT, key).acquire() for key in keys]
     others = [process.lock(SHORT, key).acquire() for key in ("a", "b", "k15b", "y", "z")]
@@ -123,6 +110,26 @@ def test_many_stuck_keys_and_a_few_others(process: Party, collection: Collection
             assert [lock.key for lock in others if not lock.held] == []
             time.sleep(0.05)
         assert not any(lock.held for lock in held)
+    assert all(lock.release() for lock in others)
+
+
+@pytest.mark.long
+def test_a_stuck_key_that_is_waited_for(process: Party, parties: Parties, collection: Collection[Document]) -> None:
+    """F66: a process waits for a key whose document is stuck: for three leases none of its other locks is lost. They
+    are renewed in the order of their keys, and this one comes in between."""
+    short = Terms(lease=5, margin=0.5, waiter_lease=5)
+    others = [process.lock(short, f"{letter}{number}").acquire() for letter in "az" for number in range(20)]
+    holder = parties.new().lock(CALM).acquire()
+    waiter = parties.waiter(process.lock(short))
+    assert eventually(lambda: collection.find_one({"_id": "k", "waiters.0": {"$exists": True}}))
+    with stuck(collection, "k"):
+        end = clock.now() + 3 * short.lease
+        while clock.now() < end:
+            assert [lock.key for lock in others if not lock.held] == []
+            time.sleep(0.02)
+        assert not waiter.done
+    assert holder.release()
+    assert waiter.end().has_it
     assert all(lock.release() for lock in others)
 
 
@@ -196,6 +203,7 @@ def test_a_slow_receiver(new_session: Callable[..., Session], collection: Collec
         go.set()
 
 
+@pytest.mark.long
 def test_many_slow_callbacks(new_session: Callable[..., Session], collection: Collection[Document]) -> None:
     """F112: more of them are called than there are threads at first, and none waits for the others."""
     told: list[str] = []
@@ -250,23 +258,6 @@ def test_a_task_of_a_closed_loop(
 # Several keys
 
 
-@contextlib.contextmanager
-def slow(collection: Collection[Document], appname: str, seconds: float) -> Iterator[None]:
-    """Every command of that client takes so long."""
-    admin = collection.database.client.admin
-    data = {
-        "failCommands": ["findAndModify", "update"],
-        "appName": appname,
-        "blockConnection": True,
-        "blockTimeMS": int(seconds * 1000),
-    }
-    admin.command("configureFailPoint", "failCommand", mode="alwaysOn", data=data)
-    try:
-        yield
-    finally:
-        admin.command("configureFailPoint", "failCommand", mode="off")
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("wait", [0, 1])
 def test_eight_keys_have_one_deadline(parties: Parties, collection: Collection[Document], wait: float) -> None:
@@ -274,7 +265,8 @@ def test_eight_keys_have_one_deadline(parties: Parties, collection: Collection[D
     process, other = parties.new(timeout=2.0), parties.new()
     holder = other.lock(CALM, "k7").acquire()
     lock = MongoLock(lambda: process.session, tuple(f"k{number}" for number in range(8)), Options(CALM, wait))
-    with slow(collection, process.appname, 0.8):
+    data = {"failCommands": ["findAndModify", "update"], "appName": process.appname}
+    with failpoint(collection.database.client, "failCommand", {**data, "blockConnection": True, "blockTimeMS": 800}):
         began = clock.now()
         with pytest.raises(LockBackendFailed):
             lock.acquire()

@@ -6,17 +6,15 @@ import pickle
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
-from pymongo.collection import Collection
 
-from django_mongolock.engine.document import UNLIMITED, Terms
+from django_mongolock.engine.document import Terms
 from django_mongolock.engine.grant import Grant
 from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.options import Options, check_seconds, check_wait
+from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import (
     LockBackendFailed,
@@ -28,13 +26,23 @@ from django_mongolock.exceptions import (
     LockQueueFull,
     LockReentry,
 )
-from tests.engine.conftest import CALM, QUICK, Document, LockMaker, make_lock
+from tests.engine.conftest import QUICK, Document, LockMaker, Timer, make_lock
 from tests.engine.faces import ASYNC, BLOCKING, Face
 from tests.support.grants import grant_of, own
 from tests.support.waiting import eventually
 
 Entries = Callable[..., list[Any]]
-READER = replace(QUICK, mode="shared", capacity=UNLIMITED)
+
+
+@pytest.fixture
+def lose(take_away: Callable[..., None], timer: Timer) -> Callable[..., None]:
+    """Takes a key away, and lets time go by until a lock with short terms is to be renewed."""
+
+    def lose(key: str = "k") -> None:
+        take_away(key)
+        timer.move(QUICK.lease / 3)
+
+    return lose
 
 
 # How it stands
@@ -61,46 +69,6 @@ def test_a_lock_tells_how_it_stands(lock: LockMaker, face: Face) -> None:
     assert (mine.held, mine.lost, repr(mine)) == (False, False, "<MongoLock 'k' not held>")
 
 
-def test_a_waiter_gets_the_lock_when_it_is_given_back(
-    lock: LockMaker, other: LockMaker, face: Face, in_thread: Callable[..., threading.Thread]
-) -> None:
-    """Tokens grow from holder to holder, and `waited` tells how long it took."""
-    theirs = other().acquire()
-
-    def give_back_later() -> None:
-        time.sleep(0.2)
-        theirs.release()
-
-    in_thread(give_back_later)
-    token = theirs.fencing_token
-    mine = face.acquire(lock())
-    assert mine.fencing_token > token
-    assert mine.waited >= 0.15
-    assert face.release(mine)
-
-
-def test_a_lock_that_is_taken_is_refused_in_time(lock: LockMaker, other: LockMaker, face: Face) -> None:
-    """wait=0 asks once; wait=0.2 gives up after 0.2 s; both tell who has it, and leave no waiter."""
-    with other(terms=CALM) as theirs:
-        assert not face.try_acquire(lock())
-        for wait in (0, 0.2):
-            started = time.monotonic()
-            with pytest.raises(LockNotAcquired, match="held by host") as refusal:
-                face.acquire(lock(wait=wait))
-            assert wait <= time.monotonic() - started < wait + 10
-            assert 0 < refusal.value.retry_after <= CALM.server_lease
-        assert theirs.held
-    assert face.try_acquire(lock())
-
-
-def test_the_wait_may_be_given_to_acquire(lock: LockMaker, other: LockMaker, face: Face) -> None:
-    """The argument of acquire() outweighs the lock's own."""
-    with other(), pytest.raises(LockNotAcquired):
-        face.acquire(lock(wait=60), 0)
-    mine = face.acquire(lock(wait=0), None)
-    assert face.release(mine)
-
-
 @pytest.mark.parametrize("wait", [True, "1", [], object(), float("nan"), float("inf"), -1, -0.001, 10**10])
 def test_a_wait_is_a_number_of_seconds_or_none(lock: LockMaker, face: Face, wait: Any) -> None:
     """Whatever else is a TypeError or a ValueError, and the lock can be used afterwards."""
@@ -110,72 +78,7 @@ def test_a_wait_is_a_number_of_seconds_or_none(lock: LockMaker, face: Face, wait
     assert face.release(face.acquire(mine))
 
 
-def test_seconds_are_checked() -> None:
-    """A time is a number above 0, and not a bool."""
-    assert (check_wait(None), check_wait(0), check_wait(0.0), check_wait(2)) == (None, 0.0, 0.0, 2.0)
-    assert check_seconds("lease", 3) == 3.0
-    for number in (0, -1, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match="lease"):
-            check_seconds("lease", number)
-    for value in (True, "1", None):
-        with pytest.raises(TypeError, match="lease"):
-            check_seconds("lease", value)
-    with pytest.raises(TypeError, match="wait"):
-        check_wait(False)
-
-
 # Loss
-
-
-def test_a_loss_is_told_at_the_end_of_the_block(lock: LockMaker, face: Face, take_away: Callable[..., None]) -> None:
-    """P7: LockLost names key, token and reason."""
-    mine = lock()
-    with pytest.raises(LockLost) as loss, face.block(mine):  # noqa: PT012
-        token = mine.fencing_token
-        take_away()
-        assert eventually(lambda: mine.lost)
-        assert not mine.held
-        assert repr(mine) == f"<MongoLock 'k' lost, token {token}>"
-        with pytest.raises(LockLost):
-            mine.ensure_held()
-    assert (loss.value.key, loss.value.token) == ("k", token)
-    assert "taken away" in str(loss.value)
-    assert not mine.lost
-
-
-def test_a_loss_that_only_the_release_finds_out_is_told_too(
-    lock: LockMaker, face: Face, take_away: Callable[..., None]
-) -> None:
-    """P7: between two beats the holder cannot know; the release does."""
-    mine = lock(terms=Terms(lease=30))
-    with pytest.raises(LockLost), face.block(mine):
-        take_away()
-
-
-@pytest.mark.long
-def test_the_error_of_the_block_is_never_hidden(lock: LockMaker, face: Face, take_away: Callable[..., None]) -> None:
-    """P7: the loss becomes a note on it."""
-    mine = lock()
-    with pytest.raises(ZeroDivisionError) as error, face.block(mine):  # noqa: PT012
-        take_away()
-        assert eventually(lambda: mine.lost)
-        raise ZeroDivisionError
-    assert any("was lost" in note for note in error.value.__notes__)
-    with pytest.raises(KeyError) as unharmed, face.block(lock()):
-        raise KeyError
-    assert not hasattr(unharmed.value, "__notes__")
-
-
-def test_without_renewal_the_lease_ends_by_itself(lock: LockMaker, other: LockMaker, face: Face) -> None:
-    """auto_renew=False: not held after the lease, and nobody else gets in before."""
-    mine = face.acquire(lock(auto_renew=False, terms=replace(QUICK, lease=1.0)))
-    theirs = other()
-    while not theirs.try_acquire():
-        pass
-    assert not mine.held
-    assert mine.lost
-    assert not face.release(mine)
-    assert theirs.held
 
 
 # Release
@@ -206,16 +109,6 @@ def test_another_thread_may_release(
     in_thread(partial(face.release, mine)).join()
     assert not mine.held
     assert entries() == []
-
-
-def test_an_object_can_be_used_again(lock: LockMaker, face: Face) -> None:
-    """After a release it acquires anew, with a larger token."""
-    mine = lock()
-    tokens = []
-    for _ in range(3):
-        with face.block(mine):
-            tokens.append(mine.fencing_token)
-    assert tokens == sorted(set(tokens))
 
 
 def test_an_object_in_use_is_refused(
@@ -314,54 +207,14 @@ def test_a_reentrant_lock_is_held_until_the_last_release(lock: LockMaker, other:
     assert entries() == []
 
 
-def test_a_weaker_lock_is_never_taken_for_a_stronger_one(lock: LockMaker, other: LockMaker) -> None:
-    """P1: who holds a key as one of its readers does not get it as its writer by reentry, nor as its reader who holds
-    it as its writer: that would be a reader whom other readers cannot join."""
-    with lock(terms=READER), other(terms=READER) as theirs:
-        with pytest.raises(LockReentry):
-            lock(reentrant=True).acquire()
-        assert theirs.held
-    with lock(), pytest.raises(LockReentry):
-        lock(reentrant=True, terms=READER).acquire()
-
-
 # Several keys
 
 
-def test_several_keys_are_held_together(lock: LockMaker, other: LockMaker, face: Face) -> None:
-    """All or none; `key` and `fencing_token` are only for a single key."""
-    both = lock("a", "b")
-    with face.block(both):
-        assert set(both.fencing_tokens) == {"a", "b"}
-        assert not other("a").try_acquire()
-        assert not other("b").try_acquire()
-        for name in ("key", "fencing_token"):
-            with pytest.raises(LockMisused):
-                getattr(both, name)
-        assert "'a', 'b' held" in repr(both)
-    assert other("a").try_acquire()
-    assert other("b").try_acquire()
-
-
-def test_of_several_keys_none_stays_when_one_is_not_to_be_had(
-    lock: LockMaker, other: LockMaker, session: Session, face: Face, entries: Entries
-) -> None:
-    """All or none."""
-    with other("c"):
-        with pytest.raises(LockNotAcquired, match="'c'"):
-            face.acquire(lock("a", "b", "c", wait=0.1))
-        assert entries("a") == entries("b") == []
-        assert not session.registry.grants
-
-
-@pytest.mark.long
-def test_one_key_lost_is_all_lost(
-    lock: LockMaker, face: Face, take_away: Callable[..., None], entries: Entries
-) -> None:
+def test_one_key_lost_is_all_lost(lock: LockMaker, face: Face, lose: Callable[..., None], entries: Entries) -> None:
     """P7: the loss of one is told, and the others are given back."""
     both = lock("a", "b")
     with pytest.raises(LockLost) as loss, face.block(both):  # noqa: PT012
-        take_away("b")
+        lose("b")
         assert eventually(lambda: both.lost)
     assert loss.value.key == "b"
     assert entries("a") == []
@@ -394,11 +247,11 @@ def test_interrupted_while_giving_back_what_it_had(
 # Callbacks and observers
 
 
-def test_on_lost_is_called_once(lock: LockMaker, session: Session, face: Face, take_away: Callable[..., None]) -> None:
+def test_on_lost_is_called_once(lock: LockMaker, session: Session, face: Face, lose: Callable[..., None]) -> None:
     """P7: with the lock, in another thread, not again at the release."""
     told: list[MongoLock] = []
     mine = face.acquire(lock(on_lost=told.append))
-    take_away()
+    lose()
     assert eventually(lambda: told)
     assert not face.release(mine)
     session.heartbeat.do_due()
@@ -435,7 +288,7 @@ def test_a_loss_is_told_also_where_the_grant_was_in_doubt(
 
 
 def test_a_callback_that_fails_does_no_harm(
-    session: Session, face: Face, take_away: Callable[..., None], caplog: pytest.LogCaptureFixture
+    session: Session, face: Face, lose: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its error is logged, and that is all."""
 
@@ -443,7 +296,7 @@ def test_a_callback_that_fails_does_no_harm(
         raise RuntimeError("callback")
 
     lost = face.acquire(make_lock(session, on_lost=on_lost))
-    take_away()
+    lose()
     assert eventually(lambda: "callback failed" in caplog.text)
     assert lost.lost
 
@@ -482,45 +335,10 @@ def test_facts_that_cannot_be_had_leave_nothing_behind(session: Session, face: F
     assert not session.cleanup.pending
 
 
-def test_facts_are_stored_with_the_holder(session: Session, face: Face, entries: Entries) -> None:
-    """At 3 a.m. they say who holds the lock."""
-    mine = MongoLock(lambda: session, ("k",), Options(terms=QUICK), lambda: {"host": "$web1", "pid": 7, "label": "$x"})
-    with face.block(mine):
-        assert {"host": "$web1", "pid": 7, "label": "$x", "session": session.id}.items() <= entries()[0].items()
-
-
 # Terms
 
 
-@pytest.mark.long
-def test_a_minimum_hold_keeps_others_out_after_the_release(lock: LockMaker, other: LockMaker, face: Face) -> None:
-    """min_hold: given back at once, free when its time is over."""
-    with face.block(lock(terms=replace(CALM, min_hold=2.0))) as mine:
-        began = mine.acquired_at
-    with other(wait=30, terms=CALM) as theirs:
-        assert 2.0 <= (theirs.acquired_at - began).total_seconds() < 2.0 + CALM.waiter_lease / 6
-
-
-def test_readers_share_and_a_writer_waits(lock: LockMaker, other: LockMaker, face: Face) -> None:
-    """Shared grants live together, an exclusive one alone."""
-    with face.block(lock(terms=READER)), other(terms=READER) as reader:
-        assert reader.held
-        assert not other("k").try_acquire()
-
-
 # Errors
-
-
-def test_a_damaged_document_is_told_to_whoever_takes_the_lock(
-    lock: LockMaker, collection: Collection[Document], face: Face
-) -> None:
-    """F55: that key a clear error, left as it is; every other key works."""
-    collection.insert_one({"_id": "k", "lockedBy": "somebody"})
-    for wait in (0, 5):
-        with pytest.raises(LockDocumentDamaged, match="missing"):
-            face.acquire(lock(wait=wait))
-    assert collection.find_one({"_id": "k"}) == {"_id": "k", "lockedBy": "somebody"}
-    assert face.try_acquire(lock("k2"))
 
 
 @pytest.mark.parametrize(
@@ -545,12 +363,12 @@ def test_errors_survive_pickling_with_their_facts(error: LockError) -> None:
 
 
 def test_nothing_secret_is_logged(
-    lock: LockMaker, session: Session, caplog: pytest.LogCaptureFixture, take_away: Callable[..., None]
+    lock: LockMaker, session: Session, caplog: pytest.LogCaptureFixture, lose: Callable[..., None]
 ) -> None:
     """F57: key and token, never a grant id or a URI."""
     caplog.set_level(logging.DEBUG, "django_mongolock")
     mine = lock().acquire()
-    take_away()
+    lose()
     assert eventually(lambda: "lock lost" in caplog.text)
     assert grant_of(mine).id not in caplog.text + repr(mine) + repr(session) + repr(grant_of(mine))
     assert "mongodb://" not in caplog.text

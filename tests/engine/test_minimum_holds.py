@@ -1,47 +1,24 @@
 """A minimum hold ends when it was to end: a renewal that comes after the release leaves it alone (F64)."""
 
-import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from pymongo.collection import Collection
 
-from django_mongolock.engine.document import Terms, entry
+from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.memory_server import MemoryServer, MemoryStore
-from django_mongolock.engine.mongo_store import MongoStore
-from django_mongolock.engine.step import Limits, Step
-from django_mongolock.engine.store import Store
-from tests.engine.conftest import Commands, Document, LockMaker
+from tests.engine.conftest import Commands, Document, LockMaker, Timer
+from tests.engine.twins import Twin
 from tests.engine.waiters import InThread
 from tests.support.waiting import eventually
 
-Read = Callable[[], Document]
-
 #: The hold is longer than the lease, as that of a job is which runs once a day.
 HELD = Terms(lease=3, margin=1, waiter_lease=3, min_hold=60)
-TIMEOUT = 10.0
-#: How long the server holds up a renewal, in milliseconds: less than a third of the lease, after which it times out.
-DELAY = 700
-
-
-@pytest.fixture(params=["mongodb", "memory"])
-def twin(request: pytest.FixtureRequest, store: MongoStore, collection: Collection[Document]) -> tuple[Store, Read]:
-    """Both that carry the rule out: a store, and what reads the only holder of the key "k" from it."""
-    if request.param == "mongodb":
-        return store, lambda: only_holder(collection.find_one({"_id": "k"}))
-    server = MemoryServer()
-    return MemoryStore(server, Limits()), lambda: only_holder(server.documents["k"])
-
-
-def only_holder(document: Document | None) -> Document:
-    assert document is not None
-    (holder,) = document["holders"]
-    return dict(holder)
 
 
 #: The renewals that may be on their way when the lock is given back: that of the heartbeat, and an extension.
@@ -50,65 +27,23 @@ RENEWALS: dict[str, dict[str, Any]] = {"renewal": {}, "extension": {"lease": 90_
 
 @pytest.mark.parametrize("kind", RENEWALS)
 @pytest.mark.parametrize("way", ["one", "in bulk"])
-def test_a_renewal_after_the_release_leaves_the_end_alone(twin: tuple[Store, Read], way: str, kind: str) -> None:
-    """F64: the entry of a released lock is the same, to the millisecond, after a renewal that was on its way."""
-    store, read = twin
-    store.apply("k", Step(ask="g", add=entry("g", "s", HELD, {})), TIMEOUT)
-    store.apply("k", Step(remove=("g",), given="g"), TIMEOUT)
-    released = read()
+def test_a_renewal_after_the_release_leaves_the_end_alone(twin: Twin, way: str, kind: str) -> None:
+    """F64: the entry of a released lock is the same, to the millisecond, after a renewal that was on its way. Another
+    one in the same renewal is renewed."""
+    shared = replace(HELD, mode="shared", capacity=5)
+    twin.add("g", shared)
+    twin.add("other", shared)
+    twin.release("g")
+    released = twin.read()["holders"][0]
     time.sleep(0.05)  # so that an end that is counted from now is another one
-    renewal = Step(ask="g" if way == "one" else "", renew=("g",), beat=7, **RENEWALS[kind])
     if way == "one":
-        store.apply("k", renewal, TIMEOUT)
+        twin.apply(ask="g", renew=("g",), beat=7, **RENEWALS[kind])
     else:
-        store.renew(["k"], renewal, TIMEOUT)
-    assert read()["until"] - released["acquired_at"] == timedelta(seconds=HELD.min_hold)
-    assert read() == released
-
-
-@pytest.mark.parametrize("kind", RENEWALS)
-def test_others_get_it_when_it_was_to_end(kind: str) -> None:
-    """F64: with the clock of the rule in Python, which a test can move: refused a moment before, granted after it."""
-    server = MemoryServer()
-    store = MemoryStore(server, Limits())
-    store.apply("k", Step(ask="g1", add=entry("g1", "s", HELD, {})), TIMEOUT)
-    server.advance(3)
-    store.apply("k", Step(ask="g1", renew=("g1",), beat=1), TIMEOUT)
-    server.advance(2)
-    store.apply("k", Step(remove=("g1",), given="g1"), TIMEOUT)
-    store.renew(["k"], Step(renew=("g1",), beat=2, **RENEWALS[kind]), TIMEOUT)
-    server.advance(54)
-    assert not store.apply("k", Step(ask="g2", add=entry("g2", "s", HELD, {}), trial=True), TIMEOUT).held
-    server.advance(1.5)
-    assert store.apply("k", Step(ask="g3", add=entry("g3", "s", HELD, {}), trial=True), TIMEOUT).held
-
-
-def test_a_renewal_of_many_renews_the_others(twin: tuple[Store, Read]) -> None:
-    """F64: what was released stays as it is; whoever else is in the same renewal is renewed."""
-    store, _ = twin
-    shared = Terms("shared", 5, lease=2, margin=1, waiter_lease=2, min_hold=60)
-    for name in ("g1", "g2"):
-        store.apply("k", Step(ask=name, add=entry(name, "s", shared, {})), TIMEOUT)
-    store.apply("k", Step(remove=("g1",), given="g1"), TIMEOUT)
-    found = store.renew(["k"], Step(renew=("g1", "g2"), beat=7), TIMEOUT)["k"].holders
-    assert found["g2"].number == 7
-    assert found["g1"].number == 0
-
-
-@pytest.mark.long
-def test_a_heartbeat_that_is_late_does_not_lengthen_the_hold(
-    lock: LockMaker, failpoint: Callable[..., None], commands: Commands, entries: Callable[..., list[Any]]
-) -> None:
-    """F64: the server holds the heartbeat's renewal up until the lock has been given back; the hold ends as it was
-    to."""
-    mine = lock(terms=HELD).acquire()
-    failpoint(["update"], times=1, blockConnection=True, blockTimeMS=DELAY)
-    commands.clear()
-    assert eventually(lambda: "update" in commands.names)
-    mine.release()
-    time.sleep(DELAY / 1000 + 0.3)  # it has arrived by now
-    (kept,) = entries()
-    assert kept["until"] - kept["acquired_at"] == timedelta(seconds=HELD.min_hold)
+        found = twin.renew("g", "other", beat=7, **RENEWALS[kind]).holders
+        assert (found["g"].number, found["other"].number) == (0, 7)
+    kept = twin.read()["holders"][0]
+    assert kept["until"] - released["acquired_at"] == timedelta(seconds=HELD.min_hold)
+    assert kept == released
 
 
 @pytest.mark.long
@@ -151,28 +86,13 @@ def lasts(entries: Callable[..., list[Any]]) -> bool:
     ]
 
 
-@pytest.mark.long
-async def test_a_release_that_is_cancelled_leaves_the_hold_alone(
-    lock: LockMaker, failpoint: Callable[..., None], entries: Callable[..., list[Any]]
-) -> None:
-    """F64: the release is made again in the background."""
-    mine = await lock(terms=HELD).aacquire()
-    failpoint(["findAndModify"], times=1, blockConnection=True, blockTimeMS=DELAY)
-    releasing = asyncio.create_task(mine.arelease())
-    await asyncio.sleep(0.1)
-    releasing.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await releasing
-    assert await asyncio.to_thread(eventually, lambda: lasts(entries))
-    assert not await asyncio.to_thread(eventually, lambda: not lasts(entries), 1.5)
-
-
 def test_a_thread_that_ends_while_it_holds_leaves_the_hold_alone(
-    lock: LockMaker, in_thread: InThread, entries: Callable[..., list[Any]]
+    lock: LockMaker, in_thread: InThread, timer: Timer, entries: Callable[..., list[Any]]
 ) -> None:
     """F64: its lock is released for it, and kept until the hold ends."""
     mine = lock(terms=HELD)
     in_thread(mine.acquire).join(10)
+    timer.move(HELD.lease / 3)
     assert eventually(lambda: lasts(entries))
 
 

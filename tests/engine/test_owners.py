@@ -88,18 +88,6 @@ def test_an_owner_that_waits_for_its_living_process_notices_its_death(
 
 
 @pytest.mark.long
-def test_an_owner_waits_while_its_process_lives(lock: LockMaker, face: Face, former: Process) -> None:
-    """F49: a message that is delivered twice does not take the lock from the run that has it; it gets it afterwards,
-    in its turn."""
-    token = former.hear()["token"]
-    with pytest.raises(LockNotAcquired):
-        face.acquire(lock(terms=TERMS, wait=1))
-    former.say()
-    assert former.end() == 0  # its lock was not lost
-    assert face.acquire(lock(terms=TERMS, wait=10)).fencing_token > token
-
-
-@pytest.mark.long
 def test_a_process_that_nobody_can_judge_is_waited_for(
     lock: LockMaker, face: Face, former: Process, collection: Collection[Document]
 ) -> None:

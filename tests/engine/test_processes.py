@@ -46,17 +46,6 @@ def test_eight_processes_lose_no_increment(collection: Collection[Document], tmp
     assert_one_after_another(turns, 1600)
 
 
-@pytest.mark.long
-def test_two_hundred_coroutines_lose_no_increment(collection: Collection[Document], tmp_path: Path) -> None:
-    """P1, P2: the same by 200 coroutines × 8 increments in one process."""
-    file = tmp_path / "counter"
-    file.write_text("0")
-    with processes(1, "count_async", collection.name, file, 8, 200) as (worker,):
-        turns = [tuple(turn) for turn in worker.hear()["done"]]
-    assert file.read_text() == "1600"
-    assert_one_after_another(turns, 1600)
-
-
 def test_without_the_lock_increments_are_lost(tmp_path: Path) -> None:
     """The two tests above can fail: they look at what really happens."""
     lost = [(0, 1, 1.0, 2.0), (0, 2, 1.5, 2.5)]

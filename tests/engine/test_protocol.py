@@ -80,13 +80,6 @@ class Play:
         self.now += after
         return self._send(WaitResult(self.now, **heard))
 
-    def wait_until(self, kind: type, reply: Reply = QUEUED) -> Any:
-        """Go on waiting until the next action is of *kind* and not a pause."""
-        while isinstance(self.action, Pause):
-            self.pause()
-        assert isinstance(self.action, kind)
-        return self.action
-
     def _send(self, outcome: object) -> Any:
         try:
             self.action = self.steps.send(outcome)
@@ -129,15 +122,6 @@ def test_a_refusal_says_for_how_long_the_lock_is_held_and_how_many_wait() -> Non
         with pytest.raises(LockNotAcquired) as refusal:
             play.answer(reply)
         assert (refusal.value.held_for, refusal.value.waiting) == known
-
-
-def test_a_single_try_has_not_waited() -> None:
-    """However long its command takes, it says nothing of a time that nobody has given it."""
-    play = Play(wait=0)
-    with pytest.raises(LockNotAcquired) as refusal:
-        play.answer(GONE, took=0.7)
-    assert refusal.value.waited == 0
-    assert "within" not in str(refusal.value)
 
 
 def test_a_last_try_after_a_wait_in_line_tells_the_whole_wait() -> None:
@@ -188,17 +172,6 @@ def test_a_pruned_waiter_enters_again_and_a_dead_holder_is_passed_over(then: Rep
     assert action == Apply("k", Step(ask="g", add=ACQUISITION.entry))
 
 
-def test_a_confirmation_that_finds_nothing_enters_again() -> None:
-    """F42: who notices too late that it was granted has to queue again."""
-    play = Play(wait=60)
-    play.answer(QUEUED)
-    play.pause()
-    play.answer(SHORT)
-    action = play.answer(GONE)
-    assert isinstance(action, Apply)
-    assert action.step.add == ACQUISITION.entry
-
-
 def test_the_wait_ends_with_a_trial() -> None:
     """F43: at the end of the wait one last update either grants the lock or takes the waiter out: nothing between."""
     play = Play(wait=5)
@@ -220,15 +193,6 @@ def test_the_last_trial_may_still_grant() -> None:
     play.pause()
     play.answer(WHOLE)
     assert play.result is not None
-
-
-def test_without_a_limit_it_waits_for_ever() -> None:
-    """wait=None never gives up."""
-    play = Play(wait=None)
-    play.answer(QUEUED)
-    for _ in range(2_000):
-        play.pause() if isinstance(play.action, Pause) else play.answer(QUEUED)
-    assert play.result is None
 
 
 def test_pauses_grow_and_the_head_of_the_queue_looks_soonest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,17 +254,6 @@ def test_a_single_try_does_not_wait_twice_for_a_server_that_is_away() -> None:
     play.fail(took=5.0)
     with pytest.raises(LockBackendFailed):
         play.pause()
-
-
-def test_failures_end_with_the_wait() -> None:
-    """F9: while all servers are down it goes on within `wait`, then tells what was wrong."""
-    play = Play(wait=10)
-    failures = 0
-    with pytest.raises(LockBackendFailed):  # noqa: PT012 - one of many steps raises, and when is the point
-        while True:
-            play.fail() if isinstance(play.action, Apply) else play.pause()
-            failures += 1
-    assert 110 <= play.now <= 113
 
 
 def test_it_goes_on_for_as_long_as_the_server_is_away() -> None:

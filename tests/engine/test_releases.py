@@ -4,10 +4,7 @@ import pytest
 
 from django_mongolock.engine.actions import Apply
 from django_mongolock.engine.session.releases import LOOK_EVERY, REMEMBERED_FOR, Releases, UnconfirmedRelease
-from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Step
-from tests.engine.conftest import Commands, LockMaker
-from tests.support.waiting import eventually
 
 
 def release(number: int, primary: str = "one") -> UnconfirmedRelease:
@@ -65,18 +62,3 @@ def test_it_is_looked_soon_and_only_while_there_is_a_reason() -> None:
     releases.made(release(7))
     releases.made(release(8))
     assert releases.look_at == 7 + LOOK_EVERY
-
-
-@pytest.mark.long
-def test_a_session_remembers_only_the_last_and_sends_nothing_for_it(
-    session: Session, lock: LockMaker, commands: Commands
-) -> None:
-    """The next acquisition shows that the majority has the release before it, of whatever key."""
-    for number in range(20):
-        with lock(f"k{number % 3}"):
-            pass
-    assert len(session.commands.releases) == 1
-    commands.clear()
-    now = session.now()
-    assert eventually(lambda: session.commands.releases.look_at > now + LOOK_EVERY + 1)
-    assert commands.names == []

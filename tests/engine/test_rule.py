@@ -3,7 +3,7 @@
 import datetime as dt
 import itertools
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -11,7 +11,7 @@ from typing import Any
 
 import bson
 import pytest
-from bson import Decimal128, MaxKey, MinKey, ObjectId, Timestamp
+from bson import Timestamp
 from bson.int64 import Int64
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
-from django_mongolock.engine.document import DOCUMENT_FIELDS, LONGEST_CLAIM, UNLIMITED, Mode, Terms, entry, find_damage
+from django_mongolock.engine.document import LONGEST_CLAIM, UNLIMITED, Mode, Terms, entry, find_damage
 from django_mongolock.engine.memory_filters import reply_of
 from django_mongolock.engine.memory_server import MemoryServer, MemoryStore
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
@@ -89,14 +89,6 @@ def travel(collection: Collection[Document], key: str, seconds: float) -> None:
         "written_at": {"$subtract": ["$written_at", milliseconds]},
     }
     collection.update_one({"_id": key}, [{"$set": changes}])
-
-
-def left(reply: Reply) -> float | None:
-    """The seconds that are left of a grant by the server's clock."""
-    if reply.mine is None or reply.now is None:
-        return None
-    until: dt.datetime = reply.mine["until"]
-    return (until - reply.now).total_seconds()
 
 
 # The two that carry the rule out
@@ -393,44 +385,6 @@ def test_the_rule_is_the_same_in_mongodb_and_in_python(mongo: MongoClient[Docume
 # One by one
 
 
-def test_served_in_order_of_arrival(client: Client) -> None:
-    """P5: first come, first served, whatever is sent again meanwhile."""
-    assert client.add("g0").held
-    for number in range(1, 6):
-        assert client.add(f"g{number}").place == number - 1
-    assert client.add("g2").place == 1
-    order = []
-    for number in range(6):
-        order += [e["grant"] for e in holders(client)]
-        client.remove(f"g{number}")
-    assert order == [f"g{number}" for number in range(6)]
-
-
-def test_who_came_before_its_command_moves_up(client: Client, collection: Collection[Document]) -> None:
-    """P5: a command that was held up brings an entry late; the next one says since when its waiter has waited.
-
-    The entry moves to the place of that time, keeps all else, and never moves back.
-    """
-
-    def comes_again(grant: str, waited: int) -> list[str]:
-        client.apply(ask=grant, add=entry(grant, "s", TERMS, {}), waited=waited)
-        return [e["grant"] for e in waiters()]
-
-    def waiters() -> list[Document]:
-        document = collection.find_one("k")
-        assert document is not None
-        return list(document["waiters"])
-
-    for number in range(5):
-        client.add(f"g{number}")
-    travel(collection, "k", 2.0)
-    moved = next(e for e in waiters() if e["grant"] == "g3")
-    assert comes_again("g3", 3_000) == ["g3", "g1", "g2", "g4"]
-    assert {**waiters()[0], "since": None} == {**moved, "since": None}
-    assert comes_again("g3", 1_000) == ["g3", "g1", "g2", "g4"]
-    assert comes_again("g4", 1_000) == ["g3", "g1", "g2", "g4"]
-
-
 def test_the_short_release_does_what_the_whole_one_does(
     client: Client, collection: Collection[Document], stored: Stored
 ) -> None:
@@ -488,75 +442,6 @@ def test_the_short_release_leaves_everything_else_alone(
     assert stored() == before
 
 
-def test_the_short_acquisition_makes_the_document_that_the_whole_one_makes(client: Client, stored: Stored) -> None:
-    """Field by field; the dates as far as they can be the same."""
-    documents, replies = [], []
-    for take in (client.store.take_free, client.store.apply):
-        client.store.collection.delete_many({})
-        replies.append(take("k", Step(ask="g", add=entry("g", "s", TERMS, {"label": "$holders"}), beat=7), TIMEOUT))
-        documents.append(stored())
-    for document in documents:
-        assert find_damage(document) is None
-        (holder,) = document["holders"]
-        assert document["written_at"] == holder["since"] == holder["acquired_at"]
-        assert document["expires_at"] == holder["until"]
-        assert document["token"] == holder["token"] == round(holder["since"].timestamp() * 1_000)
-        for name in ("since", "acquired_at", "until", "token"):
-            del holder[name]
-        for name in ("expires_at", "purge_at"):
-            document[name] -= document["written_at"]
-        for name in ("written_at", "cluster_time", "token"):
-            del document[name]
-    assert documents[0] == documents[1]
-    assert list(documents[0]) == list(documents[1])
-    assert [(reply.held, reply.beat, reply.waiting) for reply in replies if reply] == [(True, 7, 0)] * 2
-
-
-@pytest.mark.parametrize("purged_soon", [False, True])
-def test_the_short_acquisition_does_what_the_whole_one_does(
-    client: Client, collection: Collection[Document], stored: Stored, purged_soon: bool
-) -> None:
-    """Field by field; the dates as far as they can be the same."""
-    results = []
-    for take in (client.store.take_free, client.store.apply):
-        collection.delete_many({})
-        client.add("g1")
-        client.remove("g1")
-        if purged_soon:
-            collection.update_one({"_id": "k"}, [{"$set": {"purge_at": "$$NOW"}}])
-        before = stored()
-        reply = take("k", Step(ask="g2", add=entry("g2", "s", TERMS, {"label": "$holders"})), TIMEOUT)
-        assert reply is not None
-        after = stored()
-        assert find_damage(after) is None
-        (holder,) = after["holders"]
-        assert holder["until"] == after["expires_at"]
-        counted = {name for name, kind in DOCUMENT_FIELDS.items() if kind is Int64} - {"token"}
-        numbers = {name: after[name] - before[name] for name in counted}
-        spans = [holder[name] - holder["since"] for name in ("acquired_at", "until")]
-        spans += [after["purge_at"] - (holder["since"] if purged_soon else before["purge_at"])]
-        facts = [(name, value) for name, value in holder.items() if type(value) in (str, int)]
-        others = [after[name] for name in ("v", "waiters", "tombstones", "clock")]
-        assert reply.token == reply.last_token == holder["token"] == after["token"]
-        answer = replace(reply, mine=None, theirs=None, now=None, acquired_at=None, token=0, last_token=0, holder=None)
-        names = (list(holder), list(after), after["last_holder"]["grant"])
-        results.append((numbers, spans, facts, others, names, answer))
-    assert results[0] == results[1]
-
-
-def test_the_short_acquisition_takes_what_another_primary_left(
-    client: Client, collection: Collection[Document], store: MongoStore, stored: Stored
-) -> None:
-    """P4: nobody is there whose time means nothing to this one; what it writes is by its own clock."""
-    client.add("g1")
-    clock = stored()["clock"]
-    client.remove("g1")
-    collection.update_one({"_id": "k"}, {"$set": {"clock": "another"}})
-    reply = store.take_free("k", Step(ask="g2", add=entry("g2", "s", TERMS, {})), TIMEOUT)
-    assert reply is not None
-    assert stored()["clock"] == clock
-
-
 @pytest.mark.parametrize("removed", ["g1", "g2"])
 def test_the_short_acquisition_is_for_a_free_lock_only(
     client: Client, store: MongoStore, stored: Stored, removed: str
@@ -570,34 +455,6 @@ def test_the_short_acquisition_is_for_a_free_lock_only(
     assert (reply is not None) is (removed == "g1")
     if reply is not None:
         assert (reply.held, reply.token, reply.waiting) == (True, stored()["token"], 0)
-
-
-@pytest.mark.long
-def test_the_short_acquisition_takes_nothing_that_is_damaged(
-    store: MongoStore, collection: Collection[Document]
-) -> None:
-    """F55: not a byte of it is changed; the whole rule is sent then, and says what is wrong."""
-    raw = collection.with_options(codec_options=bson.CodecOptions(document_class=bson.raw_bson.RawBSONDocument))
-    client = Client(store, "free")
-    client.add("g1")
-    client.remove("g1")
-    free = collection.find_one({"_id": "free"})
-    assert free is not None
-    documents = [
-        {**free, name: value}
-        for name in DOCUMENT_FIELDS
-        for value in (*WRONG, [free[name]])
-        if type(value) is not type(free[name]) or (name in ("holders", "waiters") and value != [])
-    ]
-    documents += [{other: free[other] for other in free if other != name} for name in DOCUMENT_FIELDS]
-    documents = [{**document, "_id": f"d{number}"} for number, document in enumerate(documents)]
-    collection.insert_many(documents)
-    before = {document["_id"]: document.raw for document in raw.find()}
-    step = Step(ask="g2", add=entry("g2", "s", TERMS, {}))
-    taken = [document for document in documents if store.take_free(document["_id"], step, TIMEOUT) is not None]
-    assert taken == []
-    assert {document["_id"]: document.raw for document in raw.find()} == before
-    assert store.take_free("free", step, TIMEOUT) is not None
 
 
 def holders(client: Client) -> list[Any]:
@@ -621,14 +478,6 @@ def test_writers_do_not_starve_among_readers(client: Client) -> None:
     assert holders(client)[0]["token"] < holders(client)[1]["token"]
 
 
-def test_a_semaphore_lets_in_as_many_as_it_has_permits(client: Client) -> None:
-    """No more than `capacity` at once; each that leaves lets in the next."""
-    terms = Terms("semaphore", 3)
-    assert [client.add(f"g{n}", terms).held for n in range(5)] == [True, True, True, False, False]
-    client.remove("g1")
-    assert [e["grant"] for e in holders(client)] == ["g0", "g2", "g3"]
-
-
 def test_a_heavy_one_counts_for_several(client: Client) -> None:
     """P1, P5: it waits until there is room for all of it, and no lighter one that came later overtakes it."""
     terms = Terms("semaphore", 4)
@@ -644,18 +493,6 @@ def test_a_heavy_one_counts_for_several(client: Client) -> None:
     assert [e["grant"] for e in holders(client)] == ["g4"]
 
 
-@pytest.mark.long
-def test_tokens_go_on_growing_after_a_purge(client: Client, collection: Collection[Document]) -> None:
-    """F10, P2: a document that was removed starts again above all it ever gave, since it starts from the time."""
-    tokens = []
-    for number in range(20):
-        tokens.append(client.add(f"g{number}").token)
-        client.remove(f"g{number}")
-        if number % 3 == 0:
-            collection.delete_one({"_id": "k"})
-    assert tokens == sorted(set(tokens))
-
-
 def test_a_tombstone_refuses_a_command_that_comes_after_its_removal(client: Client, entries: Entries) -> None:
     """F17: acquire is held up, its removal overtakes it, also where there was no document yet; no orphan."""
     client.remove("g1", tombstone_ttl=60_000, force=True)
@@ -663,17 +500,6 @@ def test_a_tombstone_refuses_a_command_that_comes_after_its_removal(client: Clie
     assert not client.add("g1", trial=True).held
     assert entries() == []
     assert client.add("g2").held
-
-
-def test_a_tombstone_is_dug_up_when_its_time_is_over(client: Client, collection: Collection[Document]) -> None:
-    """Tombstones do not pile up: the next one that is left clears away what is over."""
-    for number in range(5):
-        client.remove(f"g{number}", tombstone_ttl=60_000)
-    travel(collection, "k", 61)
-    client.remove("g9", tombstone_ttl=60_000)
-    document = collection.find_one({"_id": "k"})
-    assert document is not None
-    assert [tombstone["grant"] for tombstone in document["tombstones"]] == ["g9"]
 
 
 @pytest.mark.parametrize(
@@ -723,22 +549,6 @@ def test_a_step_that_is_sent_again_changes_nothing_but_really_writes(
         [tombstone["grant"] for tombstone in d["tombstones"]][:1] for d in (once, twice)
     )
     assert once == twice
-
-
-def test_another_primary_prunes_nobody_and_gives_a_whole_lease_once(
-    client: Client, collection: Collection[Document], entries: Entries
-) -> None:
-    """F21, F22: by the clock of the new primary the leases seem over; they are given whole, once and not again."""
-    client.add("g1")
-    client.add("g2")
-    travel(collection, "k", 1000)
-    collection.update_one({"_id": "k"}, {"$set": {"clock": "another election"}})
-    assert client.add("g3").place == 1
-    assert left(client.apply(ask="g1")) == pytest.approx(TERMS.server_lease, abs=2)
-    assert [e["grant"] for e in entries()] == ["g1", "g2", "g3"]
-    travel(collection, "k", 23)
-    assert client.add("g4").held
-    assert [e["grant"] for e in entries()] == ["g4"]
 
 
 #: When the server parsed the first of some commands.
@@ -793,42 +603,6 @@ def test_a_late_command_of_an_earlier_election_ends_no_lease_earlier(
     assert after["holders"][0]["until"] >= until
 
 
-def test_a_clock_that_was_set_back_makes_no_lease_longer(client: Client, collection: Collection[Document]) -> None:
-    """F23: every end is one whole lease from now then, for holders and for waiters."""
-    client.add("g1")
-    client.add("g2")
-    travel(collection, "k", -3600)
-    assert left(client.apply(ask="g1")) == pytest.approx(TERMS.server_lease, abs=0.1)
-    travel(collection, "k", TERMS.server_lease + 0.1)
-    assert client.add("g3").held
-
-
-def test_a_minimum_hold_is_not_longer_after_a_failover(client: Client, collection: Collection[Document]) -> None:
-    """Nobody is inside any more who could be overtaken: what runs once a day does not miss a day for an election."""
-    client.add("g0", Terms(lease=20, margin=2, min_hold=60))
-    client.remove("g0")
-    travel(collection, "k", 50)
-    collection.update_one({"_id": "k"}, {"$set": {"clock": "another election"}})
-    reply = client.add("g1", trial=True)
-    assert not reply.held
-    assert reply.first_end == pytest.approx(10, abs=5)
-    travel(collection, "k", 20)
-    collection.update_one({"_id": "k"}, {"$set": {"clock": "a third election"}})
-    assert client.add("g2").held
-
-
-def test_a_minimum_hold_outlasts_the_release_but_not_force(client: Client, collection: Collection[Document]) -> None:
-    """ShedLock's lockAtLeastFor: who gives back early leaves the key taken; a forced removal frees it."""
-    terms = Terms(lease=20, margin=2, min_hold=60)
-    client.add("g1", terms)
-    assert left(client.remove("g1")) == pytest.approx(60, abs=1)
-    assert not client.add("g2", trial=True).held
-    travel(collection, "k", 61)
-    assert client.add("g3", terms).held
-    assert not client.remove("g3", force=True).held
-    assert client.add("g4").held
-
-
 def test_a_release_that_comes_again_moves_no_minimum_hold(parsed_at: ParsedAt) -> None:
     """F64: also where the clock of the new primary is behind the grant."""
     terms = Terms(lease=20, margin=2, min_hold=60)
@@ -836,44 +610,6 @@ def test_a_release_that_comes_again_moves_no_minimum_hold(parsed_at: ParsedAt) -
     until = parsed_at(Step(remove=("g1",)), 0, "2", 2)["holders"][0]["until"]
     again = parsed_at(Step(remove=("g1",)), 0.5, "2", 3)["holders"][0]
     assert (again["until"], again["released"]) == (until, BEGAN)
-
-
-def test_a_renewal_never_brings_the_end_nearer(client: Client, collection: Collection[Document]) -> None:
-    """A renewal that was held up arrives after an extension: the extension stays."""
-    client.add("g1")
-    assert left(client.renew("g1", lease=100_000, server_lease=110_000)) == pytest.approx(110, abs=0.1)
-    assert left(client.renew("g1")) == pytest.approx(110, abs=1)
-    travel(collection, "k", 50)
-    assert left(client.renew("g1")) == pytest.approx(110, abs=0.1)
-
-
-def test_a_grant_that_nobody_noticed_is_short(client: Client, collection: Collection[Document]) -> None:
-    """F42: a waiter that died before it learnt of its grant delays the others by what its place in the queue had left,
-    not by a whole lease."""
-    client.add("g1")
-    client.add("g2")
-    client.add("g3")
-    client.remove("g1")
-    still = left(client.apply(ask="g2"))
-    assert still is not None
-    assert still == pytest.approx(TERMS.server_lease_of(TERMS.waiter_lease), abs=2)  # a whole lease would be ten more
-    travel(collection, "k", still + 0.1)
-    later = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=60)
-    collection.update_one({"_id": "k"}, {"$set": {"waiters.0.until": later}})
-    client.apply()
-    assert [e["grant"] for e in holders(client)] == ["g3"]
-
-
-def test_the_queue_is_bounded(store: MongoStore, config: StoreConfig) -> None:
-    """F13: one waiter too many is left out, those that wait already stay; an owner's resume is not a waiter."""
-    store = MongoStore(StoreConfig(config.client, config.database, config.collection, Limits(waiters=2)))
-    client = Client(store)
-    client.add("g0")
-    assert [client.add(f"g{n}").place for n in (1, 2, 3)] == [0, 1, None]
-    assert client.add("g2").place == 1
-    new = entry("g5", "s", TERMS, {})
-    assert client.apply(ask="g5", add=new, remove=("g0",), force=True, resumes=True).held
-    store.close()
 
 
 @pytest.mark.parametrize("face", ["mongodb", "memory"])
@@ -932,12 +668,6 @@ def test_every_string_is_stored_as_it_is(store: MongoStore, text: str, stored: S
 
 # Damage
 
-WRONG: list[Any] = [
-    None, "x", "2999-01-01", 1, 1.5, True, [], [1], {}, {"$gt": ""}, Timestamp(2**31, 1), MaxKey(), MinKey(),
-    ObjectId(), Int64(2**63 - 1), Decimal128("1"), bson.Binary(b"x"), bson.Code("x"),
-    dt.datetime(1969, 1, 1, tzinfo=dt.UTC),
-]  # fmt: skip
-
 
 def whole(key: str) -> Document:
     now = dt.datetime.now(dt.UTC).replace(microsecond=0)
@@ -958,91 +688,6 @@ def whole(key: str) -> Document:
         "waiters": [{**e, **later, "grant": "gw"}], "tombstones": [], "token": Int64(7), "clock": "",
         "written_at": now, "purge_at": now, **dict.fromkeys(counters, Int64(0)),
     }  # fmt: skip
-
-
-def damaged() -> Iterator[Document]:
-    """Documents that differ from a whole one in one place, each in its own way."""
-    good = whole("")
-    for name in (
-        "v",
-        "holders",
-        "waiters",
-        "tombstones",
-        "token",
-        "clock",
-        "purge_at",
-        "changes",
-        "held_ms",
-    ):
-        for value in WRONG:
-            if type(value) is not type(good[name]) or (name in ("v", "token") and value != good[name]):
-                yield {**good, name: value}
-        yield {field: value for field, value in good.items() if field != name}
-    for place in ("holders", "waiters"):
-        for name in (
-            "grant",
-            "mode",
-            "until",
-            "since",
-            "lease",
-            "server_lease",
-            "waiter_lease",
-            "min_hold",
-            "capacity",
-            "token",
-            "acquired_at",
-        ):
-            if name not in good[place][0]:
-                continue
-            for value in WRONG:
-                if type(value) is not type(good[place][0][name]):
-                    yield {**good, place: [{**good[place][0], name: value}]}
-        for value in WRONG:
-            yield {**good, place: [value]}
-    yield {**good, "v": 2}
-    yield {"lockedBy": "somebody", "ts": 1}
-    yield {**good, "holders": good["holders"] * 3_000, "v": "x"}
-
-
-@pytest.mark.long
-def test_damage_of_every_kind_is_left_alone_and_told(
-    store: MongoStore, mongo: MongoClient[Document], collection: Collection[Document]
-) -> None:
-    """F55: whatever is damaged, no step changes a byte of it and each ends in LockDocumentDamaged for that key; the
-    renewal of all other keys goes on."""
-    raw = collection.with_options(codec_options=bson.CodecOptions(document_class=bson.raw_bson.RawBSONDocument))
-    documents = [{**document, "_id": f"d{number}"} for number, document in enumerate(damaged())]
-    assert len(documents) > 400
-    collection.insert_many(documents)
-    before = {document["_id"]: document.raw for document in raw.find()}
-    others = [f"other{number}" for number in range(3)]
-    for key in others:
-        assert Client(store, key).add(f"{key}-g").held
-    new = Step(ask="g1", add=entry("g1", "s", TERMS, {}))
-    assert [document for document in documents if not _is_told(store, document["_id"], new)] == []
-    for document in documents[:: len(documents) // 40]:
-        for step in (
-            Step(ask="g1", add=entry("g1", "s", TERMS, {}), trial=True),
-            Step(ask="gx", remove=("gx",), force=True, tombstone_ttl=1000),
-            Step(ask="gx", renew=("gx", "gw"), beat=3),
-            Step(ask="g5", add=entry("g5", "s", TERMS, {}), remove=("gx",), force=True, resumes=True),
-        ):
-            _is_told(store, document["_id"], step)
-    keys = [*others, *(document["_id"] for document in documents)]
-    found = store.renew(keys, Step(renew=("gx", "gw", *(f"{key}-g" for key in others)), beat=99), TIMEOUT)
-    assert [found[key].holders[f"{key}-g"].number for key in others] == [99] * len(others)
-    after = {document["_id"]: document.raw for document in raw.find({"_id": {"$regex": "^d"}})}
-    assert after == before
-
-
-def _is_told(store: MongoStore, key: str, step: Step) -> bool:
-    try:
-        store.apply(key, step, TIMEOUT)
-    except LockDocumentDamaged:
-        return True
-    except LockBackendFailed:
-        return False
-    return False
 
 
 @pytest.mark.parametrize("end", [-5, 0, 3600])
@@ -1074,24 +719,6 @@ def test_a_number_beyond_all_dates_stops_only_its_own_key(store: MongoStore, col
     for key in set(keys) - {"k3"}:
         assert store.renew([key], Step(renew=grants[key], beat=6), TIMEOUT)[key].holders[f"{key}-g"].number == 6
     assert not Client(store, "k3").add("g2").held
-
-
-@pytest.mark.parametrize("name", ["until", "since", "acquired_at"])
-def test_a_date_beyond_all_calendars_is_damage(client: Client, collection: Collection[Document], name: str) -> None:
-    """F55: a date that Python cannot hold is an error of that key, not of the driver."""
-    document = whole("k")
-    collection.insert_one(document)
-    collection.update_one({"_id": "k"}, [{"$set": {"holders": shifted("$holders", (name,), -(10**15))}}])
-    calls: list[Callable[[], Reply]] = [
-        lambda: client.add("g1", trial=True),
-        lambda: client.store.read("k", "g1", TIMEOUT),
-    ]
-    for call in calls:
-        try:
-            reply = call()
-        except LockDocumentDamaged:
-            continue
-        assert not reply.held
 
 
 @pytest.mark.parametrize(("seconds", "other"), [(-10, False), (0, False), (10, True)])

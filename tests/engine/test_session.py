@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
@@ -26,7 +26,7 @@ from django_mongolock.engine.session import heartbeat as keeping
 from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Limits
-from django_mongolock.exceptions import LockBackendFailed, LockError, LockLost
+from django_mongolock.exceptions import LockBackendFailed, LockError
 from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock, renewed
 from tests.engine.faces import Face
 from tests.engine.processes import processes
@@ -38,18 +38,6 @@ NOW = datetime.now(UTC)
 
 
 # Renewal
-
-
-@pytest.mark.long
-def test_renewal_keeps_a_short_lease_alive(lock: LockMaker, other: LockMaker) -> None:
-    """P6: held for longer than two leases, with nobody let in."""
-    with lock(terms=QUICK) as mine:
-        token, end = mine.fencing_token, time.monotonic() + 2 * (QUICK.lease + QUICK.margin)
-        while time.monotonic() < end:
-            assert mine.held
-            assert not other(terms=CALM).try_acquire()
-            time.sleep(0.02)
-        assert mine.fencing_token == token
 
 
 def test_a_lease_is_renewed_three_times_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,22 +59,6 @@ def test_a_lease_is_renewed_three_times_in_its_time(monkeypatch: pytest.MonkeyPa
             assert mine.held
         assert 3 * 5 - 1 <= renewals <= 3 * 5 + 1
     session.close()
-
-
-@pytest.mark.long
-def test_the_place_in_the_queue_is_kept_as_well(
-    lock: LockMaker, other: LockMaker, entries: Entries, in_thread: Callable[..., threading.Thread]
-) -> None:
-    """P5: whoever waits longer than a waiter's lease still is where it was in the queue."""
-    theirs = other().acquire()
-    waiting = lock(terms=QUICK)
-    thread = in_thread(lambda: waiting.acquire(30).release())
-    assert eventually(lambda: len(entries()) == 2)
-    place = entries()[1]["since"]
-    time.sleep(QUICK.waiter_lease + 0.5)
-    assert entries()[1]["since"] == place
-    theirs.release()
-    thread.join()
 
 
 def test_a_loss_is_told_at_the_next_beat(lock: LockMaker, timer: Timer, take_away: Callable[..., None]) -> None:
@@ -115,20 +87,6 @@ def test_a_lost_lock_whose_first_command_got_no_answer_is_removed(
     assert eventually(lambda: not session.cleanup.pending)
     session.store.apply("k", grant.acquisition.enter(trial=False).step, 5)
     assert entries() == []
-
-
-@pytest.mark.long
-def test_one_of_many_is_lost_and_the_others_are_renewed(
-    lock: LockMaker, timer: Timer, take_away: Callable[..., None]
-) -> None:
-    """F40: the right one is told."""
-    locks = [lock(f"k{number}", terms=CALM).acquire() for number in range(50)]
-    take_away("k7")
-    for _ in range(4):
-        timer.move(CALM.lease / 3)
-        assert eventually(lambda: all(renewed(mine) for mine in locks if mine.key != "k7"))
-    assert eventually(lambda: locks[7].lost)
-    assert [mine.key for mine in locks if mine.lost] == ["k7"]
 
 
 @pytest.mark.long
@@ -249,35 +207,6 @@ def test_a_heartbeat_that_fails_goes_on(
         timer.move(CALM.lease / 2)
         assert eventually(lambda: renewed(mine))
     assert next(failures, None) is None
-
-
-def test_locks_are_renewed_together_whenever_they_were_acquired(
-    lock: LockMaker, session: Session, commands: Commands
-) -> None:
-    """P8: the first that is due takes along what would be due before it is again; from then on they go together."""
-    with lock("a", terms=Terms(lease=60)) as one, lock("b", terms=Terms(lease=60)) as two:
-        grants = [grant_of(one), grant_of(two)]
-        grants[0].lease.renew_at, grants[1].lease.renew_at = session.now(), session.now() + 19
-        commands.clear()
-        session.heartbeat.do_due()
-        assert eventually(lambda: not any(grant.lease.renewing for grant in grants), 20)
-        assert commands.names == ["update", "find"]
-        assert abs(grants[0].lease.renew_at - grants[1].lease.renew_at) < 10
-
-
-@pytest.mark.long
-def test_the_heartbeat_sleeps_while_there_is_nothing_to_do(
-    lock: LockMaker, session: Session, commands: Commands
-) -> None:
-    """Nobody pays for locks that nobody holds, nor for one whose release the majority has."""
-    with lock(terms=QUICK):
-        pass
-    session.commands.releases.confirmed(session.store.primary(), session.now())
-    assert eventually(lambda: session.heartbeat.wakes_at == float("inf"))  # it looks for a failover
-    commands.clear()
-    time.sleep(QUICK.lease / 2)
-    assert commands.names == []
-    assert session.heartbeat.wakes_at == float("inf")
 
 
 def test_a_grant_that_comes_while_the_heartbeat_lies_down_is_seen(
@@ -465,70 +394,6 @@ def test_a_renewal_counts_from_before_its_command_as_well(
 # Fork
 
 
-@contextlib.contextmanager
-def child() -> Iterator[Callable[[Callable[[], None]], int]]:
-    """Runs a function in a forked child; returns its exit status."""
-
-    def run(call: Callable[[], None]) -> int:
-        pid = os.fork()
-        if pid == 0:
-            signal.alarm(20)
-            try:
-                call()
-            except BaseException:  # noqa: BLE001
-                import traceback
-
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-    yield run
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_child_holds_nothing_and_releases_nothing(config: StoreConfig, entries: Entries) -> None:
-    """F30: it gets its own session id, client and threads; what its parent holds is not its to give back, neither by
-    release, nor by the end of the block, nor at its exit. The parent goes on."""
-    sessions = Sessions(lambda: Session(MongoStore(config)))
-    lock = make_lock(sessions.current(), terms=Terms(lease=3, margin=0.1, waiter_lease=1))
-    lock._session_now = sessions.current
-    lock.acquire()
-    stop = threading.Event()
-    noise = threading.Thread(target=lambda: [make_lock(sessions.current(), "n").acquire().release() for _ in range(40)])
-    noise.start()
-
-    def in_child() -> None:
-        assert not lock.held
-        with pytest.raises(LockLost, match="forked"):
-            lock.ensure_held()
-        assert not lock.release()
-        lock.__exit__(None, None, None)
-        mine = sessions.current()
-        assert mine.pid == os.getpid()
-        assert mine.id != parent.id
-        assert not make_lock(mine).try_acquire()
-        with make_lock(mine, "other") as own:
-            assert own.held
-        gc.collect()
-        Sessions.close_all()
-
-    parent = sessions.current()
-    try:
-        with child() as run:
-            assert [run(in_child) for _ in range(3)] == [0, 0, 0]
-        assert lock.held
-        assert [e["token"] for e in entries()] == [lock.fencing_token]
-        time.sleep(3.2)
-        assert lock.held
-        assert lock.release()
-    finally:
-        stop.set()
-        noise.join()
-        sessions.close()
-
-
 # Signals
 
 
@@ -551,9 +416,6 @@ def test_the_main_thread_sends_nothing_itself(
     assert len(senders) == 2
 
 
-# The end
-
-
 def test_closing_gives_back_what_is_held_and_what_waits(
     new_session: Callable[..., Session], other: LockMaker, entries: Entries, in_thread: Callable[..., threading.Thread]
 ) -> None:
@@ -572,16 +434,6 @@ def test_closing_gives_back_what_is_held_and_what_waits(
         assert not lock.held
         assert entries("held") == []
         assert len(entries()) == 1
-
-
-@pytest.mark.long
-def test_a_process_gives_back_what_it_holds_when_it_ends(collection: Collection[Document], entries: Entries) -> None:
-    """P6: at the interpreter's exit, without waiting for the lease."""
-    with processes(1, "hold", collection.name, 60) as (holder,):
-        holder.hear()
-        assert len(entries()) == 1
-        assert holder.say().end() == 0
-        assert entries() == []
 
 
 @pytest.mark.witness

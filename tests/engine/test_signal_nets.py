@@ -11,9 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import linecache
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -31,7 +29,7 @@ from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockError
 from django_mongolock.signals import signal_sender
 from tests.engine.conftest import Document, LockMaker, make_lock
-from tests.engine.processes import ROOT
+from tests.engine.processes import processes
 from tests.engine.waiters import InThread, Waiter
 from tests.support.grants import grant_of
 from tests.support.waiting import eventually
@@ -336,9 +334,8 @@ def test_a_hand_over_whose_giver_was_struck(
 def test_signals_while_a_lock_dies(collection: Collection[Document], seed: int) -> None:
     """F65, F29: sixty locks are dropped in a process that is struck every few microseconds: none is held for ever, and
     nothing of what is raised is swallowed."""
-    command = [sys.executable, "-m", "tests.engine.drops", collection.name, "60", str(seed)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=True)
-    told = json.loads(done.stdout)
+    with processes(1, "drop", collection.name, 60, seed) as (process,):
+        told = process.hear()
     assert told["swallowed"] == 0, told
     assert told["known"] == 0, told
     assert held(collection) == []

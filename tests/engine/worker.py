@@ -3,8 +3,8 @@
 A worker says what it does in lines of JSON on its standard output, and goes on when it is sent a line.
 """
 
-import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import random
@@ -210,25 +210,64 @@ class Worker:
                 done.append((number, lock.fencing_token, entered, time.monotonic()))
         self.say(done=done)
 
-    def count_async(self, path: str, times: str, tasks: str) -> None:
-        """The same by many coroutines."""
-        file = Path(path)
-        done = []
+    def clone(self) -> None:
+        """Be copied twice while this runs, as a machine that goes on twice. The copies take twenty locks each, and say
+        the ids of their grants. There is one session and one thread by then."""
+        session, pid = self.sessions.current(), os.getpid()
+        for name in ("one", "two"):
+            # os.fork() tells everybody who wants to know, as a machine that is paused and copied does not.
+            child = ctypes.PyDLL(None).fork()
+            if child == 0:
+                os.getpid = lambda: pid
+                grants = []
+                for number in range(20):
+                    with MongoLock(lambda: session, (f"{name}{number}",), Options(PAUSE_WAITING)) as lock:
+                        grants += [grant.id for grant in lock._own.grants]
+                self.say(grants=grants, random=random.random().hex())
+                os._exit(0)
+            os.waitpid(child, 0)
 
-        async def increment() -> None:
-            for _ in range(int(times)):
-                async with self.lock(lease=30, margin=3) as lock:
-                    entered = time.monotonic()
-                    number = int(file.read_text())  # noqa: ASYNC240 - a few bytes
-                    await asyncio.sleep(0)
-                    file.write_text(str(number + 1))  # noqa: ASYNC240
-                    done.append((number, lock.fencing_token, entered, time.monotonic()))
+    def drop(self, cycles: str, seed: str) -> None:
+        """Drop locks while signals strike. Each is acquired in peace. Then a timer is set that goes off within the few
+        microseconds which it takes for the lock object to die, and its owner token with it: if Python runs there, it
+        swallows what the signal's handler raises. Say how often that was, and what the session still knows of."""
+        chance, swallowed, blows = random.Random(int(seed)), [0], [False]
 
-        async def main() -> None:
-            await asyncio.gather(*(increment() for _ in range(int(tasks))))
+        def strike(*_: object) -> None:
+            if blows[0]:
+                raise KeyboardInterrupt
 
-        asyncio.run(main())
-        self.say(done=done)
+        def count(_: object) -> None:
+            swallowed[0] += 1
+
+        def storm(things: list[MongoLock]) -> None:
+            end = time.perf_counter() + 0.000_3
+            blows[0] = True
+            try:
+                between = chance.uniform(0.000_004, 0.000_03)
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.000_001, 0.000_04), between)
+                things.clear()
+                while time.perf_counter() < end:
+                    pass
+            finally:
+                blows[0] = False
+
+        sys.unraisablehook = count
+        signal.signal(signal.SIGALRM, strike)
+        for number in range(int(cycles)):
+            mine = [self.lock(f"k{number}", lease=600).acquire()]
+            calm = False
+            while not calm:  # struck again at any of these lines
+                with contextlib.suppress(KeyboardInterrupt):
+                    if mine:
+                        storm(mine)
+                    blows[0] = False
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                    calm = True
+        session = self.sessions.current()
+        eventually(lambda: not session.known, 30)
+        self.say(swallowed=swallowed[0], known=session.known)
+        os._exit(0)  # what is left would be given back now
 
     def interrupted(self, cycles: str, seed: str) -> None:
         """Be interrupted (KeyboardInterrupt) at random moments of acquire and release."""

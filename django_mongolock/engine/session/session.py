@@ -67,6 +67,7 @@ class Session:
         self.cleanup = Cleanup(self.commands)
         self.orphans = Orphans(self.registry, self.queue, abandon)
         self.heartbeat.serve((self.orphans, self.renewals, self.cleanup), self.orphans.adopt)
+        self._closed = False
 
     def __repr__(self) -> str:
         return f"<Session {self.id}, pid {self.pid}, {len(self.registry.grants)} grants>"
@@ -177,7 +178,9 @@ class Session:
         self.waits.look()
 
     def close(self, timeout: float = 2.0) -> None:
-        """Release what is held, remove what may have been left, and close the client."""
+        """Release what is held, remove what may have been left, and close the client. A second call does nothing."""
+        if self._closed:
+            return
         end = self.now() + timeout
         self.waits.close()
         self.heartbeat.close()
@@ -197,3 +200,4 @@ class Session:
         self.waits.look()
         for part in (self.threads, self.notifications, self.store):
             part.close()
+        self._closed = True

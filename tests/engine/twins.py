@@ -1,0 +1,73 @@
+"""The two that carry the rule out, MongoDB and Python, behind one shape: a key, its steps, and its document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pymongo.read_concern import ReadConcern
+
+from django_mongolock.engine.document import Terms, entry
+from django_mongolock.engine.memory_server import MemoryServer, MemoryStore
+from django_mongolock.engine.mongo_store import MongoStore
+from django_mongolock.engine.replies import Reply
+from django_mongolock.engine.step import Limits, Step
+from django_mongolock.engine.store import Store
+
+Document = dict[str, Any]
+
+#: Terms under which nothing ends while a test lasts.
+CALM = Terms(lease=60, margin=1, waiter_lease=60)
+TIMEOUT = 20.0
+
+
+class Twin:
+    """The key "k" in one of the two.
+
+    read: gives its document. write: puts a document in its place, None: removes it.
+    """
+
+    def __init__(self, store: Store, read: Callable[[], Document], write: Callable[[Document | None], object]) -> None:
+        self.store, self.read, self.write = store, read, write
+
+    def apply(self, **step: Any) -> Reply:
+        return self.store.apply("k", Step(**step), TIMEOUT)
+
+    def add(self, grant: str, terms: Terms = CALM, *, new: Document | None = None, **step: Any) -> Reply:
+        """Ask for a grant. new: what its entry has besides."""
+        return self.apply(ask=grant, add={**entry(grant, "s", terms, {}), **(new or {})}, **step)
+
+    def take_free(self, grant: str, *, new: Document | None = None) -> Reply | None:
+        """The same in the short form."""
+        add = {**entry(grant, "s", CALM, {}), **(new or {})}
+        return self.store.take_free("k", Step(ask=grant, add=add), TIMEOUT)
+
+    def release(self, *grants: str) -> bool:
+        return self.apply(remove=grants, given=grants[0]).found
+
+    def renew(self, *grants: str, **step: Any) -> Any:
+        """Renew in bulk; return what was found of the key."""
+        return self.store.renew(["k"], Step(renew=grants, **step), TIMEOUT).get("k")
+
+
+def in_mongodb(store: MongoStore) -> Twin:
+    # A release is not confirmed by the majority, and looked at all the same.
+    locks = store.collection.with_options(read_concern=ReadConcern("local"))
+
+    def write(document: Document | None) -> None:
+        locks.delete_one({"_id": "k"})
+        if document is not None:
+            locks.insert_one(document)
+
+    return Twin(store, lambda: dict(locks.find_one({"_id": "k"}) or {}), write)
+
+
+def in_memory() -> Twin:
+    documents = (server := MemoryServer()).documents
+
+    def write(document: Document | None) -> None:
+        documents.pop("k", None)
+        if document is not None:
+            documents["k"] = document
+
+    return Twin(MemoryStore(server, Limits()), lambda: dict(documents["k"]), write)
