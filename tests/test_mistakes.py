@@ -256,7 +256,7 @@ def test_a_timedelta_is_a_time_beside_named_locks(monkeypatch: pytest.MonkeyPatc
     """Between attempts, and for documents."""
     states: Any = {"state": "exportStatus", "pending": {"exporting": "failed"}, "final": ["exported"]}
     declare = functools.partial(DocumentLock, Ad, **states)
-    monkeypatch.setattr(document_lock, "declare", lambda lock: None)  # for this test only
+    monkeypatch.setattr(document_lock, "_declared", {})  # for this test only
     second = timedelta(seconds=1)
     retrying = retrying_on_conflict(backoff=second, longest=2 * second)
     assert (retrying.backoff, retrying.longest) == (1.0, 2.0)

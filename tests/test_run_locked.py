@@ -184,6 +184,7 @@ class TestProgram:
         with pytest.raises(CommandError, match="put -- between the key and the program"):
             call_command("run_locked", "k")
 
+    @pytest.mark.long
     @pytest.mark.usefixtures("away")
     def test_away(self) -> None:
         """Without MongoDB nothing runs."""

@@ -296,6 +296,7 @@ class TestLeaks:
         settings.MONGOLOCK = {**settings.MONGOLOCK, "COMMAND_TIMEOUT": 0.5}
         connect(request.param)
 
+    @pytest.mark.long
     @pytest.mark.filterwarnings("ignore::UserWarning")
     def test_errors(self, wrong: None) -> None:
         """An address that cannot be used: the error, its causes, and what an error reporter shows of them."""

@@ -232,6 +232,7 @@ def answers(server: Any) -> bool:
         return connection.execute("SHOW listen_addresses").fetchone() == ("127.0.0.1",)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [Redis, Postgres, MariaDB])
 def test_another_server_answers_and_ends(kind: type[Redis | Postgres | MariaDB]) -> None:
     """Each on a port of its own, also for root; closed, nothing is left."""

@@ -223,6 +223,7 @@ class TestAdViews:
         assert send(client, "PATCH", f"/api/ads/{ad}/", price=20).status_code == 404
         assert audit.judge().clean
 
+    @pytest.mark.long
     def test_opt(self, client: Client, seller: User) -> None:
         """Opting out exports at once; while another flow has the ad, the answer is 423 with Retry-After."""
         ad = services.create_ad(str(seller.pk), "A tent", "", 10)

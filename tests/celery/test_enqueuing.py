@@ -83,6 +83,7 @@ def test_a_task_that_cannot_be_sent_leaves_nothing(monkeypatch: pytest.MonkeyPat
         assert holders(key) == []
 
 
+@pytest.mark.long
 def test_a_broker_that_cannot_be_reached() -> None:
     """F128: the connection is made before the key is taken, as others wait for what is between that and the message."""
     key = new_key()
@@ -147,7 +148,7 @@ class TestOnceTask:
     def test_mistakes(self, options: Any, said: str) -> None:
         """When the task is made."""
         with pytest.raises((TypeError, ValueError), match=said):
-            app.task(each_ad, name=f"tests.{new_key()}", base=OnceTask, lazy=False, **options)
+            app.task(each_ad, name=f"tests.{new_key()}", base=OnceTask, lazy=False, shared=False, **options)
 
 
 def each_ad(ad_id: int) -> None: ...

@@ -88,7 +88,8 @@ def exists(dotted: str) -> bool:
 def test_files_and_import_paths_exist() -> None:
     """Of every page. Permissions, tasks and loggers, which look alike, are not import paths."""
     package = ROOT / "django_mongolock"
-    homes = (ROOT, package, package / "static", package / "templates")
+    apart = [folder for name in ("static", "templates") for folder in package.glob(f"*/{name}")]
+    homes = (ROOT, package, package / "static", package / "templates", *apart)
     meta = [model._meta for model in apps.get_app_config("django_mongolock").get_models()]
     codes = {code for each in meta for code, _ in each.permissions}
     codes |= {f"{action}_{each.model_name}" for each in meta for action in each.default_permissions}

@@ -186,6 +186,7 @@ FUZZED = st.dictionaries(
 )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", EDITED)
 @pytest.mark.parametrize("is_edited", [False, True])
 def test_any_bytes(locks: Locks, order: Order, name: str, *, is_edited: bool) -> None:
