@@ -48,6 +48,7 @@ def queued(
     waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
     assert eventually(lambda: bool(stored()["waiters"]))
     assert listening(session)
+    time.sleep(0.2)
     yield theirs, waiter
     theirs.release()
     waiter.end().let_go()
