@@ -323,7 +323,7 @@ def test_one_listener_for_a_process_and_only_while_somebody_waits(
     """P8: a thread and a cursor with the first waiter, one for all keys, and none a moment after the last."""
     monkeypatch.setattr(listener, "LINGER", 0.2)
     with lock("free"), lock("free2"):
-        assert "mongolock-listener" not in [thread.name for thread in threading.enumerate()]
+        assert thread_of(session) is None
     with other("a", terms=CALM), other("b", terms=CALM):
         waiters = [Waiter(in_thread, lock(key, terms=CALM, wait=None)) for key in ("a", "b", "a")]
         assert listening(session)
