@@ -150,22 +150,26 @@ def test_built_twice_it_is_the_same(packages: Packages, tmp_path: Path) -> None:
 
 
 def test_actions_are_pinned() -> None:
-    """Each by a commit, which nobody can move; the version stands beside it, for Dependabot."""
+    """Each by a commit, which cannot be moved, with its version for Dependabot; or it is a workflow of this commit."""
     for path in (ROOT / ".github/workflows").glob("*.yml"):
         used = re.findall(r"uses: (.*)", path.read_text())
         assert used
-        assert [line for line in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)] == []
+        pinned = r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+|\./\.github/workflows/tests\.yml.*"
+        assert [line for line in used if not re.fullmatch(pinned, line)] == []
 
 
 def test_nothing_runs_before_the_upload() -> None:
-    """The job that builds a release runs pinned tools only; what is tested and published is what it built."""
+    """The job that builds a release runs pinned tools only; what is tested and published is what it built, from a
+    commit that has passed all checks."""
     jobs = re.split(r"(?m)^  (?=\w+:$)", (ROOT / ".github/workflows/release.yml").read_text().partition("\njobs:\n")[2])
     by_name = {job.partition(":")[0]: job for job in jobs if job.strip()}
+    checks = by_name.pop("checks")
+    assert "uses: ./.github/workflows/tests.yml" in checks
     assert list(by_name) == ["build", "test", "publish"]
     assert "dev.py" not in by_name["build"]
     assert "--require-hashes" in by_name["build"]
     assert "needs: build" in by_name["test"]
-    assert "needs: test" in by_name["publish"]
+    assert "needs: [test, checks]" in by_name["publish"]
     assert all("name: dist" in job for job in by_name.values())
     lines = (ROOT / ".github/build-requirements.txt").read_text().splitlines()
     assert all(re.fullmatch(r"[\w-]+==[\w.]+ --hash=sha256:[0-9a-f]{64}", line) for line in lines if line[0] != "#")

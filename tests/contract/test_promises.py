@@ -170,7 +170,6 @@ class TestOrder:
 class TestDurable:
     """P3: a grant is reported when a majority has it in its journals."""
 
-    @pytest.mark.long
     def test_each_command_that_grants_waits_for_the_majority(self, commands: Commands, key: str) -> None:
         """P3: of a free key, of a key with readers, and when it is asked for again."""
         with (
