@@ -257,6 +257,7 @@ def test_a_full_collection_takes_the_next_bell(queued: tuple[MongoLock, Waiter],
     assert waiter.end().at - released < SOON
 
 
+@pytest.mark.long
 def test_without_the_right_to_listen_waiters_look_and_say_so_once(
     session: Session,
     lock: LockMaker,
