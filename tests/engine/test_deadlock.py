@@ -243,6 +243,7 @@ def test_a_release_that_is_on_its_way_is_no_deadlock(
     timer.join()
 
 
+@pytest.mark.long
 def test_a_deadlock_that_is_over_is_not_told(
     lock: LockMaker,
     other: LockMaker,

@@ -131,7 +131,6 @@ WAYS = (
     entered_again,
     refused,
     a_permit,
-    the_connection_breaks,
     downgraded,
     extended,
 )
@@ -189,7 +188,9 @@ def take(
 
 
 @pytest.mark.parametrize("where", ["main thread", "thread", "event loop"])
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize(
+    "way", [*WAYS, pytest.param(the_connection_breaks, marks=pytest.mark.long)], ids=lambda way: way.__name__
+)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_dropped(session: Session, take: Callable[[Way, str], Refs], way: Way, where: str) -> None:

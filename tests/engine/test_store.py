@@ -205,7 +205,7 @@ def test_a_write_concern_error_is_no_grant(
     assert len(stored()["holders"]) == 1
 
 
-@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "failure",
     [

@@ -59,7 +59,7 @@ TOUCHED_BY: Final = {
     "session.releases": ("releases", "fast_path"),
     "session.renewals": ("session", "living", "minimum_holds", "waiting"),
     "session.session": ("session", "living", "releases", "locks", "waiting"),
-    "session.waits": ("waiting", "watching", "session", "journal"),
+    "session.waits": ("waiting", "bells", "session", "journal"),
 }
 #: For a named defect, all of these.
 ANYWHERE: Final = ("protocol", "session", "locks", "minimum_holds", "waiting", "arrival_order", "rule")
