@@ -102,6 +102,36 @@ def test_a_free_lock_that_cannot_be_asked_for_is_not_reported_as_contended(
     assert events == ["not_acquired"]
 
 
+def test_a_last_try_takes_its_entry_out_of_the_queue(
+    server: MemoryServer, new_session: Callable[..., MemorySession], in_thread: InThread
+) -> None:
+    """P6, F110: it is a command of its own, also where others try the same key at once and share one answer."""
+    goes_on = threading.Event()
+
+    class Slow(MemoryStore):
+        def apply(self, key: str, step: Step, timeout: float) -> Reply:
+            if step.trial:
+                goes_on.wait(10)
+            return super().apply(key, step, timeout)
+
+        def take_free(self, key: str, step: Step, timeout: float) -> None:
+            """It is not free."""
+
+    session = new_session(Slow)
+    calls = session.commands.threads
+    with make_lock(new_session(), terms=CALM):
+        waiter = Waiter(in_thread, make_lock(session, terms=CALM, wait=0.3))
+        assert eventually(lambda: server.documents["k"]["waiters"])
+        tries = []
+        for number in range(3):
+            tries.append(Waiter(in_thread, make_lock(session, terms=CALM, wait=0)))
+            assert eventually(lambda n=number: calls._under_way.get("k") == min(n + 1, 2))  # type: ignore[misc]
+        assert eventually(lambda: sum(map(len, calls._parked.get("k", ()))) == 2)  # the third, and the last try
+        goes_on.set()
+        assert all(isinstance(each.end().error, LockNotAcquired) for each in (waiter, *tries))
+        assert server.documents["k"]["waiters"] == []
+
+
 # Leases
 
 
