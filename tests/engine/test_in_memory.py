@@ -18,6 +18,7 @@ from bson.timestamp import Timestamp
 from django_mongolock.engine import rule_in_python
 from django_mongolock.engine.actions import Apply
 from django_mongolock.engine.document import LEAP, Terms, entry
+from django_mongolock.engine.grant import Grant
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.memory_server import MemoryServer, MemorySession, MemoryStore
 from django_mongolock.engine.protocol import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
@@ -103,33 +104,23 @@ def test_a_free_lock_that_cannot_be_asked_for_is_not_reported_as_contended(
 
 
 def test_a_last_try_takes_its_entry_out_of_the_queue(
-    server: MemoryServer, new_session: Callable[..., MemorySession], in_thread: InThread
+    server: MemoryServer, session: MemorySession, new_session: Callable[..., MemorySession], in_thread: InThread
 ) -> None:
-    """P6, F110: it is a command of its own, also where others try the same key at once and share one answer."""
-    goes_on = threading.Event()
+    """P6, F110: it is a command of its own, and shares no answer with others that try the same key."""
 
-    class Slow(MemoryStore):
-        def apply(self, key: str, step: Step, timeout: float) -> Reply:
-            if step.trial:
-                goes_on.wait(10)
-            return super().apply(key, step, timeout)
+    def asks_the_same(grant: Grant) -> bool:
+        return session.commands._terms_of(grant.acquisition.enter(trial=True))["same"] is not None
 
-        def take_free(self, key: str, step: Step, timeout: float) -> None:
-            """It is not free."""
-
-    session = new_session(Slow)
-    calls = session.commands.threads
     with make_lock(new_session(), terms=CALM):
-        waiter = Waiter(in_thread, make_lock(session, terms=CALM, wait=0.3))
+        waiter = Waiter(in_thread, make_lock(session, terms=CALM, wait=None))
         assert eventually(lambda: server.documents["k"]["waiters"])
-        tries = []
-        for number in range(3):
-            tries.append(Waiter(in_thread, make_lock(session, terms=CALM, wait=0)))
-            assert eventually(lambda n=number: calls._under_way.get("k") == min(n + 1, 2))  # type: ignore[misc]
-        assert eventually(lambda: sum(map(len, calls._parked.get("k", ()))) == 2)  # the third, and the last try
-        goes_on.set()
-        assert all(isinstance(each.end().error, LockNotAcquired) for each in (waiter, *tries))
-        assert server.documents["k"]["waiters"] == []
+        (queued,) = session.registry.grants.values()
+        assert not asks_the_same(queued)
+        first = new_grant(session, make_lock(session, terms=CALM), None)
+        session.registry.add(first)
+        assert asks_the_same(first)
+        del session.registry.grants[first.id]
+    waiter.end().let_go()
 
 
 # Leases
