@@ -78,9 +78,9 @@ def session_owner(request: HttpRequest) -> str:
     """The owner that stands for the session of *request*, for ``mongo_lock(..., owner=session_owner(request))``.
 
     It is made of the session's key and the project's secret, so all requests of a session have the same one, and it
-    does not reveal the key. A new session, which has no key, keeps a random one. A login keeps it. What it holds in MONGOLOCK["DATABASE"] is released when the session ends:
-    on logout, or when it is flushed. Its claims also end when its user gets another password, or is deactivated. Raises
-    TypeError without a session.
+    does not reveal the key. A new session, which has no key, keeps a random one. A login keeps it. What it holds in
+    MONGOLOCK["DATABASE"] is released when the session ends: on logout, or when it is flushed. Its claims also end when
+    its user gets another password, or is deactivated. Raises TypeError without a session.
     """
     session = _session(request)
     if (owner := session.get(OWNER_KEY)) is None:
