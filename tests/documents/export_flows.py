@@ -25,6 +25,7 @@ from django_mongolock import DocumentChanged, DocumentHeld  # noqa: E402
 from django_mongolock.documents import DocumentLock, HeldDocument  # noqa: E402
 from testproject.shop import ad_events, services  # noqa: E402
 from testproject.shop.models import Ad  # noqa: E402
+from tests.support import DATABASE  # noqa: E402
 
 tell = services.tell
 KILLS = ("before", "during", "after")
@@ -190,7 +191,7 @@ def supervise(*arguments: str) -> None:
 def count(times: str, collection: str, face: str) -> None:
     """Raise a number so many times by reading and writing, which only the lock keeps apart from the others."""
     client: MongoClient[dict[str, Any]] = MongoClient(os.environ["MONGODB_URI"])
-    raw = client["mongolock_tests"][collection]
+    raw = client[DATABASE][collection]
     lock = DocumentLock[dict[str, Any]](
         raw, state="state", pending={"counting": "failed"}, final=["counted"], stale_after=60
     )
