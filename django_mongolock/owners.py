@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, Final
 
-from django.conf import settings
+from django.contrib.auth import get_user_model
 from django.contrib.auth.signals import user_logged_out
 from django.contrib.sessions.backends import signed_cookies
 from django.contrib.sessions.backends.base import SessionBase
+from django.core.exceptions import ImproperlyConfigured
 from django.db.models.signals import post_save
 from django.http import HttpRequest
 from django.utils.crypto import salted_hmac
@@ -76,14 +78,12 @@ def session_owner(request: HttpRequest) -> str:
     """The owner that stands for the session of *request*, for ``mongo_lock(..., owner=session_owner(request))``.
 
     It is made of the session's key and the project's secret, so all requests of a session have the same one, and it
-    does not reveal the key. A login keeps it. What it holds in MONGOLOCK["DATABASE"] is released when the session ends:
-    on logout, or when it is flushed. Its claims also end when its user gets another password, or is deactivated. Raises
-    TypeError without a session.
+    does not reveal the key. A new session, which has no key, keeps a random one. A login keeps it. What it holds in
+    MONGOLOCK["DATABASE"] is released when the session ends: on logout, or when it is flushed. Its claims also end when
+    its user gets another password, or is deactivated. Raises TypeError without a session.
     """
     session = _session(request)
     if (owner := session.get(OWNER_KEY)) is None:
-        if session.session_key is None:
-            session.save()
         session[OWNER_KEY] = owner = _derived(session)
     return str(owner)
 
@@ -92,8 +92,6 @@ async def asession_owner(request: HttpRequest) -> str:
     """See session_owner()."""
     session = _session(request)
     if (owner := await session.aget(OWNER_KEY)) is None:
-        if session.session_key is None:
-            await session.asave()
         owner = _derived(session)
         await session.aset(OWNER_KEY, owner)
     return str(owner)
@@ -102,13 +100,13 @@ async def asession_owner(request: HttpRequest) -> str:
 def session_is_gone(request: HttpRequest) -> bool:
     """Return whether the session of *request* was ended by another request."""
     session = _session(request)
-    return not (_is_cookie(session) or session.exists(session.session_key))
+    return _is_stored(session) and not session.exists(session.session_key)
 
 
 async def asession_is_gone(request: HttpRequest) -> bool:
     """See session_is_gone()."""
     session = _session(request)
-    return not (_is_cookie(session) or await session.aexists(session.session_key))
+    return _is_stored(session) and not await session.aexists(session.session_key)
 
 
 def _session(request: HttpRequest | None) -> Any:
@@ -118,13 +116,14 @@ def _session(request: HttpRequest | None) -> Any:
     return session
 
 
-def _is_cookie(session: object) -> bool:
-    return isinstance(session, signed_cookies.SessionStore)
+def _is_stored(session: Any) -> bool:
+    """Whether it has a key that stays: not in its first request, and not where the cookie itself keeps it."""
+    return session.session_key is not None and not isinstance(session, signed_cookies.SessionStore)
 
 
 def _derived(session: Any) -> str:
-    # A session that is kept in the cookie has no key that stays.
-    key = secrets.token_urlsafe(16) if _is_cookie(session) else session.session_key
+    # A session without a key has no other request yet. It is not stored here: the caller may forget it again.
+    key = session.session_key if _is_stored(session) else secrets.token_urlsafe(16)
     return f"session:{salted_hmac('django_mongolock.owners', key, algorithm='sha256').hexdigest()[:32]}"
 
 
@@ -166,6 +165,7 @@ def _release(value: str, **which: Any) -> None:
 def watch_sessions() -> None:
     """Have the ends of sessions release what they hold. Called once, when the apps are ready."""
     user_logged_out.connect(_release_on_logout, dispatch_uid="django_mongolock.logout")
-    post_save.connect(_release_of_user, sender=settings.AUTH_USER_MODEL, dispatch_uid="django_mongolock.user")
+    with suppress(ImproperlyConfigured):  # a project without users
+        post_save.connect(_release_of_user, sender=get_user_model(), dispatch_uid="django_mongolock.user")
     if not hasattr(SessionBase.clear, "__wrapped__"):
         SessionBase.clear = _releasing(SessionBase.clear)  # type: ignore[assignment,method-assign]

@@ -287,6 +287,13 @@ class TestSession:
         anna.save()
         assert made.renew().held
 
+    def test_a_new_session(self, key: str, locks: Locks) -> None:
+        """The request that takes it may renew it at once, before its session is stored."""
+        request = request_of()
+        made = claim(key, owner=request).acquire()
+        assert made.renew().held
+        assert asyncio.run(made.arenew()).held
+
     def test_another_request_of_the_session(self, key: str, locks: Locks) -> None:
         """The session that was stored by the first request knows the owner."""
         request = request_of()

@@ -420,6 +420,7 @@ def test_wrong_permits(templates: tuple[str, ...], options: dict[str, Any], mess
         mongo_locked("a", permits=0)
 
 
+@pytest.mark.long
 @WITH_MONGO
 def test_a_key_that_somebody_else_has_since_is_waited_for() -> None:
     """F50, F45: whoever has it now is the one to wait for; a single try says who that is."""

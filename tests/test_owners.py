@@ -11,6 +11,7 @@ from django.contrib.auth import alogout, login, logout
 from django.contrib.auth.models import AnonymousUser, User
 from django.contrib.sessions.backends import signed_cookies
 from django.contrib.sessions.backends.db import SessionStore
+from django.contrib.sessions.models import Session
 from django.http import HttpRequest
 
 from django_mongolock import mongo_lock
@@ -105,6 +106,16 @@ class TestSession:
         assert session_owner(request_of(SessionStore(visitor.session.session_key))) == owner
         assert session_owner(request_of()) != owner
         assert str(visitor.session.session_key) not in owner
+
+    @pytest.mark.parametrize("asynchronous", [False, True])
+    def test_a_new_session(self, request_of: Callable[..., HttpRequest], asynchronous: bool) -> None:
+        """It is stored with the response, not before; later requests have the owner of the first."""
+        request = request_of()
+        owner = async_to_sync(asession_owner)(request) if asynchronous else session_owner(request)
+        assert not Session.objects.exists()
+        request.session.save()
+        again = request_of(SessionStore(request.session.session_key))
+        assert session_owner(again) == owner != session_owner(request_of())
 
     def test_a_session_in_the_cookie(self, request_of: Callable[..., HttpRequest]) -> None:
         """It has no key that stays: its owner is random, and kept in it."""

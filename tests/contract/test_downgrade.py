@@ -143,6 +143,7 @@ def test_no_way_back(key: str) -> None:
         mongo_lock(key).acquire()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arrived", [True, False])
 def test_no_answer(key: str, face: Face, elsewhere: Elsewhere, arrived: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command is sent again, whether or not it had taken effect: the lock is held as a reader's."""
@@ -168,6 +169,7 @@ def test_no_answer(key: str, face: Face, elsewhere: Elsewhere, arrived: bool, mo
     assert lock_info(key).state == "free"
 
 
+@pytest.mark.long
 def test_a_server_that_does_not_answer_any_more(key: str, face: Face) -> None:
     """At the end of the lease it is given up, and nothing of it comes back."""
     with override_locks() as locks:
@@ -181,6 +183,7 @@ def test_a_server_that_does_not_answer_any_more(key: str, face: Face) -> None:
             pass
 
 
+@pytest.mark.long
 def test_no_answer_for_one_of_several_keys(face: Face) -> None:
     """F104: all are given up, also those that are a reader's already."""
     with override_locks() as locks:

@@ -19,6 +19,7 @@ import pytest
 from django_mongolock import LockLost, LockMisused, LockNotAcquired, leader, lock_info, mongo_lock
 from django_mongolock.backends.base import get_backend
 from django_mongolock.conf import get_settings
+from django_mongolock.engine.replies import Bell
 from django_mongolock.engine.step import Step
 from django_mongolock.leaders import AsyncTerm, BaseTerm, Term
 from django_mongolock.testing import override_locks
@@ -33,7 +34,10 @@ def key(world: World) -> str:
 
 
 def ask(key: str) -> None:
-    get_backend().session().store.apply(key, Step(request_release_of=grants(key), requested_by="a test"), 10)
+    session, asked = get_backend().session(), grants(key)
+    session.store.apply(key, Step(request_release_of=asked, requested_by="a test"), 10)
+    for grant in asked:
+        session.store.ring(Bell(session.id, grant))
 
 
 def force(key: str) -> None:
@@ -71,12 +75,20 @@ async def test_a_term_in_a_coroutine(key: str) -> None:
     assert (term.held, term.ended.is_set(), lock_info(key).state) == (False, True, "free")
 
 
-#: What ends a term at once: a request and a forced release, which the next renewal finds, and the work itself.
+#: What ends a term at once: a request, a forced release, which the next renewal finds, and the work itself.
 ENDS: dict[str, Callable[[str, BaseTerm], object]] = {
     "asked": lambda key, term: ask(key),
     "forced": lambda key, term: force(key),
     "ended": lambda key, term: term.end(),
 }
+
+
+def test_a_request_ends_a_term_at_once(key: str) -> None:
+    """Not at its next renewal, ten seconds later: its process listens."""
+    with leader(key, lease=30) as term:
+        assert eventually(lambda: get_backend().session().waits.listener.listening)
+        ask(key)
+        assert term.ended.wait(5)
 
 
 @pytest.mark.parametrize("how", ENDS)

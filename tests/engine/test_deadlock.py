@@ -224,6 +224,7 @@ def test_nobody_pays_who_holds_nothing_else(
     waiter.end().let_go()
 
 
+@pytest.mark.long
 def test_a_release_that_is_on_its_way_is_no_deadlock(
     lock: LockMaker, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from bson.timestamp import Timestamp
 from django_mongolock.engine import rule_in_python
 from django_mongolock.engine.actions import Apply
 from django_mongolock.engine.document import LEAP, Terms, entry
+from django_mongolock.engine.grant import Grant
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.memory_server import MemoryServer, MemorySession, MemoryStore
 from django_mongolock.engine.protocol import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
@@ -100,6 +101,26 @@ def test_a_free_lock_that_cannot_be_asked_for_is_not_reported_as_contended(
         make_lock(session, wait=0).acquire()
     server.away = None
     assert events == ["not_acquired"]
+
+
+def test_a_last_try_takes_its_entry_out_of_the_queue(
+    server: MemoryServer, session: MemorySession, new_session: Callable[..., MemorySession], in_thread: InThread
+) -> None:
+    """P6, F110: it is a command of its own, and shares no answer with others that try the same key."""
+
+    def asks_the_same(grant: Grant) -> bool:
+        return session.commands._terms_of(grant.acquisition.enter(trial=True))["same"] is not None
+
+    with make_lock(new_session(), terms=CALM):
+        waiter = Waiter(in_thread, make_lock(session, terms=CALM, wait=None))
+        assert eventually(lambda: server.documents["k"]["waiters"])
+        (queued,) = session.registry.grants.values()
+        assert not asks_the_same(queued)
+        first = new_grant(session, make_lock(session, terms=CALM), None)
+        session.registry.add(first)
+        assert asks_the_same(first)
+        del session.registry.grants[first.id]
+    waiter.end().let_go()
 
 
 # Leases

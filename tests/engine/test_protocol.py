@@ -592,3 +592,25 @@ def test_an_owner_waits_for_a_former_grant_whose_process_may_live(fate: Fate) ->
     assert play.action == Read("k", "g", "o")
     play.answer(replace(QUEUED, former=FORMER), former="gone")
     assert play.action.step.resumes
+
+
+def test_what_leaves_the_queue_does_so_although_the_next_one_was_not_queued() -> None:
+    """P6: the command for the next one of its line got no answer; that one asks for itself."""
+    steps = protocol.leave(ACQUISITION)
+    assert isinstance(next(steps), QueueNext)
+    action = steps.throw(LockBackendFailed("no answer", "k"))
+    assert isinstance(action, Apply)
+    assert action.step.remove == (ACQUISITION.grant,)
+
+
+def test_an_answer_that_comes_during_a_pause_after_a_failure_counts() -> None:
+    """P6: another grant of its line has sent a command for it meanwhile, and holds the lock for it."""
+    steps = protocol.acquire(ACQUISITION, 10.0, 0.0)
+    next(steps)
+    failed = LockBackendFailed("no answer", "k")
+    failed.passing = True
+    assert isinstance(steps.throw(failed), Pause)
+    answer = Answer(Reply(held=True, token=7, acquired_at=datetime.now(UTC)), 11.0, 11.0, whole=True)
+    with pytest.raises(StopIteration) as ended:
+        steps.send(WaitResult(11.0, answer=answer))
+    assert ended.value.value.token == 7

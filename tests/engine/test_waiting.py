@@ -17,7 +17,7 @@ import pytest
 from pymongo.collection import Collection
 from pymongo.errors import AutoReconnect
 
-from django_mongolock.engine import clock, protocol
+from django_mongolock.engine import bells, clock, protocol
 from django_mongolock.engine.document import Terms, entry
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
@@ -81,6 +81,7 @@ def test_missed_news_are_made_good_by_the_renewal(
     waiter.end().let_go()
 
 
+@pytest.mark.long
 def test_what_a_waiter_renewed_is_its_place_although_it_holds_the_lock_when_the_answer_comes(
     session: Session,
     lock: LockMaker,
@@ -102,6 +103,7 @@ def test_what_a_waiter_renewed_is_its_place_although_it_holds_the_lock_when_the_
         return find(*arguments, **options)
 
     monkeypatch.setattr(collection, "find", find_once)
+    monkeypatch.setattr(bells, "RING_TIMEOUT", 10.0)  # nothing else tells the waiter, also on a busy machine
     waiter_lease = 20
     with other(terms=CALM):
         waiter = Waiter(in_thread, lock(terms=replace(CALM, waiter_lease=waiter_lease), wait=None))

@@ -193,6 +193,23 @@ def test_two_calls_of_a_key_are_made_at_a_time(new_threads: Callable[..., Worker
     assert not threads._parked
 
 
+def test_what_waits_for_threads_keeps_no_place_of_its_key(new_threads: Callable[..., WorkerThreads]) -> None:
+    """F110: what may not be made yet, because other keys use the threads that it may have, keeps from being made
+    nothing of its key that is more urgent."""
+    threads, made = new_threads(8, shares=(1, 1, 0.5)), list[int]()
+    hold = Hold(threads, 2, priority=1, key="k")
+    for number in range(2):
+        threads.submit(lambda number=number: made.append(number), priority=2, key="k")  # type: ignore[misc]
+    assert eventually(lambda: "k" in threads._parked)
+    others = Hold(threads, 4, priority=1)
+    hold.let_go()
+    assert eventually(lambda: len(threads._running) == 4)
+    assert [threads.call(lambda left: "release", 5.0, priority=0, key="k") for _ in range(3)] == ["release"] * 3
+    assert made == []
+    others.let_go()
+    assert eventually(lambda: made == [0, 1] and not threads._under_way and not threads._parked)
+
+
 async def test_what_waits_for_a_key_and_is_given_up_is_not_made(new_threads: Callable[..., WorkerThreads]) -> None:
     """F67, F110: by a time limit, or by a cancellation; nothing of it is left, and the next one is made."""
     threads = new_threads(8)
