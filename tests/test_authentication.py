@@ -28,6 +28,7 @@ from django_mongolock import checks, mongo_lock
 from django_mongolock.backends.base import close_backends, get_backend, mongo_store
 from django_mongolock.documents import declared
 from django_mongolock.documents.document_lock import declare, undeclare
+from django_mongolock.engine import bells
 from django_mongolock.engine.indexes import ensure_indexes
 from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.idempotency import idempotent
@@ -114,11 +115,13 @@ def guarded() -> Iterator[ReplicaSet]:
 
 @pytest.fixture
 def root(guarded: ReplicaSet) -> Iterator[Any]:
-    """The locks collection, for one who may do everything; empty, with its indexes."""
+    """The locks collection, for one who may do everything; empty, with its indexes and its bells."""
     with MongoClient[Document](guarded.uri, username="root", password=PASSWORD) as client:
         collection = client[DATABASE].mongolock_locks
         collection.drop()
         ensure_indexes(collection)
+        for bell in bells.Bells(collection).collections:
+            bells.make(bell)
         yield collection
 
 
@@ -131,8 +134,11 @@ def login(guarded: ReplicaSet, root: Any, connect: Connect, monkeypatch: pytest.
     return login
 
 
-def hand_over() -> bool:
-    """Let one thread wait for the lock of another; return whether it got it, by a bell or by looking."""
+def hand_over(*, heard: bool = False) -> bool:
+    """Let one thread wait for the lock of another; return whether it got it, by a bell or by looking.
+
+    heard: the lock is not handed over before the session listens.
+    """
     got = threading.Event()
 
     def wait() -> None:
@@ -144,6 +150,7 @@ def hand_over() -> bool:
         thread.start()
         key = {"_id": "handed", "waiters.0": {"$exists": True}}
         assert eventually(lambda: mongo_store().collection.find_one(key))
+        assert not heard or eventually(lambda: get_backend().session().waits.listener.listening)
     thread.join(20)
     return got.is_set()
 
@@ -229,11 +236,13 @@ class TestRights:
             )
             database.mongolock_locks_results.drop()
 
-    def test_check_sees_missing_indexes(self, login: Connect, root: Any) -> None:
-        """With the right to list them; the role for deployments makes them."""
+    def test_check_sees_what_is_missing(self, login: Connect, root: Any) -> None:
+        """Indexes, with the right to list them, and bells; the role for deployments makes them."""
         root.drop_indexes()
+        for bell in bells.Bells(root).collections:
+            bell.drop()
         login("mongolock")
-        assert ask() == ["W103"]
+        assert ask() == ["W104", "W103"]
         login("mongolockDeploy")
         call_command("migrate", database="mongo", verbosity=0)
         assert ask() == []
@@ -368,8 +377,7 @@ class TestTLS:
     def test_right(self, encrypted: ReplicaSet, connect: Connect) -> None:
         """Locks, waiting for a bell, and the check work over TLS."""
         connect(encrypted.uri)
-        assert hand_over()
-        assert get_backend().session().waits.listener.listening
+        assert hand_over(heard=True)
         assert "E101" not in ask()
 
     def test_the_documented_settings(

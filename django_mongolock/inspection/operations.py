@@ -120,7 +120,8 @@ def _apply(store: MongoStore, keys: Sequence[str], which: Which, clock: str, tim
             let=step.arguments(store.config.limits, CLOCK, CLUSTER_TIME),
             hint="_id_",  # without it, the server goes through all stale locks for every batch
         )
-    store.ring_for(keys, timeout)
+    if result.modified_count:
+        store.ring_for(keys, timeout)
     return result.modified_count
 
 
@@ -166,14 +167,15 @@ def force_release(
         before = store.collection.find_one_and_update(
             {"_id": {"$eq": key}, "holders.grant": {"$in": list(grants)}, "$expr": IS_WHOLE},
             pipeline(step),
-            {**_REPORTED, "now": "$$NOW"},
+            {**_REPORTED, "now": "$$NOW", "waited_for": {"$ne": ["$waiters", []]}},
             let=step.arguments(store.config.limits, CLOCK, CLUSTER_TIME),
             return_document=ReturnDocument.BEFORE,
         )
     if before is None:
         store.diagnose(key, timeout)
         return []
-    store.ring_for([key], timeout)
+    if before["waited_for"]:
+        store.ring_for([key], timeout)
     taken = _holders(before, grants)
     for holder in taken:
         log(INFO, "release forced", key=key, token=holder.get("token"), by=by, reason=reason)
