@@ -103,10 +103,11 @@ def oldest_supported() -> tuple[int, ...]:
 
 
 def pythons() -> Iterator[Candidate]:
-    """Find the released Pythons of this machine: on PATH, of pyenv, of uv."""
+    """Find the released Pythons of this machine: on PATH, of pyenv, of uv, beside this one."""
     home = Path.home()
     pyenv = Path(os.environ.get("PYENV_ROOT") or home / ".pyenv") / "versions"
-    folders = [*map(Path, os.get_exec_path()), *pyenv.glob("*/bin"), *(home / ".local/share/uv/python").glob("*/bin")]
+    homes = (pyenv, home / ".local/share/uv/python", Path(sys.base_prefix).parent)
+    folders = [*map(Path, os.get_exec_path()), *(folder for each in homes for folder in each.glob("*/bin"))]
     found = {str(path) for folder in folders for path in folder.glob("python3.*") if re.search(r"3\.\d+$", path.name)}
     for path in sorted(found | {sys.executable}):
         answer = subprocess.run([path, "-c", PROBE], capture_output=True, text=True, check=False)

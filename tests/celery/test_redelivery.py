@@ -81,7 +81,10 @@ def test_a_killed_process_of_the_pool(place: MakePlace, name: str, task: Any) ->
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_pools(place: MakePlace, name: str, pool: str) -> None:
-    """F30, F31: in every pool tasks take their locks, wait, come back, and a warm shutdown gives back what was kept."""
+    """F30, F31: in every pool tasks take their locks, wait, come back, and a warm shutdown gives back what was kept.
+
+    A greenlet ends with its task, as a thread may: what it kept is released at once.
+    """
     here = place()
     worker = here.start(pool=pool)
     with mongo_lock(name, wait=0):
@@ -90,7 +93,7 @@ def test_pools(place: MakePlace, name: str, pool: str) -> None:
     assert done(here, waits) == "soon"
     result = tasks.facts.delay(name)
     assert done(here, result) == [f"task tests.celery.app.facts {result.id}", result.id]
-    assert holders(f"kept:{name}")
+    assert eventually(lambda: holders(f"kept:{name}") == []) if pool == "gevent" else holders(f"kept:{name}")
     assert worker.stop() == 0, here.logs()
     assert holders(f"kept:{name}") == []
     assert "Traceback" not in here.logs()
