@@ -4,9 +4,10 @@ import os
 from typing import Any
 
 from tests.outside.settings import *  # noqa: F403
-from tests.outside.settings import DATABASES, MONGOLOCK
+from tests.outside.settings import DATABASES, INSTALLED_APPS, MONGOLOCK
 
 ROOT_URLCONF = "tests.outside.urls"
+INSTALLED_APPS += ["django_mongolock.documents"]
 DATABASES["default"]["NAME"] = ":memory:"
 locks: Any = DATABASES["locks"]
 locks |= {
