@@ -777,6 +777,7 @@ class TestDamage:
 class TestAway:
     """While MongoDB does not answer there is a page, and status 503; never a traceback, never a password."""
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         "ask",
         [
@@ -794,6 +795,7 @@ class TestAway:
         assert "The locks cannot be shown now: MongoDB did not answer" in text_of(response)
         assert b"hunter2" not in response.content
 
+    @pytest.mark.long
     def test_in_the_middle(self, locks: Locks, admin: Client, away: None) -> None:
         """A force release that could not be done is told of, and not written down."""
         response = admin.post(RELEASE, {"lock": json.dumps(["k", [1]]), "reason": "x"})

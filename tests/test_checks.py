@@ -278,11 +278,13 @@ class TestServer:
         settings.MONGOLOCK = {**settings.MONGOLOCK, "LEASE": 0}
         assert ask() == []
 
+    @pytest.mark.long
     def test_warnings_do_not_stop_it(self, away: None, settings: Settings) -> None:
         """A warning about the settings is no reason not to ask."""
         settings.DATABASE_ROUTERS = []
         assert ids(ask()) == ["E101"]
 
+    @pytest.mark.long
     def test_unreachable(self, away: None) -> None:
         """Nobody listens: one error with our words, and no password."""
         [found] = ask()

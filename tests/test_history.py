@@ -158,6 +158,7 @@ class TestNobodyWaits:
             pass
         assert NAME not in locks.collection.database.list_collection_names()
 
+    @pytest.mark.long
     def test_no_command_of_its_own(self, kept: Any, commands: Commands) -> None:
         """An acquisition and a release are two commands, as they are without; the rest comes later, many at once."""
         with mongo_lock("warm"):

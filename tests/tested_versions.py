@@ -138,7 +138,7 @@ def run(name: str, python: str, arguments: Sequence[str]) -> tuple[int, str]:
     facts = json.loads(subprocess.check_output([python, "-c", FACTS], cwd=ROOT, env=variables))
     print(f"versions: {name}: Python {facts[0]}, Django {facts[1]}", flush=True)
     report = ROOT / f".versions-{name}.xml"
-    options = ["--numprocesses", str(os.cpu_count() or 1), "-k", SELECTED, f"--junit-xml={report}"]
+    options = ["--no-limit", "--numprocesses", str(os.cpu_count() or 1), "-k", SELECTED, f"--junit-xml={report}"]
     try:
         code = subprocess.call([python, "-m", "pytest", *options, *TESTS, *arguments], cwd=ROOT, env=variables)
         return code, row(name, facts, passed(report) if code == 0 else 0)

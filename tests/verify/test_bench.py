@@ -199,6 +199,7 @@ def sleep(state: State, seconds: float) -> int:
     return os.getpid()
 
 
+@pytest.mark.long
 def test_an_error_in_a_worker_is_told() -> None:
     """With its type and its place; the worker lives on."""
     with workers(1) as (worker,):
