@@ -432,6 +432,7 @@ class TestResults:
             away.__exit__(None, None, None)
         assert "a result is not kept" in caplog.text
 
+    @pytest.mark.long
     def test_no_mongodb(self, view: Any, key: str) -> None:
         """503, and nothing is done."""
         with override_locks() as locks, locks.unavailable():

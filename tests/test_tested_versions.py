@@ -96,5 +96,6 @@ def test_only_pythons_that_run_are_found(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("PYENV_ROOT", raising=False)
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path / "apart" / "python"))
     found = sorted(tested_versions.pythons())
     assert [each.version for each in found] == [tuple(sys.version_info[:3]), (3, 96, 1)]

@@ -269,6 +269,7 @@ class TestOnCommit:
             thread.join()
         assert story == ["release, 0 rows"]
 
+    @pytest.mark.long
     def test_thread_that_dies(self, rows: Rows) -> None:
         """F32: a thread that ends inside its transaction leaves no lock."""
         keys = [new_key()]

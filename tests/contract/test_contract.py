@@ -150,6 +150,7 @@ def cancelled(lock: MongoLock) -> None:
 class TestTurns:
     """Who waits gets it in its turn."""
 
+    @pytest.mark.long
     def test_handed_over_to_another_process(self, key: str, elsewhere: Elsewhere, in_thread: InThread) -> None:
         first = elsewhere(key).acquire()
         got = []

@@ -256,6 +256,7 @@ def event(text: ast.expr) -> str:
     return re.split(r" \w+=%", words)[0]
 
 
+@pytest.mark.long
 def test_log_events() -> None:
     """Every event that is logged."""
     real = {words for path, words, _ in logged() if path.name != "logs.py"}

@@ -364,6 +364,7 @@ class TestListLocks:
         assert 0 < row["left_seconds"] < 60
         assert (found["more"], found["error"]) == (False, None)
 
+    @pytest.mark.long
     def test_away(self, plain: Ground, locks: Locks, away: Any) -> None:
         """A document lock that cannot be read hides no other, and the exit code is 1."""
         id_, out = stuck(plain, 5), io.StringIO()
@@ -518,6 +519,7 @@ class TestClearStaleLocks:
         assert "exporting → failed" in text
         assert plain.read(id_, "state") == ("failed" if answer == "y" else "exporting")
 
+    @pytest.mark.long
     def test_one_that_is_away(self, plain: Ground, locks: Locks, away: Any) -> None:
         """It stops no other, and the exit code tells."""
         id_ = stuck(plain)

@@ -338,6 +338,7 @@ lock.acquire(({id_!r}, 1), "exporting")._holding.abandon()
 class TestServer:
     """The same with a server that really does it."""
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         "failure",
         [

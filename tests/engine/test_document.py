@@ -82,6 +82,7 @@ def test_the_longest_key_has_512_bytes_with_its_prefix() -> None:
         check_key("k" * 10_000_000)
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(st.one_of(st.text(), st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")))))
 def test_a_key_that_is_taken_can_be_stored_and_stays_what_it_is(text: str) -> None:

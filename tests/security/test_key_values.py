@@ -74,6 +74,7 @@ class TestForms:
                 lock_key(f"x:{{a:{form}}}", a=value)
             assert len(str(refusal.value)) < 300
 
+    @pytest.mark.long
     @given(st.text() | st.integers() | st.floats() | st.binary() | st.booleans() | st.none(), st.sampled_from(FORMS))
     @example("\ud800", "shop.Order")
     @example("\0", "uuid")

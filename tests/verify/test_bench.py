@@ -223,6 +223,7 @@ def test_a_worker_that_hangs_or_dies_is_told_and_ended() -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+@pytest.mark.long
 def test_who_cannot_connect_is_left_out(world: World) -> None:
     """A peer whose server does not answer does not end the run."""
     bench = Bench(world, quick=True)
