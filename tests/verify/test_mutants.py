@@ -18,7 +18,7 @@ from django_mongolock.engine.step import Step
 from verify.simulation import hunt, mutants, mutation
 from verify.simulation.defects import DEFECTS, broken
 from verify.simulation.invariants import minimum_holds
-from verify.simulation.results import Book, Result, totals
+from verify.simulation.mutants import Book, Result, totals
 
 MUTATED = "session.local_queue"
 

@@ -61,14 +61,21 @@ class Patches:
         self._undo.close()
 
 
-# The variants
+PATCHES: Final[dict[str, Callable[[Patches], None]]] = {}
 
 
-def _w1_grants(patches: Patches) -> None:
+def _variant(patch: Callable[[Patches], None]) -> Callable[[Patches], None]:
+    PATCHES[patch.__name__.replace("_", "-")] = patch
+    return patch
+
+
+@_variant
+def w1_grants(patches: Patches) -> None:
     patches.set(mongo_store, "MAJORITY", WriteConcern(w=1))
 
 
-def _hand_over_w1(patches: Patches) -> None:
+@_variant
+def hand_over_w1(patches: Patches) -> None:
     handing_over = threading.local()
 
     class Weaker(WriteConcern):
@@ -89,7 +96,8 @@ def _hand_over_w1(patches: Patches) -> None:
     patches.set(MongoStore, "apply", weakly)
 
 
-def _deadline_from_reply(patches: Patches) -> None:
+@_variant
+def deadline_from_reply(patches: Patches) -> None:
     answer, judge = Commands.answer, Renewals.judge
 
     def answer_from_now(self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
@@ -102,7 +110,8 @@ def _deadline_from_reply(patches: Patches) -> None:
     patches.set(Renewals, "judge", judge_from_now)
 
 
-def _deadline_from_news(patches: Patches) -> None:
+@_variant
+def deadline_from_news(patches: Patches) -> None:
     hear = Waits.result
 
     def hear_a_whole_lease(self: Waits, grant: Grant) -> WaitResult:
@@ -112,7 +121,8 @@ def _deadline_from_news(patches: Patches) -> None:
     patches.set(Waits, "result", hear_a_whole_lease)
 
 
-def _place_as_lease(patches: Patches) -> None:
+@_variant
+def place_as_lease(patches: Patches) -> None:
     judge = Renewals.judge
 
     def judge_as_held(self: Renewals, grant: Grant, found: Found | None, number: int, *times: float) -> None:
@@ -122,7 +132,8 @@ def _place_as_lease(patches: Patches) -> None:
     patches.set(Renewals, "judge", judge_as_held)
 
 
-def _look_as_renewal(patches: Patches) -> None:
+@_variant
+def look_as_renewal(patches: Patches) -> None:
     answer = Commands.answer
 
     def believe_a_look(self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
@@ -131,11 +142,13 @@ def _look_as_renewal(patches: Patches) -> None:
     patches.set(Commands, "answer", believe_a_look)
 
 
-def _no_deadline(patches: Patches) -> None:
+@_variant
+def no_deadline(patches: Patches) -> None:
     patches.set(Grant, "held", property(lambda self: self.state is State.HELD))
 
 
-def _release_by_key(patches: Patches) -> None:
+@_variant
+def release_by_key(patches: Patches) -> None:
     apply = MongoStore.apply
 
     def release(self: MongoStore, key: str, _: str, timeout: float) -> bool:
@@ -152,11 +165,13 @@ def _release_by_key(patches: Patches) -> None:
     patches.set(MongoStore, "release_uncontended", release)
 
 
-def _no_tombstone(patches: Patches) -> None:
+@_variant
+def no_tombstone(patches: Patches) -> None:
     patches.set(protocol, "TOMBSTONE_TTL", 0)
 
 
-def _unknown_outcome_forgotten(patches: Patches) -> None:
+@_variant
+def unknown_outcome_forgotten(patches: Patches) -> None:
     def forget(self: Session, grant: Grant) -> None:
         grant.release()
         self.forget(grant)
@@ -165,7 +180,8 @@ def _unknown_outcome_forgotten(patches: Patches) -> None:
     patches.set(Session, "abandon", forget)
 
 
-def _taken_and_forgotten(patches: Patches) -> None:
+@_variant
+def taken_and_forgotten(patches: Patches) -> None:
     lost = Session.lost
 
     def lost_without_doubt(self: Session, grant: Grant) -> None:
@@ -175,7 +191,8 @@ def _taken_and_forgotten(patches: Patches) -> None:
     patches.set(Session, "lost", lost_without_doubt)
 
 
-def _local_read(patches: Patches) -> None:
+@_variant
+def local_read_grant(patches: Patches) -> None:
     apply = MongoStore.apply
 
     def read(self: Acquisition) -> Apply:
@@ -193,7 +210,8 @@ def _local_read(patches: Patches) -> None:
     patches.set(MongoStore, "apply", apply_or_look)
 
 
-def _no_op_as_proof(patches: Patches) -> None:
+@_variant
+def no_op_as_proof(patches: Patches) -> None:
     def renew(self: MongoStore, keys: Sequence[str], made: Step, timeout: float) -> dict[str, Found]:
         mine = {"_id": {"$in": list(keys)}, "holders.grant": {"$in": made.renew}}
         with pymongo.timeout(timeout):
@@ -212,31 +230,14 @@ def _no_op_as_proof(patches: Patches) -> None:
     patches.set(MongoStore, "renew", renew)
 
 
-def _no_clock_stamp(patches: Patches) -> None:
+@_variant
+def no_clock_stamp(patches: Patches) -> None:
     patches.set(ClockEncoder, "transform_python", lambda self, value: "")
 
 
-def _arrival_forgotten(patches: Patches) -> None:
+@_variant
+def arrival_forgotten(patches: Patches) -> None:
     patches.set(Commands, "with_arrival", lambda self, made, entry, grant, now: made)
-
-
-PATCHES: Final[dict[str, Callable[[Patches], None]]] = {
-    "w1-grants": _w1_grants,
-    "hand-over-w1": _hand_over_w1,
-    "deadline-from-reply": _deadline_from_reply,
-    "deadline-from-news": _deadline_from_news,
-    "place-as-lease": _place_as_lease,
-    "look-as-renewal": _look_as_renewal,
-    "no-deadline": _no_deadline,
-    "release-by-key": _release_by_key,
-    "no-tombstone": _no_tombstone,
-    "taken-and-forgotten": _taken_and_forgotten,
-    "unknown-outcome-forgotten": _unknown_outcome_forgotten,
-    "local-read-grant": _local_read,
-    "no-op-as-proof": _no_op_as_proof,
-    "no-clock-stamp": _no_clock_stamp,
-    "arrival-forgotten": _arrival_forgotten,
-}
 
 
 @dataclass(frozen=True)

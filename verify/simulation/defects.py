@@ -7,55 +7,43 @@ in Python and in the simulated connection.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, Final
 
+from bson.int64 import Int64
+
+from django_mongolock.engine import protocol, rule_in_python
+from django_mongolock.engine.actions import Answer, Apply
+from django_mongolock.engine.grant import Grant, State
+from django_mongolock.engine.memory_filters import is_there, reply_of
+from django_mongolock.engine.protocol import Acquisition
+from django_mongolock.engine.replies import Beat, Found, Reply
+from django_mongolock.engine.rule_in_python import Moment, _Rule
+from django_mongolock.engine.session.cleanup import Cleanup
+from django_mongolock.engine.session.commands import Commands
+from django_mongolock.engine.session.local_queue import LocalQueue
+from django_mongolock.engine.session.renewals import Renewals
+from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.step import Step
 from verify.faults.broken import PATCHES, Patches
-from verify.simulation import client_defects, rule_defects, session_defects
+from verify.simulation.client import SimStore, Work
+from verify.simulation.server import Document, Member, Parsed
+
+Entries = list[Document]
 
 #: What patches nothing but code that the simulation runs is taken from there.
 _SHARED: Final = (
-    "deadline-from-reply",
-    "deadline-from-news",
-    "place-as-lease",
-    "look-as-renewal",
-    "no-deadline",
-    "no-tombstone",
-    "taken-and-forgotten",
-    "unknown-outcome-forgotten",
-    "arrival-forgotten",
+    *("deadline-from-reply", "deadline-from-news", "place-as-lease", "look-as-renewal", "no-deadline", "no-tombstone"),
+    *("taken-and-forgotten", "unknown-outcome-forgotten", "arrival-forgotten"),
 )
-DEFECTS: Final[dict[str, Callable[[Patches], None]]] = {
-    **{name: PATCHES[name] for name in _SHARED},
-    "w1-grants": client_defects.w1_grants,
-    "hand-over-w1": client_defects.hand_over_w1,
-    "client-clock": client_defects.client_clock,
-    "release-by-key": client_defects.release_by_key,
-    "renewal-without-grant": session_defects.renewal_without_grant,
-    "counter-token": rule_defects.counter_token,
-    "local-read-grant": client_defects.local_read,
-    "no-op-as-proof": client_defects.no_op_as_proof,
-    "old-time-cuts": rule_defects.old_time_cuts,
-    "late-unnoticed": rule_defects.late_unnoticed,
-    "set-back-unnoticed": rule_defects.set_back_unnoticed,
-    "no-clock-stamp": rule_defects.no_clock_stamp,
-    "waiters-never-pruned": rule_defects.waiters_never_pruned,
-    "newest-first": rule_defects.newest_first,
-    "released-renewed": rule_defects.released_renewed,
-    "other-primary-never": rule_defects.other_primary_never,
-    "end-of-another-clock": session_defects.end_of_another_clock,
-    "longest-place": session_defects.longest_place,
-    "old-bells": session_defects.old_bells,
-    "bell-before-majority": client_defects.bell_before_majority,
-    "minimum-hold-ignored": rule_defects.minimum_hold_ignored,
-    "next-not-queued": session_defects.next_not_queued,
-    "tombstones-ignored": rule_defects.tombstones_ignored,
-    "heir-without-doubt": session_defects.heir_without_doubt,
-    "all-in-one": session_defects.all_in_one,
-    "without-limit": session_defects.without_limit,
-    "loss-untold": session_defects.loss_untold,
-    "undone-release-kept": session_defects.undone_release_kept,
-}
+DEFECTS: Final[dict[str, Callable[[Patches], None]]] = {name: PATCHES[name] for name in _SHARED}
+
+
+def _defect(patch: Callable[[Patches], None]) -> Callable[[Patches], None]:
+    DEFECTS[patch.__name__.replace("_", "-")] = patch
+    return patch
 
 
 @contextlib.contextmanager
@@ -68,3 +56,325 @@ def broken(name: str | None) -> Iterator[None]:
         yield
     finally:
         patches.undo()
+
+
+# The connection
+
+
+@_defect
+def client_clock(patches: Patches) -> None:
+    write = SimStore._write
+
+    def by_our_clock(self: SimStore, key: str, step: Step, given: Any, parsed: Parsed, **how: Any) -> Work:
+        now = Member(0, 3.0 * (self._process.pid % 5)).time(self._kernel)
+        parsed.moment = replace(parsed.moment, now=now)
+        return write(self, key, step, given, parsed, **how)
+
+    patches.set(SimStore, "_write", by_our_clock)
+
+
+@_defect
+def w1_grants(patches: Patches) -> None:
+    write = SimStore._write
+
+    def weakly(self: SimStore, *what: Any, majority: bool = True, reply: bool = False) -> Work:
+        return write(self, *what, majority=False, reply=reply)
+
+    patches.set(SimStore, "_write", weakly)
+
+
+@_defect
+def hand_over_w1(patches: Patches) -> None:
+    write = SimStore._write
+
+    def weakly(self: SimStore, key: str, step: Step, *what: Any, majority: bool = True, reply: bool = False) -> Work:
+        return write(self, key, step, *what, majority=majority and not step.given, reply=reply)
+
+    patches.set(SimStore, "_write", weakly)
+
+
+@_defect
+def release_by_key(patches: Patches) -> None:
+    write = SimStore._write
+
+    def whoever(self: SimStore, key: str, step: Step, given: Any, *what: Any, **how: Any) -> Work:
+        holders = self._servers.documents.get(key, {}).get("holders", [])
+        if step.remove and step.add is None and not step.tombstone_ttl and given is not None:
+            step, given = Step(remove=tuple(e["grant"] for e in holders), force=True), lambda document: True
+        return (yield from write(self, key, step, given, *what, **how))
+
+    patches.set(SimStore, "_write", whoever)
+
+
+@_defect
+def local_read_grant(patches: Patches) -> None:
+    apply = SimStore.apply
+
+    def read(self: Acquisition) -> Apply:
+        return Apply(self.key, Step(ask=self.grant))
+
+    def apply_or_look(self: SimStore, key: str, step: Step, timeout: float) -> Reply:
+        if step != Step(ask=step.ask, beat=step.beat):
+            return apply(self, key, step, timeout)
+
+        def work(parsed: Parsed) -> Work:
+            yield 0.0
+            return reply_of(key, self._servers.documents.get(key), step.ask, parsed.moment.now)
+
+        reply: Reply = self._send(work, timeout, key)
+        return replace(reply, beat=step.beat) if reply.held else reply
+
+    patches.set(Acquisition, "read", read)
+    patches.set(SimStore, "apply", apply_or_look)
+
+
+@_defect
+def no_op_as_proof(patches: Patches) -> None:
+    def renew(self: SimStore, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
+        def work(parsed: Parsed) -> Work:
+            yield 0.0
+            documents = self._servers.documents
+            mine = [key for key in keys if key in documents and is_there(documents[key], step.renew)]
+            return {key: _all_renewed(documents[key], step.beat) for key in mine}
+
+        found: dict[str, Found] = self._send(work, timeout)
+        return found
+
+    patches.set(SimStore, "renew", renew)
+
+
+def _all_renewed(document: Document, beat: int) -> Found:
+    return Found(document["token"], {e["grant"]: Beat(beat, token=e["token"]) for e in document["holders"]}, {})
+
+
+@_defect
+def bell_before_majority(patches: Patches) -> None:
+    write = SimStore._write
+
+    def ring_at_once(self: SimStore, key: str, step: Step, given: Any, parsed: Parsed, **how: Any) -> Work:
+        work = write(self, key, step, given, parsed, **how)
+        while True:
+            try:
+                pause = next(work)
+            except StopIteration as end:
+                return end.value
+            if parsed.has_written and not isinstance(pause, float):
+                for bell in reply_of(key, self._servers.documents.get(key), step.ask, parsed.moment.now).granted:
+                    self.ring(bell)
+            yield pause
+
+    patches.set(SimStore, "_write", ring_at_once)
+
+
+# The rule in Python
+
+
+@_defect
+def old_time_cuts(patches: Patches) -> None:
+    begin, live = _Rule.__init__, _Rule.live_holders
+
+    def init(self: _Rule, step: Step, limits: Any, moment: Moment, document: Document) -> None:
+        begin(self, step, limits, moment, document)
+        self.old_now = moment.now  # type: ignore[attr-defined]
+
+    def cut(self: _Rule) -> Entries:
+        old_now: datetime = self.old_now  # type: ignore[attr-defined]
+        wholes = [old_now + timedelta(milliseconds=e["server_lease"]) for e in live(self)]
+        return [{**e, "until": min(e["until"], whole)} for e, whole in zip(live(self), wholes, strict=True)]
+
+    patches.set(_Rule, "__init__", init)
+    patches.set(_Rule, "live_holders", cut)
+
+
+@_defect
+def late_unnoticed(patches: Patches) -> None:
+    begin = _Rule.__init__
+
+    def init(self: _Rule, step: Step, limits: Any, moment: Moment, document: Document) -> None:
+        begin(self, step, limits, moment, document)
+        if self.late:
+            self.late, self.clock, self.cluster_time = False, moment.clock, moment.cluster_time
+            self.other_primary = self.is_other_primary(moment)
+            self.now = moment.now if self.other_primary else max(moment.now, document["written_at"])
+
+    patches.set(_Rule, "__init__", init)
+
+
+@_defect
+def set_back_unnoticed(patches: Patches) -> None:
+    patches.set(_Rule, "is_other_primary", lambda self, moment: self.document["clock"] != moment.clock)
+
+
+@_defect
+def no_clock_stamp(patches: Patches) -> None:
+    is_other = _Rule.is_other_primary
+
+    def by_times_alone(self: _Rule, moment: Moment) -> bool:
+        return is_other(self, replace(moment, clock=self.document["clock"]))
+
+    patches.set(_Rule, "is_other_primary", by_times_alone)
+
+
+@_defect
+def other_primary_never(patches: Patches) -> None:
+    patches.set(_Rule, "is_other_primary", lambda self, moment: False)
+
+
+@_defect
+def waiters_never_pruned(patches: Patches) -> None:
+    patches.set(_Rule, "live_waiters", lambda self: self.document["waiters"])
+
+
+@_defect
+def newest_first(patches: Patches) -> None:
+    with_new = _Rule.with_new
+
+    def first(self: _Rule, new: Document, queue: Entries, done: set[str], *, resumes: bool) -> Entries:
+        made = with_new(self, new, queue, done, resumes=resumes)
+        known = {e["grant"] for e in queue}
+        return sorted(made, key=lambda e: e["grant"] in known)
+
+    patches.set(_Rule, "with_new", first)
+
+
+@_defect
+def released_renewed(patches: Patches) -> None:
+    def renewed(self: _Rule, entries: Entries, length: str) -> Entries:
+        return [self.renew(e, length) if e["grant"] in self.step.renew else e for e in entries]
+
+    patches.set(_Rule, "renewed", renewed)
+
+
+@_defect
+def minimum_hold_ignored(patches: Patches) -> None:
+    def without(self: _Rule, holders: Entries) -> Entries:
+        return [e for e in holders if e["grant"] not in self.step.remove]
+
+    patches.set(_Rule, "without_removed", without)
+
+
+@_defect
+def counter_token(patches: Patches) -> None:
+    patches.set(rule_in_python, "_since_1970", lambda moment: 0)
+
+
+@_defect
+def tombstones_ignored(patches: Patches) -> None:
+    with_new = _Rule.with_new
+
+    def add(self: _Rule, new: Document, queue: Entries, done: set[str], *, resumes: bool) -> Entries:
+        alive = done - {e["grant"] for e in self.document["tombstones"]}
+        return with_new(self, new, queue, alive, resumes=resumes)
+
+    patches.set(_Rule, "with_new", add)
+
+
+# The session
+
+
+@_defect
+def renewal_without_grant(patches: Patches) -> None:
+    judge = Renewals.judge
+
+    def judge_by_key(self: Renewals, grant: Grant, found: Found | None, number: int, *times: float) -> None:
+        if found is not None and grant.state is State.HELD:
+            found = replace(found, holders={grant.id: Beat(number, token=grant.token)} if found.holders else {})
+        judge(self, grant, found, number, *times)
+
+    patches.set(Renewals, "judge", judge_by_key)
+
+
+@_defect
+def end_of_another_clock(patches: Patches) -> None:
+    look, answer = SimStore.read, Commands.answer
+    left: dict[str, float] = {}
+
+    def read(self: SimStore, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
+        reply = look(self, key, grant, timeout, owner)
+        mine = [e for e in self._servers.committed.get(key, {}).get("waiters", ()) if e["grant"] == grant]
+        if not mine or reply.now is None:
+            return reply
+        left[grant] = (mine[0]["until"] - reply.now).total_seconds()
+        return reply
+
+    def believe(self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
+        grant = self._registry.grants.get(grant_id)
+        if number == -1 and grant is not None and reply.place is not None and grant_id in left:
+            grant.renewed(sent + min(grant.lease.length, left.pop(grant_id)), self.now())
+        return answer(self, grant_id, reply, sent, number)
+
+    patches.set(SimStore, "read", read)
+    patches.set(Commands, "answer", believe)
+
+
+@_defect
+def next_not_queued(patches: Patches) -> None:
+    patches.set(Commands, "_queue_next", lambda self, grant_id, timeout: None)
+
+
+@_defect
+def heir_without_doubt(patches: Patches) -> None:
+    finish = LocalQueue.finish_handover
+
+    def without_doubt(self: LocalQueue, next_waiter: Grant, answer: Answer | None) -> None:
+        before = next_waiter.outcome_unknown
+        finish(self, next_waiter, answer)
+        next_waiter.outcome_unknown = before
+
+    patches.set(LocalQueue, "finish_handover", without_doubt)
+
+
+@_defect
+def all_in_one(patches: Patches) -> None:
+    def renew_due(self: Renewals, grants: list[Grant], now: float) -> None:
+        if any(grant.lease.renew_at <= now for grant in grants):
+            self._have_renewed(sorted(grants, key=lambda grant: grant.key))
+
+    patches.set(Renewals, "_renew_due", renew_due)
+
+
+@_defect
+def without_limit(patches: Patches) -> None:
+    patches.set(Commands, "_seconds_for", lambda self, action: 60.0)
+
+
+@_defect
+def loss_untold(patches: Patches) -> None:
+    patches.set(Session, "lost", lambda self, grant: self.forget(grant))
+
+
+@_defect
+def undone_release_kept(patches: Patches) -> None:
+    def forget(self: Cleanup) -> None:
+        self._commands.releases.undone(self._commands.store.primary(), self._now())
+
+    patches.set(Cleanup, "repeat_releases", forget)
+
+
+@_defect
+def longest_place(patches: Patches) -> None:
+    with_new, answer, renewed = _Rule.with_new, Commands.answer, Grant.renewed
+
+    def add(self: _Rule, new: Document, queue: Entries, done: set[str], *, resumes: bool) -> Entries:
+        if queue:
+            new = {**new, "waiter_lease": Int64(min(3 * new["waiter_lease"], new["server_lease"]))}
+        return with_new(self, new, queue, done, resumes=resumes)
+
+    def believe(self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
+        grant = self._registry.grants.get(grant_id)
+        if grant is not None and reply.place is not None and reply.waiting > 1 and reply.beat == number:
+            length = min(3 * grant.terms.waiter_lease, grant.terms.lease)
+            grant.lease.waiter_length = max(grant.lease.waiter_length, length)
+        return answer(self, grant_id, reply, sent, number)
+
+    def longest(self: Grant, until: float, now: float, length: float = 0.0) -> None:
+        renewed(self, max(until, self.lease.until), now, length)
+
+    patches.set(_Rule, "with_new", add)
+    patches.set(Commands, "answer", believe)
+    patches.set(Grant, "renewed", longest)
+
+
+@_defect
+def old_bells(patches: Patches) -> None:
+    patches.set(protocol, "_newer", lambda result, last_token: (result.news, result.answer))

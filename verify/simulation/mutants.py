@@ -5,7 +5,6 @@
     python -m verify.simulation.mutants --defects                # the named defects
     python -m verify.simulation.mutants --list grant             # all mutants of a module
     python -m verify.simulation.mutants --find-again             # the known ones, after the engine has changed
-    python -m verify.simulation.mutants --table                  # all results, as tables
     python -m verify.simulation.mutants --fresh 60 --seed 29     # a new sample of the whole engine, short tests only
 
 The results are kept in mutants.json next to this file. The tests need a MongoDB, which they start.
@@ -23,8 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +30,6 @@ from verify.faults.broken import DEFECTS
 from verify.simulation import mutation
 from verify.simulation.mutation import MODULES, VARIABLE, Mutant
 from verify.simulation.put_back import VARIABLE as DEFECT
-from verify.simulation.results import Book, Result, table, totals
 
 ROOT: Final = Path(__file__).parents[2]
 RESULTS: Final = Path(__file__).with_name("mutants.json")
@@ -70,6 +67,61 @@ PYTEST: Final = (
 )
 #: Run by every Python that starts while it is on the path: so the processes that tests start are mutants too.
 STARTUP: Final = "from verify.simulation.mutation import from_environment\nfrom_environment()\n"
+
+
+@dataclass
+class Result:
+    """What found a mutant. found: "violation", "crash" or "hang", by the simulation at *seed*; None if it did not find
+    it. seconds: how long it looked, in seconds of the processor, the start of the process included; none if it never
+    comes to that line. test: the test that found it instead. note: what people make of one that nothing finds; it
+    begins with "equivalent" if that breaks no promise. A named defect has no line, and is its own description.
+    sample: the seed by which the mutant was drawn; 0 if it was named.
+    """
+
+    name: str
+    line: int
+    before: str
+    after: str
+    found: str | None = None
+    what: str = ""
+    seed: int = 0
+    seconds: float = 0.0
+    test: str | None = None
+    test_seconds: float = 0.0
+    note: str = ""
+    sample: int = 0
+
+
+class Book:
+    """What is known, kept in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        stored = json.loads(path.read_text()) if path.exists() else []
+        self.results = {result["name"]: Result(**result) for result in stored}
+
+    def keep(self, result: Result) -> None:
+        """Write a result down."""
+        self.results[result.name] = result
+        self._write()
+
+    def replace(self, results: Sequence[Result]) -> None:
+        """Know these, and nothing else."""
+        self.results = {result.name: result for result in results}
+        self._write()
+
+    def _write(self) -> None:
+        self.path.write_text(json.dumps([asdict(each) for each in self.results.values()], indent=1) + "\n")
+
+
+def totals(results: Sequence[Result]) -> str:
+    """What was found of a sample of mutants, in one line."""
+    simulated = sum(bool(result.found) for result in results)
+    tested = sum(bool(result.test) and not result.found for result in results)
+    equivalent = sum(result.note.startswith("equivalent") for result in results if not (result.found or result.test))
+    left = len(results) - equivalent
+    rate = 100 * (simulated + tested) / max(1, left)
+    return f"{len(results)} mutants: simulation {simulated}, tests {tested}, equivalent {equivalent}: {rate:.1f} %\n"
 
 
 def simulated(environment: dict[str, str], arguments: Sequence[str], seconds: float) -> dict[str, Any]:
@@ -240,10 +292,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--list", choices=MODULES, dest="module")
     parser.add_argument("--seconds", type=float, default=SIMULATION, help="how long the simulation looks for each")
-    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--defects", action="store_true", help="the named defects instead")
-    parser.add_argument("--table", action="store_true", help="print what is known")
-    parser.add_argument("--no-tests", action="store_true")
     parser.add_argument("--find-again", action="store_true", help="the known mutants, after the engine has changed")
     options = parser.parse_args()
     if options.module:
@@ -253,9 +302,6 @@ def main() -> None:
         fresh(options.fresh, options.seed)
         return
     book = Book(RESULTS)
-    if options.table:
-        sys.stdout.write(table(list(book.results.values())))
-        return
     if options.find_again:
         find_again(book)
         return
@@ -263,13 +309,11 @@ def main() -> None:
     if options.defects:
         for name in options.names or DEFECTS:
             search.put_back(name)
-            if not options.no_tests:
-                search.test(name)
+            search.test(name)
         return
     names = options.names or [mutant.name for mutant in sample(options.sample, options.seed)]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(search.simulate, names))
-    for name in () if options.no_tests else names:
+    for name in names:
+        search.simulate(name)
         search.test(name)
     sys.stdout.write(totals([book.results[name] for name in names]))
 
