@@ -22,8 +22,8 @@ from django_mongolock.management.child import Child
 from django_mongolock.models import Lock
 from tests.support.looking import new_key
 from tests.support.programs import Start, runs, starting
+from tests.support.relay import Relay
 from tests.support.waiting import eventually
-from verify.faults.relay import Relay
 
 pytestmark = [
     pytest.mark.django_db(databases=["default", "mongo"], transaction=True),

@@ -82,6 +82,12 @@ def appname() -> str:
 
 
 @pytest.fixture
+def test_name(request: pytest.FixtureRequest) -> str:
+    """The name of this test, as a collection can have it."""
+    return "".join(letter if letter.isalnum() else "_" for letter in request.node.name)[:60]
+
+
+@pytest.fixture
 def commands() -> Commands:
     """What the stores of this test send."""
     return Commands()

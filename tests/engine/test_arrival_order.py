@@ -213,12 +213,6 @@ def test_readers_of_one_process_and_a_writer_of_another(new_process: NewProcess,
     assert queue.served() == ["R1", "R2", "R3", "W", "R4"]
 
 
-# What it costs
-
-
-# Real processes
-
-
 # All who wait are visible
 
 

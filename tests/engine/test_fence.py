@@ -28,7 +28,6 @@ from django_mongolock.exceptions import (
     LockTransactionAborted,
 )
 from testproject.servers import Mongod, ReplicaSet
-from tests.engine.takeovers import Tally, Trials
 from tests.support.grants import grant_of
 
 Document = dict[str, Any]
@@ -342,31 +341,3 @@ class TestAsync:
             with pytest.raises(TypeError, match="`async with`"):
                 lock.atomic(client).__enter__()
         await client.close()
-
-
-@pytest.mark.timeout(300)
-class TestTakeOvers:
-    """Take-overs at random moments of the holder's work."""
-
-    @pytest.fixture
-    def trials(self, mongo_uri: str) -> Iterator[Trials]:
-        """Holders and those who take over."""
-        trials = Trials(mongo_uri)
-        yield trials
-        trials.close()
-
-    @pytest.mark.long
-    def test_atomic(self, trials: Trials) -> None:
-        """P9: nothing is ever committed after the lock was lost, in trials that end either way."""
-
-        def has_seen_both(tally: Tally) -> bool:
-            return tally.written > 0 and tally.lost + tally.aborted > 0
-
-        tally = trials.run(60, fenced=True, most=300, until=has_seen_both)
-        assert tally.wrong == 0
-        assert has_seen_both(tally)
-
-    @pytest.mark.long
-    def test_plain(self, trials: Trials) -> None:
-        """The same trials find what plain writes do: the test before can fail."""
-        assert trials.run(1, fenced=False, most=300, until=lambda tally: tally.wrong > 0).wrong > 0

@@ -44,12 +44,9 @@ def mongod(replica_set: ReplicaSet) -> Iterator[Mongod]:
 
 
 @pytest.fixture
-def parties(
-    replica_set: ReplicaSet, mongod: Mongod, in_thread: InThread, request: pytest.FixtureRequest
-) -> Iterator[Parties]:
+def parties(replica_set: ReplicaSet, mongod: Mongod, in_thread: InThread, test_name: str) -> Iterator[Parties]:
     """Makes processes, over a collection of this test."""
-    name = "".join(letter if letter.isalnum() else "_" for letter in request.node.name)[:60]
-    parties = Parties(replica_set.uri, name, in_thread)
+    parties = Parties(replica_set.uri, test_name, in_thread)
     yield parties
     parties.close()
 

@@ -133,12 +133,6 @@ def test_extend_does_not_go_beyond_the_longest_hold(lock: LockMaker, timer: Time
     assert eventually(lambda: mine.lost)
 
 
-# Grants that were told
-
-
-# Asked to release
-
-
 # The heartbeat
 
 

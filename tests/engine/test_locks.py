@@ -27,7 +27,7 @@ from django_mongolock.exceptions import (
     LockReentry,
 )
 from tests.engine.conftest import QUICK, Document, LockMaker, Timer, make_lock
-from tests.engine.faces import ASYNC, BLOCKING, Face
+from tests.engine.faces import Face
 from tests.support.grants import grant_of, own
 from tests.support.waiting import eventually
 
@@ -76,9 +76,6 @@ def test_a_wait_is_a_number_of_seconds_or_none(lock: LockMaker, face: Face, wait
     with pytest.raises((TypeError, ValueError), match="wait"):
         face.acquire(mine, wait)
     assert face.release(face.acquire(mine))
-
-
-# Loss
 
 
 # Release
@@ -176,35 +173,6 @@ def test_who_would_wait_for_itself_is_told_at_once(lock: LockMaker) -> None:
                 await lock(wait=60).aacquire()
 
     asyncio.run(task())
-
-
-def test_another_thread_or_task_waits_instead(lock: LockMaker, in_thread: Callable[..., threading.Thread]) -> None:
-    """Only who holds the lock would wait for itself."""
-    order: list[str] = []
-
-    def acquire() -> None:
-        with lock(reentrant=True):
-            order.append("thread")
-
-    with lock():
-        thread = in_thread(acquire)
-        time.sleep(0.1)
-        order.append("main")
-    thread.join()
-    assert order == ["main", "thread"]
-
-
-def test_a_reentrant_lock_is_held_until_the_last_release(lock: LockMaker, other: LockMaker, entries: Entries) -> None:
-    """Taken again, in any order of release; one grant, one token."""
-    outer, inner = lock(), lock(reentrant=True)
-    outer.acquire()
-    inner.acquire()
-    assert inner.fencing_token == outer.fencing_token
-    assert outer.release()
-    assert inner.held
-    assert not other().try_acquire()
-    assert inner.release()
-    assert entries() == []
 
 
 # Several keys
@@ -335,9 +303,6 @@ def test_facts_that_cannot_be_had_leave_nothing_behind(session: Session, face: F
     assert not session.cleanup.pending
 
 
-# Terms
-
-
 # Errors
 
 
@@ -372,10 +337,3 @@ def test_nothing_secret_is_logged(
     assert eventually(lambda: "lock lost" in caplog.text)
     assert grant_of(mine).id not in caplog.text + repr(mine) + repr(session) + repr(grant_of(mine))
     assert "mongodb://" not in caplog.text
-
-
-def test_both_faces_are_the_same_lock(lock: LockMaker) -> None:
-    """Acquired by one, released by the other."""
-    mine = BLOCKING.acquire(lock())
-    assert ASYNC.release(mine)
-    assert BLOCKING.release(ASYNC.acquire(mine))

@@ -391,9 +391,6 @@ def test_a_renewal_counts_from_before_its_command_as_well(
         assert mine.remaining <= CALM.lease - 5.0
 
 
-# Fork
-
-
 # Signals
 
 

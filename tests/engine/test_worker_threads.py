@@ -419,6 +419,3 @@ def test_a_signal_handler_withdraws_what_it_interrupts(
     hold.let_go()
     threads.call(lambda left: None, LONG)
     assert begun == []
-
-
-# Forks

@@ -11,7 +11,6 @@ The same seed makes the same choices. How the processes interleave is up to them
 import argparse
 import json
 import logging
-import os
 import sys
 import tempfile
 import time
@@ -27,8 +26,6 @@ from verify.faults.run import NAMES, Outcome, Run
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     logging.getLogger("django_mongolock").setLevel(logging.ERROR)
-    if options.variant:
-        os.environ["MONGOLOCK_BROKEN"] = options.variant
     names = options.fault or list(NAMES)
     sets = [[name] for name in names] if options.each else [names]
     outcomes: list[Outcome] = []
@@ -58,7 +55,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60.0, help="how long the faults of a run last (60)")
     parser.add_argument("--fault", action="append", choices=NAMES, metavar="NAME", help=f"only: {', '.join(NAMES)}")
     parser.add_argument("--each", action="store_true", help="a run for each fault alone")
-    parser.add_argument("--variant", metavar="NAME", help="break the lock on purpose, in verify.faults.broken's way")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, for verify.faults.report")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what the processes wrote down")
     return parser.parse_args(arguments)

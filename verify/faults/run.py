@@ -66,7 +66,6 @@ class Outcome:
     seed: int
     seconds: float
     faults: list[str]
-    variant: str = ""
     injected: dict[str, int] = field(default_factory=dict)
     attempts: int = 0
     grants: int = 0
@@ -95,8 +94,7 @@ class Crew:
                 self._add(kind)
 
     def _add(self, kind: str) -> None:
-        seed, variant = self._chance.randrange(2**32), os.environ.get("MONGOLOCK_BROKEN", "")
-        arguments = (kind, self._folder, self._uri, seed, self._habits, variant, os.getpid())
+        arguments = (kind, self._folder, self._uri, self._chance.randrange(2**32), self._habits, os.getpid())
         process = _NURSERY.Process(target=work, args=arguments, daemon=True)
         process.start()
         self.running[process] = kind
@@ -338,7 +336,7 @@ class Run:
 
     def _outcome(self) -> Outcome:
         history = History(read(self.folder))
-        outcome = Outcome(self.seed, self.seconds, self.names, os.environ.get("MONGOLOCK_BROKEN", ""))
+        outcome = Outcome(self.seed, self.seconds, self.names)
         outcome.injected = dict(Counter(fault["name"] for fault in history.faults))
         outcome.attempts, outcome.grants = len(history.attempts), len(history.grants)
         outcome.looks = sum(len(attempt.samples) for attempt in history.attempts.values())

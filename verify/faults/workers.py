@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import dataclasses
 import faulthandler
-import importlib
 import logging
 import os
 import random
@@ -413,7 +412,7 @@ def _follow(harness: int) -> None:
 
 
 def work(  # noqa: PLR0917 - passed on by multiprocessing
-    kind: str, folder: Path, uri: str, seed: int, habits: Sequence[str], variant: str, harness: int
+    kind: str, folder: Path, uri: str, seed: int, habits: Sequence[str], harness: int
 ) -> None:
     """Be a worker until SIGTERM. The process becomes the leader of a group of its own."""
     os.setpgid(0, 0)
@@ -422,9 +421,6 @@ def work(  # noqa: PLR0917 - passed on by multiprocessing
         os.dup2(log.fileno(), 2)
     logging.basicConfig(level=logging.ERROR)
     faulthandler.register(signal.SIGUSR1, file=2)
-    if variant:
-        os.environ["MONGOLOCK_BROKEN"] = variant
-        importlib.import_module("verify.faults.broken").breaking(variant)
     journal = Journal(folder, kind)
     journal.watch()
     worker = Worker(Ours(uri), journal, seed, habits)

@@ -14,8 +14,6 @@ defect, the other way round.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib
 import itertools
 import random
 import sys
@@ -23,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
+from verify.simulation.defects import ROWS, broken
 from verify.simulation.plans import disturbed
 from verify.simulation.run import Outcome, simulate
 from verify.simulation.schedule import ambiguous
@@ -33,12 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Simulate; return the exit code."""
     options = _parser().parse_args(arguments)
     if options.list:
-        for name, defect in importlib.import_module("verify.faults.broken").DEFECTS.items():
+        for name, defect in ROWS.items():
             print(f"{name:<28}{defect.text}")
         return 0
     if options.count:
         return int(_count(options))
-    with _broken(options.defect):
+    with broken(options.defect):
         found = _search(options)
     return int(found) if not options.defect else int(not found)
 
@@ -77,15 +76,6 @@ def _count(options: argparse.Namespace) -> bool:
         if min(replies, counts["cancellations"], counts["signals"]) >= options.count:
             return broken > 0
     raise AssertionError("there is always another seed")
-
-
-def _broken(defect: str | None) -> contextlib.AbstractContextManager[object]:
-    if defect is None:
-        return contextlib.nullcontext()
-    breaking: contextlib.AbstractContextManager[object] = importlib.import_module("verify.simulation.defects").broken(
-        defect
-    )
-    return breaking
 
 
 def _search(options: argparse.Namespace) -> bool:

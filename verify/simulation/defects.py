@@ -1,21 +1,24 @@
 """Defects that a simulation must find: old bugs, put back one at a time into the code that it runs.
 
-docs/evidence/mutants.md says what each of them is. What patches the pipeline or the driver has a twin here, in the rule
-in Python and in the simulated connection.
+docs/evidence/mutants.md says what each of them is. A new defence comes with the patch that takes it out, and a row
+there. A patch that finds nothing to patch raises NothingToBreak. What would patch the pipeline or the driver patches its
+twin: the rule in Python, or the simulated connection.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
 
 from bson.int64 import Int64
 
 from django_mongolock.engine import protocol, rule_in_python
-from django_mongolock.engine.actions import Answer, Apply
+from django_mongolock.engine.actions import Answer, Apply, WaitResult
 from django_mongolock.engine.grant import Grant, State
 from django_mongolock.engine.memory_filters import is_there, reply_of
 from django_mongolock.engine.protocol import Acquisition
@@ -26,19 +29,37 @@ from django_mongolock.engine.session.commands import Commands
 from django_mongolock.engine.session.local_queue import LocalQueue
 from django_mongolock.engine.session.renewals import Renewals
 from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.session.waits import Waits
 from django_mongolock.engine.step import Step
-from verify.faults.broken import PATCHES, Patches
 from verify.simulation.client import SimStore, Work
 from verify.simulation.server import Document, Member, Parsed
 
 Entries = list[Document]
 
-#: What patches nothing but code that the simulation runs is taken from there.
-_SHARED: Final = (
-    *("deadline-from-reply", "deadline-from-news", "place-as-lease", "look-as-renewal", "no-deadline", "no-tombstone"),
-    *("taken-and-forgotten", "unknown-outcome-forgotten", "arrival-forgotten"),
-)
-DEFECTS: Final[dict[str, Callable[[Patches], None]]] = {name: PATCHES[name] for name in _SHARED}
+
+class NothingToBreak(AssertionError):
+    """What a variant patches is not there any more."""
+
+
+class Patches:
+    """Changes to the engine of this process, which can be undone."""
+
+    def __init__(self) -> None:
+        self._undo = contextlib.ExitStack()
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Replace an attribute of a module or class."""
+        if name not in vars(owner):
+            raise NothingToBreak(f"{owner.__name__} has no {name}")
+        self._undo.callback(setattr, owner, name, vars(owner)[name])
+        setattr(owner, name, value)
+
+    def undo(self) -> None:
+        """Make the engine whole again."""
+        self._undo.close()
+
+
+DEFECTS: Final[dict[str, Callable[[Patches], None]]] = {}
 
 
 def _defect(patch: Callable[[Patches], None]) -> Callable[[Patches], None]:
@@ -56,6 +77,27 @@ def broken(name: str | None) -> Iterator[None]:
         yield
     finally:
         patches.undo()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table in docs/evidence/mutants.md. breaks: promises, and rows of the failure table."""
+
+    name: str
+    text: str
+    harm: str
+    breaks: str
+    finder: str
+
+
+def _rows() -> Iterator[Row]:
+    page = Path(__file__).parents[2] / "docs/evidence/mutants.md"
+    for row in re.findall(r"(?m)^\| `([\w-]+)` \| (.*) \| (.*) \| (.*) \| (.*) \|$", page.read_text()):
+        yield Row(*row)
+
+
+#: Every defect that the page names.
+ROWS: Final = {row.name: row for row in _rows()}
 
 
 # The connection
@@ -270,6 +312,88 @@ def tombstones_ignored(patches: Patches) -> None:
 
 
 # The session
+
+
+@_defect
+def deadline_from_reply(patches: Patches) -> None:
+    answer, judge = Commands.answer, Renewals.judge
+
+    def answer_from_now(self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
+        return answer(self, grant_id, reply, self.now(), number)
+
+    def judge_from_now(self: Renewals, grant: Grant, found: Found | None, number: int, *times: float) -> None:
+        judge(self, grant, found, number, self._now(), grant.length)
+
+    patches.set(Commands, "answer", answer_from_now)
+    patches.set(Renewals, "judge", judge_from_now)
+
+
+@_defect
+def deadline_from_news(patches: Patches) -> None:
+    hear = Waits.result
+
+    def hear_a_whole_lease(self: Waits, grant: Grant) -> WaitResult:
+        result = hear(self, grant)
+        return result if result.news is None else replace(result, queued_until=self._now() + grant.terms.lease)
+
+    patches.set(Waits, "result", hear_a_whole_lease)
+
+
+@_defect
+def place_as_lease(patches: Patches) -> None:
+    judge = Renewals.judge
+
+    def judge_as_held(self: Renewals, grant: Grant, found: Found | None, number: int, *times: float) -> None:
+        sent, length = times
+        judge(self, grant, found, number, sent, grant.length if grant.state is State.HELD else length)
+
+    patches.set(Renewals, "judge", judge_as_held)
+
+
+@_defect
+def look_as_renewal(patches: Patches) -> None:
+    answer = Commands.answer
+
+    def believe_a_look(self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
+        return answer(self, grant_id, reply, sent, reply.beat if number == -1 else number)
+
+    patches.set(Commands, "answer", believe_a_look)
+
+
+@_defect
+def no_deadline(patches: Patches) -> None:
+    patches.set(Grant, "held", property(lambda self: self.state is State.HELD))
+
+
+@_defect
+def no_tombstone(patches: Patches) -> None:
+    patches.set(protocol, "TOMBSTONE_TTL", 0)
+
+
+@_defect
+def unknown_outcome_forgotten(patches: Patches) -> None:
+    def forget(self: Session, grant: Grant) -> None:
+        grant.release()
+        self.forget(grant)
+        grant.owner_ref = None
+
+    patches.set(Session, "abandon", forget)
+
+
+@_defect
+def taken_and_forgotten(patches: Patches) -> None:
+    lost = Session.lost
+
+    def lost_without_doubt(self: Session, grant: Grant) -> None:
+        grant.outcome_unknown = False
+        lost(self, grant)
+
+    patches.set(Session, "lost", lost_without_doubt)
+
+
+@_defect
+def arrival_forgotten(patches: Patches) -> None:
+    patches.set(Commands, "with_arrival", lambda self, made, entry, grant, now: made)
 
 
 @_defect

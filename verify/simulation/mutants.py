@@ -26,8 +26,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from verify.faults.broken import DEFECTS
 from verify.simulation import mutation
+from verify.simulation.defects import ROWS
 from verify.simulation.mutation import MODULES, VARIABLE, Mutant
 from verify.simulation.put_back import VARIABLE as DEFECT
 
@@ -146,7 +146,7 @@ def reached() -> dict[str, set[int]]:
 
 def tested(name: str, seconds: float) -> str | None:
     """The test that fails on a mutant or a named defect, also alone; None if there is none."""
-    files = ANYWHERE if name in DEFECTS else TOUCHED_BY[mutation.find(name).module]
+    files = ANYWHERE if name in ROWS else TOUCHED_BY[mutation.find(name).module]
     what = [f"tests/engine/test_{file}.py" for file in ("in_memory", *files)]
     for _ in range(TRIES):
         if (found := _failing(name, what, seconds)) is None or _failing(name, [found], seconds):
@@ -196,7 +196,7 @@ def _failing(name: str, what: list[str], seconds: float) -> str | None:
     with tempfile.TemporaryDirectory() as startup:
         Path(startup, "sitecustomize.py").write_text(STARTUP)
         path = os.pathsep.join((str(ROOT), startup))
-        environment = {DEFECT: name} if name in DEFECTS else {VARIABLE: name} if name else {}
+        environment = {DEFECT: name} if name in ROWS else {VARIABLE: name} if name else {}
         command = [sys.executable, "-m", "pytest", *PYTEST, *what]
         try:
             run = _run(command, {**environment, "PYTHONPATH": path}, seconds)
@@ -228,8 +228,8 @@ def sample(count: int, seed: int) -> list[Mutant]:
 
 def find_again(book: Book) -> None:
     """Give the known mutants their numbers of today, by their text and the nearest line; drop those that are gone."""
-    known = {name: result for name, result in book.results.items() if name not in DEFECTS}
-    kept = [result for name, result in book.results.items() if name in DEFECTS]
+    known = {name: result for name, result in book.results.items() if name not in ROWS}
+    kept = [result for name, result in book.results.items() if name in ROWS]
     for result in known.values():
         every = mutation.mutants(result.name.partition(":")[0])
         same = [mutant for mutant in every if (mutant.before, mutant.after) == (result.before, result.after)]
@@ -265,7 +265,7 @@ class Search:
 
     def put_back(self, name: str) -> None:
         """Have the simulation look for a named defect."""
-        result = Result(name, 0, DEFECTS[name].text, "")
+        result = Result(name, 0, ROWS[name].text, "")
         self._keep(replace(result, **simulated({}, ["--defect", name], self.seconds)))
 
     def test(self, name: str) -> None:
@@ -307,7 +307,7 @@ def main() -> None:
         return
     search = Search(book, options.seconds, 0 if options.names else options.seed)
     if options.defects:
-        for name in options.names or DEFECTS:
+        for name in options.names or ROWS:
             search.put_back(name)
             search.test(name)
         return

@@ -7,8 +7,7 @@ from typing import Final
 
 import pytest
 
-from verify.faults.broken import Patches
-from verify.simulation.defects import DEFECTS
+from verify.simulation.defects import DEFECTS, Patches
 
 #: The variable that says which defect the tests meet.
 VARIABLE: Final = "MONGOLOCK_DEFECT"
