@@ -151,8 +151,8 @@ def test_a_living_holder_survives_the_failover(three: Servers, parties: Parties)
 
 @pytest.mark.parametrize("how", ["another primary", "set back"])
 def test_a_dead_holder_is_gone_after_two_leases(three: Servers, parties: Parties, how: str) -> None:
-    """F22, F23: its lease was written under a clock that is far ahead; then a member whose clock is right is elected, or
-    that clock is set back on the running primary. It does not live as much longer."""
+    """F22, F23: its lease was written under a clock that is far ahead; then a member whose clock is right is elected,
+    or that clock is set back on the running primary. It does not live as much longer."""
     three.dials[1].set(120)
     three.lead(1)
     one, two, lease, began = parties.new(), parties.new(), 4.0, clock.now()

@@ -1,7 +1,5 @@
 """Read what the processes of a run wrote down, and find what cannot be if the locks keep their promises.
 
-    python -m verify.faults.checker FOLDER
-
 It asks no lock and no server: it knows only what each process believed, and when. Every rule is sound: it accuses
 only where the records leave no other explanation, so a pause of a process or a late message makes no accusation.
 
@@ -10,17 +8,13 @@ A lock is *believed* to be held from the end of the first look that said so, for
 or is told otherwise. That a process was stopped meanwhile changes nothing: nobody else may have been let in before.
 """
 
-import argparse
 import bisect
 import itertools
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from verify.faults.history import FOREVER, Attempt, Belief, History, Window
-from verify.faults.records import read
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,18 +426,3 @@ def check(history: History) -> list[Violation]:
     """Everything that cannot be, in the order of time."""
     found = [violation for rule in RULES for violation in rule(history)]
     return sorted(set(found), key=lambda violation: violation.at)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m verify.faults.checker", description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=Path)
-    history = History(read(parser.parse_args().folder))
-    violations = check(history)
-    for violation in violations:
-        print(f"{violation.at:.3f} {violation.rule}: {violation.text}")
-    print(f"{len(history.attempts)} attempts, {len(history.grants)} grants, {len(violations)} violations")
-    return 1 if violations else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,7 +11,7 @@ from typing import Any, Final
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from testproject.servers import Mongod, ReplicaSet, Server, ServerError
+from testproject.servers import Mongod, ReplicaSet, ServerError
 from testproject.servers.process import HOST, Runnable, patience
 from verify.faults.clocks import Dial, missing
 from verify.faults.proxy import CLIENT, Network
@@ -67,54 +67,13 @@ class ProxiedSet(ReplicaSet):
 
 
 class Cluster(Runnable):
-    """The servers of a run, seen from the faults: who is primary, what cuts it off, when all is well again."""
+    """The servers of a run, seen from the faults: who is primary, what cuts it off, when all is well again.
+
+    *clocks*: its members have clocks that can be set (`dials`). purged: no clock may be set back to before this time,
+    in seconds: tokens from until then may have been forgotten.
+    """
 
     uri: str
-    members: Sequence[Server]
-    network: Network
-    dials: list[Dial]
-
-    def primary(self) -> int:
-        """The number of the member that everything goes to now. Raises ServerError if there is none in time."""
-        raise NotImplementedError
-
-    def recover(self) -> None:
-        """Wait until the cluster is whole. Raises ServerError if it does not get so in time."""
-        raise NotImplementedError
-
-    def write(self) -> None:
-        """Write something, past the proxies, and wait until it is there to stay."""
-        raise NotImplementedError
-
-    def others(self) -> list[int]:
-        """All members but the primary."""
-        primary = self.primary()
-        return [number for number in range(len(self.members)) if number != primary]
-
-    def to_primary(self) -> list[tuple[int, int]]:
-        """The way of the clients to the primary."""
-        return [(CLIENT, self.primary())]
-
-    def around(self, member: int) -> list[tuple[int, int]]:
-        """The ways between a member and all others."""
-        others = [number for number in range(len(self.members)) if number != member]
-        return [way for other in others for way in ((other, member), (member, other))]
-
-    def run_all(self) -> None:
-        """Resume and restart the members that do not run."""
-        for member in self.members:
-            if member.paused:
-                member.resume()
-        for member in self.members:
-            if not member.running:
-                member.restart()
-
-
-class MongoCluster(Cluster):
-    """A replica set of three. *clocks*: its members have clocks that can be set (`dials`).
-
-    purged: no clock may be set back to before this time, in seconds: tokens from until then may have been forgotten.
-    """
 
     def __init__(self, seed: int, *, clocks: bool = False) -> None:
         self.purged = 0.0
@@ -137,9 +96,38 @@ class MongoCluster(Cluster):
             dial.close()
 
     def primary(self) -> int:
+        """The number of the member that everything goes to now. Raises ServerError if there is none in time."""
         return self.members.index(self.replica_set.primary(RECOVERY))
 
+    def others(self) -> list[int]:
+        """All members but the primary."""
+        primary = self.primary()
+        return [number for number in range(len(self.members)) if number != primary]
+
+    def client(self, timeout: float = 5.0) -> MongoClient[dict[str, Any]]:
+        """A client of the primary, past the proxies."""
+        return self.members[self.primary()].client(timeout)
+
+    def to_primary(self) -> list[tuple[int, int]]:
+        """The way of the clients to the primary."""
+        return [(CLIENT, self.primary())]
+
+    def around(self, member: int) -> list[tuple[int, int]]:
+        """The ways between a member and all others."""
+        others = [number for number in range(len(self.members)) if number != member]
+        return [way for other in others for way in ((other, member), (member, other))]
+
+    def run_all(self) -> None:
+        """Resume and restart the members that do not run."""
+        for member in self.members:
+            if member.paused:
+                member.resume()
+        for member in self.members:
+            if not member.running:
+                member.restart()
+
     def recover(self) -> None:
+        """Wait until the cluster is whole. Raises ServerError if it does not get so in time."""
         with patience(RECOVERY, "the replica set does not recover") as still_time:
             while not self._is_whole():
                 time.sleep(0.2)  # to ask is not free
@@ -151,6 +139,7 @@ class MongoCluster(Cluster):
         return len(primaries) == 1 and sum(bool(answer.get("secondary")) for answer in answers) == 2
 
     def write(self) -> None:
+        """Write something, past the proxies, and wait until it is there to stay."""
         try:
             if self._written is None:
                 self._written = self.replica_set.primary(1.0).client(3.0)

@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import os
 import random
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Coroutine, Iterator, Mapping
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import pymongo
 from pymongo import MongoClient, ReadPreference, WriteConcern
@@ -16,6 +17,7 @@ from pymongo.errors import PyMongoError
 from django_mongolock.documents import Batch, DocumentLock, HeldDocument, Hold, Swept
 from django_mongolock.exceptions import DocumentRefused, LockBackendFailed
 
+T = TypeVar("T")
 Document = dict[str, Any]
 
 COLLECTION: Final = "documents"
@@ -48,7 +50,7 @@ class Documents:
         self._timeout = timeout
         self._pid = 0
         self._client: MongoClient[Document]
-        self._lock: DocumentLock[Document] = DocumentLock(
+        self.lock: DocumentLock[Document] = DocumentLock(
             self.collection,
             state="state",
             pending={"working": "failed"},
@@ -69,25 +71,18 @@ class Documents:
             collection = self.collection().with_options(read_preference=ReadPreference.PRIMARY)
             return collection.find_one({"_id": name}) or {"_id": name, "documentVersion": 0}
 
-    def hold(self, document: Document, owner: str | None) -> Hold[Document]:
-        return self._lock.hold(document, owner=owner)
-
-    def hold_in_batch(self, document: Document, owner: str | None) -> Batch[Document]:
-        """Acquire a document as one of several. Raises why it was refused."""
-        return _only(self._lock.acquire_many([document], owner=owner))
-
-    async def ahold_in_batch(self, document: Document, owner: str | None) -> Batch[Document]:
-        return _only(await self._lock.aacquire_many([document], owner=owner))
-
     def sweep(self) -> Swept:
         """Free what is stale."""
-        return self._lock.clear_stale()
+        return self.lock.clear_stale()
 
 
-def _only(batch: Batch[Document]) -> Batch[Document]:
-    for error in batch.refused.values():
-        raise error
-    return batch
+def at_once(steps: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never really waits."""
+    try:
+        steps.send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    raise AssertionError("it waited")
 
 
 @contextlib.contextmanager
@@ -114,27 +109,19 @@ class OurDocument:
         self.seen = 0
         self.wrote: int | None = None
 
-    def acquire(self) -> None:
-        document = self._documents.read(self._name)
+    async def acquire(self, awaits: bool) -> None:
+        """Raises why it was refused."""
+        read = partial(self._documents.read, self._name)
+        document = await asyncio.to_thread(read) if awaits else read()
         if self._in_batch:
-            self._block = batch = self._documents.hold_in_batch(document, self._owner)
-            self._keep(batch.held[0])
+            batch = await _call(self._documents.lock, "acquire_many", awaits, [document], owner=self._owner)
+            for error in batch.refused.values():
+                raise error
+            self._block, self._held = batch, batch.held[0]
         else:
-            self._block = hold = self._documents.hold(document, self._owner)
-            self._keep(hold.acquire())
-
-    async def aacquire(self) -> None:
-        document = await asyncio.to_thread(self._documents.read, self._name)
-        if self._in_batch:
-            self._block = batch = await self._documents.ahold_in_batch(document, self._owner)
-            self._keep(batch.held[0])
-        else:
-            self._block = hold = self._documents.hold(document, self._owner)
-            self._keep(await hold.aacquire())
-
-    def _keep(self, held: HeldDocument[Document]) -> None:
-        self._held = held
-        self._version, self.seen = held.version, int(held.document.get(FIELD, 0))
+            self._block = self._documents.lock.hold(document, owner=self._owner)
+            self._held = await _call(self._block, "acquire", awaits)
+        self._version, self.seen = self._held.version, int(self._held.document.get(FIELD, 0))
 
     @property
     def tokens(self) -> Mapping[str, int | None]:
@@ -144,35 +131,28 @@ class OurDocument:
         left = self._held.remaining
         return left > 0, left
 
-    def extend(self) -> None:
-        self._held.renew()
+    async def extend(self, awaits: bool) -> None:
+        await _call(self._held, "renew", awaits)
 
-    async def aextend(self) -> None:
-        await self._held.arenew()
-
-    def release(self) -> bool:
+    async def release(self, awaits: bool) -> bool:
         """Write the count and let go. Raises DocumentLockLost, and what says that nobody knows."""
         if self._tries:
             with contextlib.suppress(DocumentRefused, LockBackendFailed):
-                self._held.finish(changes={FIELD: REFUSED})
+                await _call(self._held, "finish", awaits, changes={FIELD: REFUSED})
         if self._touches:
             with contextlib.suppress(LockBackendFailed):
-                self._held.update({"touched": self._version})
-        self._held.finish(changes={FIELD: self.seen + 1})
-        self.wrote = self.seen + 1
-        return True
-
-    async def arelease(self) -> bool:
-        if self._tries:
-            with contextlib.suppress(DocumentRefused, LockBackendFailed):
-                await self._held.afinish(changes={FIELD: REFUSED})
-        if self._touches:
-            with contextlib.suppress(LockBackendFailed):
-                await self._held.aupdate({"touched": self._version})
-        await self._held.afinish(changes={FIELD: self.seen + 1})
+                await _call(self._held, "update", awaits, {"touched": self._version})
+        await _call(self._held, "finish", awaits, changes={FIELD: self.seen + 1})
         self.wrote = self.seen + 1
         return True
 
     def leave(self, error: BaseException | None = None) -> None:
         """Leave the block, as `with` does."""
         self._block.__exit__(type(error) if error else None, error, None)
+
+
+async def _call(target: Any, name: str, awaits: bool, *arguments: Any, **options: Any) -> Any:
+    """Call a method, or await its twin."""
+    if awaits:
+        return await getattr(target, f"a{name}")(*arguments, **options)
+    return getattr(target, name)(*arguments, **options)

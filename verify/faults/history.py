@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from verify.faults.records import Record
@@ -207,22 +207,9 @@ class History:
                 raise ValueError(f"there is no record of the kind {what!r}")
 
     def _take_ask(self, record: Record) -> None:
-        names = (
-            "mode",
-            "capacity",
-            "weight",
-            "wait",
-            "server_lease",
-            "owner",
-            "kind",
-            "renew",
-            "inner",
-            "max_hold",
-            "lease",
-            "within",
-        )
-        facts: dict[str, Any] = {name: record[name] for name in names if name in record}
-        self.attempts[record["id"]] = Attempt(record["id"], record["pid"], tuple(record["keys"]), record["t"], **facts)
+        facts: dict[str, Any] = {each.name: record[each.name] for each in fields(Attempt) if each.name in record}
+        facts |= {"keys": tuple(record["keys"]), "asked": record["t"]}
+        self.attempts[record["id"]] = Attempt(**facts)
 
     def group(self, attempt: Attempt) -> int:
         return self.groups.get(attempt.pid, attempt.pid)

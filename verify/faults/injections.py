@@ -3,7 +3,7 @@
 import contextlib
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -12,7 +12,7 @@ from pymongo import WriteConcern
 from pymongo.errors import PyMongoError
 
 from verify.faults import clocks
-from verify.faults.cluster import Cluster, MongoCluster
+from verify.faults.cluster import Cluster
 from verify.faults.peers import APPNAME, COLLECTION, DATABASE
 from verify.faults.plans import KEYS
 from verify.faults.proxy import CLIENT, HELD, Rule
@@ -38,12 +38,6 @@ class Scene:
     chance: random.Random
     sleep: Callable[[float], object]
 
-    @property
-    def mongo(self) -> MongoCluster:
-        if not isinstance(self.cluster, MongoCluster):
-            raise Skipped
-        return self.cluster
-
     def last(self, shortest: float, longest: float) -> None:
         """Let the fault last for so long."""
         self.sleep(self.chance.uniform(shortest, longest))
@@ -51,66 +45,49 @@ class Scene:
 
 def kill_primary(scene: Scene) -> None:
     """SIGKILL; a few seconds later it is started again."""
-    member = scene.cluster.members[scene.cluster.primary()]
-    member.kill()
-    scene.last(0.5, 8)
-    member.restart()
+    _away(scene, [scene.cluster.primary()], 8, killed=True)
 
 
 def kill_secondary(scene: Scene) -> None:
     """SIGKILL of a secondary."""
-    member = scene.cluster.members[scene.chance.choice(_secondaries(scene))]
-    member.kill()
-    scene.last(0.5, 4)
-    member.restart()
+    _away(scene, [scene.chance.choice(scene.cluster.others())], 4, killed=True)
 
 
 def stop_primary(scene: Scene) -> None:
     """SIGSTOP for up to eight seconds; when it wakes up, it is no longer the primary."""
-    member = scene.cluster.members[scene.cluster.primary()]
-    member.pause()
-    scene.last(0.5, 8)
-    member.resume()
+    _away(scene, [scene.cluster.primary()], 8, killed=False)
 
 
 def stop_secondary(scene: Scene) -> None:
     """SIGSTOP of a secondary."""
-    member = scene.cluster.members[scene.chance.choice(_secondaries(scene))]
-    member.pause()
-    scene.last(0.5, 4)
-    member.resume()
+    _away(scene, [scene.chance.choice(scene.cluster.others())], 4, killed=False)
+
+
+def _away(scene: Scene, numbers: Iterable[int], longest: float, *, killed: bool) -> None:
+    """Members are killed or stopped, for so many seconds at most."""
+    for member in [scene.cluster.members[number] for number in numbers]:
+        if killed:
+            member.kill()
+        else:
+            member.pause()
+    scene.last(0.5, longest)
+    scene.cluster.run_all()
 
 
 def step_down(scene: Scene) -> None:
     """The primary steps down, by force or in order."""
-    cluster = scene.mongo
+    cluster = scene.cluster
     cluster.command(cluster.primary(), "replSetStepDown", 5, force=scene.chance.random() < 0.5)
 
 
 def no_majority(scene: Scene) -> None:
     """Both secondaries are down: killed, or stopped."""
-    members = [scene.cluster.members[number] for number in _secondaries(scene)]
-    killed = scene.chance.random() < 0.5
-    for member in members:
-        if killed:
-            member.kill()
-        else:
-            member.pause()
-    scene.last(0.5, 6)
-    scene.cluster.run_all()
+    _away(scene, scene.cluster.others(), 6, killed=scene.chance.random() < 0.5)
 
 
 def all_down(scene: Scene) -> None:
     """All members are killed, and started again."""
-    for member in scene.cluster.members:
-        member.kill()
-    scene.last(0.5, 3)
-    scene.cluster.run_all()
-
-
-def _secondaries(scene: Scene) -> list[int]:
-    scene.mongo  # noqa: B018 - only a replica set has any
-    return scene.cluster.others()
+    _away(scene, range(len(scene.cluster.members)), 3, killed=True)
 
 
 # The network
@@ -124,7 +101,6 @@ def _ways(scene: Scene, ways: list[tuple[int, int]], rule: Rule, shortest: float
 
 def cut_primary(scene: Scene) -> None:
     """The other members cannot reach the primary; clients can, until it finds that it has lost the election."""
-    scene.mongo  # noqa: B018
     _ways(scene, scene.cluster.around(scene.cluster.primary()), HELD, 1, 10)
 
 
@@ -167,7 +143,7 @@ _COMMANDS: Final = ["findAndModify", "update", "find", "aggregate", "getMore"]
 
 
 def _failing(scene: Scene, data: dict[str, Any], probability: float) -> None:
-    cluster = scene.mongo
+    cluster = scene.cluster
     fail = {"appName": APPNAME, "failCommands": [*scene.chance.sample(_COMMANDS, 3), "findAndModify"], **data}
     for number in range(len(cluster.members)):
         mode = {"activationProbability": probability}
@@ -240,15 +216,15 @@ def _set_back(scene: Scene, least: float, most: float, lowest: float) -> None:
     scene.last(0, 2)
 
 
-def _with_clocks(scene: Scene) -> MongoCluster:
-    if not scene.mongo.dials:
+def _with_clocks(scene: Scene) -> Cluster:
+    if not scene.cluster.dials:
         raise Skipped
-    return scene.mongo
+    return scene.cluster
 
 
 def held_up_commands(scene: Scene) -> None:
     """The server begins commands, and holds them up for up to five seconds before they write: their `$$NOW` is old."""
-    cluster = scene.mongo
+    cluster = scene.cluster
     primary = cluster.primary()
     points = {"hangDuringBatchUpdate": {"nss": f"{DATABASE}.{COLLECTION}"}, "hangBeforeFindAndModifyPerformsUpdate": {}}
     chosen = scene.chance.choice([list(points)[:1], list(points)[1:], list(points)])
@@ -266,9 +242,9 @@ def held_up_commands(scene: Scene) -> None:
 
 def stuck_transaction(scene: Scene) -> dict[str, Any]:
     """A process writes to the document of a lock in a transaction, like `lock.atomic()`, and stops for a while."""
-    cluster = scene.mongo
+    cluster = scene.cluster
     try:
-        with cluster.members[cluster.primary()].client(5) as client, client.start_session() as session:
+        with cluster.client(5) as client, client.start_session() as session:
             wanted = client[DATABASE][COLLECTION].distinct("_id", {"waiters": {"$ne": []}})
             key = scene.chance.choice(sorted(wanted) if wanted and scene.chance.random() < 0.5 else KEYS)
             session.start_transaction()
@@ -300,7 +276,7 @@ def _write(locks: Any, key: str, session: Any) -> None:
 
 def ttl(scene: Scene) -> None:
     """The TTL monitor, which runs every second, finds unused documents."""
-    cluster = scene.mongo
+    cluster = scene.cluster
     behind = min((dial.offset for dial in cluster.dials), default=0.0)
     # The clocks run on meanwhile, and none is set: that comes after this, if at all.
     cluster.purged = max(cluster.purged, time.time() + min(0.0, behind) - PURGED_AFTER)
@@ -309,7 +285,7 @@ def ttl(scene: Scene) -> None:
     removed = 0
     for _ in range(3):
         try:
-            with cluster.members[cluster.primary()].client() as client:
+            with cluster.client() as client:
                 collection = client[DATABASE][COLLECTION]
                 update = [{"$set": {"purge_at": {"$subtract": ["$$NOW", 1000]}}}]
                 removed += collection.update_many({**free, **old}, update).modified_count
@@ -322,9 +298,9 @@ def ttl(scene: Scene) -> None:
 
 def bells_killed(scene: Scene) -> None:
     """The cursors of those who listen are killed, and half of the time the bells are dropped."""
-    cluster = scene.mongo
+    cluster = scene.cluster
     try:
-        with cluster.members[cluster.primary()].client() as client:
+        with cluster.client() as client:
             running = client.admin.aggregate([{"$currentOp": {"idleCursors": True, "allUsers": True}}])
             cursors = [op["cursor"]["cursorId"] for op in running if op.get("appName") == APPNAME and "cursor" in op]
             if not cursors:
@@ -339,11 +315,11 @@ def bells_killed(scene: Scene) -> None:
 
 def oplog_rolled_over(scene: Scene) -> None:
     """The oplog is overwritten while it cannot be read, so that nobody can go on from where it was."""
-    cluster = scene.mongo
+    cluster = scene.cluster
     ways = scene.cluster.to_primary()
     cluster.network.set(ways, Rule(hold_replies=True))
     try:
-        with cluster.members[cluster.primary()].client(20) as client:
+        with cluster.client(20) as client:
             # Nobody may fall so far behind that it never catches up.
             everybody = WriteConcern(w=len(cluster.members), wtimeout=2_000)
             filler = client["filler"].get_collection("filler", write_concern=everybody)

@@ -20,8 +20,8 @@ from django_mongolock.engine.indexes import ensure_indexes
 from testproject.servers import ServerError
 from testproject.servers.process import patience
 from verify.faults.checker import Violation, check, progress
-from verify.faults.cluster import RECOVERY, Cluster, MongoCluster
-from verify.faults.documents import DOCUMENTS, STALE, OurDocument, make_documents
+from verify.faults.cluster import RECOVERY, Cluster
+from verify.faults.documents import DOCUMENTS, STALE, OurDocument, at_once, make_documents
 from verify.faults.history import History
 from verify.faults.injections import FAULTS, SKEW, Scene, Skipped
 from verify.faults.peers import COLLECTION, DATABASE, ERRORS, TIMEOUT, Ours, Plan
@@ -189,7 +189,7 @@ class Run:
 
     def __call__(self) -> Outcome:
         """Do it, and have it checked. Raises ServerError if the servers, not the lock, did not do their part."""
-        with self._cluster() as cluster:
+        with Cluster(self.seed, clocks=bool(SET_CLOCKS & set(self.names))) as cluster:
             crew = Crew(self.folder, cluster.uri, self._habits(), random.Random(self.seed))
             crew.journal.write("run", seed=self.seed, names=self.names, timeout=TIMEOUT)
             watch = threading.Thread(target=self._watch, args=(cluster, crew), daemon=True)
@@ -212,9 +212,6 @@ class Run:
 
     def _habits(self) -> list[str]:
         return [name for name in self.names if name in (*HABITS, "force-release", "clear-stale")]
-
-    def _cluster(self) -> Cluster:
-        return MongoCluster(self.seed, clocks=bool(SET_CLOCKS & set(self.names)))
 
     def _storm(self, cluster: Cluster, crew: Crew) -> None:
         """Let the faults happen."""
@@ -327,11 +324,16 @@ class Run:
                 with contextlib.suppress(*ERRORS):
                     if isinstance(lock, OurDocument):
                         site.documents.sweep()
-                    lock.acquire()
+                        at_once(lock.acquire(False))
+                    else:
+                        lock.acquire()
                     seen = {"seen": lock.seen} if isinstance(lock, OurDocument) else {}
                     crew.journal.write("free", key=key, since=since, **seen)
                     keys.discard(key)
-                    lock.release()
+                    if isinstance(lock, OurDocument):
+                        at_once(lock.release(False))
+                    else:
+                        lock.release()
             time.sleep(0.05)
 
     def _outcome(self) -> Outcome:
@@ -349,14 +351,13 @@ class Run:
 
 def _make_collections(cluster: Cluster) -> None:
     """What `migrate` would do, and a program that has documents. The first election may still be under way."""
-    if isinstance(cluster, MongoCluster):
-        with patience(RECOVERY, "the replica set takes no index") as still_time:
-            while True:
-                with contextlib.suppress(PyMongoError), cluster.members[cluster.primary()].client(20) as client:
-                    ensure_indexes(client[DATABASE][COLLECTION])
-                    make_documents(client[DATABASE])
-                    return
-                still_time()
+    with patience(RECOVERY, "the replica set takes no index") as still_time:
+        while True:
+            with contextlib.suppress(PyMongoError), cluster.client(20) as client:
+                ensure_indexes(client[DATABASE][COLLECTION])
+                make_documents(client[DATABASE])
+                return
+            still_time()
 
 
 def describe(history: History, violation: Violation) -> dict[str, Any]:

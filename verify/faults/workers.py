@@ -24,7 +24,7 @@ from typing import Any, Final
 from django_mongolock.engine.mongo_store import MongoStore
 from django_mongolock.exceptions import LockLost
 from django_mongolock.inspection.operations import Which, clear_stale, force_release
-from verify.faults.documents import OurDocument
+from verify.faults.documents import OurDocument, at_once
 from verify.faults.peers import ERRORS, TIMEOUT, OurLock, Ours, Plan
 from verify.faults.plans import KEYS, choose, line
 from verify.faults.records import Journal, now
@@ -60,6 +60,8 @@ class Worker:
         self.chance = random.Random(seed)
         self.habits = habits
         self.stopping = False
+        #: Whether it uses coroutines.
+        self.awaits = False
         #: Lock objects whose loss may still be to be told, or whose thread has died.
         self.kept: deque[Any] = deque(maxlen=500)
         self.children: set[int] = set()
@@ -89,26 +91,12 @@ class Worker:
         self.journal.write("ask", id=name, inner=inner, **plan.facts())
         return name, lock
 
-    def refused(self, name: str, error: BaseException) -> None:
-        self.journal.write("refused", id=name, error=type(error).__name__)
-
-    def look(self, name: str, lock: Lock, journal: Journal | None = None) -> bool:
+    def look(self, name: str, lock: Lock) -> bool:
         """Write down what the lock says of itself."""
         since = now()
         held, left = lock.look()
-        (journal or self.journal).write("see", since, u=now(), id=name, held=held, left=left)
+        self.journal.write("see", since, u=now(), id=name, held=held, left=left)
         return held
-
-    def got(self, name: str, lock: Lock, at: float) -> None:
-        """Write down that acquire() returned, and when."""
-        found = {"seen": lock.seen} if isinstance(lock, OurDocument) else {}
-        self.journal.write("got", at, id=name, tokens=dict(lock.tokens), **found)
-
-    def left(self, name: str, lock: Lock, was: str) -> None:
-        wrote = {"wrote": lock.wrote} if isinstance(lock, OurDocument) else {}
-        self.journal.write("left", id=name, was=was, **wrote)
-        if was != "released":
-            self.kept.append(lock)
 
     def happened(self, fault: str, since: float) -> None:
         """Write down what this process did to itself."""
@@ -117,84 +105,110 @@ class Worker:
     def pause(self) -> float:
         return self.chance.uniform(0.003, 0.025)
 
-    # Blocking
-
-    def cycle(self, plan: Plan, inner: str | None = None) -> None:
-        """One attempt, in this thread."""
+    async def cycle(self, plan: Plan, inner: str | None = None) -> None:
+        """One attempt. A thread runs it by `at_once`, since nothing in it really waits then."""
         name, lock = self.ask(plan, inner)
-        timer = self._cancel_soon(lock) if plan.manner == "cancel" and isinstance(lock, OurLock) else None
+        canceller = self._cancel_soon(lock) if plan.manner == "cancel" else None
         try:
-            lock.acquire()
+            await self._call(lock, "acquire")
             at = now()
         except BaseException as error:
-            self.refused(name, error)
+            self.journal.write("refused", id=name, error=type(error).__name__)
             if not isinstance(error, ERRORS):
                 raise
             return
         finally:
-            if timer is not None:
-                timer.join()
-        self.got(name, lock, at)
-        held = self._work(name, lock, plan)
-        if inner is None and plan.reentrant and held:
-            self.cycle(dataclasses.replace(plan, wait=0.0, work=0.0, manner="release"), inner=name)
-        if plan.manner == "die":
-            self.kept.append(lock)
+            if canceller is not None:
+                canceller.join()
+        found = {"seen": lock.seen} if isinstance(lock, OurDocument) else {}
+        self.journal.write("got", at, id=name, tokens=dict(lock.tokens), **found)
+        if plan.manner in ("die", "forget"):
+            await self._work(name, lock, plan)
             since = now()
             self.journal.write("dropped", id=name)
-            self.happened("die", since)
-            raise Death
-        if plan.manner == "forget":
-            since = now()
-            self.journal.write("dropped", id=name)
+            if plan.manner == "die":
+                self.kept.append(lock)
+                self.happened("die", since)
+                raise Death
             del lock
             self.happened("forget", since)
             return
-        self._give_back(name, lock, fail=plan.manner == "fail")
+        try:
+            held = await self._work(name, lock, plan)
+            if inner is None and plan.reentrant and held and not self.awaits:
+                await self.cycle(dataclasses.replace(plan, wait=0.0, work=0.0, manner="release"), inner=name)
+        finally:
+            await self._give_back(name, lock, fail=plan.manner == "fail")
 
-    def _cancel_soon(self, lock: OurLock) -> threading.Thread:
-        def cancel(seconds: float) -> None:
+    async def _call(self, lock: Lock, name: str) -> Any:
+        """Call a method of a lock, or await its twin."""
+        if isinstance(lock, OurDocument):
+            return await getattr(lock, name)(self.awaits)
+        return await getattr(lock, f"a{name}")() if self.awaits else getattr(lock, name)()
+
+    def _cancel_soon(self, lock: Lock) -> threading.Thread | None:
+        """Cancel the wait, or the task, at some moment."""
+        seconds = self.chance.uniform(0, 0.5)
+        if self.awaits:
+            asyncio.get_running_loop().call_later(seconds, self._cancel_task, asyncio.current_task())
+            return None
+        if isinstance(lock, OurDocument):
+            return None
+
+        def cancel() -> None:
             since = now()
             time.sleep(seconds)
             lock.cancel()
             self.happened("cancel", since)
 
-        thread = threading.Thread(target=cancel, args=(self.chance.uniform(0, 0.5),), daemon=True)
+        thread = threading.Thread(target=cancel, daemon=True)
         thread.start()
         return thread
 
-    def _work(self, name: str, lock: Lock, plan: Plan) -> bool:
-        end, middle = now() + plan.work, now() + plan.work / 2
-        manner = plan.manner
+    def _cancel_task(self, task: asyncio.Task[None]) -> None:
+        if not task.done():
+            since = now()
+            task.cancel()
+            self.happened("cancel", since)
+
+    async def _work(self, name: str, lock: Lock, plan: Plan) -> bool:
+        end, middle, manner = now() + plan.work, now() + plan.work / 2, plan.manner
         while held := self.look(name, lock):
             if manner == "extend" and now() >= middle:
                 manner = ""
                 with contextlib.suppress(*ERRORS):
-                    lock.extend()
+                    await self._call(lock, "extend")
             elif manner == "fork" and now() >= middle:
                 manner = ""
                 self._fork(name, lock)
             if now() >= end:
                 break
-            time.sleep(self.pause())
+            if self.awaits:
+                await asyncio.sleep(self.pause())
+            else:
+                time.sleep(self.pause())  # noqa: ASYNC251 - there is no event loop
         return held
 
-    def _give_back(self, name: str, lock: Lock, *, fail: bool = False) -> None:
+    async def _give_back(self, name: str, lock: Lock, *, fail: bool = False) -> None:
         self.journal.write("leave", id=name)
+        was = "unknown"
         try:
-            if fail and isinstance(lock, OurDocument):
-                lock.leave(ArithmeticError())
-                was = "unknown"  # it does not tell whether it was ours still
-            elif isinstance(lock, OurLock) and self.chance.random() < 0.5:
+            if fail and isinstance(lock, OurDocument) and not self.awaits:
+                lock.leave(ArithmeticError())  # it does not tell whether it was ours still
+            elif isinstance(lock, OurLock) and not self.awaits and self.chance.random() < 0.5:
                 lock.leave()
                 was = "released"
             else:
-                was = "released" if lock.release() else "lost"
+                was = "released" if await self._call(lock, "release") else "lost"
         except LockLost:
             was = "lost"
         except ERRORS:
             was = "unknown"
-        self.left(name, lock, was)
+        finally:
+            wrote = {"wrote": lock.wrote} if isinstance(lock, OurDocument) else {}
+            self.journal.write("left", id=name, was=was, **wrote)
+            if was != "released":
+                self.kept.append(lock)
 
     # A child in the middle of everything
 
@@ -236,7 +250,7 @@ class Worker:
             # Some end at once, while their parent still holds what they have inherited.
             for _ in range(self.chance.choice([0, 1, LIFE])):
                 if not self.stopping:
-                    self.cycle(self.plan("forget"))
+                    at_once(self.cycle(self.plan("forget")))
                     time.sleep(self.pause())
             if self.chance.random() < 0.5:
                 self.site.close()
@@ -264,7 +278,7 @@ class Worker:
             plan = self.plan("fork", "cancel", "forget")
             if self.chance.random() < 0.5:
                 plan = line(self.chance)
-            self.cycle(plan)
+            at_once(self.cycle(plan))
             self.reap()
             time.sleep(self.pause())
 
@@ -275,7 +289,7 @@ class Worker:
             with contextlib.suppress(Death):
                 for _ in range(LIFE):
                     if not self.stopping:
-                        self.cycle(self.plan("fork", "cancel", "forget", "die"))
+                        at_once(self.cycle(self.plan("fork", "cancel", "forget", "die")))
                         time.sleep(self.pause())
 
         threads: list[threading.Thread] = []
@@ -295,7 +309,7 @@ class Worker:
                 if (pid := os.fork()) == 0:
                     self._live_as_child(seed)
                 self.children.add(pid)
-            self.cycle(self.plan("cancel"))
+            at_once(self.cycle(self.plan("cancel")))
             self.reap()
             time.sleep(0.2)
 
@@ -304,66 +318,17 @@ class Worker:
         asyncio.run(self._tasks())
 
     async def _tasks(self) -> None:
+        self.awaits = True
+
         async def live() -> None:
             while not self.stopping:
-                task = asyncio.create_task(self._acycle(self.plan("cancel", "forget")))
+                task = asyncio.create_task(self.cycle(self.plan("cancel", "forget")))
                 await asyncio.wait([task])
                 if not task.cancelled():
                     task.result()
                 await asyncio.sleep(self.pause())
 
         await asyncio.gather(*(live() for _ in range(MANY)))
-
-    async def _acycle(self, plan: Plan) -> None:
-        name, lock = self.ask(plan)
-        if plan.manner == "cancel" and (task := asyncio.current_task()) is not None:
-            asyncio.get_running_loop().call_later(self.chance.uniform(0, 0.5), self._cancel_task, task)
-        try:
-            await lock.aacquire()
-            at = now()
-        except BaseException as error:
-            self.refused(name, error)
-            if not isinstance(error, ERRORS):
-                raise
-            return
-        self.got(name, lock, at)
-        if plan.manner == "forget":
-            await self._awork(name, lock, plan)
-            since = now()
-            self.journal.write("dropped", id=name)
-            self.happened("forget", since)
-            return
-        try:
-            await self._awork(name, lock, plan)
-        finally:
-            await self._agive_back(name, lock)
-
-    async def _awork(self, name: str, lock: Lock, plan: Plan) -> None:
-        end, extends = now() + plan.work, plan.manner == "extend"
-        while self.look(name, lock) and now() < end:
-            if extends and now() >= end - plan.work / 2:
-                extends = False
-                with contextlib.suppress(*ERRORS):
-                    await lock.aextend()
-            await asyncio.sleep(self.pause())
-
-    async def _agive_back(self, name: str, lock: Lock) -> None:
-        was = "unknown"
-        self.journal.write("leave", id=name)
-        try:
-            was = "released" if await lock.arelease() else "lost"
-        except LockLost:
-            was = "lost"
-        except ERRORS:
-            was = "unknown"
-        finally:
-            self.left(name, lock, was)
-
-    def _cancel_task(self, task: asyncio.Task[None]) -> None:
-        if not task.done():
-            since = now()
-            task.cancel()
-            self.happened("cancel", since)
 
     def janitor(self) -> None:
         """Frees stale documents, all the while; takes locks from their holders, and clears what is stale of those."""

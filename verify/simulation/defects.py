@@ -1,8 +1,8 @@
 """Defects that a simulation must find: old bugs, put back one at a time into the code that it runs.
 
 docs/evidence/mutants.md says what each of them is. A new defence comes with the patch that takes it out, and a row
-there. A patch that finds nothing to patch raises NothingToBreak. What would patch the pipeline or the driver patches its
-twin: the rule in Python, or the simulated connection.
+there. A patch that finds nothing to patch raises NothingToBreak. What would patch the pipeline or the driver patches
+its twin: the rule in Python, or the simulated connection.
 """
 
 from __future__ import annotations
